@@ -1,0 +1,96 @@
+# Everything that one does with this repository. `make demo` and `make test` need nothing but
+# python3 (3.11 or newer), gcc, make and git: they make .venv and install into it by themselves.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ROOMS := hoplite_mp._shm hoplite_mp._tasks hoplite_mp._reduce
+# A change to one of these installs and compiles again; Python files are used where they lie.
+BUILD_INPUTS := pyproject.toml setup.py $(wildcard cext/*)
+SANITIZE := .build-sanitize
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test bench docs build debug sanitize soak clean
+
+help:
+	@echo "make demo      the main job on this host, on real data"
+	@echo "make test      every check: style, types, tests"
+	@echo "make bench     the benchmarks"
+	@echo "make docs      API pages into docs/_build"
+	@echo "make build     compile again what changed, in place"
+	@echo "make debug     compile in place without optimisation, with asserts"
+	@echo "make sanitize  the compiled modules' tests under ASan and UBSan"
+	@echo "make soak      the tests that run for minutes"
+	@echo "make clean     remove everything that was built, keep $(VENV)"
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/hoplite-mp demo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+	$(BIN)/python -m mypy.stubtest $(ROOMS)
+	$(BIN)/pytest
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.installed-docs
+	rm -rf docs/_build
+	$(BIN)/pdoc --output-directory docs/_build hoplite_mp
+
+build: $(VENV)/.installed-dev
+	$(BIN)/python setup.py --quiet build_ext --inplace
+
+# The marker makes the next `make test` or `make demo` compile the usual way again.
+debug: $(VENV)/.installed-dev
+	HOPLITE_MP_DEBUG=1 $(BIN)/python setup.py --quiet build_ext --inplace --force \
+	    --build-temp build/debug
+	rm -f $(VENV)/.installed-*
+
+# A tree of its own: the modules in place stay as they are. The preload is needed because python
+# itself is not instrumented; leak detection is off because CPython keeps much until the end.
+sanitize: $(VENV)/.installed-dev
+	rm -rf $(SANITIZE)/lib
+	mkdir -p $(SANITIZE)/lib
+	HOPLITE_MP_SANITIZE=address,undefined HOPLITE_MP_DEBUG=1 $(BIN)/python setup.py --quiet \
+	    build_ext --build-lib $(SANITIZE)/lib --build-temp $(SANITIZE)/objects
+	tar -c --exclude='*.so' --exclude=__pycache__ hoplite_mp | tar -x -C $(SANITIZE)/lib
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" PYTHONMALLOC=malloc \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	$(BIN)/python -P -m pytest -p no:cacheprovider -o "pythonpath=$(SANITIZE)/lib ." tests/cext
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/pytest -m soak
+
+clean:
+	rm -rf build dist $(SANITIZE) docs/_build *.egg-info hoplite_mp/*.so
+	rm -f $(VENV)/.installed-*
+
+# One marker for each extra: .installed-demo, .installed-dev, .installed-bench, .installed-docs.
+# The modules go first, so that none compiled with other flags or from other sources stays.
+$(VENV)/.installed-%: $(BUILD_INPUTS) | $(VENV)/.made
+	rm -f hoplite_mp/*.so
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch $@
+
+$(VENV)/.made:
+	@command -v $(PYTHON) >/dev/null || \
+	    { echo "hoplite_mp needs Python 3.11 or newer; there is no '$(PYTHON)' here."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "hoplite_mp needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
+	           "Name another one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo "$(PYTHON) has no venv module; install it (Debian, Ubuntu: apt install" \
+	           "python3-venv)."; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig as s; \
+	    sys.exit(not os.path.exists(os.path.join(s.get_path("include"), "Python.h")))' || \
+	    { echo "Python.h of $(PYTHON) is missing; install the headers (Debian, Ubuntu: apt" \
+	           "install python3-dev)."; exit 1; }
+	@command -v gcc >/dev/null || \
+	    { echo "There is no gcc here; install it (Debian, Ubuntu: apt install gcc)."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@

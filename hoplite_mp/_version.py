@@ -1,0 +1,18 @@
+"""Which version this is, and the one check that it can run here at all.
+
+The package's `__init__` imports this module first, so that a wrong platform is answered with one
+clear line instead of a failure deep inside.
+"""
+
+import sys
+
+__version__ = "0.1.0"
+
+if not sys.platform.startswith("linux"):
+    raise ImportError(
+        f"hoplite_mp needs Linux; on {sys.platform} run it in a Linux container or WSL2."
+    )
+if sys.version_info < (3, 11):  # noqa: UP036 - pip checks it too, a copied source tree does not
+    raise ImportError(
+        f"hoplite_mp needs Python 3.11 or newer; this is Python {sys.version.split()[0]}."
+    )

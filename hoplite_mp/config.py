@@ -1,0 +1,283 @@
+"""Every limit of the library, in one place, with its price.
+
+Nothing in hoplite_mp grows, waits or retries without a bound, and every bound is a field here. A
+name ends in its unit, `_max` after it where the value is a ceiling. An argument wins over the
+environment (`HOPLITE_MP_<FIELD>`), the environment over the default. This module holds numbers
+only: it measures nothing and knows nobody who reads it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hoplite_mp.errors import ConfigError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+_PREFIX = "HOPLITE_MP_"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i)?)?b?", re.IGNORECASE)
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(text: str | int) -> int:
+    """A number of bytes from "2GiB", "512 MB", "1.5g" or "65536".
+
+    With an "i" the steps are of 1024, without it of 1000, as in the standard that defines both.
+    """
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"size {text!r} is not understood; write bytes or a number with a unit, "
+            'such as "65536", "512MiB" or "2GiB"'
+        )
+    number, unit, binary = match.groups()
+    step = 1024 if binary else 1000
+    factor: int = step ** _POWER[(unit or "").lower()]
+    return round(float(number) * factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The limits of one cluster. Immutable: `dataclasses.replace` makes a changed copy."""
+
+    # -- memory --------------------------------------------------------------------------------
+
+    # Payloads up to this size share a span with others; larger ones get a span of their own.
+    # Higher: fewer requests to the node, more bytes idle in half-used small spans.
+    # Lower: less waste, but every object above it costs one round trip to the node.
+    small_object_bytes_max: int = 64 * KIB
+
+    # The size of a span of small objects, leased to one client at a time.
+    # Higher: fewer leases per second. Lower: less memory tied up by clients that put little.
+    span_bytes: int = 1 * MIB
+
+    # The size of one shared-memory segment (a larger object gets a larger one of its own).
+    # Higher: fewer segments to map in every process. Lower: idle memory goes back sooner, in
+    # smaller steps, at the cost of more mappings and file descriptors.
+    segment_bytes: int = 256 * MIB
+
+    # How long a put waits for room in a full store before StoreFullError.
+    # Higher: bursts are ridden out. Lower: a program that leaks refs learns of it sooner.
+    put_wait_s: float = 10.0
+
+    # What the store leaves of the memory that the system says is available.
+    # Higher: the rest of the host is safer from the out-of-memory killer. Lower: more objects fit
+    # on a host that runs nothing else.
+    memory_reserve_bytes: int = 256 * MIB
+
+    # The store's own ceiling; None: a third of the smaller of RAM and the control group's limit.
+    # Higher: more objects before puts wait or spill. Lower: more is left for the tasks' own arrays.
+    memory_bytes: int | None = None
+
+    # Where objects go when the store is full; None: nowhere, a full store is an error.
+    # A directory: puts go on at the disk's speed. Its file has no name and leaves with the node.
+    spill_dir: str | None = None
+
+    # How many bytes may lie in spill_dir; None: as many as the disk takes.
+    # Higher: larger data sets. Lower: other users of the disk keep their room.
+    spill_bytes_max: int | None = None
+
+    # How long a segment may be without any object before the system gets it back.
+    # Higher: a program that works in waves reuses pages that are already there. Lower: memory
+    # that is not needed is free for others sooner, and the next wave pays for fresh pages.
+    segment_idle_s: float = 30.0
+
+    # How far ahead of demand the node asks the system for pages.
+    # Higher: large puts run at memory speed more often. Lower: less memory is taken on suspicion;
+    # 0 leaves every page fault to the process that writes.
+    populate_ahead_bytes: int = 128 * MIB
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    # How long a waiter looks at a word before it sleeps in the kernel.
+    # Higher: shorter answers to short tasks, paid with a busy core. Lower: idle cores stay idle,
+    # every wait costs a system call and a wake-up.
+    spin_us_max: int = 50
+
+    # The longest single sleep; then a waiter looks again by itself, even if nobody woke it.
+    # Higher: fewer needless wake-ups. Lower: a wake-up lost with a killed process, and Ctrl-C,
+    # are noticed sooner.
+    wait_slice_s: float = 0.5
+
+    # How often the owner of a table collects what was freed and finished without a wake-up.
+    # Higher: less background work. Lower: memory returns sooner in a process that only waits.
+    drain_interval_s: float = 0.25
+
+    # How long to look for a manager at the given address.
+    # Higher: a cluster that is still starting is found. Lower: a wrong address fails sooner.
+    connect_timeout_s: float = 10.0
+
+    # How long a host's own processes may take to come up.
+    # Higher: slow disks and loaded machines pass. Lower: a broken installation shows sooner.
+    start_timeout_s: float = 30.0
+
+    # How long processes may take to end by themselves before they are killed.
+    # Higher: spill files and output are finished in peace. Lower: leaving is quick whatever hangs.
+    shutdown_timeout_s: float = 5.0
+
+    # -- tasks ---------------------------------------------------------------------------------
+
+    # How often a task is started again after the death of its worker; never after an exception.
+    # Higher: work survives an unstable host. Lower: a task that kills its worker stops sooner.
+    retries: int = 3
+
+    # How long an interrupted task may clean up before its worker is killed.
+    # Higher: files are closed, locks released. Lower: cancelling is prompt.
+    cancel_grace_s: float = 2.0
+
+    # How many extra workers a pool may start in place of workers that wait inside a task.
+    # Higher: deeper trees of tasks and larger groups make progress. Lower: fewer processes; when
+    # it is reached, what would need one more waits for a worker to come free.
+    blocked_workers_max: int = 128
+
+    # How deep tasks that wait for tasks may nest.
+    # Higher: deeper recursion, one blocked process for each level. Lower: endless recursion is
+    # stopped sooner.
+    nested_depth_max: int = 32
+
+    # How long one batch of `map` should run; sets the chunk size that is chosen for you.
+    # Higher: less overhead per item. Lower: the load is spread more evenly, results come sooner.
+    map_chunk_target_s: float = 0.005
+
+    # The longest line of a worker's output that is forwarded whole; longer ones are cut in pieces.
+    # Higher: long lines stay in one piece. Lower: less memory per worker in the node.
+    output_line_bytes_max: int = 64 * KIB
+
+    # BLAS threads in each worker; None: one.
+    # Higher: a single large product is faster. Lower: workers do not fight for the cores.
+    blas_threads: int | None = None
+
+    # -- collectives and groups ----------------------------------------------------------------
+
+    # Threads that the node reduces with; None: one for each core.
+    # Higher: large arrays reduce at memory speed. Lower: the tasks keep more of the cores.
+    reduce_threads: int | None = None
+
+    # How long a group waits for its missing members before it fails.
+    # Higher: members may start late. Lower: a group that can never fill says so sooner.
+    group_wait_s: float = 30.0
+
+    # The largest size of a group; the masks of a board have 64 bits, so it cannot be raised.
+    # Lower: a mistaken size is refused before it fills the host with waiting workers.
+    group_members_max: int = 64
+
+    # Contributions up to this size travel through memory that the group keeps for itself.
+    # Higher: fewer objects for mid-sized arrays, more memory per member. Lower: less memory, and
+    # every larger contribution is an object of the store.
+    group_inline_bytes_max: int = 64 * KIB
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check(field.name, field.type, getattr(self, field.name))
+        if self.small_object_bytes_max > self.span_bytes // 2:
+            raise ConfigError(
+                f"small_object_bytes_max={self.small_object_bytes_max} does not fit: at least two "
+                f"objects must fit a span, so at most span_bytes // 2 = {self.span_bytes // 2}"
+            )
+        if self.span_bytes > self.segment_bytes:
+            raise ConfigError(
+                f"span_bytes={self.span_bytes} does not fit: at most "
+                f"segment_bytes={self.segment_bytes}"
+            )
+
+    @classmethod
+    def from_environment(cls, **overrides: Any) -> Config:
+        """The limits from `overrides`, else from HOPLITE_MP_<FIELD>, else the defaults.
+
+        An override of None means "not given". In the environment "none" stands for None, and
+        every number of bytes may have a unit: HOPLITE_MP_MEMORY_BYTES=2GiB.
+        """
+        values = {name: value for name, value in overrides.items() if value is not None}
+        for field in fields(cls):
+            variable = _PREFIX + field.name.upper()
+            if field.name not in values and os.environ.get(variable, "") != "":
+                values[field.name] = _parse(field.name, field.type, variable)
+        unknown = sorted(set(overrides) - {field.name for field in fields(cls)})
+        if unknown:
+            raise TypeError(f"Config has no field {', '.join(unknown)}")
+        return cls(**values)
+
+
+# The smallest and the largest value of each field; what is not listed starts at 0, open above.
+_SMALLEST: dict[str, int] = {
+    "small_object_bytes_max": 64,
+    "span_bytes": 64 * KIB,
+    "segment_bytes": 1 * MIB,
+    "memory_bytes": 1 * MIB,
+    "blocked_workers_max": 0,
+    "nested_depth_max": 1,
+    "group_members_max": 1,
+    "output_line_bytes_max": 80,
+    "blas_threads": 1,
+    "reduce_threads": 1,
+}
+_LARGEST: dict[str, int] = {
+    "spin_us_max": 10_000,
+    "retries": 127,  # the attempt field of a header word has 8 bits, half of them in reserve
+    "blocked_workers_max": 200,  # a host has 256 client slots
+    "nested_depth_max": 200,
+    "group_members_max": 64,
+    "blas_threads": 1024,
+    "reduce_threads": 1024,
+    "wait_slice_s": 60,
+    "drain_interval_s": 60,
+}
+_ABOVE_ZERO = {"wait_slice_s", "drain_interval_s", "map_chunk_target_s", "start_timeout_s"}
+_MULTIPLES: dict[str, int] = {"span_bytes": 4096, "segment_bytes": 4096}
+
+
+def _check(name: str, kind: Any, value: object) -> None:
+    """One field: the type first, then the bounds."""
+    if value is None and "None" in kind:
+        return
+    if kind.startswith("str"):
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise ConfigError(f"{name}={value!r} is not allowed: the path of a directory")
+        return
+    whole = kind.startswith("int")
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        raise ConfigError(f"{name}={value!r} is not allowed: {_allowed(name, kind)}")
+    high = _LARGEST.get(name)
+    good = (
+        math.isfinite(value)
+        and value >= _SMALLEST.get(name, 0)
+        and (value > 0 or name not in _ABOVE_ZERO)
+        and (high is None or value <= high)
+        and (name not in _MULTIPLES or value % _MULTIPLES[name] == 0)
+    )
+    if not good:
+        raise ConfigError(f"{name}={value!r} is not allowed: {_allowed(name, kind)}")
+
+
+def _allowed(name: str, kind: str) -> str:
+    """What a field may be, in words."""
+    what = "a whole number" if kind.startswith("int") else "a finite number"
+    what += " above 0" if name in _ABOVE_ZERO else f" from {_SMALLEST.get(name, 0)}"
+    if name in _LARGEST:
+        what += f" up to {_LARGEST[name]}"
+    if name in _MULTIPLES:
+        what += f", a multiple of {_MULTIPLES[name]}"
+    return what + (", or None" if "None" in kind else "")
+
+
+def _parse(name: str, kind: Any, variable: str) -> object:
+    """The value of an environment variable as its field's type; _check judges it later."""
+    text = os.environ[variable].strip()
+    if "None" in kind and text.lower() == "none":
+        return None
+    if kind.startswith("str"):
+        return text
+    try:
+        if "_bytes" in name:
+            return parse_size(text)
+        return int(text) if kind.startswith("int") else float(text)
+    except ValueError as error:  # ConfigError is one
+        raise ConfigError(f"{variable}={text!r} is not allowed: {_allowed(name, kind)}") from error

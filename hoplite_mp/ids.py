@@ -1,0 +1,72 @@
+"""Object ids: sixteen bytes that name an object for ever, on every host.
+
+    public id   | home host u64 | local id u64 |                       little-endian
+    local id    | table 16 | index 16 | generation 32 |                most significant first
+
+The home host is the one whose control memory holds the object's header; the local id says where.
+A generation counts the uses of one header, so that an old id never names a newer object. This
+module only packs and unpacks: it knows neither whether an object exists nor where its bytes are.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+
+ID_BYTES = 16
+TABLE_BITS = 16
+INDEX_BITS = 16
+GENERATION_BITS = 32
+
+_PUBLIC = struct.Struct("<QQ")
+_U64_MAX = (1 << 64) - 1
+
+
+def pack_local(table: int, index: int, generation: int) -> int:
+    """The 64-bit local id."""
+    _check("table", table, TABLE_BITS)
+    _check("index", index, INDEX_BITS)
+    _check("generation", generation, GENERATION_BITS)
+    return table << (INDEX_BITS + GENERATION_BITS) | index << GENERATION_BITS | generation
+
+
+def unpack_local(local: int) -> tuple[int, int, int]:
+    """Table, index and generation of a 64-bit local id."""
+    _check("local id", local, 64)
+    return (
+        local >> (INDEX_BITS + GENERATION_BITS),
+        local >> GENERATION_BITS & ((1 << INDEX_BITS) - 1),
+        local & ((1 << GENERATION_BITS) - 1),
+    )
+
+
+def pack_id(host: int, local: int) -> bytes:
+    """The sixteen bytes of a public id."""
+    _check("host id", host, 64)
+    _check("local id", local, 64)
+    return _PUBLIC.pack(host, local)
+
+
+def unpack_id(public: bytes) -> tuple[int, int]:
+    """The home host id and the local id of a public id."""
+    if len(public) != ID_BYTES:
+        raise ValueError(f"an object id has {ID_BYTES} bytes, not {len(public)}")
+    host, local = _PUBLIC.unpack(public)
+    return host, local
+
+
+def format_id(public: bytes) -> str:
+    """The id as 32 hexadecimal digits, as it appears in messages and logs."""
+    if len(public) != ID_BYTES:
+        raise ValueError(f"an object id has {ID_BYTES} bytes, not {len(public)}")
+    return public.hex()
+
+
+def random_host_id() -> int:
+    """A new host id: never 0, which stands for "no host"."""
+    return secrets.randbelow(_U64_MAX) + 1
+
+
+def _check(name: str, value: int, bits: int) -> None:
+    if not 0 <= value < 1 << bits:
+        raise ValueError(f"{name} must fit {bits} bits, not {value}")

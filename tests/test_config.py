@@ -1,0 +1,128 @@
+"""Config: defaults, what is refused and how it is said, and the order of its sources."""
+
+import dataclasses
+import os
+import pickle
+
+import pytest
+
+from hoplite_mp.config import Config, parse_size
+from hoplite_mp.errors import ConfigError
+
+NAMES = [field.name for field in dataclasses.fields(Config)]
+NUMBERS = [name for name in NAMES if name != "spill_dir"]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in list(os.environ):
+        if variable.startswith("HOPLITE_MP_"):
+            monkeypatch.delenv(variable)
+
+
+def test_defaults_are_valid_frozen_and_travel() -> None:
+    config = Config()
+    assert config == Config.from_environment()
+    assert pickle.loads(pickle.dumps(config)) == config
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.retries = 1
+    assert dataclasses.replace(config, retries=1).retries == 1
+
+
+def test_positional_arguments_are_refused() -> None:
+    with pytest.raises(TypeError):
+        Config(65536)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [-1, "7", True, float("nan"), float("inf"), [1]])
+def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(**{name: value})
+    assert str(caught.value).startswith(f"{name}={value!r} is not allowed: a ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("retries", 128, "a whole number from 0 up to 127"),
+        ("wait_slice_s", 0, "a finite number above 0 up to 60"),
+        ("blas_threads", 0, "a whole number from 1 up to 1024, or None"),
+        ("group_members_max", 65, "a whole number from 1 up to 64"),
+        ("span_bytes", (1 << 20) + 1, "a whole number from 65536, a multiple of 4096"),
+        ("spill_dir", "", "the path of a directory"),
+        ("spill_dir", 5, "the path of a directory"),
+        ("retries", None, "a whole number"),
+        ("retries", 1.0, "a whole number"),
+    ],
+)
+def test_messages(name: str, value: object, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(**{name: value})
+    assert f"{name}={value!r} is not allowed: {says}" in str(caught.value)
+
+
+def test_sizes_must_fit_each_other() -> None:
+    with pytest.raises(ConfigError, match=r"at most span_bytes // 2 = 65536"):
+        Config(small_object_bytes_max=65537, span_bytes=131072)
+    with pytest.raises(ConfigError, match=r"at most segment_bytes=1048576"):
+        Config(span_bytes=2 << 20, segment_bytes=1 << 20)
+
+
+def test_argument_before_environment_before_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOPLITE_MP_RETRIES", "5")
+    monkeypatch.setenv("HOPLITE_MP_PUT_WAIT_S", " 1.5 ")
+    config = Config.from_environment(retries=7, put_wait_s=None)
+    assert (config.retries, config.put_wait_s, config.spin_us_max) == (7, 1.5, 50)
+
+
+def test_the_environment_knows_units_none_and_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOPLITE_MP_MEMORY_BYTES", "2GiB")
+    monkeypatch.setenv("HOPLITE_MP_SMALL_OBJECT_BYTES_MAX", "4KiB")
+    monkeypatch.setenv("HOPLITE_MP_SPILL_DIR", "/var/tmp")
+    monkeypatch.setenv("HOPLITE_MP_REDUCE_THREADS", "none")
+    monkeypatch.setenv("HOPLITE_MP_RETRIES", "")
+    config = Config.from_environment()
+    assert config.memory_bytes == 2 << 30
+    assert config.small_object_bytes_max == 4096
+    assert config.spill_dir == "/var/tmp"
+    assert config.reduce_threads is None
+    assert config.retries == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("RETRIES", "many"), ("MEMORY_BYTES", "2 big"), ("PUT_WAIT_S", "1m")]
+)
+def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    monkeypatch.setenv(f"HOPLITE_MP_{name}", text)
+    with pytest.raises(ConfigError, match=f"HOPLITE_MP_{name}='{text}' is not allowed: a "):
+        Config.from_environment()
+
+
+def test_unknown_names_are_a_type_error() -> None:
+    with pytest.raises(TypeError, match="Config has no field nonsense"):
+        Config.from_environment(nonsense=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (7, 7),
+        ("65536", 65536),
+        ("2GiB", 2 << 30),
+        ("2 gib", 2 << 30),
+        ("1.5KiB", 1536),
+        ("1kB", 1000),
+        ("3M", 3_000_000),
+        ("1TiB", 1 << 40),
+        ("12B", 12),
+    ],
+)
+def test_parse_size(text: str | int, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "2 GiB 3", "1e3", "1iB", "2XB"])
+def test_parse_size_refuses(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not understood"):
+        parse_size(text)
