@@ -1,0 +1,43 @@
+"""Every interleaving of every scenario keeps every promise, with a kill at any step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from . import scenarios
+from .memory import explore
+from .waiting import waking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .memory import Scenario
+
+SCENARIOS: dict[str, Callable[[], Scenario]] = {
+    "a view and a second life": lambda: scenarios.reuse(readers=(2,)),
+    "a ref and a second life": lambda: scenarios.reuse(readers=(3,)),
+    "two readers and a second life, nobody killed": lambda: scenarios.reuse(kills=0),
+    "a ref is handed over": scenarios.hand_over,
+    "an old id beside a ref of the same header": scenarios.two_generations,
+    "deleted while it is read": scenarios.deletion,
+    "spilled while it is read": scenarios.spilling,
+    "spilled, and a second life, nobody killed": lambda: scenarios.spilling(kills=0, lives=2),
+    "spilled while it is deleted": lambda: scenarios.spilling(deleted=True),
+    "a task, one kill": scenarios.tasks,
+    "a task, two kills": lambda: scenarios.tasks(kills=2),
+    "a task and a second life": lambda: scenarios.tasks(lives=2),
+    "cancelled": lambda: scenarios.cancelling(force=False),
+    "cancelled by force": scenarios.cancelling,
+    "a ref inside a result": scenarios.result_refs,
+    "a ref inside a result, and a second life": lambda: scenarios.result_refs(again=True),
+    "waking": waking,
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_interleaving_keeps_the_promises(name: str) -> None:
+    outcome = explore(SCENARIOS[name]())
+    print(outcome)
+    assert outcome.violation is None, str(outcome)
