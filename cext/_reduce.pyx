@@ -1,0 +1,234 @@
+"""Reduction kernels for Python: names, addresses and buffers in; C loops without the GIL.
+
+Why it exists: `reduce_kernels.h` says what is computed and how; this file turns names into its
+numbers, checks what C cannot check, and gives the GIL back while memory is moved.
+
+What it must never know: hoplite_mp, NumPy, whose memory it is. It raises builtin errors only.
+"""
+
+from cpython.buffer cimport (
+    PyBUF_SIMPLE,
+    PyBUF_WRITABLE,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from libc.stdint cimport INT64_MAX, uintptr_t
+
+
+cdef extern from "reduce_kernels.h" nogil:
+    enum:
+        REDUCE_SUM
+        REDUCE_PROD
+        REDUCE_MIN
+        REDUCE_MAX
+        REDUCE_MEAN
+        REDUCE_AND
+        REDUCE_OR
+        REDUCE_XOR
+        REDUCE_BOOL
+        REDUCE_INT8
+        REDUCE_INT16
+        REDUCE_INT32
+        REDUCE_INT64
+        REDUCE_UINT8
+        REDUCE_UINT16
+        REDUCE_UINT32
+        REDUCE_UINT64
+        REDUCE_FLOAT16
+        REDUCE_BFLOAT16
+        REDUCE_FLOAT32
+        REDUCE_FLOAT64
+        REDUCE_COMPLEX64
+        REDUCE_COMPLEX128
+
+    struct reduce_kernel:
+        pass
+
+    const reduce_kernel *reduce_kernel_find(int op, int dtype)
+    size_t reduce_source_bytes(const reduce_kernel *kernel)
+    size_t reduce_result_bytes(const reduce_kernel *kernel)
+    int reduce_run(const reduce_kernel *kernel, const void *const *sources, size_t inputs,
+                   void *destination, size_t count, int threads)
+    int reduce_copy(void *destination, const void *source, size_t nbytes, int threads)
+
+
+cdef dict OPS = {
+    "sum": REDUCE_SUM,
+    "prod": REDUCE_PROD,
+    "min": REDUCE_MIN,
+    "max": REDUCE_MAX,
+    "mean": REDUCE_MEAN,
+    "and": REDUCE_AND,
+    "or": REDUCE_OR,
+    "xor": REDUCE_XOR,
+}
+cdef dict DTYPES = {
+    "bool": REDUCE_BOOL,
+    "int8": REDUCE_INT8,
+    "int16": REDUCE_INT16,
+    "int32": REDUCE_INT32,
+    "int64": REDUCE_INT64,
+    "uint8": REDUCE_UINT8,
+    "uint16": REDUCE_UINT16,
+    "uint32": REDUCE_UINT32,
+    "uint64": REDUCE_UINT64,
+    "float16": REDUCE_FLOAT16,
+    "bfloat16": REDUCE_BFLOAT16,
+    "float32": REDUCE_FLOAT32,
+    "float64": REDUCE_FLOAT64,
+    "complex64": REDUCE_COMPLEX64,
+    "complex128": REDUCE_COMPLEX128,
+}
+
+
+cdef const reduce_kernel *find(str op, str dtype):
+    return reduce_kernel_find(OPS.get(op, -1), DTYPES.get(dtype, -1))
+
+
+cdef const reduce_kernel *need(str op, str dtype) except NULL:
+    cdef const reduce_kernel *kernel = find(op, dtype)
+    if kernel == NULL:
+        raise ValueError(f"no reduction kernel for {op!r} of {dtype!r}; ask supported() first")
+    return kernel
+
+
+cdef int check_threads(int threads) except -1:
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    return 0
+
+
+cdef int check_place(uintptr_t source, size_t source_bytes,
+                     uintptr_t destination, size_t destination_bytes) except -1:
+    """Memory may be the same or disjoint. In between, reading would meet what was written."""
+    if source == 0 or destination == 0:
+        raise ValueError("address 0 where there are bytes to move")
+    if source == destination and source_bytes == destination_bytes:
+        return 0
+    if source < destination + destination_bytes and destination < source + source_bytes:
+        raise ValueError(
+            f"destination [{destination:#x}, +{destination_bytes}) overlaps "
+            f"source [{source:#x}, +{source_bytes}) without being the same"
+        )
+    return 0
+
+
+cdef int run(const reduce_kernel *kernel, const uintptr_t *sources, size_t inputs,
+             uintptr_t destination, size_t count, int threads) except -1:
+    cdef size_t i
+    cdef int used
+    if count == 0:
+        return 1
+    for i in range(inputs):
+        check_place(sources[i], count * reduce_source_bytes(kernel),
+                    destination, count * reduce_result_bytes(kernel))
+    with nogil:
+        used = reduce_run(kernel, <const void *const *> sources, inputs,
+                          <void *> destination, count, threads)
+    return used
+
+
+def supported(op: str, dtype: str) -> bool:
+    """Whether there is a kernel for this operation on this NumPy dtype name."""
+    return find(op, dtype) != NULL
+
+
+def result_dtype(op: str, dtype: str) -> str:
+    """The result's dtype name: `dtype`, but "float64" for the mean of integers and bool."""
+    need(op, dtype)
+    if op == "mean" and (dtype == "bool" or "int" in dtype):
+        return "float64"
+    return dtype
+
+
+def reduce_addresses(
+    op: str, dtype: str, sources, destination: int, count: int, threads: int = 1
+) -> None:
+    """Reduce `count` elements at each address of `sources` into `destination`, without the GIL.
+
+    Any alignment will do. The destination is disjoint from every source or the same as one.
+    """
+    cdef const reduce_kernel *kernel = need(op, dtype)
+    cdef size_t inputs = len(sources)
+    cdef size_t i
+    check_threads(threads)
+    if inputs == 0:
+        raise ValueError("a reduction needs at least one source")
+    if not 0 <= count <= INT64_MAX // 16:  # an element has at most 16 bytes
+        raise ValueError(f"count must be from 0 to {INT64_MAX // 16}, not {count}")
+    cdef uintptr_t *addresses = <uintptr_t *> PyMem_Calloc(inputs, sizeof(uintptr_t))
+    if addresses == NULL:
+        raise MemoryError
+    try:
+        for i in range(inputs):
+            addresses[i] = sources[i]
+        run(kernel, addresses, inputs, destination, count, threads)
+    finally:
+        PyMem_Free(addresses)
+
+
+def reduce_buffers(op: str, dtype: str, sources, destination, threads: int = 1) -> None:
+    """Reduce contiguous buffers of equal size into a writable one, without the GIL."""
+    cdef const reduce_kernel *kernel = need(op, dtype)
+    cdef size_t inputs = len(sources)
+    cdef size_t held = 0
+    cdef size_t i
+    check_threads(threads)
+    if inputs == 0:
+        raise ValueError("a reduction needs at least one source")
+    # The destination's buffer is the last.
+    cdef Py_buffer *views = <Py_buffer *> PyMem_Calloc(inputs + 1, sizeof(Py_buffer))
+    cdef uintptr_t *addresses = <uintptr_t *> PyMem_Calloc(inputs, sizeof(uintptr_t))
+    try:
+        if views == NULL or addresses == NULL:
+            raise MemoryError
+        for i in range(inputs):
+            PyObject_GetBuffer(sources[i], &views[i], PyBUF_SIMPLE)
+            held += 1
+            addresses[i] = <uintptr_t> views[i].buf
+        PyObject_GetBuffer(destination, &views[inputs], PyBUF_WRITABLE)
+        held += 1
+        run(kernel, addresses, inputs, <uintptr_t> views[inputs].buf,
+            count_elements(kernel, dtype, views, inputs), threads)
+    finally:
+        for i in range(held):
+            PyBuffer_Release(&views[i])
+        PyMem_Free(views)
+        PyMem_Free(addresses)
+
+
+cdef Py_ssize_t count_elements(const reduce_kernel *kernel, str dtype,
+                               const Py_buffer *views, size_t inputs) except -1:
+    """The elements of each source, once all sizes agree."""
+    cdef size_t nbytes = views[0].len
+    cdef size_t item_bytes = reduce_source_bytes(kernel)
+    cdef size_t i
+    for i in range(1, inputs):
+        if <size_t> views[i].len != nbytes:
+            raise ValueError(f"source {i} has {views[i].len} bytes, source 0 has {nbytes}")
+    if nbytes % item_bytes:
+        raise ValueError(f"{nbytes} bytes are no whole number of {dtype} ({item_bytes} bytes each)")
+    cdef size_t result_bytes = nbytes // item_bytes * reduce_result_bytes(kernel)
+    if <size_t> views[inputs].len != result_bytes:
+        raise ValueError(
+            f"destination has {views[inputs].len} bytes, the result has {result_bytes}"
+        )
+    return nbytes // item_bytes
+
+
+def copy_address(destination: int, source: int, nbytes: int, threads: int = 1) -> None:
+    """Copy memory by several threads, without the GIL."""
+    cdef uintptr_t into = destination
+    cdef uintptr_t origin = source
+    cdef size_t size
+    cdef int thread_count = threads
+    check_threads(thread_count)
+    if nbytes < 0:
+        raise ValueError(f"nbytes must not be negative, and is {nbytes}")
+    size = nbytes
+    if size == 0:
+        return
+    check_place(origin, size, into, size)
+    with nogil:
+        reduce_copy(<void *> into, <const void *> origin, size, thread_count)

@@ -1,0 +1,601 @@
+"""The shared memory of one host as a client sees it: headers, holders, blocks, views.
+
+Why it exists: put and get within a host are writes and look-ups, and dropping a reference must be
+a few atomic instructions that may run in any finaliser. The steps themselves are in shm_object.h;
+this file keeps what a process knows privately (how often it holds an object, which blocks of its
+spans are free) and hands memory to Python as buffers.
+It must never know: tasks, pickles, sockets, plans. It imports nothing of hoplite_mp.
+"""
+from cpython.buffer cimport (PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release,
+                             PyObject_GetBuffer)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.errno cimport errno
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
+
+include "shm_layout.pxi"
+
+cimport cython
+
+cdef extern from "sys/mman.h" nogil:
+    void *mmap(void *, size_t, int, int, int, long)
+    int munmap(void *, size_t)
+    int madvise(void *, size_t, int)
+    int PROT_READ, PROT_WRITE, PROT_NONE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED
+    int MAP_NORESERVE, MADV_DONTDUMP, MADV_REMOVE
+    void *MAP_FAILED
+cdef extern from "unistd.h" nogil:
+    int ftruncate(int, long)
+cdef extern from "pthread.h" nogil:
+    int pthread_atfork(void (*)() noexcept nogil, void (*)() noexcept nogil,
+                       void (*)() noexcept nogil)
+
+cdef int MADV_POPULATE_WRITE_ADVICE = 23
+cdef int fork_count = 0  # in a forked child nothing of the parent may be touched
+
+cdef void _after_fork_in_child() noexcept nogil:
+    global fork_count
+    fork_count += 1
+
+pthread_atfork(NULL, NULL, _after_fork_in_child)
+
+STATES = ("FREE", "WAITING", "QUEUED", "CLAIMED", "ABORTED", "SEALED", "FAILED", "CANCELLED",
+          "DELETED", "SPILLING", "SPILLED", "FREED")
+INLINE_BYTES_MAX = RESULT_INLINE
+BLOCK_HEAD_BYTES = BLOCK_ALIGN
+CONTROL_MEMORY_BYTES = CONTROL_BYTES
+
+
+def create(int control_fd, int store_fd, uint64_t home, uint64_t store_bytes, int cores,
+           int spin_us_max, uint64_t small_object_bytes_max, uint64_t span_bytes) -> None:
+    """Lays out a fresh control memory and gives the store its (sparse) length."""
+    if ftruncate(control_fd, CONTROL_BYTES) or ftruncate(store_fd, store_bytes):
+        raise OSError(errno, "the control memory or the store cannot be made")
+    cdef void *p = mmap(NULL, 65536, PROT_READ | PROT_WRITE, MAP_SHARED, control_fd, 0)
+    if p == MAP_FAILED:
+        raise OSError(errno, "the control memory cannot be mapped")
+    cdef shm_root *r = <shm_root *>p
+    r.version = SHM_VERSION
+    r.home = home
+    r.store_bytes = store_bytes
+    r.cores = cores
+    r.spin_us_max = spin_us_max
+    r.small_object_bytes_max = small_object_bytes_max
+    r.span_bytes = span_bytes
+    STORE64(&r.magic, SHM_MAGIC)
+    munmap(p, 65536)
+
+
+cdef class Mapping:
+    """Keeps both memories mapped as long as anything in this process needs them."""
+    cdef char *control
+    cdef char *store
+    cdef char *area
+    cdef uint64_t store_bytes
+    cdef int fork_mark
+    cdef bint closed
+
+    def __cinit__(self, int control_fd, int store_fd, int node_event_fd):
+        self.fork_mark = fork_count
+        area = mmap(NULL, CONTROL_BYTES + PRIVATE_BYTES, PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+        if area == MAP_FAILED:
+            raise OSError(errno, "no address space for the control memory")
+        self.area = <char *>area
+        if (mmap(area, PRIVATE_BYTES, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED
+                or mmap(self.area + PRIVATE_BYTES, CONTROL_BYTES, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_FIXED | MAP_NORESERVE, control_fd, 0) == MAP_FAILED):
+            raise OSError(errno, "the control memory cannot be mapped")
+        self.control = self.area + PRIVATE_BYTES
+        private_of(self.control).node_event = node_event_fd
+        if root_of(self.control).magic != SHM_MAGIC:
+            raise ValueError("not a control memory of this version")
+        self.store_bytes = root_of(self.control).store_bytes
+        store = mmap(NULL, self.store_bytes, PROT_READ | PROT_WRITE,
+                     MAP_SHARED | MAP_NORESERVE, store_fd, 0)
+        if store == MAP_FAILED:
+            raise OSError(errno, "the store cannot be mapped")
+        self.store = <char *>store
+        madvise(self.area, CONTROL_BYTES + PRIVATE_BYTES, MADV_DONTDUMP)
+        madvise(self.store, self.store_bytes, MADV_DONTDUMP)
+
+    def __dealloc__(self):
+        if self.store != NULL:
+            munmap(self.store, self.store_bytes)
+        if self.area != NULL:
+            munmap(self.area, CONTROL_BYTES + PRIVATE_BYTES)
+
+    cdef inline bint usable(self) noexcept:
+        return not self.closed and self.fork_mark == fork_count
+
+
+cdef class Client:
+    """One client slot of a host: makes, holds, reads and drops objects.
+
+    Calls are made with the GIL held, one at a time; bulk copies release it.
+    """
+    cdef Mapping map
+    cdef char *c
+    cdef readonly unsigned slot
+    cdef readonly uint64_t home
+    cdef uint32_t *refs[TABLES]
+    cdef uint32_t *pins[TABLES]
+    cdef span_heap heap
+    cdef list own_tables      # table numbers
+    cdef dict live_leases     # id of a Block -> (payload, bytes): arrays of empty() in use
+    cdef uint16_t *free_index[TABLES]
+    cdef uint32_t free_count[TABLES]
+    cdef object __weakref__
+
+    def __cinit__(self, int control_fd, int store_fd, unsigned slot, int node_event_fd):
+        self.map = Mapping(control_fd, store_fd, node_event_fd)
+        self.c = self.map.control
+        self.slot = slot
+        self.home = root_of(self.c).home
+        self.own_tables = []
+        self.live_leases = {}
+        heap_init(&self.heap, root_of(self.c).span_bytes, root_of(self.c).small_object_bytes_max)
+
+    def __dealloc__(self):
+        cdef int t
+        for t in range(TABLES):
+            free(self.refs[t])
+            free(self.pins[t])
+            free(self.free_index[t])
+        heap_clear(&self.heap)
+
+    @property
+    def usable(self) -> bool:
+        """False after close(), and in a forked child."""
+        return self.map.usable()
+
+    @property
+    def control_address(self) -> int:
+        return <uint64_t>self.c
+
+    @property
+    def store_address(self) -> int:
+        return <uint64_t>self.map.store
+
+    @property
+    def closing(self) -> bool:
+        return LOAD32(&root_of(self.c).closing) != 0
+
+    def set_closing(self) -> None:
+        STORE32(&root_of(self.c).closing, 1)
+
+    def close(self) -> None:
+        """No atomics of this client from now on; memory stays mapped while views of it live."""
+        self.map.closed = True
+
+    # -- headers -------------------------------------------------------------------------------
+
+    cdef int take_table(self) except -1:
+        cdef shm_root *r = root_of(self.c)
+        cdef uint32_t t, high, i
+        for t in range(TABLES):
+            if LOAD32(&table_of(self.c, t).owner) == 0 and CAS32(
+                    &table_of(self.c, t).owner, 0, self.slot + 1):
+                break
+        else:
+            raise MemoryError(f"all {TABLES * TABLE_HEADERS} object headers of this host are taken")
+        high = LOAD32(&r.tables_high)
+        while high < t + 1 and not CAS32(&r.tables_high, high, t + 1):
+            high = LOAD32(&r.tables_high)
+        if self.free_index[t] == NULL:
+            self.free_index[t] = <uint16_t *>calloc(TABLE_HEADERS, 2)
+            if self.free_index[t] == NULL:
+                raise MemoryError()
+        for i in range(TABLE_HEADERS):
+            self.free_index[t][i] = <uint16_t>(TABLE_HEADERS - 1 - i)
+        self.free_count[t] = TABLE_HEADERS - (t == 0)  # the id 0 means "none"
+        self.own_tables.append(t)
+        return t
+
+    cdef uint64_t new_header(self, unsigned kind, unsigned state, unsigned claimant, unsigned pool,
+                             uint64_t block, uint64_t size, unsigned flags) except 0:
+        """A header of this client's with one ref of this process on it."""
+        cdef int t = -1
+        cdef uint32_t index, gen
+        cdef uint64_t w, word_index
+        cdef shm_header *h
+        cdef shm_table *table
+        for t in self.own_tables:
+            if self.free_count[t]:
+                break
+        else:
+            t = self.take_table()
+        self.free_count[t] -= 1
+        index = self.free_index[t][self.free_count[t]]
+        table = table_of(self.c, t)
+        if table.high <= index:
+            STORE32(&table.high, index + 1)
+        h = header_at(self.c, t, index)
+        OR64(&h.refs[self.slot // 64], 1ULL << (self.slot % 64))
+        h.block = block
+        h.size = size
+        h.stamp = now_stamp()
+        h.kind = kind
+        h.flags = flags
+        h.pool = pool
+        h.taken = 0
+        h.spill = 0
+        while True:
+            w = LOAD64(&h.word)
+            gen = WORD_GENERATION(w)
+            if CAS64(&h.word, w, (w & WORD_ACQUIRES_MASK)
+                     | WORD_MAKE(gen, 0, claimant, state)):
+                break
+        self.count(self.refs, t)[index] += 1
+        return ID_MAKE(t, index, gen)
+
+    cdef inline uint32_t *count(self, uint32_t **counts, unsigned table) except NULL:
+        if counts[table] == NULL:
+            counts[table] = <uint32_t *>calloc(TABLE_HEADERS, 4)
+            if counts[table] == NULL:
+                raise MemoryError()
+        return counts[table]
+
+    def new(self, unsigned kind, unsigned state, unsigned claimant=0, unsigned pool=0) -> int:
+        """A header without bytes (a task's or an operation's result); one ref is held."""
+        return self.new_header(kind, state, claimant, pool, 0, 0, 0)
+
+    cdef int check(self, uint64_t oid) except -1:
+        if not id_valid(oid):
+            raise ValueError(f"{oid:#x} is no local id")
+        return 0
+
+    # -- holders -------------------------------------------------------------------------------
+
+    def acquire(self, uint64_t oid) -> bool:
+        """Holds the object once more; False if it is gone."""
+        self.check(oid)
+        return self.acquire_ref(oid)
+
+    cdef bint acquire_ref(self, uint64_t oid) except -1:
+        cdef uint32_t *n = self.count(self.refs, ID_TABLE(oid)) + ID_INDEX(oid)
+        cdef uint64_t w
+        cdef unsigned s
+        if n[0]:  # held already, so the header cannot have gone; it may be another generation's
+            if WORD_GENERATION(LOAD64(&header_of(self.c, oid).word)) != ID_GENERATION(oid):
+                return False
+            n[0] += 1
+            return True
+        s = acquire_bit(self.c, oid, self.slot, 0, &w)
+        if s == ST_FREE or s == ST_FREED:
+            release_bit(self.c, oid, self.slot, 0)
+            return False
+        n[0] = 1
+        return True
+
+    def release(self, uint64_t oid) -> None:
+        """Drops one hold of acquire() or new()."""
+        self.check(oid)
+        self.release_ref(oid)
+
+    cdef void release_ref(self, uint64_t oid) noexcept:
+        if not self.map.usable():
+            return
+        cdef uint32_t *n = self.refs[ID_TABLE(oid)] + ID_INDEX(oid)
+        n[0] -= 1
+        if n[0] == 0:
+            release_bit(self.c, oid, self.slot, 0)
+
+    def hold(self, uint64_t oid, bint acquire=True):
+        """A Hold that drops the ref when it is deallocated; None if the object is gone.
+
+        acquire=False takes over the hold that new() or publish() made.
+        """
+        self.check(oid)
+        if acquire and not self.acquire_ref(oid):
+            return None
+        cdef Hold h = Hold.__new__(Hold)
+        h.client = self
+        h.oid = oid
+        return h
+
+    cdef int pin(self, uint64_t oid) except -1:
+        """The state found: SEALED or FAILED mean that a pin is held now."""
+        cdef uint32_t *n = self.count(self.pins, ID_TABLE(oid)) + ID_INDEX(oid)
+        cdef shm_header *h = header_of(self.c, oid)
+        cdef uint64_t w
+        cdef unsigned s
+        if n[0]:
+            w = LOAD64(&h.word)
+            if WORD_GENERATION(w) != ID_GENERATION(oid):
+                return ST_FREE
+            s = WORD_STATE(w)
+            if s == ST_SPILLING:
+                s = ST_SEALED  # our pin is older than the node's look: it will go back
+            if s == ST_SEALED or s == ST_FAILED:
+                n[0] += 1
+            return s
+        s = acquire_bit(self.c, oid, self.slot, 1, &w)
+        if s == ST_SEALED or s == ST_FAILED:
+            n[0] += 1
+            h.stamp = now_stamp()
+        elif n[0] == 0:
+            release_bit(self.c, oid, self.slot, 1)
+        return s
+
+    cdef void unpin(self, uint64_t oid) noexcept:
+        if not self.map.usable():
+            return
+        cdef uint32_t *n = self.pins[ID_TABLE(oid)] + ID_INDEX(oid)
+        n[0] -= 1
+        if n[0] == 0:
+            release_bit(self.c, oid, self.slot, 1)
+
+    def view(self, uint64_t oid):
+        """The payload: a View that pins it, or bytes if it lies inline; else the state (int)."""
+        self.check(oid)
+        cdef shm_header *h = header_of(self.c, oid)
+        cdef int s = self.pin(oid)
+        if s != ST_SEALED and s != ST_FAILED:
+            return s
+        cdef View v
+        if h.flags & FLAG_INLINE:
+            try:
+                return PyBytes_FromStringAndSize(
+                    <char *>record_of(self.c, oid).result_inline, <Py_ssize_t>h.size)
+            finally:
+                self.unpin(oid)
+        v = View.__new__(View)
+        v.client = self
+        v.oid = oid
+        v.address = self.map.store + h.block
+        v.size = h.size
+        return v
+
+    def state(self, uint64_t oid) -> int:
+        """The state now; FREE if this generation is gone."""
+        self.check(oid)
+        w = LOAD64(&header_of(self.c, oid).word)
+        return WORD_STATE(w) if WORD_GENERATION(w) == ID_GENERATION(oid) else ST_FREE
+
+    def flags(self, uint64_t oid) -> tuple[bool, bool]:
+        """(lists refs, a reader sees it as deleted rather than cancelled)."""
+        self.check(oid)
+        cdef uint8_t f = header_of(self.c, oid).flags
+        return (f & FLAG_REFS) != 0, (f & FLAG_ABORT_DELETE) != 0
+
+    def delete(self, uint64_t oid) -> int:
+        """1 deleted, 0 nothing to delete, -1 it is just being spilled: call again."""
+        self.check(oid)
+        return delete_object(self.c, oid)
+
+    # -- bytes ---------------------------------------------------------------------------------
+
+    def allocate(self, uint64_t nbytes) -> int:
+        """Payload offset of a small LEASED block in an own span; 0: a span is needed."""
+        return heap_allocate(&self.heap, self.c, self.map.store, self.slot, nbytes)
+
+    def add_span(self, uint64_t offset) -> None:
+        if heap_add(&self.heap, offset) < 0:
+            raise MemoryError()
+
+    def take_empty_spans(self) -> list[int]:
+        """Spans without any block, to be given back to the node; they are no longer ours."""
+        cdef uint64_t bases[64]
+        cdef int n
+        if SWAP32(&client_of(self.c, self.slot).returned, 0):
+            heap_reclaim(&self.heap, self.map.store)
+        n = heap_remove_empty(&self.heap, bases, 64)
+        return [bases[i] for i in range(n)]
+
+    cdef void give_block(self, uint64_t payload, uint64_t owner) noexcept:
+        cdef shm_block *b = block_of(self.map.store, payload)
+        if not b.big and b.lessee == self.slot and heap_find(&self.heap, payload) >= 0:
+            if CAS64(&b.owner, owner, 0):
+                heap_free(&self.heap, payload)
+        else:
+            return_block(self.c, self.map.store, payload, owner)
+
+    def give_back(self, uint64_t payload, uint64_t owner=BLOCK_LEASED) -> None:
+        """Returns a block that never became an object's (or whose result did not count)."""
+        self.give_block(payload, owner)
+
+    def populate(self, uint64_t offset, uint64_t nbytes) -> None:
+        """Maps and allocates the pages of a range in one call, without the GIL."""
+        cdef uint64_t begin = offset & ~4095ULL, end = (offset + nbytes + 4095) & ~4095ULL
+        with nogil:
+            madvise(self.map.store + begin, end - begin, MADV_POPULATE_WRITE_ADVICE)
+
+    def write(self, uint64_t payload, bytes head, list buffers, list offsets) -> None:
+        """Copies a payload's head and buffers into a block; large copies release the GIL."""
+        self.copy_in(self.map.store + payload, head, buffers, offsets)
+
+    cdef int copy_in(self, char *to, bytes head, list buffers, list offsets) except -1:
+        cdef Py_buffer view
+        cdef uint64_t at
+        cdef Py_ssize_t i
+        memcpy(to, PyBytes_AS_STRING(head), PyBytes_GET_SIZE(head))
+        for i in range(len(buffers)):
+            at = offsets[i]
+            PyObject_GetBuffer(buffers[i], &view, PyBUF_SIMPLE)
+            if view.len > 16384:
+                with nogil:
+                    memcpy(to + at, view.buf, view.len)
+            elif view.len:
+                memcpy(to + at, view.buf, view.len)
+            PyBuffer_Release(&view)
+        return 0
+
+    def publish(self, uint64_t payload, uint64_t nbytes, bint refs) -> int:
+        """A sealed object over a LEASED block that has been written; one ref is held."""
+        cdef uint64_t oid = self.new_header(KIND_PUT, ST_CLAIMED, self.slot, 0, payload, nbytes,
+                                            FLAG_REFS if refs else 0)
+        STORE64(&block_of(self.map.store, payload).owner, oid)
+        change_state(self.c, oid, ST_CLAIMED, ST_SEALED, self.slot, -1)
+        self.counted(nbytes)
+        return oid
+
+    def publish_inline(self, bytes head, list buffers, list offsets, uint64_t nbytes,
+                       bint refs) -> int:
+        """A sealed object of at most INLINE_BYTES_MAX, in the header's own record."""
+        if nbytes > RESULT_INLINE:
+            raise ValueError(f"{nbytes} bytes do not fit into {RESULT_INLINE}")
+        cdef uint64_t oid = self.new_header(KIND_PUT, ST_CLAIMED, self.slot, 0, 0, nbytes,
+                                            FLAG_INLINE | (FLAG_REFS if refs else 0))
+        self.copy_in(<char *>record_of(self.c, oid).result_inline, head, buffers, offsets)
+        change_state(self.c, oid, ST_CLAIMED, ST_SEALED, self.slot, -1)
+        self.counted(nbytes)
+        return oid
+
+    cdef inline void counted(self, uint64_t nbytes) noexcept:
+        cdef shm_client *me = client_of(self.c, self.slot)
+        me.puts += 1
+        me.put_bytes += nbytes
+
+    def bind(self, uint64_t oid, uint64_t payload, uint64_t nbytes, bint refs) -> None:
+        """A claimant's result: the LEASED block becomes the object's, before it is finished."""
+        self.check(oid)
+        cdef shm_header *h = header_of(self.c, oid)
+        h.size = nbytes
+        h.block = payload
+        OR8(&h.flags, FLAG_REFS if refs else 0)
+        STORE64(&block_of(self.map.store, payload).owner, oid)
+
+    def bind_inline(self, uint64_t oid, bytes head, list buffers, list offsets, uint64_t nbytes,
+                    bint refs) -> None:
+        self.check(oid)
+        if nbytes > RESULT_INLINE:
+            raise ValueError(f"{nbytes} bytes do not fit into {RESULT_INLINE}")
+        cdef shm_header *h = header_of(self.c, oid)
+        self.copy_in(<char *>record_of(self.c, oid).result_inline, head, buffers, offsets)
+        h.size = nbytes
+        OR8(&h.flags, FLAG_INLINE | (FLAG_REFS if refs else 0))
+
+    def pin_claimed(self, uint64_t oid) -> None:
+        """A pin on a result that this client still writes: its array stays mapped and whole."""
+        self.check(oid)
+        cdef uint64_t w
+        acquire_bit(self.c, oid, self.slot, 1, &w)
+        self.count(self.pins, ID_TABLE(oid))[ID_INDEX(oid)] += 1
+
+    def drop_pin(self, uint64_t oid) -> None:
+        self.check(oid)
+        self.unpin(oid)
+
+    def block(self, uint64_t payload, uint64_t nbytes):
+        """A writable buffer over a LEASED block; freed with the last array over it."""
+        cdef Block b = Block.__new__(Block)
+        b.client = self
+        b.payload = payload
+        b.size = nbytes
+        self.live_leases[<uint64_t><void *>b] = (payload, nbytes)
+        return b
+
+    def give_back_all(self) -> None:
+        """The last process of a closed cluster: memory that no own view pins goes back."""
+        cdef list kept = [(0, 0)]
+        cdef unsigned t, i
+        cdef shm_header *h
+        cdef uint64_t at = 0, begin, end
+        for t in range(TABLES):
+            if self.pins[t] == NULL:
+                continue
+            for i in range(TABLE_HEADERS):
+                h = header_at(self.c, t, i)
+                if self.pins[t][i] and h.block:
+                    kept.append((h.block & ~4095ULL, (h.block + h.size + 4095) & ~4095ULL))
+        kept += [(b & ~4095, (b + n + 4095) & ~4095) for b, n in self.live_leases.values()]
+        kept.append((self.map.store_bytes, self.map.store_bytes))
+        kept.sort()
+        for begin, end in kept:
+            if begin > at:
+                madvise(self.map.store + at, begin - at, MADV_REMOVE)
+            at = max(at, end)
+
+    # -- collecting ----------------------------------------------------------------------------
+
+    cdef void forget(self, uint64_t oid) noexcept:
+        cdef shm_header *h = header_of(self.c, oid)
+        if h.block and not h.flags & (FLAG_INLINE | FLAG_RETURNED):
+            self.give_block(h.block, oid)
+
+    def news(self) -> bool:
+        """Is there anything to collect in the own tables?"""
+        cdef int t
+        for t in self.own_tables:
+            if LOAD64(&table_of(self.c, t).freed_summary):
+                return True
+        return False
+
+    def collect(self) -> list[int]:
+        """Takes back what nobody holds. Returns the ids that listed refs: drop those now."""
+        cdef list inner = []
+        cdef int t
+        cdef uint64_t summary, bits, w, oid
+        cdef unsigned word, bit
+        cdef shm_header *h
+        cdef shm_table *table
+        if not self.map.usable():
+            return inner
+        for t in self.own_tables:
+            table = table_of(self.c, t)
+            if not LOAD64(&table.freed_summary):
+                continue
+            summary = SWAP64(&table.freed_summary, 0)
+            while summary:
+                word = ctz(summary)
+                summary &= summary - 1
+                bits = SWAP64(&table.freed[word], 0)
+                while bits:
+                    bit = ctz(bits)
+                    bits &= bits - 1
+                    h = header_at(self.c, t, word * 64 + bit)
+                    w = LOAD64(&h.word)
+                    oid = ID_MAKE(t, word * 64 + bit, WORD_GENERATION(w))
+                    if WORD_STATE(w) == ST_FREED:
+                        self.forget(oid)
+                        if h.flags & FLAG_REFS:
+                            inner.append(oid)
+                        self.free_header(t, word * 64 + bit)
+                    elif WORD_STATE(w) == ST_DELETED and mask_empty(h.pins):
+                        self.forget(oid)
+                        OR8(&h.flags, FLAG_RETURNED)
+                        if h.flags & FLAG_REFS:
+                            inner.append(oid)
+                        try_free(self.c, oid)
+        return inner
+
+    cdef void free_header(self, unsigned t, unsigned index) noexcept:
+        cdef shm_header *h = header_at(self.c, t, index)
+        cdef uint64_t w
+        while True:
+            w = LOAD64(&h.word)
+            if CAS64(&h.word, w, (w & WORD_ACQUIRES_MASK)
+                     | WORD_MAKE((WORD_GENERATION(w) + 1) & GENERATION_MASK, 0, 0, ST_FREE)):
+                break
+        self.free_index[t][self.free_count[t]] = <uint16_t>index
+        self.free_count[t] += 1
+
+    # -- looking (tests, statistics) -----------------------------------------------------------
+
+    def inspect(self, uint64_t oid) -> dict:
+        """Every field of a header, for tests and `stats`."""
+        self.check(oid)
+        return describe(self.c, ID_TABLE(oid), ID_INDEX(oid))
+
+    def scan(self, bint free_too=False) -> list[dict]:
+        """All headers in use, in all tables."""
+        found = []
+        for t in range(LOAD32(&root_of(self.c).tables_high)):
+            for i in range(LOAD32(&table_of(self.c, t).high)):
+                if free_too or WORD_STATE(LOAD64(&header_at(self.c, t, i).word)) != ST_FREE:
+                    found.append(describe(self.c, t, i))
+        return found
+
+    def private_counts(self, uint64_t oid) -> tuple[int, int]:
+        """How often this process holds and pins the object."""
+        self.check(oid)
+        cdef uint32_t *r = self.refs[ID_TABLE(oid)]
+        cdef uint32_t *p = self.pins[ID_TABLE(oid)]
+        return (0 if r == NULL else r[ID_INDEX(oid)], 0 if p == NULL else p[ID_INDEX(oid)])
+
+
+include "shm_views.pxi"
+include "shm_node.pxi"

@@ -1,0 +1,359 @@
+"""Tasks in shared memory: records, claims, hints, completions, waits; and the Group boards.
+
+Why it exists: a submit, a claim and a completion are words in shared memory; nobody is asked. This
+file gives Python those operations and waits without the GIL.
+It must never know: pickles, functions, sockets, who retries. It imports nothing of hoplite_mp and
+works on the control memory whose address it is given.
+"""
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+cimport cython
+
+include "shm_layout.pxi"
+
+cdef extern from "shm_tasks.h" nogil:
+    enum:
+        WAIT_TIMEOUT
+        WAIT_DONE
+        WAIT_AGAIN
+        WAIT_NEWS
+        WAIT_CLOSING
+    int queue_post(char *, unsigned, uint64_t)
+    void wake_worker(char *, unsigned, uint64_t)
+    int task_claim(char *, uint64_t, unsigned)
+    uint64_t task_next(char *, unsigned, unsigned, unsigned *, uint64_t)
+    int wait_for(char *, unsigned, uint64_t *, int *, int, const uint16_t *, int,
+                 const uint32_t *, int, uint64_t)
+
+ARGS_INLINE_BYTES = ARGS_INLINE
+FOREVER_NS = 1 << 62
+DONE, NEWS, TIMEOUT, CLOSING = WAIT_DONE, WAIT_NEWS, WAIT_TIMEOUT, WAIT_CLOSING
+QUEUED_HINTS_MAX = RING
+MEMBERS_MAX = MEMBERS
+
+
+@cython.final
+cdef class Tasks:
+    """The task side of one client slot."""
+    cdef char *c
+    cdef object keep            # the mapping's owner
+    cdef readonly unsigned slot
+    cdef unsigned start         # the queue to look at first
+    cdef uint16_t tables[TABLES]  # own tables in which results are awaited
+    cdef int n_tables
+    cdef uint32_t parked[PARKS]
+
+    def __cinit__(self, object client):
+        self.keep = client
+        self.c = <char *><uint64_t>client.control_address
+        self.slot = client.slot
+
+    @property
+    def cores(self) -> int:
+        """CPUs that this host's processes may use."""
+        return root_of(self.c).cores
+
+    # -- submitting ----------------------------------------------------------------------------
+
+    def open_queue(self, unsigned pool) -> int:
+        """A ring of hints from this client to the workers of a pool."""
+        cdef shm_root *r = root_of(self.c)
+        cdef uint32_t high, q
+        for q in range(QUEUES):
+            if LOAD32(&queue_of(self.c, q).owner) == 0:
+                queue_of(self.c, q).pool = pool
+                if CAS32(&queue_of(self.c, q).owner, 0, self.slot + 1):
+                    queue_of(self.c, q).pool = pool
+                    high = LOAD32(&r.queues_high)
+                    while high < q + 1 and not CAS32(&r.queues_high, high, q + 1):
+                        high = LOAD32(&r.queues_high)
+                    return q
+        raise MemoryError(f"all {QUEUES} task queues of this host are taken")
+
+    def close_queue(self, unsigned queue) -> None:
+        cdef shm_queue *q = queue_of(self.c, queue)
+        if LOAD32(&q.owner) == self.slot + 1:
+            STORE64(&q.head, 0)
+            STORE64(&q.tail, 0)
+            STORE32(&q.owner, 0)
+
+    cdef int watch_table(self, unsigned table) except -1:
+        cdef int i
+        for i in range(self.n_tables):
+            if self.tables[i] == table:
+                return 0
+        self.tables[self.n_tables] = table
+        self.n_tables += 1
+        return 0
+
+    def watch(self, uint64_t oid) -> None:
+        """drain() reports this id (a result of ours that somebody else writes)."""
+        self.watch_table(ID_TABLE(oid))
+
+    def submit(self, uint64_t oid, uint64_t function, bytes args, uint64_t args_oid, int retries,
+               uint64_t timeout_ns, unsigned flags, bytes name, unsigned queue,
+               bint ready) -> bool:
+        """Writes a WAITING header's record; ready: QUEUED at once, with a hint.
+
+        False: no hint was posted (not ready, or the ring is full: post() it later).
+        """
+        cdef shm_record *r = record_of(self.c, oid)
+        cdef Py_ssize_t n = PyBytes_GET_SIZE(args)
+        if n > ARGS_INLINE:
+            raise ValueError(f"{n} bytes of arguments do not fit into {ARGS_INLINE}")
+        r.function = function
+        r.args = args_oid
+        r.args_len = <uint32_t>n
+        r.retries_left = <uint16_t>retries
+        r.tries = 0
+        r.flags = <uint16_t>flags
+        r.timeout_ns = timeout_ns
+        r.started_ns = 0
+        memset(r.name, 0, NAME_BYTES)
+        memcpy(r.name, PyBytes_AS_STRING(name), min(PyBytes_GET_SIZE(name), NAME_BYTES))
+        memcpy(r.args_inline, PyBytes_AS_STRING(args), n)
+        header_of(self.c, oid).pool = <uint16_t>queue_of(self.c, queue).pool
+        self.watch_table(ID_TABLE(oid))
+        return ready and self.post(oid, queue)
+
+    def post(self, uint64_t oid, unsigned queue) -> bool:
+        """WAITING -> QUEUED if it still is, and a hint; False: the ring is full."""
+        change_state(self.c, oid, ST_WAITING, ST_QUEUED, -1, -1)
+        return queue_post(self.c, queue, oid)
+
+    def cancel(self, uint64_t oid, bint force=False) -> int:
+        """1 cancelled before it ran, 2 (force) while it runs, 0 too late."""
+        return cancel_task(self.c, oid, force)
+
+    def take(self, uint64_t oid) -> bool:
+        """WAITING -> CLAIMED by this client: its own task will fail without having run."""
+        return change_state(self.c, oid, ST_WAITING, ST_CLAIMED, -1, self.slot)
+
+    def claimant(self, uint64_t oid) -> int:
+        """The slot that runs (or ran) it."""
+        return WORD_CLAIMANT(LOAD64(&header_of(self.c, oid).word))
+
+    def set_taken(self, uint64_t oid) -> None:
+        """The refs inside the result are held by the submitter now."""
+        STORE64(&header_of(self.c, oid).taken, 1)
+
+    def taken(self, uint64_t oid) -> bool:
+        """True also when the result has been freed, or that generation is gone."""
+        cdef shm_header *h = header_of(self.c, oid)
+        cdef uint64_t w = LOAD64(&h.word)
+        if WORD_GENERATION(w) != ID_GENERATION(oid) or WORD_STATE(w) == ST_FREED:
+            return True
+        return LOAD64(&h.taken) != 0
+
+    def drain(self) -> list[int]:
+        """Ids of ours that have become done since the last call."""
+        cdef list found = []
+        cdef uint64_t summary, bits
+        cdef unsigned word, bit, index
+        cdef int k
+        cdef shm_table *t
+        for k in range(self.n_tables):
+            t = table_of(self.c, self.tables[k])
+            if not LOAD64(&t.done_summary):
+                continue
+            summary = SWAP64(&t.done_summary, 0)
+            while summary:
+                word = ctz(summary)
+                summary &= summary - 1
+                bits = SWAP64(&t.done[word], 0)
+                while bits:
+                    bit = ctz(bits)
+                    bits &= bits - 1
+                    index = word * 64 + bit
+                    found.append(ID_MAKE(self.tables[k], index, WORD_GENERATION(
+                        LOAD64(&header_at(self.c, self.tables[k], index).word))))
+        return found
+
+    # -- working -------------------------------------------------------------------------------
+
+    def next(self, unsigned pool, uint64_t timeout_ns) -> int:
+        """Waits for a hint and claims a task; 0: none came, look around and call again."""
+        cdef uint64_t oid
+        with nogil:
+            oid = task_next(self.c, pool, self.slot, &self.start, now_ns() + timeout_ns)
+        PyErr_CheckSignals()
+        return oid
+
+    def claim(self, uint64_t oid) -> bool:
+        return task_claim(self.c, oid, self.slot)
+
+    def task(self, uint64_t oid) -> tuple:
+        """(function id, arguments' id or 0, inline arguments, flags, timeout_ns, tries)."""
+        cdef shm_record *r = record_of(self.c, oid)
+        return (r.function, r.args, PyBytes_FromStringAndSize(<char *>r.args_inline, r.args_len),
+                r.flags, r.timeout_ns, r.tries)
+
+    def pool_of(self, uint64_t oid) -> int:
+        return header_of(self.c, oid).pool
+
+    def begin(self, uint64_t oid) -> int:
+        """Says what runs here (for deadlines and reports); returns what ran around it."""
+        cdef shm_client *me = client_of(self.c, self.slot)
+        cdef uint64_t before = me.running, timeout
+        cdef shm_record *r
+        STORE64(&me.running, oid)
+        if oid:
+            r = record_of(self.c, oid)
+            r.started_ns = now_ns()
+            timeout = r.timeout_ns
+            if timeout:
+                STORE64(&me.deadline_ns, r.started_ns + timeout)
+                wake_node(self.c)
+        elif me.deadline_ns:
+            STORE64(&me.deadline_ns, 0)
+        return before
+
+    def end(self, uint64_t before, bint failed) -> None:
+        cdef shm_client *me = client_of(self.c, self.slot)
+        if me.deadline_ns:
+            STORE64(&me.deadline_ns, 0)
+        STORE64(&me.running, before)
+        if failed:
+            me.tasks_failed += 1
+        else:
+            me.tasks_done += 1
+
+    def aborted(self, uint64_t oid) -> bool:
+        """Was the task that this client runs cancelled or deleted?"""
+        cdef uint64_t w = LOAD64(&header_of(self.c, oid).word)
+        return WORD_GENERATION(w) == ID_GENERATION(oid) and WORD_STATE(w) == ST_ABORTED
+
+    def finish(self, uint64_t oid, bint failed) -> bool:
+        """CLAIMED -> SEALED or FAILED, after bind(). False: it was aborted, the result is void."""
+        return finish(self.c, oid, self.slot, ST_FAILED if failed else ST_SEALED)
+
+    def settle(self, uint64_t oid) -> bool:
+        """After finish() said False and the block was given back."""
+        return settle_abort(self.c, oid, self.slot)
+
+    def running(self, unsigned slot) -> int:
+        return LOAD64(&client_of(self.c, slot).running)
+
+    def pid(self, unsigned slot) -> int:
+        return client_of(self.c, slot).pid
+
+    def set_pid(self, unsigned slot, uint32_t pid) -> None:
+        STORE32(&client_of(self.c, slot).pid, pid)
+
+    def set_blocked(self, bint blocked) -> None:
+        """Inside a task, waiting: the node may start a replacement."""
+        STORE32(&client_of(self.c, self.slot).blocked, blocked)
+        wake_node(self.c)
+
+    @property
+    def retire(self) -> bool:
+        return LOAD32(&client_of(self.c, self.slot).retire) != 0
+
+    def pool_state(self, unsigned pool) -> int:
+        """0 free, 1 open, 2 closing."""
+        return LOAD32(&pool_of(self.c, pool).state)
+
+    def wake_pool(self, unsigned pool) -> None:
+        """Wakes every worker that sleeps."""
+        cdef int i
+        for i in range(CLIENTS):
+            if client_of(self.c, i).state and client_of(self.c, i).pool == pool:
+                wake_worker(self.c, pool, 1 << 30)
+
+    def wake_pool_all(self) -> None:
+        """Wakes everybody, whatever they sleep on: the cluster is closing."""
+        cdef unsigned i
+        cdef shm_client *w
+        for i in range(CLIENTS):
+            w = client_of(self.c, i)
+            if LOAD32(&w.state):
+                ADD32(&w.task, 1)
+                futex_wake(&w.task)
+                wake_client(self.c, i)
+
+    def wake_node(self) -> None:
+        wake_node(self.c)
+
+    def wake(self, unsigned slot) -> None:
+        wake_client(self.c, slot)
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def event(self) -> int:
+        """Read before looking at a condition, handed to wait_event() after."""
+        return LOAD32(&client_of(self.c, self.slot).event)
+
+    def wait_event(self, uint32_t seen, uint64_t deadline_ns, bint spin) -> int:
+        """Sleeps until the event word differs; one slice at most, then AGAIN (2)."""
+        cdef int n = 0, result
+        with nogil:
+            result = wait_for(self.c, self.slot, NULL, &n, -1, NULL, 0, &seen, spin,
+                              deadline_ns)
+        PyErr_CheckSignals()
+        return result
+
+    def wait(self, list oids, int need, uint64_t deadline_ns, bint news) -> int:
+        """Until `need` of the ids are done: DONE, TIMEOUT, CLOSING; news: NEWS too (drain then).
+
+        The time is monotonic_ns; 0 polls.
+        """
+        cdef int n = len(oids), result = WAIT_AGAIN, i, total = n
+        cdef uint64_t *ids = <uint64_t *>malloc(8 * n + 8)
+        cdef list buckets = []
+        if ids == NULL:
+            raise MemoryError()
+        try:
+            for i in range(n):
+                ids[i] = oids[i]
+                if not id_valid(ids[i]):
+                    raise ValueError(f"{ids[i]:#x} is no local id")
+            if deadline_ns:
+                buckets = self.park(oids)
+            while result == WAIT_AGAIN:
+                with nogil:
+                    result = wait_for(self.c, self.slot, ids, &n, total - need, self.tables,
+                                      self.n_tables if news else 0, NULL, 1, deadline_ns)
+                PyErr_CheckSignals()
+        finally:
+            self.unpark(buckets)
+            free(ids)
+        return result
+
+    def park(self, list oids) -> list[int]:
+        """Be woken when these (others') objects are done; unpark() what is returned."""
+        cdef list buckets = []
+        cdef uint64_t oid
+        cdef unsigned b
+        for oid in oids:
+            if LOAD32(&table_of(self.c, ID_TABLE(oid)).owner) == self.slot + 1:
+                continue  # the owner is always woken
+            b = park_index(oid)
+            buckets.append(b)
+            self.parked[b] += 1
+            if self.parked[b] == 1:
+                OR64(&park_of(self.c, b)[self.slot // 64], 1ULL << (self.slot % 64))
+        return buckets
+
+    def unpark(self, list buckets) -> None:
+        cdef unsigned b
+        for b in buckets:
+            self.parked[b] -= 1
+            if self.parked[b] == 0:
+                AND64(&park_of(self.c, b)[self.slot // 64], ~(1ULL << (self.slot % 64)))
+
+    def done(self, uint64_t oid) -> bool:
+        cdef uint64_t w = LOAD64(&header_of(self.c, oid).word)
+        return (WORD_GENERATION(w) != ID_GENERATION(oid) or state_done(WORD_STATE(w))
+                or WORD_STATE(w) == ST_FREED)
+
+    def lose(self) -> None:
+        """The node is gone: every wait of this process ends with CLOSING."""
+        STORE32(&root_of(self.c).closing, 2)
+        wake_client(self.c, self.slot)
+
+
+include "tasks_boards.pxi"

@@ -1,0 +1,119 @@
+/* Element-wise reduction of n inputs into one output, in one pass over memory.
+ *
+ * Why it exists: a reduction of large arrays is bound by memory. Folding pair by pair, as
+ * `functools.reduce(np.add, arrays)` does, moves 3 (n - 1) arrays; here n are read and 1 written.
+ *
+ * The idea: the range of elements is cut into blocks that stay in the L1 cache. For each block
+ *
+ *     source 0 ──widen──► accumulator ──divide──► (mean only) ──narrow──► destination
+ *     source 1 ──fold───►      │
+ *       ...    ──fold───►      │   REDUCE_BLOCK_BYTES on the stack, aligned to a cache line
+ *     source n-1 ─fold──►      │
+ *
+ * Each stage is a free function over primitive arguments; a table [dtype][op] names the stages.
+ * A stage that is absent means "the bits are copied". Not done, because measured to gain nothing:
+ * prefetching the next block, writing the result around the caches.
+ *
+ * What the numbers mean (all as in NumPy unless said otherwise):
+ *   - Inputs are folded from the left in the order given: float32 and float64 have the bits of
+ *     NumPy's fold. No stage is contracted or reassociated, whatever the CPU.
+ *   - Integers wrap. bool: any byte that is not 0 is true; sum, max, or = or; prod, min, and = and.
+ *   - min(a, b) is `a < b or a is NaN ? a : b`, max(a, b) is `a > b or a is NaN ? a : b`:
+ *     a NaN in any input is the result, and of two equal zeros the later input's sign stays.
+ *   - float16 and bfloat16 are accumulated as float32 and rounded once, to nearest even.
+ *   - mean is sum / inputs. Floats divide in their dtype (float16, bfloat16: as float32, before
+ *     the rounding). Integers and bool are accumulated as float64 and give float64: no wrapping.
+ *   - complex: sum and prod; prod is (ar br - ai bi, ar bi + ai br) with every step rounded, the
+ *     same on every CPU (NumPy fuses a multiply and an add where the CPU can).
+ *   - One input is copied (mean of integers: converted).
+ *
+ * What it must never know: Python, NumPy, who owns the memory, where the inputs come from.
+ */
+#ifndef REDUCE_KERNELS_H
+#define REDUCE_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum reduce_op {
+    REDUCE_SUM,
+    REDUCE_PROD,
+    REDUCE_MIN,
+    REDUCE_MAX,
+    REDUCE_MEAN,
+    REDUCE_AND,
+    REDUCE_OR,
+    REDUCE_XOR,
+    REDUCE_OP_COUNT
+};
+
+enum reduce_dtype {
+    REDUCE_BOOL,
+    REDUCE_INT8,
+    REDUCE_INT16,
+    REDUCE_INT32,
+    REDUCE_INT64,
+    REDUCE_UINT8,
+    REDUCE_UINT16,
+    REDUCE_UINT32,
+    REDUCE_UINT64,
+    REDUCE_FLOAT16,
+    REDUCE_BFLOAT16,
+    REDUCE_FLOAT32,
+    REDUCE_FLOAT64,
+    REDUCE_COMPLEX64,
+    REDUCE_COMPLEX128,
+    REDUCE_DTYPE_COUNT
+};
+
+enum {
+    /* The accumulator of one block. With one block of a source beside it, it fits L1. */
+    REDUCE_BLOCK_BYTES = 16 * 1024,
+    /* What a thread takes at once (bytes of the accumulator): whole blocks, so that a thread held
+     * up by the machine leaves the rest to the others. */
+    REDUCE_CHUNK_BYTES = 16 * REDUCE_BLOCK_BYTES,
+    /* Another thread joins for each so many bytes read and written: starting one costs about
+     * 30 us, in which 300 KiB are moved. */
+    REDUCE_THREAD_BYTES_MIN = 2 * 1024 * 1024,
+    REDUCE_THREADS_MAX = 64,
+    REDUCE_LINE_BYTES = 64
+};
+
+/* widen: accumulator[i] = the value of source[i].  fold: accumulator[i] = op(accumulator[i],
+ * source[i]).  divide: accumulator[i] /= inputs.  narrow: result[i] = accumulator[i], rounded.
+ * The accumulator and the result block are aligned to a line, sources have any alignment. */
+typedef void reduce_pair_fn(void *restrict accumulator, const void *restrict source, size_t units);
+typedef void reduce_divide_fn(void *accumulator, size_t units, size_t inputs);
+
+struct reduce_kernel {
+    reduce_pair_fn *fold; /* NULL: the pair (dtype, op) is not supported */
+    reduce_pair_fn *widen;
+    reduce_divide_fn *divide;
+    reduce_pair_fn *narrow;
+    uint8_t source_bytes, accumulator_bytes, result_bytes; /* of one unit */
+    uint8_t lanes; /* units in an element: 2 where both parts of a complex number go alone */
+};
+
+/* The kernel of a pair, or NULL: not supported. */
+const struct reduce_kernel *reduce_kernel_find(int op, int dtype);
+
+/* Bytes of an element of a source, and of the result. */
+size_t reduce_source_bytes(const struct reduce_kernel *kernel);
+size_t reduce_result_bytes(const struct reduce_kernel *kernel);
+
+/* Reduces `inputs` >= 1 sources of `count` elements. The destination is disjoint from each source,
+ * or begins where it begins and has elements of the same size. Returns the number of threads that
+ * took part, the caller among them: fewer than asked for if the work is small or the system
+ * refuses. They run with every signal blocked, and have ended on return. */
+int reduce_run(const struct reduce_kernel *kernel, const void *const *sources, size_t inputs,
+               void *destination, size_t count, int threads);
+
+/* memcpy by several threads; source and destination are disjoint or equal. */
+int reduce_copy(void *destination, const void *source, size_t bytes, int threads);
+
+_Static_assert(REDUCE_OP_COUNT == 8 && REDUCE_DTYPE_COUNT == 15, "names stand in _reduce.pyx");
+_Static_assert(sizeof(float) == 4 && sizeof(double) == 8, "float32 and float64");
+_Static_assert(REDUCE_BLOCK_BYTES % (16 * REDUCE_LINE_BYTES) == 0, "a block is whole lines");
+_Static_assert(REDUCE_CHUNK_BYTES % REDUCE_BLOCK_BYTES == 0, "a chunk is whole blocks");
+
+#endif

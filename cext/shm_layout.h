@@ -1,0 +1,298 @@
+/* The layout of the control memory and of blocks in the store: drawn, named, asserted.
+ *
+ * Why it exists: several processes that may be killed at any instruction read and write these
+ * words, so their places and meanings must stand in one file. docs/architecture.md has the
+ * state tables; this file only says where things lie.
+ * It must never know: what a payload means, who plans, what Python is.
+ *
+ *   control memory (sparse memfd, mapped whole by every client)
+ *   ┌────────────┬─────────┬───────┬─────────┬────────┬────────┬────────┬─────────┬─────────┐
+ *   │ root 64 KiB│ clients │ pools │ parking │ boards │ queues │ tables │ headers │ records │
+ *   └────────────┴─────────┴───────┴─────────┴────────┴────────┴────────┴─────────┴─────────┘
+ *   store memory (sparse memfd, mapped whole): blocks, each a 64-byte head and its bytes
+ */
+#ifndef HOPLITE_SHM_LAYOUT_H
+#define HOPLITE_SHM_LAYOUT_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SHM_MAGIC 0x31706d5f65746c70ULL /* "plte_mp1" */
+#define SHM_VERSION 1
+
+enum {
+    CLIENTS = 256,          /* client slots; slot 0 is the node */
+    MASK_WORDS = CLIENTS / 64,
+    POOLS = 256,            /* pool 0: the cluster's own workers */
+    PARKS = 256,            /* buckets of waiting clients */
+    BOARDS = 64,            /* Groups at one time */
+    MEMBERS = 64,           /* ranks of a Group */
+    QUEUES = 512,           /* one for each (submitter, pool) */
+    RING = 4096,            /* hints in a queue */
+    TABLES = 1024,
+    TABLE_HEADERS = 4096,
+    TABLE_WORDS = TABLE_HEADERS / 64,
+    RETURNS = 4096,         /* ring of returned big blocks: hints for the node */
+    NAME_BYTES = 32,
+    ARGS_INLINE = 224,
+    RESULT_INLINE = 192,
+    BLOCK_ALIGN = 64,
+    NODE_SLOT = 0,
+    GLOBAL_FLAGS = 16,
+};
+
+/* state word of a header: | acquires 16 | generation 28 | attempt 8 | claimant 8 | state 4 | */
+enum shm_state {
+    ST_FREE = 0, ST_WAITING = 1, ST_QUEUED = 2, ST_CLAIMED = 3, ST_ABORTED = 4, ST_SEALED = 5,
+    ST_FAILED = 6, ST_CANCELLED = 7, ST_DELETED = 8, ST_SPILLING = 9, ST_SPILLED = 10,
+    ST_FREED = 11,
+};
+#define WORD_STATE(w) ((unsigned)((w) & 0xF))
+#define WORD_CLAIMANT(w) ((unsigned)(((w) >> 4) & 0xFF))
+#define WORD_ATTEMPT(w) ((unsigned)(((w) >> 12) & 0xFF))
+#define WORD_GENERATION(w) ((uint32_t)(((w) >> 20) & 0xFFFFFFF))
+#define WORD_ACQUIRE_ONE (1ULL << 48)
+#define WORD_ACQUIRES_MASK (0xFFFFULL << 48)
+#define WORD_MAKE(gen, attempt, claimant, state)                                                   \
+    (((uint64_t)(gen) << 20) | ((uint64_t)(attempt) << 12) | ((uint64_t)(claimant) << 4) |         \
+     (uint64_t)(state))
+#define GENERATION_MASK 0xFFFFFFFU
+
+/* local id: | table 16 | index 16 | generation 32 | */
+#define ID_TABLE(id) ((unsigned)((id) >> 48))
+#define ID_INDEX(id) ((unsigned)(((id) >> 32) & 0xFFFF))
+#define ID_GENERATION(id) ((uint32_t)((id) & 0xFFFFFFFF))
+#define ID_MAKE(table, index, gen)                                                                 \
+    (((uint64_t)(table) << 48) | ((uint64_t)(index) << 32) | (uint64_t)(gen))
+
+enum shm_kind { KIND_PUT = 1, KIND_TASK = 2, KIND_OPERATION = 3 };
+enum shm_flag {
+    FLAG_INLINE = 1,        /* the payload lies in the record's result area */
+    FLAG_REFS = 2,          /* the payload lists refs */
+    FLAG_ABORT_DELETE = 4,  /* ABORTED ends as DELETED, not CANCELLED */
+    FLAG_RETURNED = 8,      /* the owner has returned the bytes (DELETED) */
+};
+
+/* A header: 128 bytes, two cache lines.
+ *   0        8                40               72      80     88      92   93    94    96     104
+ *   ┌────────┬────────────────┬────────────────┬───────┬──────┬───────┬────┬─────┬─────┬──────┬───
+ *   │ word   │ refs[4]        │ pins[4]        │ block │ size │ stamp │kind│flags│pool │ taken│ …
+ *   └────────┴────────────────┴────────────────┴───────┴──────┴───────┴────┴─────┴─────┴──────┴───
+ */
+typedef struct {
+    uint64_t word;
+    uint64_t refs[MASK_WORDS];
+    uint64_t pins[MASK_WORDS];
+    uint64_t block;   /* byte offset of the payload in the store; 0 = none or inline */
+    uint64_t size;    /* payload bytes */
+    uint32_t stamp;   /* last use, in 1/64 s: eviction order */
+    uint8_t kind;
+    uint8_t flags;
+    uint16_t pool;
+    uint64_t taken;   /* the owner holds the refs inside */
+    uint64_t spill;   /* offset in the spill file + 1 */
+    uint64_t reserved[2];
+} shm_header;
+static_assert(sizeof(shm_header) == 128, "header");
+static_assert(offsetof(shm_header, pins) == 40 && offsetof(shm_header, block) == 72, "header");
+static_assert(offsetof(shm_header, taken) == 96, "header");
+
+/* A task record: 512 bytes, parallel to the header.
+ *   0 function │ args │ lengths │ retries … │ timeout │ started │ exit │ 64 name │ 96 args │ 320 result
+ */
+typedef struct {
+    uint64_t function;     /* local id of the function object */
+    uint64_t args;         /* local id of the arguments' object; 0 = inline */
+    uint32_t args_len;
+    uint32_t result_len;
+    uint16_t retries_left;
+    uint16_t tries;        /* deaths so far */
+    uint16_t flags;
+    uint16_t reserved;
+    uint64_t timeout_ns;   /* of running; 0 = none */
+    uint64_t started_ns;
+    uint64_t submitter;    /* client generation of the submitter */
+    uint64_t reserved2;
+    char name[NAME_BYTES];
+    uint8_t args_inline[ARGS_INLINE];
+    uint8_t result_inline[RESULT_INLINE];
+} shm_record;
+static_assert(sizeof(shm_record) == 512, "record");
+static_assert(offsetof(shm_record, args_inline) == 96, "record");
+static_assert(offsetof(shm_record, result_inline) == 320, "record");
+
+/* A table: who owns 4096 headers, and two bitmaps of news for that owner. */
+typedef struct {
+    uint32_t owner;        /* client slot + 1; 0 = free */
+    uint32_t high;         /* headers ever used */
+    uint64_t owner_generation;
+    uint64_t pad[6];
+    uint64_t done_summary;
+    uint64_t pad2[7];
+    uint64_t freed_summary;
+    uint64_t pad3[7];
+    uint64_t done[TABLE_WORDS];
+    uint64_t freed[TABLE_WORDS];
+} shm_table;
+static_assert(sizeof(shm_table) == 192 + 1024, "table");
+
+enum client_state { CLIENT_FREE = 0, CLIENT_LIVE = 1, CLIENT_DEAD = 2 };
+
+/* A client slot: what the client writes for itself, what wakes it, what it counts. */
+typedef struct {
+    uint32_t state;        /* node */
+    uint32_t pid;
+    uint32_t pool;
+    uint32_t kind;         /* 0 node, 1 driver, 2 worker */
+    uint64_t generation;
+    uint64_t pad[5];
+    uint32_t event;        /* futex: something done or changed */
+    uint32_t sleeping;
+    uint32_t returned;     /* some block of its spans was returned by another */
+    uint32_t blocked;      /* waits inside a task */
+    uint64_t pad2[6];
+    uint32_t task;         /* futex: a hint was posted */
+    uint32_t retire;       /* node: end when idle */
+    uint64_t running;      /* local id of the task that runs */
+    uint64_t deadline_ns;  /* of that task; 0 = none */
+    uint64_t pad3[5];
+    uint64_t tasks_done;
+    uint64_t tasks_failed;
+    uint64_t puts;
+    uint64_t put_bytes;
+    uint64_t pad4[4];
+} shm_client;
+static_assert(sizeof(shm_client) == 256, "client");
+
+typedef struct {
+    uint32_t owner;        /* client slot + 1 */
+    uint32_t pool;
+    uint64_t pad[7];
+    uint64_t head;         /* consumers, by CAS */
+    uint64_t pad2[7];
+    uint64_t tail;         /* the one producer */
+    uint64_t pad3[7];
+    uint64_t ring[RING];
+} shm_queue;
+static_assert(sizeof(shm_queue) == 192 + 8 * RING, "queue");
+
+typedef struct {
+    uint32_t state;        /* 0 free, 1 open, 2 closing */
+    uint32_t pad;
+    uint64_t pad2[7];
+    uint64_t idle[MASK_WORDS];     /* workers that sleep: wake one for a hint */
+    uint64_t spinning[MASK_WORDS]; /* workers that look at the queues all the time */
+} shm_pool;
+static_assert(sizeof(shm_pool) == 128, "pool");
+
+typedef struct {
+    uint64_t seq;          /* last call published + 1; 0 = none */
+    uint64_t start;        /* first call it takes part in + 1; 0 = not admitted */
+    uint64_t contribution; /* local id */
+    uint64_t client;       /* slot + 1 */
+    uint64_t pad[4];
+} shm_member;
+static_assert(sizeof(shm_member) == 64, "member");
+
+typedef struct {
+    uint32_t used;
+    uint32_t size;
+    uint64_t generation;
+    uint64_t alive;        /* node writes */
+    uint64_t joining;      /* node writes */
+    uint32_t formed;
+    uint32_t epoch;        /* counts changes of the masks */
+    uint64_t result_id;    /* the commit: id first, */
+    uint64_t result_call;  /* then call + 1 */
+    uint64_t pad[9];
+    shm_member members[MEMBERS];
+} shm_board;
+static_assert(sizeof(shm_board) == 128 + 64 * MEMBERS, "board");
+
+typedef struct {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t closing;
+    uint64_t home;         /* random id of this host's store */
+    uint64_t store_bytes;  /* length of the store memfd (address space, not memory) */
+    uint32_t tables_high;
+    uint32_t queues_high;
+    uint32_t hungry;       /* the node waits for bytes: tell it of every return */
+    uint32_t pad0;
+    uint32_t cores;
+    uint32_t spin_us_max;
+    uint64_t small_object_bytes_max;
+    uint64_t span_bytes;
+    uint64_t spinners[MASK_WORDS];
+    uint64_t returns_next;
+    uint64_t pad[32];
+    uint64_t returns[RETURNS];
+} shm_root;
+static_assert(sizeof(shm_root) <= 65536, "root");
+
+/* A block: 64 bytes of head before the payload. owner: 0 free, BLOCK_LEASED, or a local id. */
+#define BLOCK_LEASED 0xFFFFFFFFFFFFFFFFULL
+typedef struct {
+    uint64_t owner;
+    uint64_t bytes;        /* with the head */
+    uint32_t lessee;       /* client slot; NODE_SLOT for big blocks */
+    uint32_t big;
+    uint64_t generation;   /* client generation of the lessee */
+    uint64_t pad[4];
+} shm_block;
+static_assert(sizeof(shm_block) == BLOCK_ALIGN, "block head");
+
+#define OFF_CLIENTS 65536ULL
+#define OFF_POOLS (OFF_CLIENTS + CLIENTS * sizeof(shm_client))
+#define OFF_PARKS (OFF_POOLS + POOLS * sizeof(shm_pool))
+#define OFF_BOARDS (OFF_PARKS + PARKS * MASK_WORDS * 8ULL)
+#define OFF_QUEUES (OFF_BOARDS + BOARDS * sizeof(shm_board))
+#define OFF_TABLES (OFF_QUEUES + QUEUES * sizeof(shm_queue))
+#define OFF_HEADERS ((OFF_TABLES + TABLES * sizeof(shm_table) + 4095) & ~4095ULL)
+#define OFF_RECORDS (OFF_HEADERS + (uint64_t)TABLES * TABLE_HEADERS * sizeof(shm_header))
+#define CONTROL_BYTES (OFF_RECORDS + (uint64_t)TABLES * TABLE_HEADERS * sizeof(shm_record))
+static_assert(CLIENTS <= 256 && TABLE_HEADERS <= 65536 && TABLES <= 65536, "fields of the words");
+static_assert(TABLE_WORDS == 64, "one summary word");
+
+static inline shm_root *root_of(char *c) { return (shm_root *)c; }
+static inline shm_client *client_of(char *c, unsigned i) {
+    return (shm_client *)(c + OFF_CLIENTS) + i;
+}
+static inline shm_pool *pool_of(char *c, unsigned i) { return (shm_pool *)(c + OFF_POOLS) + i; }
+static inline uint64_t *park_of(char *c, unsigned i) {
+    return (uint64_t *)(c + OFF_PARKS) + (size_t)i * MASK_WORDS;
+}
+static inline shm_board *board_of(char *c, unsigned i) { return (shm_board *)(c + OFF_BOARDS) + i; }
+static inline shm_queue *queue_of(char *c, unsigned i) { return (shm_queue *)(c + OFF_QUEUES) + i; }
+static inline shm_table *table_of(char *c, unsigned i) { return (shm_table *)(c + OFF_TABLES) + i; }
+static inline shm_header *header_at(char *c, unsigned table, unsigned index) {
+    return (shm_header *)(c + OFF_HEADERS) + (size_t)table * TABLE_HEADERS + index;
+}
+static inline shm_record *record_at(char *c, unsigned table, unsigned index) {
+    return (shm_record *)(c + OFF_RECORDS) + (size_t)table * TABLE_HEADERS + index;
+}
+static inline int id_valid(uint64_t id) {
+    return ID_TABLE(id) < TABLES && ID_INDEX(id) < TABLE_HEADERS;
+}
+static inline shm_header *header_of(char *c, uint64_t id) {
+    return header_at(c, ID_TABLE(id), ID_INDEX(id));
+}
+static inline shm_record *record_of(char *c, uint64_t id) {
+    return record_at(c, ID_TABLE(id), ID_INDEX(id));
+}
+
+#define LOAD(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
+#define STORE(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
+#define ADD(p, v) __atomic_fetch_add((p), (v), __ATOMIC_SEQ_CST)
+#define OR(p, v) __atomic_fetch_or((p), (v), __ATOMIC_SEQ_CST)
+#define AND(p, v) __atomic_fetch_and((p), (v), __ATOMIC_SEQ_CST)
+#define SWAP(p, v) __atomic_exchange_n((p), (v), __ATOMIC_SEQ_CST)
+static inline int CAS64(uint64_t *p, uint64_t expected, uint64_t desired) {
+    return __atomic_compare_exchange_n(p, &expected, desired, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+static inline int CAS32(uint32_t *p, uint32_t expected, uint32_t desired) {
+    return __atomic_compare_exchange_n(p, &expected, desired, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
+#endif

@@ -1,0 +1,300 @@
+# What only the node calls: registering and sweeping clients, leasing blocks, spilling.
+
+cdef dict describe(char *c, unsigned t, unsigned i):
+    cdef shm_header *h = header_at(c, t, i)
+    cdef shm_record *r = record_at(c, t, i)
+    cdef uint64_t w = LOAD64(&h.word)
+    cdef int k
+    return {
+        "id": ID_MAKE(t, i, WORD_GENERATION(w)), "state": STATES[WORD_STATE(w)],
+        "claimant": WORD_CLAIMANT(w), "attempt": WORD_ATTEMPT(w), "kind": h.kind,
+        "flags": h.flags, "block": h.block, "size": h.size, "stamp": h.stamp, "pool": h.pool,
+        "taken": h.taken, "spill": h.spill, "owner": <int>table_of(c, t).owner - 1,
+        "refs": [k for k in range(CLIENTS) if h.refs[k // 64] >> (k % 64) & 1],
+        "pins": [k for k in range(CLIENTS) if h.pins[k // 64] >> (k % 64) & 1],
+        "retries_left": r.retries_left, "tries": r.tries,
+    }
+
+
+cdef class NodeClient(Client):
+    """Client slot 0: the store's budget is kept in Python, the words are changed here."""
+    cdef uint64_t returns_seen
+
+    def register(self, unsigned slot, uint32_t kind, uint32_t pool) -> int:
+        """Takes a free client slot (or this one, if slot > 0). Returns it; -1 if all are taken."""
+        cdef shm_client *s
+        cdef unsigned i
+        for i in range(1, CLIENTS) if slot == 0 else range(slot, slot + 1):
+            s = client_of(self.c, i)
+            if s.state == 0:
+                s.pid = 0
+                s.kind = kind
+                s.pool = pool
+                s.generation += 1
+                s.event = s.sleeping = s.returned = s.blocked = s.task = s.retire = 0
+                s.running = s.deadline_ns = 0
+                STORE32(&s.state, 1)
+                return i
+        return -1
+
+    def unregister(self, unsigned slot) -> None:
+        """After the sweep: the slot may be used again."""
+        client_of(self.c, slot).tasks_done = client_of(self.c, slot).tasks_failed = 0
+        STORE32(&client_of(self.c, slot).state, 0)
+
+    def set_retire(self, unsigned slot, uint32_t value) -> None:
+        STORE32(&client_of(self.c, slot).retire, value)
+
+    def open_pool(self, unsigned pool, uint32_t state) -> None:
+        """0 free, 1 open, 2 closing."""
+        STORE32(&pool_of(self.c, pool).state, state)
+
+    def client_info(self, unsigned slot) -> dict:
+        cdef shm_client *s = client_of(self.c, slot)
+        return {"state": s.state, "pid": s.pid, "kind": s.kind, "pool": s.pool,
+                "generation": s.generation, "blocked": s.blocked, "running": s.running,
+                "deadline_ns": s.deadline_ns, "tasks_done": s.tasks_done,
+                "tasks_failed": s.tasks_failed, "puts": s.puts, "put_bytes": s.put_bytes}
+
+    def concerned(self, unsigned slot) -> list[dict]:
+        """Headers that a (dead) client owns by its tables or has claimed, now or last."""
+        cdef list found = []
+        cdef unsigned t, i, high
+        cdef uint64_t w
+        cdef bint owned
+        for t in range(LOAD32(&root_of(self.c).tables_high)):
+            owned = LOAD32(&table_of(self.c, t).owner) == slot + 1
+            high = LOAD32(&table_of(self.c, t).high)
+            for i in range(high):
+                w = LOAD64(&header_at(self.c, t, i).word)
+                if WORD_STATE(w) != ST_FREE and (owned or WORD_CLAIMANT(w) == slot):
+                    found.append(describe(self.c, t, i))
+        return found
+
+    def announce(self, uint64_t oid) -> None:
+        announce_done(self.c, oid)
+
+    def settle(self, uint64_t oid, unsigned slot) -> bool:
+        """ABORTED by a dead claimant -> CANCELLED or DELETED; what it was writing is void."""
+        self.void_location(oid)
+        return settle_abort(self.c, oid, slot)
+
+    def take_over(self, uint64_t oid, unsigned slot) -> bool:
+        """WAITING, QUEUED, or CLAIMED by the dead `slot` -> CLAIMED by the node, which then writes."""
+        return self.void_location(oid) and (change_state(self.c, oid, ST_WAITING, ST_CLAIMED, -1, NODE_SLOT)
+                or change_state(self.c, oid, ST_QUEUED, ST_CLAIMED, -1, NODE_SLOT)
+                or change_state(self.c, oid, ST_CLAIMED, ST_CLAIMED, slot, NODE_SLOT))
+
+    cdef bint void_location(self, uint64_t oid) noexcept:
+        """A dead claimant's half-written result must not be taken for the next one's."""
+        cdef shm_header *h = header_of(self.c, oid)
+        if WORD_STATE(LOAD64(&h.word)) in (ST_CLAIMED, ST_ABORTED):
+            h.block = 0
+            h.size = 0
+            AND8(&h.flags, FLAG_ABORT_DELETE)
+        return True
+
+    def requeue(self, uint64_t oid, unsigned slot) -> bool:
+        """A dead claimant's task waits again, with one retry less."""
+        cdef shm_header *h = header_of(self.c, oid)
+        cdef shm_record *r = record_of(self.c, oid)
+        if WORD_STATE(LOAD64(&h.word)) != ST_CLAIMED:
+            return False
+        self.void_location(oid)
+        if r.retries_left:
+            r.retries_left -= 1
+        r.tries += 1
+        return change_state(self.c, oid, ST_CLAIMED, ST_QUEUED, slot, -1)
+
+    def add_try(self, uint64_t oid) -> int:
+        record_of(self.c, oid).tries += 1
+        return record_of(self.c, oid).tries
+
+    def task_name(self, uint64_t oid) -> str:
+        return (<bytes>record_of(self.c, oid).name[:NAME_BYTES]).split(b"\0")[0].decode(
+            errors="replace")
+
+    def sweep(self, unsigned slot) -> None:
+        """Clears a dead client's bits, frees its queues, adopts its tables."""
+        cdef unsigned t, i
+        cdef list adopted = []
+        for t in range(LOAD32(&root_of(self.c).tables_high)):
+            if LOAD32(&table_of(self.c, t).owner) == slot + 1:
+                adopted.append(t)
+        with nogil:
+            sweep_ownership(self.c, slot)
+            sweep_bits(self.c, slot)
+        for t in adopted:
+            if self.free_index[t] == NULL:
+                self.free_index[t] = <uint16_t *>calloc(TABLE_HEADERS, 2)
+                if self.free_index[t] == NULL:
+                    raise MemoryError()
+            self.free_count[t] = 0  # the node makes no headers here; see release_tables()
+            self.own_tables.append(t)
+            # what was freed before the adoption is looked at again
+            for i in range(table_of(self.c, t).high):
+                if WORD_STATE(LOAD64(&header_at(self.c, t, i).word)) in (ST_FREED, ST_DELETED):
+                    OR64(&table_of(self.c, t).freed[i // 64], 1ULL << (i % 64))
+                    OR64(&table_of(self.c, t).freed_summary, 1ULL << (i // 64))
+
+    def release_tables(self, keep) -> list[int]:
+        """Adopted tables (those not in `keep`) without any header in use are free for others."""
+        cdef list left = []
+        cdef list given = []
+        cdef unsigned t, i
+        for t in self.own_tables:
+            if t not in keep:
+                for i in range(table_of(self.c, t).high):
+                    if WORD_STATE(LOAD64(&header_at(self.c, t, i).word)) != ST_FREE:
+                        break
+                else:
+                    given.append(t)
+                    continue
+            left.append(t)
+        self.own_tables = left
+        for t in given:
+            STORE32(&table_of(self.c, t).owner, 0)
+        return given
+
+    @property
+    def tables(self) -> list[int]:
+        return list(self.own_tables)
+
+    def live_blocks(self) -> dict[int, int]:
+        """Payload offset -> local id, for every header that points to bytes."""
+        cdef dict found = {}
+        cdef unsigned t, i
+        cdef uint64_t at
+        for t in range(LOAD32(&root_of(self.c).tables_high)):
+            for i in range(LOAD32(&table_of(self.c, t).high)):
+                at = live_block(self.c, t, i)
+                if at:
+                    found[at] = ID_MAKE(t, i, WORD_GENERATION(LOAD64(&header_at(self.c, t, i).word)))
+        return found
+
+    # -- big blocks ----------------------------------------------------------------------------
+
+    def lease(self, uint64_t offset, uint64_t nbytes) -> int:
+        """Writes the head of a big block at `offset`; returns its payload offset."""
+        cdef shm_block *b = <shm_block *>(self.map.store + offset)
+        b.bytes = nbytes
+        b.lessee = NODE_SLOT
+        b.big = 1
+        STORE64(&b.owner, BLOCK_LEASED)
+        return offset + BLOCK_ALIGN
+
+    def block_owner(self, uint64_t payload) -> int:
+        """0 free, 2**64-1 leased, else the local id that it belongs to."""
+        return LOAD64(&block_of(self.map.store, payload).owner)
+
+    def returns(self) -> list[int] | None:
+        """Big blocks returned since the last call; None: too many, look at all of them."""
+        cdef shm_root *r = root_of(self.c)
+        cdef uint64_t next = LOAD64(&r.returns_next)
+        cdef list found = []
+        if next - self.returns_seen > RETURNS - 64:
+            self.returns_seen = next
+            return None
+        while self.returns_seen < next:
+            found.append(LOAD64(&r.returns[self.returns_seen % RETURNS]))
+            self.returns_seen += 1
+        return found
+
+    def reclaim_freed(self) -> int:
+        """Returns the big blocks of everything FREED, though its owner has not collected it yet."""
+        cdef unsigned t, i, high
+        cdef shm_header *h
+        cdef uint64_t w
+        cdef int n = 0
+        for t in range(LOAD32(&root_of(self.c).tables_high)):
+            if not LOAD64(&table_of(self.c, t).freed_summary):
+                continue
+            for i in range(LOAD32(&table_of(self.c, t).high)):
+                h = header_at(self.c, t, i)
+                w = LOAD64(&h.word)
+                if WORD_STATE(w) == ST_FREED or (WORD_STATE(w) == ST_DELETED
+                                                 and mask_empty(h.pins)):
+                    if h.block and not h.flags & (FLAG_INLINE | FLAG_RETURNED) and block_of(
+                            self.map.store, h.block).big:
+                        n += return_block(self.c, self.map.store, h.block,
+                                          ID_MAKE(t, i, WORD_GENERATION(w)))
+        return n
+
+    def set_hungry(self, bint hungry) -> None:
+        STORE32(&root_of(self.c).hungry, hungry)
+
+    def set_sleeping(self, bint sleeping) -> None:
+        STORE32(&client_of(self.c, NODE_SLOT).sleeping, sleeping)
+
+    def remove(self, uint64_t offset, uint64_t nbytes) -> None:
+        """Gives the memory of a range of the store back to the system; the address range stays."""
+        cdef uint64_t begin = (offset + 4095) & ~4095ULL, end = (offset + nbytes) & ~4095ULL
+        if end > begin:
+            with nogil:
+                madvise(self.map.store + begin, end - begin, MADV_REMOVE)
+
+    def memory(self, uint64_t payload, uint64_t nbytes) -> memoryview:
+        """Writable bytes of the store, for reading from and writing to the spill file."""
+        cdef Block b = Block.__new__(Block)
+        b.client = self
+        b.payload = payload
+        b.size = nbytes
+        b.gone = True
+        return memoryview(b)
+
+    # -- spilling ------------------------------------------------------------------------------
+
+    def spill_candidates(self) -> list[tuple[int, int, int, int]]:
+        """(stamp, id, payload offset, payload bytes) of all that is sealed and not pinned."""
+        cdef list found = []
+        cdef unsigned t, i
+        cdef shm_header *h
+        cdef uint64_t w
+        for t in range(LOAD32(&root_of(self.c).tables_high)):
+            for i in range(LOAD32(&table_of(self.c, t).high)):
+                h = header_at(self.c, t, i)
+                w = LOAD64(&h.word)
+                if (WORD_STATE(w) == ST_SEALED and h.block and not h.flags & FLAG_INLINE
+                        and mask_empty(h.pins)):
+                    found.append((h.stamp, ID_MAKE(t, i, WORD_GENERATION(w)), h.block, h.size))
+        return found
+
+    def spill_begin(self, uint64_t oid) -> bool:
+        """SEALED -> SPILLING, and back at once if anybody has a pin."""
+        if not change_state(self.c, oid, ST_SEALED, ST_SPILLING, -1, -1):
+            return False
+        if mask_empty(header_of(self.c, oid).pins):
+            return True
+        self.spill_abort(oid)
+        return False
+
+    def spill_abort(self, uint64_t oid) -> None:
+        change_state(self.c, oid, ST_SPILLING, ST_SEALED, -1, -1)
+        announce_done(self.c, oid)
+        try_free(self.c, oid)
+
+    def spill_end(self, uint64_t oid, uint64_t position) -> None:
+        """The bytes are in the file: SPILLED, and the block goes back."""
+        cdef shm_header *h = header_of(self.c, oid)
+        cdef uint64_t payload = h.block
+        h.spill = position + 1
+        h.block = 0
+        change_state(self.c, oid, ST_SPILLING, ST_SPILLED, -1, -1)
+        return_block(self.c, self.map.store, payload, oid)
+        announce_done(self.c, oid)
+        try_free(self.c, oid)
+
+    def restore(self, uint64_t oid, uint64_t payload) -> bool:
+        """SPILLED -> SPILLING -> SEALED over a LEASED block that holds the bytes again; False: it has gone."""
+        cdef shm_header *h = header_of(self.c, oid)
+        # By way of SPILLING: written into a SPILLED header, the location could land in the next
+        # object of that header, if the last holder leaves just now.
+        if not change_state(self.c, oid, ST_SPILLED, ST_SPILLING, -1, -1):
+            return False
+        STORE64(&block_of(self.map.store, payload).owner, oid)
+        h.block = payload
+        h.stamp = now_stamp()
+        change_state(self.c, oid, ST_SPILLING, ST_SEALED, -1, -1)
+        announce_done(self.c, oid)
+        try_free(self.c, oid)
+        return True

@@ -1,0 +1,252 @@
+/* Holders and life of a header: acquire, release, try free, pin, seal, collect, return of a block.
+ *
+ * Why it exists: these few functions are the transitions of docs/architecture.md ("States of a
+ * header", "Holders", "Blocks and spans"), each safe when the caller is killed between any two
+ * instructions. tests/model explores the same steps.
+ * It must never know: tasks, Python objects, sockets.
+ */
+#ifndef HOPLITE_SHM_OBJECT_H
+#define HOPLITE_SHM_OBJECT_H
+
+#include "shm_layout.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static inline uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
+}
+static inline uint32_t now_stamp(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return (uint32_t)((uint64_t)t.tv_sec * 64 + (uint64_t)t.tv_nsec / 15625000);
+}
+static inline void futex_wake(uint32_t *word) {
+    syscall(SYS_futex, word, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+}
+static inline int futex_wait(uint32_t *word, uint32_t value, int64_t ns) {
+    struct timespec t = {ns / 1000000000, ns % 1000000000};
+    return (int)syscall(SYS_futex, word, FUTEX_WAIT, value, &t, NULL, 0);
+}
+
+/* What this process alone knows of a mapping: one private page right before the control memory. */
+#define PRIVATE_BYTES 4096
+typedef struct {
+    int node_event; /* eventfd of the node */
+} shm_private;
+static inline shm_private *private_of(char *c) { return (shm_private *)(c - PRIVATE_BYTES); }
+
+/* The node sleeps in epoll, not on a futex: an eventfd, written only when it sleeps. */
+static inline void wake_node(char *c) {
+    shm_client *n = client_of(c, NODE_SLOT);
+    if (LOAD(&n->sleeping)) {
+        uint64_t one = 1;
+        ssize_t ignored = write(private_of(c)->node_event, &one, 8);
+        (void)ignored;
+    }
+}
+
+/* Wakes every waiting thread of a client: the event first, then a look at the count of sleepers (a
+ * waiter does the opposite), so that no wake-up falls between its last look and its sleep. Only the
+ * waiter changes that count: a waker that reset it could put a second waiter to sleep unseen. */
+static inline void wake_client(char *c, unsigned slot) {
+    shm_client *w = client_of(c, slot);
+    ADD(&w->event, 1);
+    if (slot == NODE_SLOT)
+        wake_node(c);
+    else if (LOAD(&w->sleeping))
+        futex_wake(&w->event);
+}
+static inline unsigned park_index(uint64_t id) {
+    uint64_t h = (id ^ (id >> 29)) * 0x9E3779B97F4A7C15ULL;
+    return (unsigned)(h >> 56) % PARKS;
+}
+static inline void wake_parked(char *c, uint64_t id) {
+    uint64_t *park = park_of(c, park_index(id));
+    for (int i = 0; i < MASK_WORDS; i++) {
+        uint64_t mask = LOAD(&park[i]);
+        while (mask) {
+            unsigned bit = (unsigned)__builtin_ctzll(mask);
+            mask &= mask - 1;
+            wake_client(c, (unsigned)i * 64 + bit);
+        }
+    }
+}
+
+static inline int state_done(unsigned s) { return s >= ST_ABORTED && s <= ST_SPILLED; }
+static inline int state_can_free(unsigned s) {
+    return s == ST_SEALED || s == ST_FAILED || s == ST_CANCELLED || s == ST_DELETED ||
+           s == ST_SPILLED;
+}
+static inline int mask_empty(uint64_t *m) {
+    for (int i = 0; i < MASK_WORDS; i++)
+        if (LOAD(&m[i]))
+            return 0;
+    return 1;
+}
+static inline void set_freed_bit(char *c, uint64_t id) {
+    shm_table *t = table_of(c, ID_TABLE(id));
+    OR(&t->freed[ID_INDEX(id) / 64], 1ULL << (ID_INDEX(id) % 64));
+    OR(&t->freed_summary, 1ULL << (ID_INDEX(id) / 64));
+}
+static inline void set_done_bit(char *c, uint64_t id) {
+    shm_table *t = table_of(c, ID_TABLE(id));
+    OR(&t->done[ID_INDEX(id) / 64], 1ULL << (ID_INDEX(id) % 64));
+    OR(&t->done_summary, 1ULL << (ID_INDEX(id) / 64));
+}
+/* The one place where a header becomes FREED. Returns 1 when this call did it. */
+static inline int try_free(char *c, uint64_t id) {
+    shm_header *h = header_of(c, id);
+    for (;;) {
+        uint64_t w = LOAD(&h->word);
+        unsigned s = WORD_STATE(w);
+        if (WORD_GENERATION(w) != ID_GENERATION(id) || !state_can_free(s))
+            return 0;
+        if (!mask_empty(h->pins))
+            return 0;
+        if (!mask_empty(h->refs)) {
+            if (s == ST_DELETED && !(LOAD(&h->flags) & FLAG_RETURNED)) {
+                set_freed_bit(c, id); /* the owner returns the bytes, keeps the header */
+                if (LOAD(&root_of(c)->hungry))
+                    wake_node(c);
+            }
+            return 0;
+        }
+        if (CAS64(&h->word, w, (w & ~0xFULL) | ST_FREED)) {
+            set_freed_bit(c, id);
+            if (LOAD(&root_of(c)->hungry))
+                wake_node(c);
+            return 1;
+        }
+    }
+}
+
+/* Sets the holder's bit, then counts; the word returned by that count decides. */
+static inline unsigned acquire_bit(char *c, uint64_t id, unsigned slot, int pin, uint64_t *word) {
+    shm_header *h = header_of(c, id);
+    uint64_t *mask = pin ? h->pins : h->refs;
+    OR(&mask[slot / 64], 1ULL << (slot % 64));
+    uint64_t w = ADD(&h->word, WORD_ACQUIRE_ONE);
+    *word = w;
+    return WORD_GENERATION(w) == ID_GENERATION(id) ? WORD_STATE(w) : ST_FREE;
+}
+/* Takes a holder's bit away. A stale id's stray bit may have stood on a newer object: the free is
+ * tried for the generation that is there now. */
+static inline void release_bit(char *c, uint64_t id, unsigned slot, int pin) {
+    shm_header *h = header_of(c, id);
+    uint64_t *mask = pin ? h->pins : h->refs;
+    AND(&mask[slot / 64], ~(1ULL << (slot % 64)));
+    uint64_t w = LOAD(&h->word);
+    try_free(c, ID_MAKE(ID_TABLE(id), ID_INDEX(id), WORD_GENERATION(w)));
+}
+
+/* CAS of the state, whatever the acquires count does meanwhile. Returns 1 on success. */
+static inline int change_state(char *c, uint64_t id, unsigned from, unsigned to, int claimant,
+                               int new_claimant) {
+    shm_header *h = header_of(c, id);
+    for (;;) {
+        uint64_t w = LOAD(&h->word);
+        if (WORD_GENERATION(w) != ID_GENERATION(id) || WORD_STATE(w) != from)
+            return 0;
+        if (claimant >= 0 && WORD_CLAIMANT(w) != (unsigned)claimant)
+            return 0;
+        uint64_t n = (w & ~0xFULL) | to;
+        if (new_claimant >= 0)
+            n = (n & ~0xFF0ULL) | ((uint64_t)new_claimant << 4);
+        if (from == ST_QUEUED && to == ST_CLAIMED)
+            n = (n & ~0xFF000ULL) | ((uint64_t)((WORD_ATTEMPT(w) + 1) & 0xFF) << 12);
+        if (CAS64(&h->word, w, n))
+            return 1;
+    }
+}
+
+/* Everybody who waits for this id looks again: its owner (who also finds it in `done`), the parked. */
+static inline void announce_done(char *c, uint64_t id) {
+    set_done_bit(c, id);
+    uint32_t owner = LOAD(&table_of(c, ID_TABLE(id))->owner);
+    if (owner)
+        wake_client(c, owner - 1);
+    wake_parked(c, id);
+}
+/* CLAIMED(slot) -> SEALED or FAILED; else settles an abort. Returns 1 if the result counts. */
+static inline int finish(char *c, uint64_t id, unsigned slot, unsigned to) {
+    if (change_state(c, id, ST_CLAIMED, to, (int)slot, -1)) {
+        announce_done(c, id);
+        try_free(c, id);
+        return 1;
+    }
+    return 0;
+}
+static inline int settle_abort(char *c, uint64_t id, unsigned slot) {
+    unsigned to = LOAD(&header_of(c, id)->flags) & FLAG_ABORT_DELETE ? ST_DELETED : ST_CANCELLED;
+    if (!change_state(c, id, ST_ABORTED, to, (int)slot, -1))
+        return 0;
+    announce_done(c, id);
+    try_free(c, id);
+    return 1;
+}
+
+static inline int delete_object(char *c, uint64_t id) {
+    shm_header *h = header_of(c, id);
+    for (;;) {
+        uint64_t w = LOAD(&h->word);
+        if (WORD_GENERATION(w) != ID_GENERATION(id))
+            return 0;
+        unsigned s = WORD_STATE(w), to;
+        if (s == ST_WAITING || s == ST_QUEUED || s == ST_SEALED || s == ST_SPILLED)
+            to = ST_DELETED;
+        else if (s == ST_CLAIMED) {
+            OR(&h->flags, FLAG_ABORT_DELETE);
+            to = ST_ABORTED;
+        } else if (s == ST_SPILLING) {
+            sched_yield();
+            continue; /* the node leaves this state without waiting for anybody */
+        } else
+            return 0;
+        if (CAS64(&h->word, w, (w & ~0xFULL) | to)) {
+            announce_done(c, id);
+            try_free(c, id);
+            return 1;
+        }
+    }
+}
+/* WAITING or QUEUED -> CANCELLED; with force CLAIMED -> ABORTED. 0 = too late, 2 = was running. */
+static inline int cancel_task(char *c, uint64_t id, int force) {
+    for (int s = ST_WAITING; s <= ST_QUEUED; s++)
+        if (change_state(c, id, (unsigned)s, ST_CANCELLED, -1, -1)) {
+            announce_done(c, id);
+            try_free(c, id);
+            return 1;
+        }
+    if (force && change_state(c, id, ST_CLAIMED, ST_ABORTED, -1, -1)) {
+        announce_done(c, id);
+        return 2;
+    }
+    return 0;
+}
+
+static inline shm_block *block_of(char *store, uint64_t payload) {
+    return (shm_block *)(store + payload - BLOCK_ALIGN);
+}
+/* Gives the bytes back to whoever leased them: idempotent, because the owner word must still name
+ * the object. Returns 1 when this call did it. */
+static inline int return_block(char *c, char *store, uint64_t payload, uint64_t owner) {
+    shm_block *b = block_of(store, payload);
+    if (!CAS64(&b->owner, owner, 0))
+        return 0;
+    if (b->big) {
+        uint64_t at = ADD(&root_of(c)->returns_next, 1);
+        STORE(&root_of(c)->returns[at % RETURNS], payload);
+        if (LOAD(&root_of(c)->hungry))
+            wake_node(c);
+    } else
+        STORE(&client_of(c, b->lessee)->returned, 1);
+    return 1;
+}
+#endif

@@ -1,0 +1,205 @@
+/* The private allocator of a client: small blocks cut from leased spans.
+ *
+ * Why it exists: small objects are written without asking anybody. Everything here is private to
+ * the process but the owner words in block heads, which others may clear (return_block); when the
+ * process dies the node needs none of this, it looks at headers only.
+ * It must never know: headers, ids beyond the owner word, Python.
+ */
+#ifndef HOPLITE_SHM_SPANS_H
+#define HOPLITE_SHM_SPANS_H
+
+#include "shm_object.h"
+
+#include <stdlib.h>
+
+enum { CLASSES_MAX = 32, UNITS_MAX = 65536 };
+
+typedef struct {
+    uint64_t base;
+    uint32_t cls;      /* class + 1; 0 = empty, may take any class */
+    uint32_t blocks;   /* that fit */
+    uint32_t bump;     /* blocks ever cut */
+    uint32_t free;     /* on the stack */
+    uint32_t listed;   /* stands in available[] */
+    uint16_t *stack;
+} span;
+
+typedef struct {
+    span *spans;
+    uint32_t count, room;
+    uint64_t span_bytes;
+    uint64_t small_max;         /* payload bytes of the largest small object */
+    uint32_t classes;
+    uint64_t class_bytes[CLASSES_MAX];
+    uint32_t *available[CLASSES_MAX]; /* stacks of span indices that may have a block */
+    uint32_t available_count[CLASSES_MAX], available_room[CLASSES_MAX];
+} span_heap;
+
+static inline void heap_init(span_heap *h, uint64_t span_bytes, uint64_t small_max) {
+    memset(h, 0, sizeof *h);
+    h->span_bytes = span_bytes;
+    h->small_max = small_max;
+    uint64_t last = small_max + BLOCK_ALIGN;
+    for (uint64_t b = 128; h->classes < CLASSES_MAX; b *= 2) { /* 128 192 256 384 512 768 ... */
+        h->class_bytes[h->classes++] = b < last ? b : (last + 63) & ~63ULL;
+        if (b >= last)
+            break;
+        if (h->classes < CLASSES_MAX && b + b / 2 < last)
+            h->class_bytes[h->classes++] = b + b / 2;
+    }
+}
+static inline void heap_clear(span_heap *h) {
+    for (uint32_t i = 0; i < h->count; i++)
+        free(h->spans[i].stack);
+    for (int i = 0; i < CLASSES_MAX; i++)
+        free(h->available[i]);
+    free(h->spans);
+    memset(h, 0, sizeof *h);
+}
+static inline int heap_list(span_heap *h, uint32_t s) {
+    uint32_t cls = h->spans[s].cls - 1;
+    if (h->spans[s].listed)
+        return 0;
+    if (h->available_count[cls] == h->available_room[cls]) {
+        uint32_t room = h->available_room[cls] ? 2 * h->available_room[cls] : 8;
+        void *p = realloc(h->available[cls], room * sizeof(uint32_t));
+        if (!p)
+            return -1;
+        h->available[cls] = p;
+        h->available_room[cls] = room;
+    }
+    h->available[cls][h->available_count[cls]++] = s;
+    h->spans[s].listed = 1;
+    return 0;
+}
+static inline int heap_add(span_heap *h, uint64_t base) {
+    uint32_t at = h->count;
+    for (uint32_t i = 0; i < h->count; i++)
+        if (h->spans[i].base == 0) {
+            at = i;
+            break;
+        }
+    if (at == h->room) {
+        uint32_t room = h->room ? 2 * h->room : 8;
+        void *p = realloc(h->spans, room * sizeof(span));
+        if (!p)
+            return -1;
+        h->spans = p;
+        h->room = room;
+    }
+    if (at == h->count)
+        h->count++;
+    memset(&h->spans[at], 0, sizeof(span));
+    h->spans[at].base = base;
+    return 0;
+}
+static inline int heap_find(span_heap *h, uint64_t payload) {
+    uint64_t base = payload & ~(h->span_bytes - 1); /* spans are aligned to their size */
+    for (uint32_t i = h->count; i-- > 0;)
+        if (h->spans[i].base == base)
+            return (int)i;
+    return -1;
+}
+static inline void heap_free(span_heap *h, uint64_t payload) {
+    int i = heap_find(h, payload);
+    if (i < 0)
+        return;
+    span *s = &h->spans[i];
+    uint64_t at = (payload - BLOCK_ALIGN - s->base) / h->class_bytes[s->cls - 1];
+    s->stack[s->free++] = (uint16_t)at;
+    heap_list(h, (uint32_t)i);
+    if (s->free == s->bump && h->available_count[s->cls - 1] > 1) { /* whole span free: unlist it */
+        uint32_t cls = s->cls - 1, *list = h->available[cls], n = h->available_count[cls];
+        for (uint32_t k = 0; k < n; k++)
+            if (list[k] == (uint32_t)i) {
+                list[k] = list[n - 1];
+                h->available_count[cls] = n - 1;
+                break;
+            }
+        free(s->stack);
+        s->stack = NULL;
+        s->cls = s->blocks = s->bump = s->free = s->listed = 0;
+    }
+}
+/* Looks for blocks whose owner word somebody else has cleared. A block that is cut and not on the
+ * stack has a nonzero owner while it is in use: the lessee sets LEASED before it hands it out. */
+static inline void heap_reclaim(span_heap *h, char *store) {
+    for (uint32_t i = 0; i < h->count; i++) {
+        span *s = &h->spans[i];
+        if (!s->base || !s->cls)
+            continue;
+        uint64_t step = h->class_bytes[s->cls - 1];
+        uint8_t *on_stack = calloc(s->bump + 1, 1);
+        if (!on_stack)
+            return;
+        uint32_t bump = s->bump;
+        for (uint32_t k = 0; k < s->free; k++)
+            on_stack[s->stack[k]] = 1;
+        for (uint32_t k = 0; k < bump && s->cls; k++) {
+            uint64_t payload = s->base + k * step + BLOCK_ALIGN;
+            if (!on_stack[k] && LOAD(&block_of(store, payload)->owner) == 0)
+                heap_free(h, payload);
+        }
+        free(on_stack);
+    }
+}
+static inline uint64_t heap_take(span_heap *h, uint32_t cls) {
+    while (h->available_count[cls]) {
+        uint32_t i = h->available[cls][h->available_count[cls] - 1];
+        span *s = &h->spans[i];
+        if (s->free)
+            return s->base + s->stack[--s->free] * h->class_bytes[cls] + BLOCK_ALIGN;
+        if (s->bump < s->blocks)
+            return s->base + s->bump++ * h->class_bytes[cls] + BLOCK_ALIGN;
+        s->listed = 0;
+        h->available_count[cls]--;
+    }
+    for (uint32_t i = 0; i < h->count; i++) {
+        span *s = &h->spans[i];
+        if (!s->base || s->cls)
+            continue;
+        s->blocks = (uint32_t)(h->span_bytes / h->class_bytes[cls]);
+        s->stack = malloc(s->blocks * sizeof(uint16_t));
+        if (!s->stack)
+            return 0;
+        s->cls = cls + 1;
+        s->bump = 1;
+        if (heap_list(h, i) < 0)
+            return 0;
+        return s->base + BLOCK_ALIGN;
+    }
+    return 0;
+}
+/* Payload offset of a LEASED block, or 0: another span is needed. */
+static inline uint64_t heap_allocate(span_heap *h, char *c, char *store, unsigned slot,
+                                     uint64_t nbytes) {
+    uint32_t cls = 0;
+    while (cls < h->classes && h->class_bytes[cls] < nbytes + BLOCK_ALIGN)
+        cls++;
+    if (cls == h->classes)
+        return 0;
+    uint64_t payload = heap_take(h, cls);
+    if (!payload && SWAP(&client_of(c, slot)->returned, 0)) {
+        heap_reclaim(h, store);
+        payload = heap_take(h, cls);
+    }
+    if (!payload)
+        return 0;
+    shm_block *b = block_of(store, payload);
+    b->bytes = h->class_bytes[cls];
+    b->lessee = slot;
+    b->big = 0;
+    b->generation = client_of(c, slot)->generation;
+    STORE(&b->owner, BLOCK_LEASED);
+    return payload;
+}
+static inline int heap_remove_empty(span_heap *h, uint64_t *bases, int max) {
+    int n = 0;
+    for (uint32_t i = 0; i < h->count && n < max; i++)
+        if (h->spans[i].base && !h->spans[i].cls) {
+            bases[n++] = h->spans[i].base;
+            h->spans[i].base = 0;
+        }
+    return n;
+}
+#endif

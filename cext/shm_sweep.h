@@ -1,0 +1,73 @@
+/* What the node does after a client's death, and what it may take back when memory is short.
+ *
+ * Why it exists: the dead cannot clean up. Each function may be repeated; none trusts what the
+ * dead client was writing.
+ * It must never know: retries, errors, plans: it hands lists up and others decide.
+ */
+#ifndef HOPLITE_SHM_SWEEP_H
+#define HOPLITE_SHM_SWEEP_H
+
+#include "shm_object.h"
+
+/* Takes every bit of a dead client away: holders, parking, idle, spinners. Then looks at every
+ * header, not only at those it held: it may have died between clearing its bit and freeing, or
+ * between freeing and saying so. For the same reason every lessee looks for returned blocks, and
+ * everybody wakes up once. */
+static inline void sweep_bits(char *c, unsigned slot) {
+    uint64_t keep = ~(1ULL << (slot % 64));
+    unsigned word = slot / 64;
+    for (unsigned i = 0; i < PARKS; i++)
+        AND(&park_of(c, i)[word], keep);
+    for (unsigned i = 0; i < POOLS; i++) {
+        AND(&pool_of(c, i)->idle[word], keep);
+        AND(&pool_of(c, i)->spinning[word], keep);
+    }
+    AND(&root_of(c)->spinners[word], keep);
+    unsigned tables = LOAD(&root_of(c)->tables_high);
+    for (unsigned t = 0; t < tables; t++) {
+        unsigned high = LOAD(&table_of(c, t)->high);
+        for (unsigned i = 0; i < high; i++) {
+            shm_header *h = header_at(c, t, i);
+            if (LOAD(&h->refs[word]) & ~keep)
+                AND(&h->refs[word], keep);
+            if (LOAD(&h->pins[word]) & ~keep)
+                AND(&h->pins[word], keep);
+            uint64_t w = LOAD(&h->word), id = ID_MAKE(t, i, WORD_GENERATION(w));
+            if (WORD_STATE(w) == ST_FREED)
+                set_freed_bit(c, id);
+            else
+                try_free(c, id);
+        }
+    }
+    for (unsigned i = 1; i < CLIENTS; i++)
+        if (LOAD(&client_of(c, i)->state)) {
+            STORE(&client_of(c, i)->returned, 1);
+            wake_client(c, i);
+        }
+}
+/* Queues and tables of a dead client: the queues are free, the tables are the node's. */
+static inline void sweep_ownership(char *c, unsigned slot) {
+    unsigned queues = LOAD(&root_of(c)->queues_high);
+    for (unsigned q = 0; q < queues; q++)
+        if (LOAD(&queue_of(c, q)->owner) == slot + 1) {
+            STORE(&queue_of(c, q)->head, 0);
+            STORE(&queue_of(c, q)->tail, 0);
+            STORE(&queue_of(c, q)->owner, 0);
+        }
+    unsigned tables = LOAD(&root_of(c)->tables_high);
+    for (unsigned t = 0; t < tables; t++)
+        if (LOAD(&table_of(c, t)->owner) == slot + 1)
+            STORE(&table_of(c, t)->owner, NODE_SLOT + 1);
+}
+/* A payload offset to which a live header points, else 0. */
+static inline uint64_t live_block(char *c, unsigned t, unsigned i) {
+    shm_header *h = header_at(c, t, i);
+    uint64_t w = LOAD(&h->word);
+    unsigned s = WORD_STATE(w);
+    if (s == ST_FREE || !h->block || (h->flags & (FLAG_INLINE | FLAG_RETURNED)))
+        return 0;
+    if (s == ST_WAITING || s == ST_QUEUED || s == ST_CANCELLED || s == ST_SPILLED)
+        return 0;
+    return h->block;
+}
+#endif

@@ -1,0 +1,218 @@
+/* Hints, claims and waits: how tasks find workers and how results find those who wait.
+ *
+ * Why it exists: a task costs a few hundred nanoseconds here, or it costs a system call. A hint is
+ * only a hint (it may be lost, doubled, stale); the claim, one CAS on the header's word, decides.
+ * It must never know: Python objects, what a task does, who retries it.
+ */
+#ifndef HOPLITE_SHM_TASKS_H
+#define HOPLITE_SHM_TASKS_H
+
+#include "shm_object.h"
+
+#include <errno.h>
+
+enum { SLICE_NS = 500000000, BURST_PAUSES = 16, POLITE_BURSTS = 4 };
+enum wait_result {
+    WAIT_TIMEOUT = 0, WAIT_DONE = 1, WAIT_AGAIN = 2, WAIT_NEWS = 3, WAIT_CLOSING = 4,
+};
+
+static inline void pause_burst(void) {
+    for (int i = 0; i < BURST_PAUSES; i++)
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#else
+        __asm__ __volatile__("" ::: "memory");
+#endif
+    sched_yield();
+}
+/* At most cores - 1 processes spin at one time. */
+static inline int spin_begin(char *c, unsigned slot) {
+    shm_root *r = root_of(c);
+    unsigned n = 0;
+    for (int i = 0; i < MASK_WORDS; i++)
+        n += (unsigned)__builtin_popcountll(LOAD(&r->spinners[i]));
+    if (n + 1 >= r->cores)
+        return 0;
+    OR(&r->spinners[slot / 64], 1ULL << (slot % 64));
+    return 1;
+}
+static inline void spin_end(char *c, unsigned slot) {
+    AND(&root_of(c)->spinners[slot / 64], ~(1ULL << (slot % 64)));
+}
+
+/* -- queues ------------------------------------------------------------------------------- */
+
+static inline void wake_worker(char *c, unsigned pool, uint64_t hints) {
+    shm_pool *p = pool_of(c, pool);
+    unsigned spinning = 0;
+    for (int i = 0; i < MASK_WORDS; i++)
+        spinning += (unsigned)__builtin_popcountll(LOAD(&p->spinning[i]));
+    if (hints <= spinning)
+        return; /* who spins looks at the queues once more before it sleeps */
+    for (int i = 0; i < MASK_WORDS; i++) {
+        uint64_t mask;
+        while ((mask = LOAD(&p->idle[i]))) {
+            unsigned bit = (unsigned)__builtin_ctzll(mask);
+            if (!(AND(&p->idle[i], ~(1ULL << bit)) & (1ULL << bit)))
+                continue; /* somebody else wakes that one */
+            shm_client *w = client_of(c, (unsigned)i * 64 + bit);
+            ADD(&w->task, 1);
+            futex_wake(&w->task);
+            return;
+        }
+    }
+}
+/* One producer. Returns 0 when the ring is full. */
+static inline int queue_post(char *c, unsigned queue, uint64_t id) {
+    shm_queue *q = queue_of(c, queue);
+    uint64_t tail = q->tail, head = LOAD(&q->head);
+    if (tail - head >= RING)
+        return 0;
+    STORE(&q->ring[tail % RING], id);
+    STORE(&q->tail, tail + 1);
+    wake_worker(c, q->pool, tail + 1 - head);
+    return 1;
+}
+static inline int task_claim(char *c, uint64_t id, unsigned slot) {
+    return change_state(c, id, ST_QUEUED, ST_CLAIMED, -1, (int)slot);
+}
+/* The next task that this worker has claimed, or 0. Starts at another queue every time. */
+static inline uint64_t queue_take(char *c, unsigned pool, unsigned slot, unsigned *start) {
+    unsigned queues = LOAD(&root_of(c)->queues_high);
+    for (unsigned k = 0; k < queues; k++) {
+        shm_queue *q = queue_of(c, (*start + k) % queues);
+        if (!LOAD(&q->owner) || q->pool != pool)
+            continue;
+        for (;;) {
+            uint64_t head = LOAD(&q->head), tail = LOAD(&q->tail);
+            if (head >= tail)
+                break;
+            uint64_t id = LOAD(&q->ring[head % RING]);
+            if (!CAS64(&q->head, head, head + 1))
+                continue;
+            if (id_valid(id) && task_claim(c, id, slot)) {
+                *start = (*start + k) % queues;
+                return id;
+            }
+        }
+    }
+    return 0;
+}
+/* Waits for a task at most until the deadline; 0: timeout, or the client is to look around. */
+static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned *start,
+                                 uint64_t deadline) {
+    shm_root *r = root_of(c);
+    shm_client *me = client_of(c, slot);
+    shm_pool *p = pool_of(c, pool);
+    uint64_t bit = 1ULL << (slot % 64), id = queue_take(c, pool, slot, start);
+    if (id || LOAD(&r->closing))
+        return id;
+    uint64_t now = now_ns(), spin_until = now + (uint64_t)r->spin_us_max * 1000;
+    if (spin_begin(c, slot)) {
+        OR(&p->spinning[slot / 64], bit);
+        while (!id && now < spin_until && !LOAD(&r->closing)) {
+            pause_burst();
+            id = queue_take(c, pool, slot, start);
+            now = now_ns();
+        }
+        AND(&p->spinning[slot / 64], ~bit);
+        spin_end(c, slot);
+        if (id)
+            return id;
+    }
+    uint32_t seen = LOAD(&me->task);
+    OR(&p->idle[slot / 64], bit);
+    id = queue_take(c, pool, slot, start);
+    now = now_ns();
+    if (!id && now < deadline && !LOAD(&r->closing) && !LOAD(&me->retire)) {
+        uint64_t left = deadline - now;
+        futex_wait(&me->task, seen, (int64_t)(left < SLICE_NS ? left : SLICE_NS));
+    }
+    AND(&p->idle[slot / 64], ~bit);
+    return id ? id : queue_take(c, pool, slot, start);
+}
+
+/* -- waiting ------------------------------------------------------------------------------ */
+
+static inline int has_news(char *c, const uint16_t *tables, int n) {
+    for (int i = 0; i < n; i++)
+        if (LOAD(&table_of(c, tables[i])->done_summary))
+            return 1;
+    return 0;
+}
+/* Moves ids that are not done to the front; returns how many those are. */
+static inline int still_pending(char *c, uint64_t *ids, int n) {
+    int left = 0;
+    for (int i = 0; i < n; i++) {
+        uint64_t w = LOAD(&header_of(c, ids[i])->word);
+        int done = WORD_GENERATION(w) != ID_GENERATION(ids[i]) || state_done(WORD_STATE(w)) ||
+                   WORD_STATE(w) == ST_FREED;
+        if (!done)
+            ids[left++] = ids[i];
+    }
+    return left;
+}
+/* Until at most `pending_max` of the ids are pending, or (news) a result of ours has arrived, or
+ * the event word differs from *event (event != NULL). WAIT_AGAIN: look at signals, call again. */
+static inline int wait_for(char *c, unsigned slot, uint64_t *ids, int *n, int pending_max,
+                           const uint16_t *tables, int n_tables, const uint32_t *event,
+                           int spin, uint64_t deadline) {
+    shm_root *r = root_of(c);
+    shm_client *me = client_of(c, slot);
+    uint64_t now = 0, spin_until = 0;
+    int spinning = 0, bursts = 0, result;
+    for (;;) {
+        uint32_t seen = LOAD(&me->event);
+        *n = still_pending(c, ids, *n);
+        if (*n <= pending_max && pending_max >= 0) {
+            result = WAIT_DONE;
+            break;
+        }
+        if (event && *event != seen) {
+            result = WAIT_DONE;
+            break;
+        }
+        if (n_tables && has_news(c, tables, n_tables)) {
+            result = WAIT_NEWS;
+            break;
+        }
+        if (LOAD(&r->closing) > 1) {
+            result = WAIT_CLOSING;
+            break;
+        }
+        now = now_ns();
+        if (now >= deadline) {
+            result = WAIT_TIMEOUT;
+            break;
+        }
+        if (!spin_until)
+            spin_until = now + (uint64_t)r->spin_us_max * 1000;
+        if (spin && now < spin_until) {
+            if (!spinning)
+                spinning = spin_begin(c, slot);
+            if (spinning || bursts++ < POLITE_BURSTS) {
+                pause_burst();
+                continue;
+            }
+        }
+        if (spinning) {
+            spin_end(c, slot);
+            spinning = 0;
+        }
+        spin_until = now; /* once asleep it does not spin again */
+        ADD(&me->sleeping, 1);
+        uint64_t left = deadline - now;
+        int rc = futex_wait(&me->event, seen, (int64_t)(left < SLICE_NS ? left : SLICE_NS));
+        int why = errno;
+        ADD(&me->sleeping, -1);
+        errno = why;
+        if (rc && (errno == EINTR || errno == ETIMEDOUT)) {
+            result = WAIT_AGAIN;
+            break;
+        }
+    }
+    if (spinning)
+        spin_end(c, slot);
+    return result;
+}
+#endif

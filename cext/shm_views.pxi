@@ -1,0 +1,79 @@
+# What a client hands to Python: holds, read-only views of sealed payloads, writable blocks.
+
+@cython.final
+cdef class Hold:
+    """One hold on an object; dropped when this is deallocated, by atomics only."""
+    cdef Client client
+    cdef readonly uint64_t oid
+
+    def __dealloc__(self):
+        if self.client is not None:
+            self.client.release_ref(self.oid)
+
+
+@cython.final
+cdef class View:
+    """A read-only buffer over a sealed payload; it pins the object as long as it lives."""
+    cdef Client client
+    cdef readonly uint64_t oid
+    cdef char *address
+    cdef Py_ssize_t size
+
+    def __dealloc__(self):
+        if self.client is not None:
+            self.client.unpin(self.oid)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        if self.client.map.fork_mark != fork_count:
+            pass  # a forked child may go on reading what the parent has pinned
+        PyBuffer_FillInfo(buffer, self, self.address, self.size, 1, flags)
+
+    def __len__(self) -> int:
+        return self.size
+
+
+@cython.final
+cdef class Block:
+    """A writable buffer over a leased block; becomes an object by publish(), or is freed."""
+    cdef Client client
+    cdef readonly uint64_t payload
+    cdef Py_ssize_t size
+    cdef uint64_t oid      # the object it has become; 0 = none
+    cdef bint gone         # nothing to give back any more
+
+    def __dealloc__(self):
+        if self.client is None or self.gone:
+            return
+        self.client.live_leases.pop(<uint64_t><void *>self, None)
+        if not self.client.map.usable():
+            return
+        if self.oid:
+            self.client.unpin(self.oid)
+        else:
+            self.client.give_block(self.payload, BLOCK_LEASED)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.client.map.store + self.payload, self.size,
+                          self.oid != 0, flags)
+
+    def __len__(self) -> int:
+        return self.size
+
+    @property
+    def published(self) -> int:
+        """The local id of the object that this block has become; 0 while it is nobody's."""
+        return self.oid
+
+    def become(self, uint64_t oid) -> None:
+        """The bytes are the object's now: this buffer holds a pin on it instead of the lease."""
+        if self.oid:
+            raise ValueError("the block is an object already")
+        self.client.pin_claimed(oid)
+        self.oid = oid
+
+    def unbecome(self) -> None:
+        """The result did not count: the block is this process's again."""
+        cdef uint64_t oid = self.oid
+        self.oid = 0
+        CAS64(&block_of(self.client.map.store, self.payload).owner, oid, BLOCK_LEASED)
+        self.client.unpin(oid)

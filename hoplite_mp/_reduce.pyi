@@ -1,0 +1,33 @@
+"""Reduction kernels op × dtype, without the GIL. `cext/reduce_kernels.h` says what each computes.
+
+`op`: "sum" "prod" "min" "max" "mean" "and" "or" "xor". `dtype`: a NumPy dtype name, or "bfloat16"
+(its 16 bits as they stand in memory). A pair without a kernel raises ValueError.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+from typing_extensions import Buffer
+
+# Anything that gives its bytes; until Python 3.12 an array does not declare that it does.
+_Bytes: TypeAlias = Buffer | NDArray[Any]
+
+def supported(op: str, dtype: str) -> bool: ...
+def result_dtype(op: str, dtype: str) -> str: ...
+def reduce_addresses(
+    op: str,
+    dtype: str,
+    sources: Sequence[int],
+    destination: int,
+    count: int,
+    threads: int = 1,
+) -> None: ...
+def reduce_buffers(
+    op: str,
+    dtype: str,
+    sources: Sequence[_Bytes],
+    destination: _Bytes,
+    threads: int = 1,
+) -> None: ...
+def copy_address(destination: int, source: int, nbytes: int, threads: int = 1) -> None: ...
