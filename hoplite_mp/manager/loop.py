@@ -1,0 +1,183 @@
+"""The process around the planner: read, decode, step, encode, send. It decides nothing itself.
+
+One thread, one selector, one connection per node (on one host: one). The end of a connection is
+the end of that node's life and is told to the planner as NodeLost; when no connection is left the
+process is done. Nothing here blocks but `select`, which ends at the planner's next deadline.
+
+A node that does not read is given up once `outgoing_bytes_max` wait for it: holding back our own
+reading instead could leave both sides waiting for each other.
+
+This module must never know what a message is about. Only NodeJoined is looked into, for the number
+that says which connection leads to which node.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from hoplite_mp.errors import ProtocolError
+from hoplite_mp.planner.machine import BOARDS_MAX, OPERATIONS_MAX, Planner
+from hoplite_mp.protocol.codec import encode, manager_decoder
+from hoplite_mp.protocol.messages import NodeJoined, NodeLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.planner.plan import Plan
+    from hoplite_mp.protocol.messages import NodeToManager
+
+READ_BYTES = 256 << 10  # taken from a connection before the others get their turn
+OUTGOING_BYTES_MAX = 64 << 20  # waiting for one node; four of the longest frames
+SELECT_S_MAX = 3600.0  # epoll counts milliseconds in 32 bits
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Link:
+    """One connection: the bytes under way in both directions, and whose it is."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.decoder = manager_decoder()
+        self.outgoing = bytearray()
+        self.joined: NodeJoined | None = None
+        sock.setblocking(False)
+
+    def read(self) -> list[NodeToManager] | None:
+        """Whole messages that have come, or None at the end of the connection."""
+        try:
+            data = self.sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            return None
+        return self.decoder.feed(data) if data else None
+
+    def write(self) -> bool:
+        """Send what the connection takes; False if it is broken."""
+        while self.outgoing:
+            try:
+                sent = self.sock.send(self.outgoing)
+            except (BlockingIOError, InterruptedError):
+                return True
+            except OSError:
+                return False
+            del self.outgoing[:sent]
+        return True
+
+
+def _incarnation(link: Link) -> int:
+    return -1 if link.joined is None else link.joined.incarnation
+
+
+class Loop:
+    """The planner, the connections, and the clock that the planner must not have."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        clock: Callable[[], float] = time.monotonic,
+        outgoing_bytes_max: int = OUTGOING_BYTES_MAX,
+    ) -> None:
+        self._planner = planner
+        self._clock = clock
+        self._outgoing_bytes_max = outgoing_bytes_max
+        self._selector = selectors.DefaultSelector()
+        self._links: set[Link] = set()
+        self._routes: dict[int, Link] = {}  # node -> its connection
+        self._wake_at: float | None = None
+
+    def add(self, sock: socket.socket) -> None:
+        """Serve this connected stream socket until it ends."""
+        link = Link(sock)
+        self._links.add(link)
+        self._selector.register(sock, selectors.EVENT_READ, link)
+
+    def run(self) -> None:
+        """Serve until no connection is left."""
+        while self._links:
+            self.turn()
+        self._selector.close()
+
+    def turn(self) -> None:
+        """Wait once, then do everything that this brought."""
+        for key, events in self._selector.select(self._timeout()):
+            # A link that an earlier one of this round has closed is served no more.
+            if events & selectors.EVENT_READ and key.data in self._links:
+                self._serve(key.data)
+        now = self._clock()
+        if self._wake_at is not None and self._wake_at <= now:
+            self._carry_out(self._planner.tick(now))
+        self._flush()
+
+    def _timeout(self) -> float | None:
+        if self._wake_at is None:
+            return None
+        return min(max(0.0, self._wake_at - self._clock()), SELECT_S_MAX)
+
+    def _serve(self, link: Link) -> None:
+        try:
+            messages = link.read()
+            if messages is None:
+                self._end(link)
+                return
+            for message in messages:
+                self._take(link, message)
+        except ProtocolError as error:
+            _log.error("manager gives up a connection: %s", error)
+            self._end(link)
+
+    def _take(self, link: Link, message: NodeToManager) -> None:
+        if isinstance(message, NodeJoined):
+            link.joined = message
+            other = self._routes.get(message.node)
+            # The later life of a node is the one that is spoken to.
+            if other is None or _incarnation(other) <= message.incarnation:
+                self._routes[message.node] = link
+        elif link.joined is None:
+            raise ProtocolError(f"{type(message).__name__} came before NodeJoined")
+        self._carry_out(self._planner.step(message, self._clock()))
+
+    def _carry_out(self, plan: Plan) -> None:
+        for node, message in plan.sends:
+            link = self._routes.get(node)
+            if link is not None:
+                link.outgoing += encode(message)
+        self._wake_at = plan.wake_at
+
+    def _flush(self) -> None:
+        """Send; give up who cannot take it. An end can cause messages to others: until none."""
+        broken = True
+        while broken:
+            broken = False
+            for link in list(self._links):
+                if not link.write() or len(link.outgoing) > self._outgoing_bytes_max:
+                    self._end(link)
+                    broken = True
+                    continue
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.outgoing else 0)
+                if self._selector.get_key(link.sock).events != events:
+                    self._selector.modify(link.sock, events, link)
+
+    def _end(self, link: Link) -> None:
+        """Close a connection; the node behind it is lost."""
+        self._selector.unregister(link.sock)
+        link.sock.close()
+        self._links.discard(link)
+        joined = link.joined
+        # A later connection of the same node may have taken its place.
+        if joined is not None and self._routes.get(joined.node) is link:
+            del self._routes[joined.node]
+            lost = NodeLost(joined.node, joined.incarnation)
+            self._carry_out(self._planner.step(lost, self._clock()))
+
+
+def main(fd: int, *, boards_max: int = BOARDS_MAX, operations_max: int = OPERATIONS_MAX) -> None:
+    """Be the manager of the node at the other end of the connected stream socket `fd`."""
+    loop = Loop(Planner(boards_max=boards_max, operations_max=operations_max))
+    loop.add(socket.socket(fileno=fd))
+    loop.run()

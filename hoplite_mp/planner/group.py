@@ -1,0 +1,256 @@
+"""Who is a member of which Group, at which rank, and whether the others already count on it.
+
+    forming                                        formed
+    ───────                                        ──────
+    join  ► alive                                  join  ► joining
+    leave ► the rank is free                       admit ► joining becomes alive
+    all ranks held ► formed                        leave ► the rank is free
+                                                   nobody alive ► all that are joining become alive
+
+A member that leaves and one that dies are the same here. Nobody left: the group is closed, its
+name and its board are free. Members are (node, client slot, generation of the slot), so a late
+message about a dead process never touches the process that took its slot.
+
+After every event `_settle` applies the rules of the right-hand side until nothing changes, and
+tells the members' nodes the masks if they are others than before.
+
+This module must never know what members compute, nor where a board is.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from hoplite_mp.protocol.messages import (
+    GroupAdmitted,
+    GroupClosed,
+    GroupJoined,
+    GroupJoinRequested,
+    GroupLeft,
+    GroupMembers,
+    GroupRefused,
+)
+
+if TYPE_CHECKING:
+    from hoplite_mp.planner.plan import Send
+    from hoplite_mp.protocol.messages import ManagerToNode
+
+
+class Identity(NamedTuple):
+    """One use of one client slot of one node: a process, never mistaken for the next one."""
+
+    node: int
+    client: int
+    generation: int
+
+
+class Standing(enum.Enum):
+    ALIVE = "the others count on it"
+    JOINING = "it waits to be admitted"
+
+
+class Phase(enum.Enum):
+    FORMING = "some rank has never been held"
+    FORMED = "all ranks were held at one time"
+
+
+# What a newcomer is, and what an admission makes of a member. A missing row changes nothing.
+ON_JOIN = {Phase.FORMING: Standing.ALIVE, Phase.FORMED: Standing.JOINING}
+ON_ADMIT = {Standing.JOINING: Standing.ALIVE}
+
+
+@dataclass(slots=True)
+class Member:
+    """Who holds a rank; `request` recognises a doubled call."""
+
+    identity: Identity
+    request: int
+    standing: Standing
+
+
+@dataclass(slots=True)
+class Group:
+    """A group with at least one member. 0 <= rank < size for every rank in `members`."""
+
+    name: str
+    generation: int
+    board: int
+    size: int
+    phase: Phase = Phase.FORMING
+    members: dict[int, Member] = field(default_factory=dict)  # by rank
+    nodes: set[int] = field(default_factory=set)  # where the board is shown, also after leaving
+    shown: GroupMembers | None = None  # what these nodes were told last
+
+    def mask(self, standing: Standing) -> int:
+        """The ranks of that standing as bits."""
+        return sum(1 << rank for rank, m in self.members.items() if m.standing is standing)
+
+    def free_rank(self) -> int | None:
+        """The lowest free rank."""
+        return next((rank for rank in range(self.size) if rank not in self.members), None)
+
+
+class Groups:
+    """All groups of a cluster, by name."""
+
+    def __init__(self, boards_max: int) -> None:
+        self._boards_max = boards_max
+        self._generation = 0  # groups made so far; the one number that outlives them
+        self.groups: dict[str, Group] = {}
+
+    def join(self, message: GroupJoinRequested) -> list[Send]:
+        """Give the caller a rank, or say why not. Doubled calls get the same answer again."""
+        group = self.groups.get(message.name)
+        before = None if group is None else _find_request(group, message)
+        if group is not None and before is not None:
+            return [(message.node, _answer(group, before, message.request))]
+        refusal = _refusal(group, message) or self._no_board(group, message)
+        if refusal is not None:
+            return [(message.node, refusal)]
+        group = group or self._open(message)
+        rank = group.free_rank() if message.rank is None else message.rank
+        assert rank is not None
+        identity = Identity(message.node, message.client, message.client_generation)
+        group.members[rank] = Member(identity, message.request, ON_JOIN[group.phase])
+        group.nodes.add(message.node)
+        sends = self._settle(group)
+        return [*sends, (message.node, _answer(group, rank, message.request))]
+
+    def admit(self, message: GroupAdmitted) -> list[Send]:
+        """The living took a joining member in."""
+        group = self._known(message.name, message.generation)
+        member = None if group is None else group.members.get(message.rank)
+        if group is None or member is None:
+            return []
+        member.standing = ON_ADMIT.get(member.standing, member.standing)
+        return self._settle(group)
+
+    def leave(self, message: GroupLeft) -> list[Send]:
+        """A member closed its Group."""
+        group = self._known(message.name, message.generation)
+        member = None if group is None else group.members.get(message.rank)
+        leaver = Identity(message.node, message.client, message.client_generation)
+        if group is None or member is None or member.identity != leaver:
+            return []
+        del group.members[message.rank]
+        return self._settle(group)
+
+    def lose_client(self, node: int, client: int, generation: int) -> list[Send]:
+        """This use of a slot is over, and all before it: out of all groups."""
+        sends: list[Send] = []
+        for group in list(self.groups.values()):
+            lost = [
+                rank
+                for rank, member in group.members.items()
+                if member.identity[:2] == (node, client) and member.identity[2] <= generation
+            ]
+            sends += self._remove(group, lost)
+        return sends
+
+    def lose_node(self, node: int) -> list[Send]:
+        """All members there are gone, and nothing is shown there any more."""
+        sends: list[Send] = []
+        for group in list(self.groups.values()):
+            group.nodes.discard(node)
+            lost = [rank for rank, m in group.members.items() if m.identity.node == node]
+            sends += self._remove(group, lost)
+        return sends
+
+    def _remove(self, group: Group, ranks: list[int]) -> list[Send]:
+        for rank in ranks:
+            del group.members[rank]
+        return self._settle(group) if ranks else []
+
+    def _known(self, name: str, generation: int) -> Group | None:
+        group = self.groups.get(name)
+        return group if group is not None and group.generation == generation else None
+
+    def _no_board(self, group: Group | None, message: GroupJoinRequested) -> GroupRefused | None:
+        if group is not None or len(self.groups) < self._boards_max:
+            return None
+        text = (
+            f"group {message.name!r} cannot be made: {self._boards_max} groups exist, and no more "
+            "are allowed; close one"
+        )
+        return GroupRefused(message.request, text, "full")
+
+    def _open(self, message: GroupJoinRequested) -> Group:
+        used = {group.board for group in self.groups.values()}
+        board = next(board for board in range(self._boards_max) if board not in used)
+        self._generation += 1
+        group = Group(message.name, self._generation, board, message.size)
+        self.groups[message.name] = group
+        return group
+
+    def _settle(self, group: Group) -> list[Send]:
+        """Apply the rules until nothing changes; tell what is new."""
+        if not group.members:
+            del self.groups[group.name]
+            return _to_all(group, GroupClosed(group.name, group.generation, group.board))
+        if len(group.members) == group.size:
+            group.phase = Phase.FORMED
+        if not group.mask(Standing.ALIVE):
+            for member in group.members.values():
+                member.standing = Standing.ALIVE
+        masks = _masks(group)
+        if masks == group.shown:
+            return []
+        group.shown = masks
+        return _to_all(group, masks)
+
+
+def _to_all(group: Group, message: ManagerToNode) -> list[Send]:
+    return [(node, message) for node in sorted(group.nodes)]
+
+
+def _masks(group: Group) -> GroupMembers:
+    return GroupMembers(
+        name=group.name,
+        generation=group.generation,
+        board=group.board,
+        size=group.size,
+        alive=group.mask(Standing.ALIVE),
+        joining=group.mask(Standing.JOINING),
+        formed=group.phase is Phase.FORMED,
+    )
+
+
+def _answer(group: Group, rank: int, request: int) -> GroupJoined:
+    return GroupJoined(
+        request=request,
+        name=group.name,
+        generation=group.generation,
+        rank=rank,
+        size=group.size,
+        board=group.board,
+        formed=group.phase is Phase.FORMED,
+        admitted=group.members[rank].standing is Standing.ALIVE,
+    )
+
+
+def _find_request(group: Group, message: GroupJoinRequested) -> int | None:
+    """The rank that this very call was given before."""
+    identity = Identity(message.node, message.client, message.client_generation)
+    for rank, member in group.members.items():
+        if member.identity == identity and member.request == message.request:
+            return rank
+    return None
+
+
+def _refusal(group: Group | None, message: GroupJoinRequested) -> GroupRefused | None:
+    """Why the caller cannot have what it asks for, most basic reason first."""
+    name, size, rank = message.name, message.size, message.rank
+    text = None
+    if group is not None and size != group.size:
+        text = f"group {name!r} has size {group.size}, this caller asked for size {size}"
+    elif not 1 <= size <= message.members_max:
+        text = f"group {name!r} of size {size}: a size is from 1 to {message.members_max}"
+    elif rank is not None and not 0 <= rank < size:
+        text = f"group {name!r} has ranks 0 to {size - 1}, this caller asked for rank {rank}"
+    elif group is not None and rank is None and group.free_rank() is None:
+        text = f"group {name!r} has all its {size} members, this caller is one too many"
+    elif group is not None and rank in group.members:
+        text = f"rank {rank} of group {name!r} is taken by a living member"
+    return None if text is None else GroupRefused(message.request, text)

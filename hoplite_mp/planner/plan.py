@@ -1,0 +1,127 @@
+"""What the planner hands to the manager's loop after each step, and how a reader would draw it.
+
+A plan is data. The loop that carries it out decides nothing; a test that compares it needs
+neither sockets nor clocks.
+
+This module must never know how a plan came about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from hoplite_mp.protocol.fields import SHARES
+from hoplite_mp.protocol.messages import (
+    Commit,
+    ExecuteReduce,
+    Forget,
+    GroupClosed,
+    GroupJoined,
+    GroupMembers,
+    GroupRefused,
+    OperationFailed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hoplite_mp.protocol.messages import ManagerToNode
+
+    Send: TypeAlias = tuple[int, ManagerToNode]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now, in this order."""
+
+    # Each message goes onto its node's connection, in this order, before any of the next plan:
+    # a node may rely on reading the masks of a board before the answer to its join, and a
+    # board's end before the board's next use.
+    sends: tuple[Send, ...] = ()
+    # Call `tick` at this time of the clock that gave `now`, unless a later plan says otherwise.
+    # It replaces what the plan before said; None: there is nothing to wake up for.
+    wake_at: float | None = None
+
+    def as_text(self) -> str:
+        """One line per message, more for a reduction's stripes: the text of golden scenarios."""
+        lines: list[str] = []
+        for node, message in self.sends:
+            head, *rest = describe(message)
+            lines.append(f"-> node {node}: {head}")
+            lines.extend(f"     {line}" for line in rest)
+        if self.wake_at is not None:
+            lines.append(f"wake at {self.wake_at:g}")
+        return "\n".join(lines) if lines else "nothing"
+
+
+def describe(message: ManagerToNode) -> list[str]:
+    """A message of the manager as lines for people."""
+    return _DRAWN[type(message)](message)
+
+
+def _numbers(values: Iterable[int]) -> str:
+    return " ".join(map(str, values))
+
+
+def _ranks(mask: int) -> str:
+    """The ranks of a mask; `-` for none."""
+    return _numbers(rank for rank in range(mask.bit_length()) if mask >> rank & 1) or "-"
+
+
+def _execute(m: ExecuteReduce) -> list[str]:
+    lines = [
+        f"execute operation {m.operation}, epoch {m.epoch}",
+        f"members {_numbers(m.members)}",
+        f"order   {_numbers(m.order)} ({m.rule})",
+    ]
+    for stripe in m.stripes:
+        begin, end = stripe.begin_share / SHARES, stripe.end_share / SHARES
+        lines.append(f"stripe  {begin:.2%} to {end:.2%} at node {stripe.owner}")
+    return lines
+
+
+def _commit(m: Commit) -> list[str]:
+    of = f"operation {m.operation}, epoch {m.epoch}"
+    return [f"commit {of}: contributors {_numbers(m.contributors)}"]
+
+
+def _failed(m: OperationFailed) -> list[str]:
+    cause = "" if m.cause_index is None else f" (source {m.cause_index})"
+    return [f"operation {m.operation} failed, {m.error}{cause}: {m.message}"]
+
+
+def _forget(m: Forget) -> list[str]:
+    return [f"forget operation {m.operation}"]
+
+
+def _members(m: GroupMembers) -> list[str]:
+    phase = "formed" if m.formed else "forming"
+    masks = f"alive {_ranks(m.alive)}, joining {_ranks(m.joining)}"
+    return [f"board {m.board} = {m.name!r} #{m.generation}, size {m.size}, {phase}: {masks}"]
+
+
+def _joined(m: GroupJoined) -> list[str]:
+    state = "member" if m.admitted else "joining"
+    return [f"request {m.request}: rank {m.rank} of {m.name!r} #{m.generation}, {state}"]
+
+
+def _refused(m: GroupRefused) -> list[str]:
+    return [f"request {m.request} refused, {m.error}: {m.message}"]
+
+
+def _closed(m: GroupClosed) -> list[str]:
+    return [f"board {m.board}: {m.name!r} #{m.generation} is closed"]
+
+
+# Typed loosely because each row takes the one message that its key names.
+_DRAWN: dict[type, Callable[..., list[str]]] = {
+    ExecuteReduce: _execute,
+    Commit: _commit,
+    OperationFailed: _failed,
+    Forget: _forget,
+    GroupMembers: _members,
+    GroupJoined: _joined,
+    GroupRefused: _refused,
+    GroupClosed: _closed,
+}

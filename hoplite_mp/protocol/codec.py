@@ -1,0 +1,109 @@
+"""Messages as bytes: frames of a length and a body, and a decoder that is fed in any pieces.
+
+    frame   | body length u32, little-endian | body: MessagePack array [name, field, ...] |
+
+Sans-io: bytes in, messages out. A length is compared with the limit before anything is set aside
+for it. Whoever reads from a peer says which messages that peer may send; everything else, and
+everything malformed, is the peer's doing and a ProtocolError, after which the decoder is of no
+more use: where the next frame begins can no longer be known.
+
+This module must never know sockets, nor what the messages mean.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Generic, TypeVar, cast
+
+import msgspec
+
+from hoplite_mp.errors import ProtocolError
+from hoplite_mp.protocol.messages import AnyMessage, ManagerToNode, NodeToManager
+
+# A request with SOURCES_MAX sources has 4.7 MB. Raising it lets one peer make us hold more.
+FRAME_BYTES_MAX = 16 << 20
+
+_LENGTH = struct.Struct("<I")
+_encoder = msgspec.msgpack.Encoder()
+
+T = TypeVar("T")
+
+
+def encode(message: AnyMessage) -> bytes:
+    """The frame of one message. ValueError if it is longer than any peer would accept."""
+    body = _encoder.encode(message)
+    if len(body) > FRAME_BYTES_MAX:
+        name = type(message).__name__
+        raise ValueError(f"{name} of {len(body)} bytes; a frame has at most {FRAME_BYTES_MAX}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder(Generic[T]):
+    """Collects bytes of one peer and gives out whole messages of the type that it may send."""
+
+    def __init__(self, accepted: object, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._decoder = msgspec.msgpack.Decoder(cast("type[T]", accepted))
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer = bytearray()
+        self._failure: ProtocolError | None = None
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[T]:
+        """The messages completed by `data`, in order.
+
+        Raises ProtocolError at the first illegal frame, and again at every later call; messages
+        that stood before it in the same piece are lost with the connection.
+        """
+        if self._failure is not None:
+            raise ProtocolError(*self._failure.args)
+        self._buffer += data
+        try:
+            return self._take()
+        except ProtocolError as failure:
+            self._failure = failure
+            self._buffer.clear()
+            raise
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of an unfinished frame: not 0 at the end of a stream means that it was cut."""
+        return len(self._buffer)
+
+    def _take(self) -> list[T]:
+        messages: list[T] = []
+        begin, filled = 0, len(self._buffer)
+        with memoryview(self._buffer) as view:
+            while filled - begin >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(view, begin)
+                self._check(length)
+                body = begin + _LENGTH.size
+                if filled - body < length:
+                    break
+                begin = body + length
+                messages.append(self._decode(view[body:begin]))
+        del self._buffer[:begin]
+        return messages
+
+    def _check(self, length: int) -> None:
+        if not 0 < length <= self._frame_bytes_max:
+            raise ProtocolError(
+                f"a frame of {length} bytes was announced; 1 to {self._frame_bytes_max} are allowed"
+            )
+
+    def _decode(self, body: memoryview) -> T:
+        with body:
+            try:
+                return self._decoder.decode(body)
+            except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+                raise ProtocolError(
+                    f"a frame of {len(body)} bytes is no message: {error}"
+                ) from error
+
+
+def manager_decoder() -> Decoder[NodeToManager]:
+    """What a manager reads from a node."""
+    return Decoder(NodeToManager)
+
+
+def node_decoder() -> Decoder[ManagerToNode]:
+    """What a node reads from its manager."""
+    return Decoder(ManagerToNode)

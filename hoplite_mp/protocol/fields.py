@@ -1,0 +1,109 @@
+"""What the fields of a message may hold: the limits of the vocabulary and the checks.
+
+Every message checks itself when it is made, so these checks run on both sides of every wire; each
+raises ValueError naming the field and its value. The limits here belong to the vocabulary (both
+sides must agree on them); what one process allows itself is in `config`.
+
+This module must never know which messages there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from hoplite_mp.ids import ID_BYTES
+
+# Limits of the vocabulary itself. A frame holds a request with all its sources (18 bytes each).
+SOURCES_MAX = 1 << 18  # refs in one collective
+SLICES_MAX = 1 << 16  # results of one reduce_scatter
+NAME_CHARS_MAX = 1024  # a group's name
+OP_CHARS_MAX = 256  # the name of a reduction's operator
+TEXT_CHARS_MAX = 64 << 10  # a reason; longer ones are the sender's to shorten (`shorten`)
+RANKS_MAX = 64  # bits of a rank mask, as on a group board
+NUMBER_MAX = (1 << 63) - 1  # a number that a user gave and nobody has judged yet
+SHARES = 1 << 20  # an object's bytes are cut in this many shares, whatever its size
+
+# What an operation is for. "gather" moves nothing: it is done when all its sources are.
+KINDS = ("reduce", "gather")
+# How the order of a plan binds. "fold": strictly left to right; "any": it may be regrouped.
+RULES = ("any", "fold")
+# What a failure becomes at the user's `get`: "reduce" ReduceError with the cause's failure as
+# cause, "source" the failure of source `cause_index` itself, "value" ValueError (shapes, dtypes),
+# "lost" ObjectLostError, "full" StoreFullError.
+OPERATION_ERRORS = ("reduce", "source", "value", "lost", "full")
+# Why a group cannot be joined: "value" the caller asked for the impossible, "full" no board left.
+GROUP_ERRORS = ("value", "full")
+
+_U64_MAX = (1 << 64) - 1
+
+
+def shorten(text: str) -> str:
+    """`text` as a message can carry it: cut in the middle, lone surrogates replaced by `?`."""
+    if len(text) > TEXT_CHARS_MAX:
+        half = TEXT_CHARS_MAX // 2 - 8
+        text = f"{text[:half]}\n[...]\n{text[-half:]}"
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+# ---- checks: each raises ValueError naming the field and its value
+
+
+def counts(**fields: Any) -> None:
+    for name, value in fields.items():
+        if type(value) is not int or not 0 <= value <= _U64_MAX:
+            raise ValueError(f"{name} must be an integer from 0 to 2**64 - 1, not {value!r}")
+
+
+def between(name: str, value: Any, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{name} must be an integer from {low} to {high}, not {value!r}")
+
+
+def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+
+
+def text(name: str, value: Any, chars_max: int, chars_min: int = 0) -> None:
+    if not isinstance(value, str) or not chars_min <= len(value) <= chars_max:
+        what = f"{len(value)} characters" if isinstance(value, str) else repr(value)
+        raise ValueError(f"{name} must be a text of {chars_min} to {chars_max} characters: {what}")
+    value.encode()  # UnicodeEncodeError, a ValueError, for lone surrogates
+
+
+def flags(**fields: Any) -> None:
+    for name, value in fields.items():
+        if type(value) is not bool:
+            raise ValueError(f"{name} must be True or False, not {value!r}")
+
+
+def indices(name: str, value: Any, count: int) -> None:
+    """A tuple of different indices below `count`."""
+    if not isinstance(value, tuple):
+        raise ValueError(f"{name} must be a tuple, not {value!r}")
+    for index in value:
+        between(f"index in {name}", index, 0, count - 1)
+    if len(set(value)) != len(value):
+        raise ValueError(f"{name} names an index twice: {value!r}")
+
+
+def object_ids(name: str, value: Any) -> None:
+    """A tuple of 1 to SOURCES_MAX object ids."""
+    if not isinstance(value, tuple):
+        raise ValueError(f"{name} must be a tuple, not {value!r}")
+    between(f"number of {name}", len(value), 1, SOURCES_MAX)
+    for index, one in enumerate(value):
+        if not isinstance(one, bytes) or len(one) != ID_BYTES:
+            raise ValueError(f"{name}[{index}] must be {ID_BYTES} bytes, not {one!r}")
+
+
+def sorted_indices(name: str, value: Any) -> None:
+    indices(name, value, SOURCES_MAX)
+    if not value or list(value) != sorted(value):
+        raise ValueError(f"{name} must be sorted and not empty, not {value!r}")
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
+    """What all messages share: frozen, compared by value, written as an array with its name."""

@@ -1,0 +1,156 @@
+"""The messages about Groups: who is a member, and which masks stand on a group's board.
+
+A member is (node, client slot, generation of the slot). A group is *formed* when all its ranks
+have joined for the first time. Before that, who leaves frees its rank; afterwards a newcomer with
+a free rank is *joining* until its node reports that the living have admitted it.
+
+This module must never know what members say to each other: that is shared memory, not messages.
+"""
+
+from __future__ import annotations
+
+from hoplite_mp.protocol.fields import (
+    GROUP_ERRORS,
+    NAME_CHARS_MAX,
+    NUMBER_MAX,
+    RANKS_MAX,
+    TEXT_CHARS_MAX,
+    Message,
+    between,
+    counts,
+    flags,
+    one_of,
+    text,
+)
+
+# ---- node -> manager
+
+
+class GroupJoinRequested(Message, frozen=True):
+    """A client calls `group(name, size, rank)`; `request` is the node's own number for the call.
+
+    `rank` None: the lowest free one. `members_max`: how many ranks a board of that node holds.
+    """
+
+    request: int
+    node: int
+    client: int
+    client_generation: int
+    name: str
+    size: int
+    rank: int | None = None
+    members_max: int = RANKS_MAX
+
+    def __post_init__(self) -> None:
+        counts(request=self.request, node=self.node, client=self.client)
+        counts(client_generation=self.client_generation)
+        text("name", self.name, NAME_CHARS_MAX)
+        # Size and rank are the user's: what is wrong with them is answered by GroupRefused, so
+        # that it can name the group's own size.
+        between("size", self.size, -NUMBER_MAX, NUMBER_MAX)
+        if self.rank is not None:
+            between("rank", self.rank, -NUMBER_MAX, NUMBER_MAX)
+        between("members_max", self.members_max, 1, RANKS_MAX)
+
+
+class GroupAdmitted(Message, frozen=True):
+    """The living members have taken in the joining member of that rank, at a commit."""
+
+    name: str
+    generation: int
+    rank: int
+
+    def __post_init__(self) -> None:
+        text("name", self.name, NAME_CHARS_MAX)
+        counts(generation=self.generation)
+        between("rank", self.rank, 0, RANKS_MAX - 1)
+
+
+class GroupLeft(Message, frozen=True):
+    """A member closed its Group. (Who dies is reported by ClientLost, for all its groups.)"""
+
+    name: str
+    generation: int
+    rank: int
+    node: int
+    client: int
+    client_generation: int
+
+    def __post_init__(self) -> None:
+        text("name", self.name, NAME_CHARS_MAX)
+        counts(generation=self.generation, node=self.node, client=self.client)
+        counts(client_generation=self.client_generation)
+        between("rank", self.rank, 0, RANKS_MAX - 1)
+
+
+# ---- manager -> node
+
+
+class GroupMembers(Message, frozen=True):
+    """What the board must show from now on; sent at every change, before GroupJoined.
+
+    The first one of a generation is also the order to make the board.
+    """
+
+    name: str
+    generation: int
+    board: int
+    size: int
+    alive: int
+    joining: int
+    formed: bool
+
+    def __post_init__(self) -> None:
+        text("name", self.name, NAME_CHARS_MAX)
+        counts(generation=self.generation, board=self.board)
+        between("size", self.size, 1, RANKS_MAX)
+        between("alive", self.alive, 0, (1 << self.size) - 1)
+        between("joining", self.joining, 0, (1 << self.size) - 1)
+        if self.alive & self.joining:
+            raise ValueError(f"alive {self.alive:b} and joining {self.joining:b} share a rank")
+        flags(formed=self.formed)
+
+
+class GroupJoined(Message, frozen=True):
+    """The answer to a join: rank and board. Not `admitted`: joining, GroupMembers will tell."""
+
+    request: int
+    name: str
+    generation: int
+    rank: int
+    size: int
+    board: int
+    formed: bool
+    admitted: bool
+
+    def __post_init__(self) -> None:
+        text("name", self.name, NAME_CHARS_MAX)
+        counts(request=self.request, generation=self.generation, board=self.board)
+        between("size", self.size, 1, RANKS_MAX)
+        between("rank", self.rank, 0, self.size - 1)
+        flags(formed=self.formed, admitted=self.admitted)
+
+
+class GroupRefused(Message, frozen=True):
+    """The other answer to a join, for the user to read."""
+
+    request: int
+    message: str
+    error: str = "value"
+
+    def __post_init__(self) -> None:
+        counts(request=self.request)
+        text("message", self.message, TEXT_CHARS_MAX)
+        one_of("error", self.error, GROUP_ERRORS)
+
+
+class GroupClosed(Message, frozen=True):
+    """All have left: the name is free, and the board too once this has been read."""
+
+    name: str
+    generation: int
+    board: int
+
+    def __post_init__(self) -> None:
+        text("name", self.name, NAME_CHARS_MAX)
+        counts(generation=self.generation, board=self.board)

@@ -1,0 +1,212 @@
+"""What a client and its node say to each other on one host, and node and supervisor.
+
+Why it exists: most of what a client does needs nobody; what is left (memory, collectives, groups,
+pools) is asked of the node in these messages. One message is one packet of a SEQPACKET socketpair:
+a reply that nobody waits for any more (Ctrl-C in the middle) is dropped by its number.
+It must never know: how either side does what is asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+__all__ = [
+    "Ask",
+    "ClosePool",
+    "Collective",
+    "Exited",
+    "FromSupervisor",
+    "GiveSpans",
+    "GroupAdmit",
+    "GroupJoin",
+    "GroupLeave",
+    "Interrupt",
+    "Lease",
+    "LeaseSpan",
+    "OpenPool",
+    "Reply",
+    "Request",
+    "Restore",
+    "Shutdown",
+    "Spawn",
+    "Spawned",
+    "Start",
+    "Stats",
+    "ToSupervisor",
+]
+
+
+class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A big block of `nbytes` payload. Reply: payload offset, or full=True and the message."""
+
+    nbytes: int
+
+
+class LeaseSpan(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A span for small objects. Reply: its offset, or full=True and the message."""
+
+
+class GiveSpans(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Empty spans go back. No reply."""
+
+    offsets: list[int]
+
+
+class Restore(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A spilled object is wanted in memory. Reply: done, or full=True and the message."""
+
+    oid: int
+
+
+class Interrupt(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """`slot` runs an aborted task: interrupt it, and kill it if it does not end. No reply."""
+
+    oid: int
+    slot: int
+
+
+class Collective(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A reduction (one result for each slice) or a gather (one result without a value).
+
+    The results' headers are claimed by the node; the caller holds the sources until they are done.
+    No reply.
+    """
+
+    results: list[int]
+    sources: list[int]
+    kind: str
+    op: str
+    num: int
+    deadline_s: float | None
+    reproducible: bool
+
+
+class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Workers of their own. `setup`: an object with (initializer, initargs). Reply: pool number."""
+
+    workers: int
+    max_tasks: int
+    setup: int
+
+
+class ClosePool(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The pool's workers end when idle; `kill`: at once. No reply."""
+
+    pool: int
+    kill: bool
+
+
+class GroupJoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Reply: (board, generation, rank), or the ValueError's message."""
+
+    name: str
+    size: int
+    rank: int | None
+
+
+class GroupLeave(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """This member will not call again. No reply."""
+
+    name: str
+    generation: int
+    rank: int
+
+
+class GroupAdmit(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The leader has let a joining rank in, at a commit. No reply."""
+
+    name: str
+    generation: int
+    rank: int
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Reply: counters of this host."""
+
+
+Ask: TypeAlias = (
+    Lease
+    | LeaseSpan
+    | GiveSpans
+    | Restore
+    | Interrupt
+    | Collective
+    | OpenPool
+    | ClosePool
+    | GroupJoin
+    | GroupLeave
+    | GroupAdmit
+    | Stats
+)
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """`number` 0: no reply wanted. `seen`: the last reply that arrived; a lease in a later one
+    that was lost on the way is taken back."""
+
+    number: int
+    seen: int
+    ask: Ask
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """`error`: text of what was wrong; `full`: the store has no room now, ask again or give up."""
+
+    number: int
+    value: Any = None
+    error: str = ""
+    full: bool = False
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor is started with: descriptors by number, and everything by value."""
+
+    sys_path: list[str]
+    control_fd: int
+    store_fd: int
+    event_fd: int
+    supervisor_fd: int
+    rpc_fd: int
+    output_fd: int
+    driver_pid: int
+    workers: int
+    cores: int
+    memory_bytes: int
+    config: dict[str, Any]
+    home: int
+
+
+class Spawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Node to supervisor, with descriptors (rpc, stdout, stderr): a worker for a client slot."""
+
+    slot: int
+    pool: int
+    max_tasks: int
+    setup: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Driver to supervisor: end the host."""
+
+
+ToSupervisor: TypeAlias = Spawn | Shutdown
+
+
+class Spawned(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The worker's process; an Exited follows when it is gone."""
+
+    slot: int
+    pid: int
+
+
+class Exited(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A worker's end, as os.waitstatus_to_exitcode says: -9 = SIGKILL."""
+
+    slot: int
+    pid: int
+    code: int
+
+
+FromSupervisor: TypeAlias = Spawned | Exited

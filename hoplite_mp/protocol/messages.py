@@ -1,0 +1,139 @@
+"""What node and manager say to each other, and what the planner decides upon: one vocabulary.
+
+The same values travel on the wire, go into the planner and come out of it, so there is nothing to
+translate and a recorded wire is a planner test. Each message is frozen and checks itself when it
+is made, by this process or by the decoder: an illegal message cannot exist. Operation, epoch,
+incarnation, node and stripe are in them although one host could do without, because they cannot
+be added to a wire later.
+
+    node    ──  NodeJoined NodeLost ClientLost                                    ─►  manager
+            ──  ReduceRequested SourceReady SourceFailed StripesComplete
+                ExecutionFailed OperationDropped                                  ─►
+            ──  GroupJoinRequested GroupAdmitted GroupLeft                        ─►
+            ◄─  ExecuteReduce Commit OperationFailed Forget                       ──
+            ◄─  GroupMembers GroupJoined GroupRefused GroupClosed                 ──
+
+Words: an *operation* id is chosen by the requesting node and never used twice in a cluster; an
+*epoch* counts the plans of one operation, from 1; a *generation* of a client slot counts its
+uses, that of a group counts the groups of the cluster; a *rank mask* has bit r for rank r.
+
+This module must never know how messages travel, nor what anybody does with them.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from hoplite_mp.protocol.fields import SHARES, Message, counts, shorten
+from hoplite_mp.protocol.groups import (
+    GroupAdmitted,
+    GroupClosed,
+    GroupJoined,
+    GroupJoinRequested,
+    GroupLeft,
+    GroupMembers,
+    GroupRefused,
+)
+from hoplite_mp.protocol.operations import (
+    Commit,
+    ExecuteReduce,
+    ExecutionFailed,
+    Forget,
+    OperationDropped,
+    OperationFailed,
+    ReduceRequested,
+    SourceFailed,
+    SourceReady,
+    Stripe,
+    StripesComplete,
+)
+
+__all__ = [
+    "SHARES",
+    "AnyMessage",
+    "ClientLost",
+    "Commit",
+    "ExecuteReduce",
+    "ExecutionFailed",
+    "Forget",
+    "GroupAdmitted",
+    "GroupClosed",
+    "GroupJoinRequested",
+    "GroupJoined",
+    "GroupLeft",
+    "GroupMembers",
+    "GroupRefused",
+    "ManagerToNode",
+    "NodeJoined",
+    "NodeLost",
+    "NodeToManager",
+    "OperationDropped",
+    "OperationFailed",
+    "ReduceRequested",
+    "SourceFailed",
+    "SourceReady",
+    "Stripe",
+    "StripesComplete",
+    "shorten",
+]
+
+
+class NodeJoined(Message, frozen=True):
+    """A node begins. First message on every connection. A host's next life: incarnation + 1."""
+
+    node: int
+    incarnation: int
+    workers: int
+
+    def __post_init__(self) -> None:
+        counts(node=self.node, incarnation=self.incarnation, workers=self.workers)
+
+
+class NodeLost(Message, frozen=True):
+    """That life of the node is over, with its clients and its operations."""
+
+    node: int
+    incarnation: int
+
+    def __post_init__(self) -> None:
+        counts(node=self.node, incarnation=self.incarnation)
+
+
+class ClientLost(Message, frozen=True):
+    """A process died or left; `generation` is that of its client slot."""
+
+    node: int
+    client: int
+    generation: int
+
+    def __post_init__(self) -> None:
+        counts(node=self.node, client=self.client, generation=self.generation)
+
+
+# ---- who may say what: a decoder accepts one of these and nothing else
+
+NodeToManager: TypeAlias = (
+    NodeJoined
+    | NodeLost
+    | ClientLost
+    | ReduceRequested
+    | SourceReady
+    | SourceFailed
+    | StripesComplete
+    | ExecutionFailed
+    | OperationDropped
+    | GroupJoinRequested
+    | GroupAdmitted
+    | GroupLeft
+)
+ManagerToNode: TypeAlias = (
+    ExecuteReduce
+    | Commit
+    | OperationFailed
+    | Forget
+    | GroupMembers
+    | GroupJoined
+    | GroupRefused
+    | GroupClosed
+)
+AnyMessage: TypeAlias = NodeToManager | ManagerToNode

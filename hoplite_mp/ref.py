@@ -1,0 +1,116 @@
+"""ObjectRef: the name of an object, and its hold on it.
+
+A ref is sixteen bytes and something that keeps the object alive. The second part is opaque here:
+the client room makes a *hold* whose deallocation drops the ref, and this module only carries it. So
+a ref can be made, compared, hashed, printed and pickled in any process, with or without a cluster;
+what needs one goes through `runtime_hooks`, which the client room fills in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ByRef", "ObjectRef", "RuntimeHooks", "by_ref", "runtime_hooks"]
+
+T = TypeVar("T")
+ID_BYTES = 16
+
+
+class RuntimeHooks:
+    """What a ref asks of the cluster of this process; these defaults stand for "there is none"."""
+
+    __slots__ = ("attach", "contributors")
+
+    contributors: Callable[[ObjectRef[Any]], tuple[int, ...] | None]
+    attach: Callable[[bytes], object]
+
+    def __init__(self) -> None:
+        self.contributors = lambda ref: None
+        self.attach = lambda object_id: None
+
+
+runtime_hooks = RuntimeHooks()
+
+
+class ObjectRef(Generic[T]):
+    """The name of an object in the cluster: hashable, immutable, equal by object id.
+
+    The object lives as long as one ref to it does, whoever put it. A ref that was pickled by
+    anything but this library holds nothing while it is bytes.
+    """
+
+    __slots__ = ("__weakref__", "_hold", "_id")
+
+    _id: bytes
+    _hold: object
+
+    def __init__(self, object_id: bytes, hold: object = None) -> None:
+        if len(object_id) != ID_BYTES:
+            raise ValueError(f"an object id has {ID_BYTES} bytes, not {len(object_id)}")
+        _set_id(self, bytes(object_id))
+        _set_hold(self, hold)
+
+    @property
+    def id(self) -> str:
+        """The object id as 32 hexadecimal digits."""
+        return self._id.hex()
+
+    @property
+    def contributors(self) -> tuple[int, ...] | None:
+        """Which sources went into this reduction, sorted; None until it is ready."""
+        return runtime_hooks.contributors(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self._id == other._id if isinstance(other, ObjectRef) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __repr__(self) -> str:
+        return f"ObjectRef({self.id})"
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"an ObjectRef is immutable: cannot set {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"an ObjectRef is immutable: cannot delete {name!r}")
+
+    def __copy__(self) -> ObjectRef[T]:
+        return self
+
+    def __deepcopy__(self, memo: object) -> ObjectRef[T]:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[bytes], ObjectRef[Any]], tuple[bytes]]:
+        # Only foreign picklers come here; our own writes an index into the payload's list of refs.
+        return _attach, (self._id,)
+
+
+# Slot descriptors write past our own __setattr__, and twice as fast as object.__setattr__ does.
+_set_id = ObjectRef.__dict__["_id"].__set__
+_set_hold = ObjectRef.__dict__["_hold"].__set__
+
+
+def _attach(object_id: bytes) -> ObjectRef[Any]:
+    """Rebuild a ref that a foreign pickler carried: it takes a hold of its own, if it still can."""
+    return ObjectRef(object_id, runtime_hooks.attach(object_id))
+
+
+class ByRef(Generic[T]):
+    """Marks an argument whose refs the task receives as refs; made by `by_ref`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"by_ref({self.value!r})"
+
+
+def by_ref(x: T) -> ByRef[T]:
+    """Hand `x` to a task with its refs and Futures unresolved: the task receives `x`, with refs."""
+    return ByRef(x)
