@@ -1,0 +1,25 @@
+"""How long until a cluster has done its first work?"""
+
+from __future__ import annotations
+
+from benchmarks.common import beside, median, run_script
+
+
+def bench_startup(benchmark, rounds, record):
+    """Fresh interpreters; from making the cluster to the second result, imports not counted."""
+    ours, theirs = [], []
+
+    def both():
+        theirs.append(run_script("startup_pool.py")["seconds"])
+        ours.append(run_script("startup_ours.py")["seconds"])
+
+    benchmark.pedantic(both, rounds=rounds(7, 2), warmup_rounds=1)
+    row = beside(
+        "Cluster(workers=2) to its first two results",
+        median(ours[1:]),
+        "s",
+        "ProcessPoolExecutor(spawn)",
+        median(theirs[1:]),
+    )
+    row.wanted = 1.3
+    record(row)

@@ -1,0 +1,65 @@
+"""hoplite_mp: worker processes that share immutable objects, with fault-tolerant collectives.
+
+The names below are the public face; everything else may change.
+"""
+
+from hoplite_mp import _version as _version
+from hoplite_mp._version import __version__ as __version__
+from hoplite_mp.client.futures import Future as Future
+from hoplite_mp.cluster import Cluster as Cluster
+from hoplite_mp.cluster import Executor as Executor
+from hoplite_mp.cluster import Node as Node
+from hoplite_mp.cluster import current as current
+from hoplite_mp.config import Config as Config
+from hoplite_mp.errors import AuthError as AuthError
+from hoplite_mp.errors import ClosedError as ClosedError
+from hoplite_mp.errors import ConfigError as ConfigError
+from hoplite_mp.errors import HopliteError as HopliteError
+from hoplite_mp.errors import HopliteTimeoutError as HopliteTimeoutError
+from hoplite_mp.errors import ManagerLostError as ManagerLostError
+from hoplite_mp.errors import NodeLostError as NodeLostError
+from hoplite_mp.errors import ObjectLostError as ObjectLostError
+from hoplite_mp.errors import PeerLostError as PeerLostError
+from hoplite_mp.errors import ProtocolError as ProtocolError
+from hoplite_mp.errors import ReduceError as ReduceError
+from hoplite_mp.errors import StoreFullError as StoreFullError
+from hoplite_mp.errors import TaskError as TaskError
+from hoplite_mp.errors import WorkerLostError as WorkerLostError
+from hoplite_mp.executor import as_completed as as_completed
+from hoplite_mp.group import Group as Group
+from hoplite_mp.ref import ObjectRef as ObjectRef
+from hoplite_mp.ref import by_ref as by_ref
+from hoplite_mp.serial import register_pickle_by_value as register_pickle_by_value
+
+__all__ = [
+    "AuthError",
+    "ClosedError",
+    "Cluster",
+    "Config",
+    "ConfigError",
+    "Executor",
+    "Future",
+    "Group",
+    "HopliteError",
+    "HopliteTimeoutError",
+    "ManagerLostError",
+    "Node",
+    "NodeLostError",
+    "ObjectLostError",
+    "ObjectRef",
+    "PeerLostError",
+    "ProtocolError",
+    "ReduceError",
+    "StoreFullError",
+    "TaskError",
+    "WorkerLostError",
+    "as_completed",
+    "by_ref",
+    "current",
+    "register_pickle_by_value",
+]
+
+for _name in ("Cluster", "Executor", "Future", "Group", "Node", "ObjectRef", "as_completed"):
+    globals()[_name].__module__ = "hoplite_mp"
+for _name in ("by_ref", "current", "register_pickle_by_value", "Config"):
+    globals()[_name].__module__ = "hoplite_mp"

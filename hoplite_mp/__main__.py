@@ -1,0 +1,8 @@
+"""`python -m hoplite_mp` is the command `hoplite-mp`."""
+
+import sys
+
+from hoplite_mp.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

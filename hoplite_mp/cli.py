@@ -1,0 +1,85 @@
+"""The command `hoplite-mp`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hoplite_mp._version import __version__
+from hoplite_mp.demo.training import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DEMO_NEEDS = {"sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}
+"""Modules of the extra `demo`, and the packages that bring them."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    arguments = parser().parse_args(argv)
+    if arguments.command == "demo":
+        return _demo(arguments)
+    parser().print_help()
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = argparse.ArgumentParser(
+        prog="hoplite-mp", description="Parallel Python with objects in shared memory."
+    )
+    top.add_argument("--version", action="version", version=f"hoplite-mp {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="command")
+
+    demo = commands.add_parser(
+        "demo",
+        help="train a network on this host while a worker is killed, beside ProcessPoolExecutor",
+        description="Asynchronous data-parallel training with a parameter server on scikit-learn's "
+        "handwritten digits. Each step takes the first two gradients to be ready; half way one "
+        "worker is killed. The same training runs on concurrent.futures.ProcessPoolExecutor. "
+        "Exit code 1 if our test accuracy is below 95 %.",
+    )
+    demo.add_argument(
+        "--workers", type=_positive, default=Plan.workers, metavar="N", help="default: %(default)s"
+    )
+    demo.add_argument(
+        "--steps", type=_positive, default=Plan.steps, metavar="S", help="default: %(default)s"
+    )
+    demo.add_argument("--no-kill", action="store_true", help="let all workers live")
+    demo.add_argument(
+        "--out", type=Path, metavar="DIR", help="write result.json and accuracy.png there"
+    )
+    return top
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    missing = [package for name, package in DEMO_NEEDS.items() if not _importable(name)]
+    if missing:
+        print(
+            f"hoplite-mp demo needs {', '.join(missing)}: pip install 'hoplite_mp[demo]'",
+            file=sys.stderr,
+        )
+        return 1
+
+    from hoplite_mp.demo.main import demo
+
+    plan = Plan(arguments.workers, arguments.steps, kill=not arguments.no_kill)
+    return demo(plan, arguments.out)
+
+
+def _importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ValueError:  # a module in sys.modules without a spec
+        return False

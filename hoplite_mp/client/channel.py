@@ -1,0 +1,90 @@
+"""A client's line to its node: one request, one reply, any thread.
+
+Why it exists: the few things that shared memory cannot answer. Each message is one packet, so an
+interrupted call (Ctrl-C) can leave a stale reply behind but never half of one; stale replies are
+known by their number.
+It must never know: what is asked.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import msgspec
+
+from hoplite_mp.errors import ClosedError, NodeLostError
+from hoplite_mp.protocol.local import Ask, Reply, Request
+
+__all__ = ["Channel"]
+
+PACKET_BYTES_MAX = 1 << 20
+
+
+class Channel:
+    """Requests to the node over a SEQPACKET socketpair."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._number = 0
+        self._seen = 0
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Reply)
+
+    def tell(self, ask: Ask) -> None:
+        """A request without a reply."""
+        try:
+            with self._lock:
+                self._sock.send(self._encoder.encode(Request(0, self._seen, ask)))
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def call(self, ask: Ask) -> Reply:
+        """A request and its reply. ValueError carries the node's complaint."""
+        try:
+            with self._lock:
+                self._number += 1
+                number = self._number
+                self._sock.send(self._encoder.encode(Request(number, self._seen, ask)))
+                while True:
+                    data = self._sock.recv(PACKET_BYTES_MAX)
+                    if not data:
+                        raise NodeLostError("the node of this host has ended")
+                    reply = self._decoder.decode(data)
+                    self._seen = reply.number
+                    if reply.number == number:
+                        break
+        except OSError as error:
+            raise self._lost(error) from error
+        if reply.error and not reply.full:
+            raise ValueError(reply.error)
+        return reply
+
+    def _lost(self, error: OSError) -> Exception:
+        if self._sock.fileno() < 0:
+            return ClosedError("the cluster is closed")
+        if isinstance(error, NodeLostError):
+            return error
+        return NodeLostError(f"the node of this host does not answer: {error}")
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+
+def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends with room for large packets."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in pair:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, option, 4 * PACKET_BYTES_MAX)
+    return pair
+
+
+def dump(message: Any) -> bytes:
+    """Any message of protocol.local as bytes."""
+    return msgspec.msgpack.encode(message)

@@ -1,0 +1,169 @@
+"""Future: a real `concurrent.futures.Future` over a header in shared memory.
+
+Why it exists: the header's state word is the truth, so a Future is a window on it. What a standard
+Future makes at birth (a condition, lists) is made here only when somebody asks for it; asking also
+tells the submitter that a thread must watch for this result.
+It must never know: how tasks are sent, who runs them.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Generator
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp import serial
+from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from hoplite_mp.client.submitter import Submitter
+
+__all__ = ["Future"]
+
+T = TypeVar("T")
+_making = threading.Lock()  # guards the first use of a Future's condition against its completion
+_NOTHING: Any = object()
+_PENDING, _FINISHED, _CANCELLED = "PENDING", "FINISHED", "CANCELLED_AND_NOTIFIED"
+
+
+class Future(concurrent.futures.Future[T]):
+    """The result of a task, on its way. Awaitable; `.ref` names the result as an object.
+
+    `cancel()` as in the standard library; `cancel(force=True)` also interrupts a running task:
+    the Future is cancelled at once, the worker gets a KeyboardInterrupt and, if it does not end
+    within `Config.cancel_grace_s`, is killed and replaced. Dropping a Future cancels nothing.
+    """
+
+    # The base class's __init__ is not called: see `_condition`.
+    def __init__(self, submitter: Submitter, oid: int, hold: object, writable: bool) -> None:
+        self._submitter = submitter
+        self._oid = oid
+        self._hold = hold
+        self._writable = writable
+        self._state = _PENDING
+        self._made: threading.Condition | None = None
+        self._value: Any = _NOTHING
+        self._error: BaseException | None = None
+
+    # -- what the standard library's functions look at -----------------------------------------
+
+    @property
+    def _condition(self) -> threading.Condition:
+        made = self._made
+        if made is None:
+            with _making:
+                if self._made is None:
+                    self._waiters: list[Any] = []
+                    self._done_callbacks: list[Any] = []
+                    self._made = threading.Condition()
+                made = self._made
+            if self._state is _PENDING:
+                self._submitter.arm()
+        return made
+
+    def _complete(self, cancelled: bool) -> None:
+        """The submitter has seen the header done."""
+        with _making:
+            if self._state is not _PENDING:
+                return
+            made = self._made
+            if made is None:
+                self._state = _CANCELLED if cancelled else _FINISHED
+                return
+        with made:
+            self._state = _CANCELLED if cancelled else _FINISHED
+            for waiter in self._waiters:
+                waiter.add_cancelled(self) if cancelled else waiter.add_result(self)
+            made.notify_all()
+        self._submitter.disarm()
+        self._invoke_callbacks()  # type: ignore[attr-defined]
+
+    # -- the face ------------------------------------------------------------------------------
+
+    @property
+    def ref(self) -> ObjectRef[T]:
+        """The result as an object: valid at once, also after cancel and failure."""
+        memory = self._submitter.memory
+        return ObjectRef(memory.public_id(self._oid), self._hold)
+
+    def done(self) -> bool:
+        return self._state is not _PENDING or self._submitter.is_done(self._oid)
+
+    def running(self) -> bool:
+        return (
+            self._state is _PENDING
+            and self._submitter.memory.client.state(self._oid) == STATE["CLAIMED"]
+        )
+
+    def cancelled(self) -> bool:
+        if self._state is _PENDING:
+            return self._submitter.memory.client.state(self._oid) in (
+                STATE["CANCELLED"],
+                STATE["ABORTED"],
+            )
+        return self._state is _CANCELLED
+
+    def cancel(self, *, force: bool = False) -> bool:
+        """False if it runs (without `force`) or is finished."""
+        if self.cancelled():
+            return True
+        if self._state is not _PENDING:
+            return False
+        return self._submitter.cancel(self._oid, force)
+
+    def result(self, timeout: float | None = None) -> T:
+        """The value; raises the task's exception, CancelledError, or HopliteTimeoutError."""
+        self._fetch(timeout)
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self = None  # type: ignore[assignment]  # no cycle through the traceback
+        return self._value  # type: ignore[no-any-return]
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._fetch(timeout)
+        return self._error
+
+    def _fetch(self, timeout: float | None) -> None:
+        if self._value is not _NOTHING or self._error is not None:
+            return
+        deadline = FOREVER_NS if timeout is None else deadline_ns(timeout)
+        submitter = self._submitter
+        submitter.wait_done(self._oid, deadline)
+        if self.cancelled():
+            raise CancelledError
+        memory = submitter.memory
+        mem = memory.payload(self._oid, deadline)
+        if serial.payload_kind(mem) == serial.ERROR:
+            self._error = serial.decode_error(mem, memory.make_ref)
+            return
+        try:
+            self._value = serial.decode(mem, make_ref=memory.make_ref, writable=self._writable)
+        except Exception as error:  # a class that cannot be rebuilt here: this result's error
+            self._error = error
+
+    def __await__(self) -> Generator[Any, None, T]:
+        import asyncio
+
+        return asyncio.wrap_future(self).__await__()
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self.cancelled() else "finished" if self.done() else "pending"
+        return f"<Future {self._oid:#x} {state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Future does not pickle; send its .ref")
+
+    # set_result and friends are for executors of the standard library; the header decides here.
+    def set_result(self, result: Any) -> None:
+        raise concurrent.futures.InvalidStateError("the result of a task is set by its worker")
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        raise concurrent.futures.InvalidStateError("the result of a task is set by its worker")
+
+    def set_running_or_notify_cancel(self) -> bool:
+        raise concurrent.futures.InvalidStateError("a task's state is set by its worker")

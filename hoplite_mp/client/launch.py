@@ -1,0 +1,193 @@
+"""Starts a host: shared memory, sockets, the supervisor; and ends it.
+
+Why it exists: the driver makes the control memory itself, so it can submit before any other process
+is up. Everything is handed to the supervisor by descriptor and by value; no name is made anywhere.
+It must never know: what the supervisor starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from hoplite_mp import _shm, ids
+from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
+from hoplite_mp.client.runtime import Runtime
+from hoplite_mp.config import Config
+from hoplite_mp.errors import ConfigError
+from hoplite_mp.protocol.local import Shutdown, Start
+from hoplite_mp.store.limits import cpu_count, total_bytes
+
+__all__ = ["Host"]
+
+DRIVER_SLOT = 1
+STORE_BYTES_MIN = 64 << 30  # address space, not memory
+STORE_FACTOR = 8  # so that fragments never keep an object out while there is memory
+BOOTSTRAP = (
+    "import sys,os;f=open(int(sys.argv[1]),'rb');n=int.from_bytes(f.read(8),'little');"
+    "import json;sys.path[:]=json.loads(f.read(n));d=f.read();f.close();"
+    "import msgspec;from hoplite_mp.protocol.local import Start;"
+    "from hoplite_mp.supervisor.main import main;main(msgspec.msgpack.decode(d,type=Start))"
+)
+READ_BYTES = 1 << 16
+_log = logging.getLogger("hoplite_mp")
+
+
+class Host:
+    """The processes of one host, as their driver holds them."""
+
+    def __init__(self, workers: int | None, memory: int | None, config: Config) -> None:
+        cores = cpu_count()
+        self.workers = cores if workers is None else workers
+        limit = memory or config.memory_bytes or total_bytes() // 3
+        if limit < 2 * config.span_bytes:
+            raise ConfigError(
+                f"memory={limit} is too small: at least two spans of {config.span_bytes} bytes"
+            )
+        self.limit = limit
+        control_fd = os.memfd_create("hoplite_mp control", os.MFD_CLOEXEC)
+        store_fd = os.memfd_create("hoplite_mp store", os.MFD_CLOEXEC)
+        event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        length = max(STORE_BYTES_MIN, STORE_FACTOR * limit)
+        home = ids.random_host_id()
+        _shm.create(
+            control_fd,
+            store_fd,
+            home,
+            length,
+            cores,
+            config.spin_us_max,
+            config.small_object_bytes_max,
+            config.span_bytes,
+        )
+        self.supervisor, supervisor_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        rpc, rpc_end = seqpacket_pair()
+        self.output, output_end = socket.socketpair()
+        ends = (supervisor_end, rpc_end, output_end)
+        start = Start(
+            sys_path=[],
+            control_fd=control_fd,
+            store_fd=store_fd,
+            event_fd=event_fd,
+            supervisor_fd=supervisor_end.fileno(),
+            rpc_fd=rpc_end.fileno(),
+            output_fd=output_end.fileno(),
+            driver_pid=os.getpid(),
+            workers=self.workers,
+            cores=cores,
+            memory_bytes=limit,
+            config=dataclasses.asdict(config),
+            home=home,
+        )
+        self.process = _execute(start, [control_fd, store_fd, event_fd, *(e.fileno() for e in ends)])
+        for end in ends:
+            end.close()
+        self.runtime = Runtime(
+            control_fd, store_fd, event_fd, DRIVER_SLOT, Channel(rpc), config, "driver"
+        )
+        for fd in (control_fd, store_fd):
+            os.close(fd)
+        self._event_fd = event_fd
+        self._config = config
+        self.lost = False
+        self._ending = False
+        self._reader = threading.Thread(
+            target=self._read_output, name="hoplite_mp output", daemon=True
+        )
+        self._reader.start()
+
+    def _read_output(self) -> None:
+        """Prints workers' lines; its end is the node's end."""
+        decoder = msgspec.msgpack.Decoder(tuple[int, str, bytes])
+        data = bytearray()
+        while True:
+            try:
+                piece = self.output.recv(READ_BYTES)
+            except OSError:
+                piece = b""
+            if not piece:
+                break
+            data += piece
+            while len(data) >= 4:
+                size = int.from_bytes(data[:4], "little")
+                if len(data) < 4 + size:
+                    break
+                _print(*decoder.decode(bytes(data[4 : 4 + size])))
+                del data[: 4 + size]
+        if not self._ending:
+            self.lost = True
+            _log.error("the node of this host has ended unexpectedly; its cluster is lost")
+            if self.runtime.client.usable:
+                self.runtime.tasks.lose()
+
+    def end(self) -> None:
+        """Ends all processes; returns when they are gone."""
+        self._ending = True
+        client = self.runtime.client
+        if client.usable:
+            client.set_closing()
+            self.runtime.tasks.wake_pool_all()
+        with contextlib.suppress(OSError):
+            self.supervisor.send(dump(Shutdown()))
+        self._wait_gone()
+        self.output.shutdown(socket.SHUT_RDWR) if self.output.fileno() >= 0 else None
+        if self._reader is not threading.current_thread():
+            self._reader.join(1.0)
+        self.output.close()
+        self.supervisor.close()
+        self.runtime.close()
+        client.give_back_all()
+        os.close(self._event_fd)
+
+    def _wait_gone(self) -> None:
+        deadline = time.monotonic() + self._config.shutdown_timeout_s
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            # Its children die with it (PDEATHSIG).
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
+    import json
+
+    import hoplite_mp
+
+    root = os.path.dirname(os.path.dirname(os.path.abspath(hoplite_mp.__file__)))
+    path = [p if p else os.getcwd() for p in sys.path]
+    start = msgspec.structs.replace(start, sys_path=[])
+    body = dump(start)
+    listed = json.dumps([*path, *([] if root in path else [root])]).encode()
+    info = os.memfd_create("hoplite_mp start", os.MFD_CLOEXEC)
+    os.write(info, len(listed).to_bytes(8, "little") + listed + body)
+    os.lseek(info, 0, os.SEEK_SET)
+    options: list[str] = [f"-W{w}" for w in sys.warnoptions]
+    try:
+        return subprocess.Popen(
+            [sys.executable, *options, "-c", BOOTSTRAP, str(info)],
+            pass_fds=[*fds, info],
+            stdin=subprocess.DEVNULL,
+            start_new_session=False,
+        )
+    finally:
+        os.close(info)
+
+
+def _print(stream: int, label: str, line: bytes) -> None:
+    target: Any = sys.stdout if stream == 1 else sys.stderr
+    with contextlib.suppress(Exception):  # a closed or broken stdout of the user's is not ours
+        target.write(f"({label}) {line.decode(errors='replace')}\n")
+        target.flush()

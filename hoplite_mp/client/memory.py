@@ -1,0 +1,316 @@
+"""A process's face of the store: values in, values out, arrays made in place.
+
+Why it exists: put and get are serialisation, one copy at most, and a few words; this file joins the
+three. Small objects need nobody; for big blocks, spilled objects and fresh spans the node is asked.
+It must never know: tasks, futures, plans.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import Any
+
+import numpy as np
+
+from hoplite_mp import _shm, ids, serial
+from hoplite_mp.client.channel import Channel
+from hoplite_mp.config import Config
+from hoplite_mp.errors import ClosedError, HopliteTimeoutError, ObjectLostError, StoreFullError
+from hoplite_mp.protocol.local import GiveSpans, Lease, LeaseSpan, Restore
+from hoplite_mp.ref import ObjectRef
+
+__all__ = ["FOREVER_NS", "STATE", "Memory", "deadline_ns", "format_bytes"]
+
+FOREVER_NS = 1 << 62
+STATE = {name: number for number, name in enumerate(_shm.STATES)}
+READY = (STATE["SEALED"], STATE["FAILED"])
+PENDING = (STATE["WAITING"], STATE["QUEUED"], STATE["CLAIMED"])
+PREFIX_BIG = 4096 - _shm.BLOCK_HEAD_BYTES  # the array of c.empty() begins on a page
+PREFIX_SMALL = 256
+MAP_UNIT = 1 << 20
+POPULATE_BYTES_MIN = 1 << 20
+DELETE_RETRY_NS = 1_000_000
+
+Array = np.ndarray[Any, np.dtype[Any]]
+WaitOne = Callable[[int, int], None]
+
+
+def deadline_ns(timeout: float | None) -> int:
+    """Seconds from now as a point of the monotonic clock; None: never; <= 0: a poll."""
+    if timeout is None:
+        return FOREVER_NS
+    if timeout <= 0:
+        return 0
+    return time.monotonic_ns() + int(min(timeout, 1e9) * 1e9)
+
+
+def format_bytes(nbytes: float) -> str:
+    """1536 -> "1.5 KiB"."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if nbytes < 1024 or unit == "GiB":
+            break
+        nbytes /= 1024
+    return f"{nbytes:.0f} {unit}" if nbytes == int(nbytes) else f"{nbytes:.1f} {unit}"
+
+
+class Memory:
+    """The store as one process sees it."""
+
+    def __init__(self, client: _shm.Client, channel: Channel, config: Config) -> None:
+        self.client = client
+        self.channel = channel
+        self.config = config
+        self.wait_one: WaitOne = lambda oid, deadline: None
+        self.inner: dict[int, list[ObjectRef[Any]]] = {}  # refs inside objects of ours
+        self._mapped: set[int] = set()  # MiBs of the store whose pages this process has mapped
+
+    # -- refs ----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """ClosedError after close, and in a forked child."""
+        if not self.client.usable:
+            raise ClosedError(
+                "this cluster is closed, or this process was forked from the one that opened it"
+            )
+
+    def public_id(self, oid: int) -> bytes:
+        return ids.pack_id(self.client.home, oid)
+
+    def local_id(self, ref: ObjectRef[Any]) -> int:
+        home, oid = ids.unpack_id(ref._id)
+        if home != self.client.home:
+            raise ObjectLostError(f"{ref} belongs to another cluster, or to one that has ended")
+        return oid
+
+    def own_ref(self, oid: int) -> ObjectRef[Any]:
+        """A ref over the hold that new() or publish() made."""
+        return ObjectRef(self.public_id(oid), self.client.hold(oid, False))
+
+    def make_ref(self, object_id: bytes) -> ObjectRef[Any]:
+        """A ref with a hold of its own; without one if the object is gone."""
+        home, oid = ids.unpack_id(object_id)
+        hold = None
+        if home == self.client.home and self.client.usable:
+            hold = self.client.hold(oid)
+        return ObjectRef(object_id, hold)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def put(self, value: Any) -> ObjectRef[Any]:
+        """A sealed object with this process's ref."""
+        self.check()
+        if self.client.news():
+            self.collect()
+        if type(value) is np.ndarray:
+            block = self.block_of(value)
+            if block is not None:
+                return self._publish_block(value, block)
+        return self.put_encoded(serial.encode(value))
+
+    def put_encoded(self, encoded: serial.Encoded) -> ObjectRef[Any]:
+        refs = bool(encoded.refs)
+        if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
+            oid = self.client.publish_inline(
+                encoded.head, encoded.buffers, encoded.offsets, encoded.nbytes, refs
+            )
+        else:
+            payload = self.write(encoded)
+            oid = self.client.publish(payload, encoded.nbytes, refs)
+        if refs:
+            self.inner[oid] = list(encoded.refs)
+        return self.own_ref(oid)
+
+    def write(self, encoded: serial.Encoded) -> int:
+        """A LEASED block with the payload in it."""
+        payload = self.allocate(encoded.nbytes)
+        try:
+            self.client.write(payload, encoded.head, encoded.buffers, encoded.offsets)
+        except BaseException:
+            self.client.give_back(payload)
+            raise
+        return payload
+
+    def allocate(self, nbytes: int) -> int:
+        """Payload offset of a LEASED block; waits for room up to put_wait_s, then StoreFullError."""
+        if nbytes <= self.config.small_object_bytes_max:
+            payload = self.client.allocate(nbytes)
+            if payload:
+                return payload
+            self.collect()
+            payload = self.client.allocate(nbytes)
+            while not payload:
+                self.client.add_span(self._ask(LeaseSpan(), nbytes))
+                payload = self.client.allocate(nbytes)
+            return payload
+        self.collect()
+        payload = self._ask(Lease(nbytes), nbytes)
+        if nbytes >= POPULATE_BYTES_MIN:
+            self._map(payload, nbytes)
+        return payload
+
+    def _map(self, payload: int, nbytes: int) -> None:
+        units = range(payload // MAP_UNIT, (payload + nbytes - 1) // MAP_UNIT + 1)
+        if not self._mapped.issuperset(units):
+            self.client.populate(payload, nbytes)
+            self._mapped.update(units)
+
+    def _ask(self, ask: Lease | LeaseSpan, nbytes: int) -> int:
+        deadline = time.monotonic() + self.config.put_wait_s
+        while True:
+            reply = self.channel.call(ask)
+            if not reply.full:
+                return int(reply.value)
+            if reply.value == "never" or time.monotonic() >= deadline:
+                raise StoreFullError(f"put of {format_bytes(nbytes)}: {reply.error}")
+            self.collect()
+            self.give_empty_spans()
+
+    def give_empty_spans(self) -> None:
+        spans = self.client.take_empty_spans()
+        if spans:
+            self.channel.tell(GiveSpans(spans))
+
+    def collect(self) -> None:
+        """Takes back what nobody holds any more, and drops the refs that were inside."""
+        for oid in self.client.collect():
+            self.inner.pop(oid, None)
+
+    def delete(self, oid: int) -> None:
+        """Drops it for everybody; waits while the node is just moving it to disk."""
+        while self.client.delete(oid) < 0:
+            self.wait_one(oid, time.monotonic_ns() + DELETE_RETRY_NS)
+            time.sleep(0.001)  # SPILLING counts as done for waiters; it ends with the write
+
+    # -- arrays made in the store --------------------------------------------------------------
+
+    def empty(self, shape: Any, dtype: Any, order: str) -> Array:
+        """A writable array over a LEASED block."""
+        self.check()
+        kind = np.dtype(dtype)
+        if kind.hasobject:
+            raise TypeError(f"an array of {kind} holds Python objects: it cannot lie in the store")
+        dims = tuple(int(n) for n in (shape if hasattr(shape, "__iter__") else (shape,)))
+        if any(n < 0 for n in dims):
+            raise ValueError(f"negative dimensions are not allowed: {dims}")
+        nbytes = kind.itemsize
+        for n in dims:
+            nbytes *= n
+        prefix = PREFIX_BIG if nbytes > self.config.small_object_bytes_max else PREFIX_SMALL
+        payload = self.allocate(prefix + nbytes)
+        block = self.client.block(payload, prefix + nbytes)
+        return np.ndarray(dims, kind, buffer=block, offset=prefix, order=_order(order))
+
+    def block_of(self, array: Array) -> _shm.Block | None:
+        """The block that this array fills, if it was made by empty() and is not an object yet."""
+        base: Any = array.base
+        while type(base) is np.ndarray:
+            base = base.base
+        if type(base) is not _shm.Block or base.published:
+            return None
+        prefix = len(base) - array.nbytes
+        if prefix not in (PREFIX_BIG, PREFIX_SMALL) or not (
+            array.flags.c_contiguous or array.flags.f_contiguous
+        ):
+            return None
+        start = self.client.store_address + base.payload + prefix
+        return base if array.__array_interface__["data"][0] == start else None
+
+    def block_head(self, array: Array, block: _shm.Block) -> bytes | None:
+        """The payload's head before the array; None if it does not fit there."""
+        prefix = len(block) - array.nbytes
+        order = "C" if array.flags.c_contiguous else "F"
+        try:
+            head, _, _ = serial.encode_array_head(array.dtype, array.shape, order, None, prefix)
+        except (TypeError, ValueError):
+            return None
+        return head if len(head) <= prefix else None
+
+    def _publish_block(self, array: Array, block: _shm.Block) -> ObjectRef[Any]:
+        head = self.block_head(array, block)
+        if head is None:
+            return self.put_encoded(serial.encode(array))
+        self.client.write(block.payload, head, [], [])
+        oid = self.client.publish(block.payload, len(block), False)
+        block.become(oid)
+        _freeze(array)
+        return self.own_ref(oid)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def payload(self, oid: int, deadline: int) -> memoryview:
+        """The payload of a finished object (a value's, or an error's), pinned while it is used."""
+        while True:
+            got = self.client.view(oid)
+            if not isinstance(got, int):
+                return memoryview(got)
+            if got in PENDING or got == STATE["SPILLING"]:
+                self.wait_one(oid, deadline)
+            elif got == STATE["SPILLED"]:
+                self._restore(oid, deadline)
+            elif got in (STATE["CANCELLED"], STATE["ABORTED"]):
+                if got == STATE["ABORTED"] and self.client.flags(oid)[1]:
+                    raise ObjectLostError(f"object {oid:#x} was deleted before it was ready")
+                raise CancelledError
+            elif got == STATE["DELETED"]:
+                raise ObjectLostError(f"object {oid:#x} was deleted")
+            else:
+                raise ObjectLostError(f"object {oid:#x} is gone: nobody held a ref to it")
+
+    def _restore(self, oid: int, deadline: int) -> None:
+        limit = min(deadline, time.monotonic_ns() + int(self.config.put_wait_s * 1e9))
+        while True:
+            reply = self.channel.call(Restore(oid))
+            if not reply.full:
+                return
+            if deadline == 0 or time.monotonic_ns() >= deadline:
+                raise HopliteTimeoutError("the object is being read back from the spill file")
+            if time.monotonic_ns() >= limit:
+                raise StoreFullError(f"get of a spilled object: {reply.error}")
+            self.collect()
+
+    def read(self, oid: int, deadline: int, writable: bool) -> Any:
+        """The value; raises what the object failed with."""
+        mem = self.payload(oid, deadline)
+        if serial.payload_kind(mem) == serial.ERROR:
+            raise serial.decode_error(mem, self.make_ref)
+        if len(mem) >= POPULATE_BYTES_MIN:
+            pass  # pages are mapped by the reader's first touch; a view costs nothing before
+        return serial.decode(mem, make_ref=self.make_ref, writable=writable)
+
+    def error(self, oid: int, deadline: int) -> BaseException | None:
+        """What the object failed with; None if it has a value."""
+        mem = self.payload(oid, deadline)
+        if serial.payload_kind(mem) == serial.ERROR:
+            return serial.decode_error(mem, self.make_ref)
+        return None
+
+    def inner_refs(self, oid: int) -> list[ObjectRef[Any]]:
+        """Refs listed inside a sealed object, each with a hold of this process."""
+        got = self.client.view(oid)
+        if isinstance(got, int):
+            return []
+        return [self.make_ref(object_id) for object_id in serial.read_refs(memoryview(got))]
+
+    def contributors(self, ref: ObjectRef[Any]) -> tuple[int, ...] | None:
+        """The indices of a reduction's sources; None before it is ready, and for other objects."""
+        got = self.client.view(self.local_id(ref))
+        if isinstance(got, int):
+            return None
+        mem = memoryview(got)
+        return None if serial.payload_kind(mem) == serial.ERROR else serial.read_contributors(mem)
+
+
+def _order(order: str) -> Any:
+    if order not in ("C", "F"):
+        raise ValueError(f"order must be 'C' or 'F', not {order!r}")
+    return order
+
+
+def _freeze(array: Array) -> None:
+    """The array, and what it is a view of, become read-only."""
+    base: Any = array
+    while type(base) is np.ndarray:
+        base.flags.writeable = False
+        base = base.base

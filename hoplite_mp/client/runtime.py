@@ -1,0 +1,126 @@
+"""Runtime: one process's membership in a cluster, in the driver and in a worker alike.
+
+Why it exists: `Cluster` is a face; what it talks to is this: the store, the task table, the line to
+the node, and which process this is. The innermost open one is what `hoplite_mp.current()` finds.
+It must never know: the public face above it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from hoplite_mp import _shm, _tasks, serial
+from hoplite_mp.client.channel import Channel
+from hoplite_mp.client.futures import Future
+from hoplite_mp.client.memory import STATE, Memory
+from hoplite_mp.client.submitter import KIND_OPERATION, Submitter
+from hoplite_mp.config import Config
+from hoplite_mp.errors import ClosedError
+from hoplite_mp.protocol.local import Collective
+from hoplite_mp.ref import ObjectRef, runtime_hooks
+
+__all__ = ["Runtime", "current_runtime"]
+
+NODE_SLOT = 0
+_stack: list[Runtime] = []
+_stack_lock = threading.Lock()
+
+
+class Runtime:
+    """Everything that a process needs to take part."""
+
+    def __init__(
+        self,
+        control_fd: int,
+        store_fd: int,
+        event_fd: int,
+        slot: int,
+        channel: Channel,
+        config: Config,
+        label: str,
+    ) -> None:
+        self.client = _shm.Client(control_fd, store_fd, slot, event_fd)
+        self.tasks = _tasks.Tasks(self.client)
+        self.channel = channel
+        self.config = config
+        self.label = label  # "driver" or "worker 3@h0"
+        self.memory = Memory(self.client, channel, config)
+        self.submitter = Submitter(self.memory, self.tasks)
+        self.memory.wait_one = self.submitter.wait_done
+        self.own_pool = 0  # the pool whose tasks may be run in place
+        self.face: Any = None  # the Cluster over this runtime, made when first asked for
+        self.pool_sizes: dict[int, int] = {}
+        self.task_leaves: list[Any] = []  # called at the end of the task that runs
+        with _stack_lock:
+            _stack.append(self)
+
+    def collective(
+        self,
+        sources: Sequence[ObjectRef[Any]],
+        kind: str,
+        op: str,
+        num: int,
+        deadline_s: float | None,
+        reproducible: bool,
+        slices: int,
+    ) -> list[int]:
+        """Hands an operation to the node. Returns the ids of its results (one for each slice)."""
+        self.memory.check()
+        oids = [self.memory.local_id(ref) for ref in sources]
+        results = [
+            self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0) for _ in range(slices)
+        ]
+        for oid in results:
+            self.submitter.expect(oid, None, [list(sources), self.client.hold(oid)])
+        self.channel.tell(Collective(results, oids, kind, op, num, deadline_s, reproducible))
+        return results
+
+    def operation_future(self, oid: int) -> Future[None]:
+        """A Future over an operation's result."""
+        future: Future[None] = Future(self.submitter, oid, self.client.hold(oid, False), False)
+        pending = self.submitter.pending.get(oid)
+        if pending is not None:
+            pending.future = future
+        return future
+
+    def close(self) -> None:
+        """This process leaves; what it has mapped stays readable."""
+        self.submitter.stop()
+        with _stack_lock:
+            if self in _stack:
+                _stack.remove(self)
+        self.client.close()
+        self.channel.close()
+
+
+def current_runtime() -> Runtime:
+    """The innermost open one of this process."""
+    for runtime in reversed(_stack):
+        if runtime.client.usable:
+            return runtime
+    raise ClosedError("no cluster is open in this process: open one with hoplite_mp.Cluster()")
+
+
+def _owner(object_id: bytes) -> Memory | None:
+    home = int.from_bytes(object_id[:8], "little")
+    for runtime in reversed(_stack):
+        if runtime.client.usable and runtime.client.home == home:
+            return runtime.memory
+    return None
+
+
+def _contributors(ref: ObjectRef[Any]) -> tuple[int, ...] | None:
+    memory = _owner(ref._id)
+    return None if memory is None else memory.contributors(ref)
+
+
+def _attach(object_id: bytes) -> object:
+    memory = _owner(object_id)
+    return None if memory is None else memory.make_ref(object_id)._hold
+
+
+runtime_hooks.contributors = _contributors
+runtime_hooks.attach = _attach
+serial.register_future_type(Future)

@@ -1,0 +1,542 @@
+"""Cluster: the face of the library.
+
+Why it exists: one object in which a user finds everything: put and get, submit and map, collectives,
+groups, nodes. It checks arguments and hands on; what it does not do itself stands in the docstrings
+of what it calls.
+It must never know: shared memory, sockets, processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hoplite_mp import collectives, serial
+from hoplite_mp.client.futures import Future
+from hoplite_mp.client.launch import Host
+from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
+from hoplite_mp.client.runtime import Runtime, current_runtime
+from hoplite_mp.collectives import as_refs
+from hoplite_mp.config import Config, parse_size
+from hoplite_mp.errors import HopliteTimeoutError
+from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool
+from hoplite_mp.group import Group
+from hoplite_mp.group import join as join_group
+from hoplite_mp.protocol.local import ClosePool, OpenPool, Stats
+from hoplite_mp.ref import ObjectRef
+from hoplite_mp.store.limits import cpu_count
+
+__all__ = ["Cluster", "Executor", "Node", "current"]
+
+T = TypeVar("T")
+Array = np.ndarray[Any, np.dtype[Any]]
+NODE_ID = "h0"
+SPMD_SIZE_MAX = 200
+_open: weakref.WeakSet[Cluster] = weakref.WeakSet()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """A living host: memory in bytes."""
+
+    id: str
+    address: str
+    host: str
+    workers: int
+    memory_used: int
+    memory_total: int
+
+
+class Cluster(TaskExecutor):
+    """Processes that share immutable objects; a `concurrent.futures.Executor`.
+
+    Args:
+        workers: worker processes on this host; None: as many as CPUs this process may use
+            (affinity, control group); 0: none.
+        memory: limit of this host's store, bytes or "2GiB"; allocated as needed. Default: a third
+            of the smaller of RAM and the control group's limit.
+        spill_dir: directory on a disk for what does not fit; default: the first suitable of
+            TMPDIR, /var/tmp and the working directory.
+        config: every other limit; an argument here wins over it.
+
+    `address hosts listen ports token tls` are for several hosts, which this version does not have.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        address: str | None = None,
+        hosts: Sequence[str] | None = None,
+        listen: str | None = None,
+        ports: Any = None,
+        token: str | Path | None = None,
+        tls: bool | None = None,
+        memory: int | str | None = None,
+        spill_dir: str | Path | None = None,
+        config: Config | None = None,
+    ) -> None:
+        later = {
+            "address": address, "hosts": hosts, "listen": listen, "ports": ports, "token": token,
+            "tls": tls,
+        }  # fmt: skip
+        for name, value in later.items():
+            if value is not None:
+                raise NotImplementedError(f"{name}= needs several hosts; this version has one")
+        if workers is not None and (
+            isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= 200
+        ):
+            raise ValueError(f"workers={workers!r}: it must be a number from 0 to 200, or None")
+        if config is None:
+            config = Config.from_environment()
+        changes: dict[str, Any] = {}
+        if memory is not None:
+            changes["memory_bytes"] = parse_size(memory)
+        if spill_dir is not None:
+            changes["spill_dir"] = str(spill_dir)
+        config = dataclasses.replace(config, **changes)
+        self._host: Host | None = Host(workers, config.memory_bytes, config)
+        self._join(self._host.runtime)
+        self._runtime.pool_sizes[0] = self._host.workers
+        self._shutting = threading.Lock()
+        _open.add(self)
+
+    def _join(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._options = Options()
+        self._pool = runtime.own_pool
+        runtime.face = self
+
+    @classmethod
+    def _of(cls, runtime: Runtime) -> Cluster:
+        """The face of a runtime that was made elsewhere (in a worker)."""
+        if runtime.face is None:
+            face = cls.__new__(cls)
+            face._host = None
+            face._shutting = threading.Lock()
+            face._join(runtime)
+        return runtime.face  # type: ignore[no-any-return]
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As in the standard library: no new tasks, then the end of the cluster made here.
+
+        wait=True returns when all tasks are done and all processes are gone; wait=False returns at
+        once and does the same behind your back. Afterwards calls raise ClosedError.
+        """
+        if self._host is None or self._closed:
+            return
+        self._closed = True
+        if self._runtime.client.usable and cancel_futures:
+            for oid in list(self._runtime.submitter.pending):
+                self._runtime.submitter.cancel(oid, False)
+        if wait:
+            self._finish()
+        else:
+            threading.Thread(target=self._finish, name="hoplite_mp shutdown").start()
+
+    def _finish(self) -> None:
+        runtime, host = self._runtime, self._host
+        if host is None or not runtime.client.usable:
+            return
+        try:
+            if not host.lost:
+                runtime.submitter.wait_idle(FOREVER_NS)
+        except BaseException:
+            self._abort()
+            raise
+        self._end()
+
+    def _abort(self) -> None:
+        """Cancels what waits, interrupts what runs; what does not end in time is killed."""
+        self._closed = True
+        submitter = self._runtime.submitter
+        if self._runtime.client.usable and self._host is not None and not self._host.lost:
+            for oid in list(submitter.pending):
+                with contextlib.suppress(Exception):
+                    submitter.cancel(oid, True)
+        self._end()
+
+    def _end(self) -> None:
+        with self._shutting:
+            host, self._host = self._host, None
+            _open.discard(self)
+            if host is not None:
+                host.end()
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
+        if self._host is not None:
+            if kind is None:
+                self.shutdown(wait=True)
+            else:
+                self._abort()
+        return None
+
+    # -- objects -------------------------------------------------------------------------------
+
+    def put(self, value: T, copies: int = 1) -> ObjectRef[T]:
+        """Stores an immutable value: arrays and other buffers are copied in once, out never.
+
+        Waits up to Config.put_wait_s for room, then StoreFullError; at once for more than the
+        limit. An array of `empty()` is published without a copy and becomes read-only.
+        """
+        if copies != 1:
+            raise NotImplementedError("copies= needs several hosts; this version has one")
+        return self._runtime.memory.put(value)
+
+    def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Array:
+        """A writable array inside the store, uninitialised. `put(a)`, or returning it from a task,
+        publishes it without a copy and makes it read-only; never published, it is freed with the
+        last array over it."""
+        return self._runtime.memory.empty(shape, dtype, order)
+
+    def get(self, refs: Any, timeout: float | None = None, copy: bool = False) -> Any:
+        """The value of a ref or Future, or a list for several, in order; read-only.
+
+        Raises the first failure in that order: the task's own exception, CancelledError,
+        ObjectLostError, ReduceError; HopliteTimeoutError after `timeout` seconds (0 polls).
+        copy=True: writable copies.
+        """
+        memory = self._runtime.memory
+        memory.check()
+        deadline = deadline_ns(timeout)
+        if isinstance(refs, (ObjectRef, Future)):
+            (ref,) = as_refs(refs)
+            return memory.read(memory.local_id(ref), deadline, copy)
+        found = as_refs(refs)
+        return [memory.read(memory.local_id(ref), deadline, copy) for ref in found]
+
+    def wait(
+        self, refs: Any, num: int | None = None, timeout: float | None = None
+    ) -> tuple[list[Any], list[Any]]:
+        """(done, not done), each in the given order; returns when `num` (default: all) are done,
+        ready or failed, or at the timeout."""
+        memory, submitter = self._runtime.memory, self._runtime.submitter
+        memory.check()
+        given = [refs] if isinstance(refs, (ObjectRef, Future)) else list(refs)
+        oids = [memory.local_id(ref) for ref in as_refs(given)]
+        wanted = len(oids) if num is None else num
+        if not 0 <= wanted <= len(oids):
+            raise ValueError(f"num={num!r}: it must be from 0 to the number of refs, {len(oids)}")
+        if wanted:
+            submitter.wait_many(oids, wanted, deadline_ns(timeout))
+        flags = [submitter.tasks.done(oid) for oid in oids]
+        done = [ref for ref, flag in zip(given, flags, strict=True) if flag]
+        return done, [ref for ref, flag in zip(given, flags, strict=True) if not flag]
+
+    def delete(self, refs: Any) -> None:
+        """Drops objects now: later gets fail with ObjectLostError. Arrays in use keep their memory;
+        tasks and reductions that still need a ref see a failed source."""
+        memory = self._runtime.memory
+        memory.check()
+        for ref in as_refs(refs):
+            memory.delete(memory.local_id(ref))
+
+    def locations(self, ref: Any) -> list[str]:
+        """Ids of the nodes that hold the whole value."""
+        memory = self._runtime.memory
+        memory.check()
+        (one,) = as_refs(ref)
+        held = memory.client.state(memory.local_id(one)) in _HELD
+        return [NODE_ID] if held else []
+
+    # -- tasks ---------------------------------------------------------------------------------
+
+    def options(self, **changes: Any) -> Cluster:
+        """A view of this cluster with other defaults for submit, map and executor.
+
+        node: a node (or its id) to run on. retries: how often a task is run again after the death
+        of its worker, never after an exception. timeout: seconds of running, then the worker is
+        killed and the task fails with HopliteTimeoutError. copy: results are writable. name: shown
+        in errors. Later options override; unknown names are a TypeError.
+        """
+        self._check_nodes(changes.get("node"))
+        view = _View.__new__(_View)
+        view.__dict__.update(self.__dict__)
+        view._options = self._options.override(changes)
+        view._base = self._base if isinstance(self, _View) else self
+        return view
+
+    def _view(self, options: Options) -> TaskExecutor:
+        view = _View.__new__(_View)
+        view.__dict__.update(self.__dict__)
+        view._options = options
+        view._base = self._base if isinstance(self, _View) else self
+        return view
+
+    def executor(
+        self,
+        max_workers: int | None = None,
+        *,
+        initializer: Callable[..., Any] | None = None,
+        initargs: tuple[Any, ...] = (),
+        max_tasks_per_child: int | None = None,
+        **options: Any,
+    ) -> PoolExecutor:
+        """An Executor with workers of its own on this cluster; they end at its shutdown."""
+        self._runtime.memory.check()
+        return open_pool(
+            self._runtime,
+            cpu_count() if max_workers is None else max_workers,
+            initializer,
+            initargs,
+            max_tasks_per_child,
+            self._options.override(options),
+        )
+
+    def spmd(
+        self, fn: Callable[..., T], size: int, *args: Any, node: Any = None
+    ) -> list[Future[T]]:
+        """`size` peers in processes of their own, started together: fn(rank, *args)."""
+        self._check_nodes(node)
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= SPMD_SIZE_MAX:
+            raise ValueError(f"size={size!r}: it must be from 1 to {SPMD_SIZE_MAX}")
+        self._runtime.memory.check()
+        pool = int(self._runtime.channel.call(OpenPool(size, 0, 0)).value)
+        peers = PoolExecutor(self._runtime, pool, self._options, None)
+        futures = [peers.submit(fn, rank, *args) for rank in range(size)]
+        left = [size]
+        lock = threading.Lock()
+        runtime = self._runtime
+
+        def done(future: Any) -> None:
+            with lock:
+                left[0] -= 1
+                if left[0]:
+                    return
+            if runtime.client.usable:
+                runtime.channel.tell(ClosePool(pool, False))
+                runtime.submitter.close_queue(pool)
+
+        for future in futures:
+            future.add_done_callback(done)
+        return futures
+
+    # -- collectives ---------------------------------------------------------------------------
+
+    def reduce(
+        self,
+        refs: Any,
+        op: Any = "sum",
+        num: int | None = None,
+        deadline: float | None = None,
+        to: Any = None,
+        reproducible: bool = False,
+    ) -> ObjectRef[Array]:
+        """Element-wise reduction over the first `num` refs to be ready (all if None).
+
+        Args:
+            refs: refs or Futures of arrays (or numbers) of one shape and dtype.
+            op: "sum" "prod" "min" "max" "mean" "and" "or" "xor", or a numpy ufunc.
+            deadline: seconds from the call; then what is ready counts, or else the first to come.
+            reproducible: left fold in the order of `refs`: the same contributors, the same bits.
+
+        Returns at once; `result.contributors` names the indices that went in. Too many failed
+        sources: ReduceError from `get`, with the cause. Different shapes or dtypes: ValueError
+        from `get`. The plan: first k ready in arrival order (Hoplite, SIGCOMM 2021).
+        """
+        self._check_nodes(to)
+        (result,) = collectives.reduce(
+            self._runtime, as_refs(refs), op, num, deadline, reproducible
+        )
+        return result
+
+    def allreduce(
+        self,
+        refs: Any,
+        op: Any = "sum",
+        num: int | None = None,
+        deadline: float | None = None,
+        to: Any = None,
+        reproducible: bool = False,
+    ) -> ObjectRef[Array]:
+        """As `reduce`; ready when every living node in `to` holds the result."""
+        return self.reduce(refs, op, num, deadline, to, reproducible)
+
+    def broadcast(self, ref: Any, to: Any = None) -> Future[None]:
+        """Done when every node in `to` (default: all) holds the object."""
+        self._check_nodes(to)
+        return collectives.wait_all(self._runtime, as_refs(ref))
+
+    def gather(self, refs: Any, to: Any = None) -> Future[None]:
+        """Done when the caller's node (or `to`) holds all of them."""
+        self._check_nodes(to)
+        return collectives.wait_all(self._runtime, as_refs(refs))
+
+    def allgather(self, refs: Any, to: Any = None) -> Future[None]:
+        """Done when every node in `to` (default: all) holds all of them."""
+        return self.gather(refs, to)
+
+    def reduce_scatter(self, refs: Any, op: Any = "sum", to: Any = None) -> list[ObjectRef[Array]]:
+        """The reduction in slices, as np.array_split(axis=0): one for each ref, slice i at to[i]."""
+        found = as_refs(refs)
+        self._check_nodes(to)
+        if isinstance(to, (list, tuple)) and len(to) != len(found):
+            raise ValueError(f"to= names {len(to)} nodes for {len(found)} slices")
+        return collectives.reduce(self._runtime, found, op, None, None, False, len(found) or 1)
+
+    def alltoall(self, matrix: Any, to: Any) -> Future[None]:
+        """Done when matrix[i][j] is at to[j], for all i and j."""
+        self._check_nodes(to)
+        rows = [as_refs(row) for row in matrix]
+        if isinstance(to, (list, tuple)) and any(len(row) != len(to) for row in rows):
+            raise ValueError(f"every row of the matrix needs {len(to)} refs, one for each of to=")
+        return collectives.wait_all(self._runtime, [ref for row in rows for ref in row])
+
+    def group(
+        self,
+        name: str,
+        size: int,
+        rank: int | None = None,
+        *,
+        strict: bool = False,
+        timeout: float | None = None,
+    ) -> Group:
+        """Becomes a member of the Group `name`; the first call waits for all `size`.
+
+        rank=None takes the lowest free one. timeout: seconds for each call (None: as long as the
+        peers live; a group that does not fill raises after Config.group_wait_s). ValueError: wrong
+        size, taken rank, one too many.
+        """
+        return join_group(self._runtime, name, size, rank, strict, timeout)
+
+    # -- looking -------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Living nodes in order of joining."""
+        import socket
+
+        stats = self._stats()
+        return [
+            Node(
+                NODE_ID,
+                "127.0.0.1",
+                socket.gethostname(),
+                stats["workers"],
+                stats["bytes_used"],
+                stats["bytes_limit"],
+            )
+        ]
+
+    @property
+    def address(self) -> str | None:
+        """Where others join: nowhere, in a cluster of one host."""
+        return None
+
+    @property
+    def token_file(self) -> Path | None:
+        """The token's file: a cluster of one host has none."""
+        return None
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start, in total and by node id under "nodes"."""
+        counters = self._stats()
+        counters.pop("workers")
+        return {**counters, "nodes": {NODE_ID: dict(counters)}}
+
+    def _stats(self) -> dict[str, Any]:
+        runtime = self._runtime
+        runtime.memory.check()
+        runtime.submitter.drain()
+        runtime.memory.collect()
+        return dict(runtime.channel.call(Stats()).value)
+
+    def _check_nodes(self, nodes: Any) -> None:
+        for node in nodes if isinstance(nodes, (list, tuple)) else [nodes]:
+            name = node.id if isinstance(node, Node) else node
+            if name is not None and name != NODE_ID:
+                raise ValueError(f"there is no node {name!r}: this cluster has {NODE_ID!r}")
+
+
+class _View(Cluster):
+    """What options() returns: shutting it down shuts its cluster down."""
+
+    _base: Cluster
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._base.shutdown(wait, cancel_futures=cancel_futures)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        self._closed = self._base._closed
+        return super().submit(fn, *args, **kwargs)
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
+        return self._base.__exit__(kind, value, traceback)
+
+
+class Executor(TaskExecutor):
+    """The one-line replacement of `concurrent.futures.ProcessPoolExecutor`.
+
+    Owns a cluster of this host; survives a worker's death (the task runs again). Results are
+    writable. Arguments as there.
+    """
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        initializer: Callable[..., Any] | None = None,
+        initargs: tuple[Any, ...] = (),
+        *,
+        max_tasks_per_child: int | None = None,
+    ) -> None:
+        count = cpu_count() if max_workers is None else max_workers
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 200:
+            raise ValueError(f"max_workers={max_workers!r}: it must be from 1 to 200, or None")
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")
+        plain = initializer is None and max_tasks_per_child is None
+        self._cluster = Cluster(count if plain else 0)
+        self._runtime = self._cluster._runtime
+        self._options = Options(copy=True)
+        self._pool = self._cluster._pool
+        if not plain:
+            try:
+                self._pool = open_pool(
+                    self._runtime,
+                    count,
+                    initializer,
+                    initargs,
+                    max_tasks_per_child,
+                    self._options,
+                )._hand_over()
+            except BaseException:
+                self._cluster.shutdown()
+                raise
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As in the standard library."""
+        self._closed = True
+        self._cluster.shutdown(wait, cancel_futures=cancel_futures)
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
+        self._closed = True
+        return self._cluster.__exit__(kind, value, traceback)
+
+
+_HELD = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
+
+
+def current() -> Cluster:
+    """Inside a task the same cluster; elsewhere the innermost open one, else ClosedError."""
+    return Cluster._of(current_runtime())
+
+
+@atexit.register
+def _close_all() -> None:
+    for cluster in list(_open):
+        with contextlib.suppress(HopliteTimeoutError):
+            if cluster._runtime.client.usable:
+                cluster.shutdown(wait=True)
+
+
+assert serial

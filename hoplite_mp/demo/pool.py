@@ -1,0 +1,219 @@
+"""The same training on concurrent.futures.ProcessPoolExecutor, for comparison.
+
+Everything that this way allows is done: the examples are sent once, by the initialiser, workers
+import numpy with one BLAS thread, and nothing but parameters and gradients travels, pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hoplite_mp.demo.training import (
+    Digits,
+    Momentum,
+    Plan,
+    Record,
+    Run,
+    loss_and_gradient,
+    minibatch,
+    report_pid,
+    roster,
+    start_parameters,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp.demo.training import Floats
+
+NAME = "ProcessPoolExecutor"
+
+_BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+# what the initialiser leaves in a worker
+_plan: Plan
+_digits: Digits
+
+
+def _initialise(plan: Plan, digits: Digits) -> None:
+    global _plan, _digits
+    _plan, _digits = plan, digits
+
+
+def gradient(params: Floats, number: int) -> Floats:
+    """The task: parameters come and the gradient goes through a pipe."""
+    out = np.empty_like(params)
+    loss_and_gradient(params, *minibatch(_plan, number, _digits.train_x, _digits.train_y), out)
+    return out
+
+
+@contextlib.contextmanager
+def _quiet_start() -> Iterator[None]:
+    """Children started in here have one BLAS thread and leave an interrupt to this process."""
+    saved = {name: os.environ.get(name) for name in _BLAS_THREADS}
+    os.environ.update(dict.fromkeys(_BLAS_THREADS, "1"))
+    main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main_thread else None
+    try:
+        yield
+    finally:
+        if main_thread:
+            signal.signal(signal.SIGINT, handler)
+        for name, value in saved.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class _Pool:
+    """A pool that can be made anew, with the gradients in flight on it."""
+
+    def __init__(self, plan: Plan, digits: Digits) -> None:
+        self._plan = plan
+        self._digits = digits
+        self._executor: ProcessPoolExecutor | None = None
+        self._flight: list[Future[Floats]] = []
+        self._born: list[int] = []
+        self.submitted = 0
+        self.received = 0
+
+    def open(self) -> list[int]:
+        """Start the processes; returns their pids, as tasks report them."""
+        executor = self._executor = ProcessPoolExecutor(
+            self._plan.workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_initialise,
+            initargs=(self._plan, self._digits),
+        )
+        with _quiet_start():  # the first submits start the processes
+            executor.submit(report_pid, 0.0)
+            return roster(
+                lambda pause, count: executor.map(report_pid, [pause] * count), self._plan.workers
+            )
+
+    def close(self) -> None:
+        """Give up what waits; returns without waiting for what runs."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def fill(self, params: Floats) -> None:
+        """One gradient in flight for each worker."""
+        self._flight = [self._submit(params) for _ in range(self._plan.workers)]
+        self._born = [0] * self._plan.workers
+
+    def first(self, count: int) -> list[int]:
+        """The slots of the first `count` gradients that are ready; waits for them."""
+        waiting = set(self._flight)
+        while len(self._flight) - len(waiting) < count:
+            waiting = wait(waiting, return_when=FIRST_COMPLETED).not_done
+        done = [slot for slot, future in enumerate(self._flight) if future not in waiting]
+        return done[:count]
+
+    def mean(self, slots: list[int]) -> Floats:
+        """The mean of these gradients; raises BrokenProcessPool if one of them is lost."""
+        gradients = [self._flight[slot].result() for slot in slots]
+        self.received += len(slots)
+        total: Floats = functools.reduce(np.add, gradients)
+        total *= np.float32(1 / len(gradients))
+        return total
+
+    def ages(self, slots: list[int], step: int) -> list[int]:
+        """How many steps older than those of this step the parameters in these slots are."""
+        return [step - self._born[slot] for slot in slots]
+
+    def resubmit(self, slots: list[int], params: Floats, step: int) -> None:
+        """New tasks with the parameters of this step in these slots."""
+        for slot in slots:
+            self._flight[slot] = self._submit(params)
+            self._born[slot] = step
+
+    def reopen(self, params: Floats, step: int) -> int:
+        """After a break: a new pool, and again what was lost; returns how much that was."""
+        wait(self._flight)  # every future of a broken pool is completed, most with the exception
+        self.close()
+        self.open()
+        lost = [slot for slot, future in enumerate(self._flight) if future.exception() is not None]
+        self.resubmit(lost, params, step)
+        return len(lost)
+
+    def _submit(self, params: Floats) -> Future[Floats]:
+        assert self._executor is not None
+        future = self._executor.submit(gradient, params, self.submitted)
+        self.submitted += 1
+        return future
+
+
+def train(plan: Plan, digits: Digits, progress: Callable[[int], None]) -> Run:
+    """Start a pool, train on it, kill one of its workers half way, go on with a new pool."""
+    params = start_parameters(plan)
+    optimiser = Momentum(params, plan.rate, plan.momentum)
+    record = Record(plan, digits)
+    pool = _Pool(plan, digits)
+    killed_pid, lost_tasks, breaks = None, 0, 0
+    try:
+        began = time.perf_counter()
+        pids = pool.open()
+        startup_seconds = time.perf_counter() - began
+
+        record.start(params)
+        pool.fill(params.copy())
+        for step in range(plan.steps):
+            if step == plan.kill_step:
+                killed_pid = pids[0]
+                os.kill(killed_pid, signal.SIGKILL)
+            mean = None
+            while mean is None:
+                try:
+                    slots = pool.first(plan.taken)
+                    mean = pool.mean(slots)
+                except BrokenProcessPool:
+                    lost_tasks += pool.reopen(params.copy(), step)
+                    breaks += 1
+            optimiser.apply(mean)
+            ages = pool.ages(slots, step)
+            # a copy: the executor pickles it some time later, in a thread of its own, while the
+            # optimiser changes the parameters in place
+            shared = params.copy()
+            try:
+                pool.resubmit(slots, shared, step + 1)
+            except BrokenProcessPool:
+                lost_tasks += pool.reopen(shared, step + 1)
+                breaks += 1
+            record.step(params, slots, ages)
+            progress(step + 1)
+    finally:
+        pool.close()
+
+    pickled = len(pickle.dumps(params, pickle.HIGHEST_PROTOCOL))
+    examples = len(pickle.dumps(digits, pickle.HIGHEST_PROTOCOL))
+    run = record.finish(
+        NAME,
+        startup_seconds,
+        {
+            "pickled": pickled * (pool.submitted + pool.received)
+            + examples * plan.workers * (1 + breaks)
+        },
+    )
+    run.killed_pid = killed_pid
+    if killed_pid is not None:
+        run.kill_step = plan.kill_step
+        run.lost_tasks = lost_tasks
+        run.happened = (
+            f"BrokenProcessPool: {lost_tasks} tasks lost, a new pool started"
+            if breaks
+            else "the pool did not notice"
+        )
+    return run

@@ -1,0 +1,301 @@
+"""The network, its data and its optimiser: the same mathematics for both runs of the demo.
+
+Two layers (64 -> hidden -> 10, ReLU, softmax) whose parameters lie in one flat float32 array, so
+that sharing them and summing gradients are operations on a single array. What a run must know
+beside its way of moving arrays is here too: `Plan`, and what it hands back: `Run`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float32]
+    Labels = NDArray[np.int64]
+
+PIXELS = 64
+CLASSES = 10
+HIDDEN = 14_000
+"""Hidden units: (64 + 1 + 10) * 14 000 + 10 parameters are 4.2 MB."""
+
+KILL_WINDOW = 10
+"""Steps from the kill on among which the longest one counts as the step around the kill."""
+
+
+ROSTER_SECONDS = 20.0
+"""How long to wait until every worker has reported its pid."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One training, whoever runs it."""
+
+    workers: int = 4
+    steps: int = 320
+    kill: bool = True
+    hidden: int = HIDDEN
+    batch: int = 32
+    rate: float = 2e-4
+    momentum: float = 0.9
+    seed: int = 2024
+    snapshots: int = 25
+
+    @property
+    def taken(self) -> int:
+        """How many gradients a step waits for."""
+        return min(2, self.workers)
+
+    @property
+    def kill_step(self) -> int | None:
+        """The step before which a worker is killed."""
+        return self.steps // 2 if self.kill else None
+
+    def wants_snapshot(self, done: int) -> bool:
+        """Whether the parameters after `done` steps are kept for the curve of accuracy."""
+        return done == self.steps or done % max(1, self.steps // self.snapshots) == 0
+
+
+class Digits(NamedTuple):
+    """scikit-learn's handwritten digits, four fifths to learn from."""
+
+    train_x: Floats
+    train_y: Labels
+    test_x: Floats
+    test_y: Labels
+
+
+class Layers(NamedTuple):
+    """The parts of the flat parameter array, as views."""
+
+    w1: Floats
+    b1: Floats
+    w2: Floats
+    b2: Floats
+
+
+@dataclasses.dataclass
+class Run:
+    """What one run of the training was like."""
+
+    name: str
+    seconds: float
+    """Of the training itself, the kill included."""
+    startup_seconds: float
+    step_seconds: list[float]
+    times: list[float]
+    """Seconds from the start, one for each snapshot."""
+    accuracies: list[float]
+    contributors: list[int]
+    """How often each slot of the gradients in flight was among the first."""
+    staleness: list[int]
+    """How many steps older than the step's parameters each applied gradient was."""
+    bytes_moved: dict[str, int]
+    kill_step: int | None = None
+    killed_pid: int | None = None
+    happened: str = "nobody was killed"
+    lost_tasks: int = 0
+
+    @property
+    def accuracy(self) -> float:
+        """On the test set, at the end."""
+        return self.accuracies[-1]
+
+    @property
+    def steps_per_s(self) -> float:
+        """Over the whole training."""
+        return len(self.step_seconds) / self.seconds
+
+    @property
+    def median_step(self) -> float:
+        """Seconds."""
+        return float(np.median(self.step_seconds))
+
+    @property
+    def lost_seconds(self) -> float | None:
+        """The longest step around the kill less the median step; None without a kill."""
+        if self.kill_step is None:
+            return None
+        around = self.step_seconds[self.kill_step : self.kill_step + KILL_WINDOW]
+        return max(0.0, max(around) - self.median_step)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For result.json."""
+        return {
+            "accuracy": self.accuracy,
+            "killed_pid": self.killed_pid,
+            "steps_per_s": self.steps_per_s,
+            "seconds": self.seconds,
+            "startup_seconds": self.startup_seconds,
+            "steps": len(self.step_seconds),
+            "median_step_seconds": self.median_step,
+            "kill_step": self.kill_step,
+            "lost_seconds": self.lost_seconds,
+            "lost_tasks": self.lost_tasks,
+            "happened": self.happened,
+            "contributors": self.contributors,
+            "staleness_mean": float(np.mean(self.staleness)),
+            "staleness_max": max(self.staleness),
+            "bytes_moved": self.bytes_moved,
+            "curve": {"seconds": self.times, "accuracy": self.accuracies},
+        }
+
+
+def load_digits(seed: int) -> Digits:
+    """The data set that ships with scikit-learn, shuffled, pixels centred and scaled."""
+    from sklearn import datasets
+
+    x, y = datasets.load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(x))
+    x = ((x[order] - 5) / 6).astype(np.float32)
+    y = y[order].astype(np.int64)
+    cut = len(x) * 4 // 5
+    return Digits(x[:cut], y[:cut], x[cut:], y[cut:])
+
+
+def parameter_count(hidden: int) -> int:
+    """Elements of the flat array."""
+    return (PIXELS + 1 + CLASSES) * hidden + CLASSES
+
+
+def layers(flat: Floats) -> Layers:
+    """The four parts of a flat array (parameters or gradient), as views of it."""
+    hidden = (flat.size - CLASSES) // (PIXELS + 1 + CLASSES)
+    ends = np.cumsum([PIXELS * hidden, hidden, hidden * CLASSES])
+    w1, b1, w2, b2 = np.split(flat, ends)
+    return Layers(w1.reshape(PIXELS, hidden), b1, w2.reshape(hidden, CLASSES), b2)
+
+
+def start_parameters(plan: Plan) -> Floats:
+    """He's initialisation for the first layer, zero biases, a quiet second layer."""
+    rng = np.random.default_rng(plan.seed)
+    flat = np.zeros(parameter_count(plan.hidden), np.float32)
+    net = layers(flat)
+    net.w1[...] = rng.standard_normal(net.w1.shape, np.float32) * np.sqrt(2 / PIXELS)
+    net.w2[...] = rng.standard_normal(net.w2.shape, np.float32) * np.sqrt(1 / plan.hidden)
+    return flat
+
+
+def minibatch(plan: Plan, number: int, x: Floats, y: Labels) -> tuple[Floats, Labels]:
+    """The examples of gradient task `number`: the same ones whoever computes it, however often."""
+    rows = np.random.default_rng([plan.seed, number]).integers(0, len(x), plan.batch)
+    return x[rows], y[rows]
+
+
+def loss_and_gradient(params: Floats, x: Floats, y: Labels, out: Floats) -> float:
+    """The mean cross-entropy of a minibatch; its gradient is written into `out`."""
+    net, grad = layers(params), layers(out)
+    hidden = x @ net.w1
+    hidden += net.b1
+    np.maximum(hidden, 0, out=hidden)
+    logits = hidden @ net.w2 + net.b2
+    logits -= logits.max(axis=1, keepdims=True)
+    probabilities = np.exp(logits)
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    rows = np.arange(len(x))
+    loss = -np.log(np.maximum(probabilities[rows, y], np.finfo(np.float32).tiny)).mean()
+
+    error = probabilities
+    error[rows, y] -= 1
+    error /= len(x)
+    np.matmul(hidden.T, error, out=grad.w2)
+    np.sum(error, axis=0, out=grad.b2)
+    back = error @ net.w2.T
+    back *= hidden > 0
+    np.matmul(x.T, back, out=grad.w1)
+    np.sum(back, axis=0, out=grad.b1)
+    return float(loss)
+
+
+def accuracy(params: Floats, x: Floats, y: Labels) -> float:
+    """The share of examples whose digit is told correctly."""
+    net = layers(params)
+    logits = np.maximum(x @ net.w1 + net.b1, 0) @ net.w2 + net.b2
+    return float((logits.argmax(axis=1) == y).mean())
+
+
+class Momentum:
+    """Stochastic gradient descent with momentum, in place."""
+
+    def __init__(self, params: Floats, rate: float, momentum: float) -> None:
+        self.params = params
+        self._rate = np.float32(rate)
+        self._momentum = np.float32(momentum)
+        self._velocity = np.zeros_like(params)
+
+    def apply(self, gradient: Floats) -> None:
+        """One step down the gradient."""
+        self._velocity *= self._momentum
+        self._velocity += gradient
+        self.params -= self._rate * self._velocity
+
+
+class Record:
+    """What a run writes down while it goes; evaluates only when the clock has stopped."""
+
+    def __init__(self, plan: Plan, digits: Digits) -> None:
+        self._plan = plan
+        self._digits = digits
+        self._snapshots: list[Floats] = []
+        self._start = self._last = 0.0
+        self.times: list[float] = []
+        self.step_seconds: list[float] = []
+        self.contributors = [0] * plan.workers
+        self.staleness: list[int] = []
+
+    def start(self, params: Floats) -> None:
+        """The clock starts."""
+        self._snapshots.append(params.copy())
+        self.times.append(0.0)
+        self._start = self._last = time.perf_counter()
+
+    def step(self, params: Floats, slots: Sequence[int], ages: Sequence[int]) -> None:
+        """A step is complete: `slots` were the first, their parameters `ages` steps old."""
+        for slot in slots:
+            self.contributors[slot] += 1
+        self.staleness.extend(ages)
+        now = time.perf_counter()
+        self.step_seconds.append(now - self._last)
+        self._last = now
+        if self._plan.wants_snapshot(len(self.step_seconds)):
+            self._snapshots.append(params.copy())
+            self.times.append(now - self._start)
+
+    def finish(self, name: str, startup_seconds: float, bytes_moved: dict[str, int]) -> Run:
+        """The clock stops at the last step; now the snapshots are evaluated."""
+        test = self._digits.test_x, self._digits.test_y
+        return Run(
+            name=name,
+            seconds=self._last - self._start,
+            startup_seconds=startup_seconds,
+            step_seconds=self.step_seconds,
+            times=self.times,
+            accuracies=[accuracy(params, *test) for params in self._snapshots],
+            contributors=self.contributors,
+            staleness=self.staleness,
+            bytes_moved=bytes_moved,
+        )
+
+
+def report_pid(pause: float) -> int:
+    """A task that says who runs it, after a pause in which the others take theirs."""
+    time.sleep(pause)
+    return os.getpid()
+
+
+def roster(ask: Callable[[float, int], Iterable[int]], workers: int) -> list[int]:
+    """The pids of all workers; `ask(pause, count)` has `count` tasks `report_pid` run."""
+    pids: set[int] = set()
+    deadline = time.monotonic() + ROSTER_SECONDS
+    while len(pids) < workers and time.monotonic() < deadline:
+        pids.update(ask(0.02, 2 * workers))
+    return sorted(pids)

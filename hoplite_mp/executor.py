@@ -1,0 +1,284 @@
+"""Executors: submit and map over a pool of workers, with options.
+
+Why it exists: `Cluster`, `c.options(...)`, `c.executor(...)` and `hoplite_mp.Executor` are the same
+thing over different pools: a `concurrent.futures.Executor` whose arguments may be refs.
+It must never know: how a host is started, collectives.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from hoplite_mp import serial
+from hoplite_mp.client.futures import Future
+from hoplite_mp.client.memory import FOREVER_NS, deadline_ns
+from hoplite_mp.client.runtime import Runtime
+from hoplite_mp.errors import ClosedError, HopliteTimeoutError
+from hoplite_mp.protocol.local import ClosePool, OpenPool
+
+__all__ = ["Options", "PoolExecutor", "TaskExecutor", "as_completed", "open_pool"]
+
+T = TypeVar("T")
+CHUNKS_PER_WORKER = 16  # of map(chunksize=None): enough to balance, few enough to be cheap
+CHUNK_ITEMS_MAX = 256
+RETRIES_MAX = 127
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """Defaults of submit, map and executor; see `Cluster.options`."""
+
+    node: Any = None
+    retries: int | None = None  # None: Config.retries
+    timeout: float | None = None
+    copy: bool = False
+    name: str | None = None
+
+    def override(self, changes: dict[str, Any]) -> Options:
+        """The same with some changed; TypeError for names that do not exist."""
+        known = {field.name for field in dataclasses.fields(self)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise TypeError(
+                f"unknown option{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}; "
+                f"there are {', '.join(sorted(known))}"
+            )
+        retries, timeout = changes.get("retries"), changes.get("timeout")
+        if retries is not None and not (isinstance(retries, int) and 0 <= retries <= RETRIES_MAX):
+            raise ValueError(f"retries={retries!r}: it must be from 0 to {RETRIES_MAX}")
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout={timeout!r}: it must be seconds above 0, or None")
+        return dataclasses.replace(self, **changes)
+
+
+class TaskExecutor(concurrent.futures.Executor):
+    """Submits to one pool of a cluster."""
+
+    _runtime: Runtime
+    _options: Options
+    _pool: int
+    _closed: bool = False
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Runs `fn(*args, **kwargs)` in a worker.
+
+        A ref or Future among the arguments (or inside list, tuple, dict, set) is replaced by its
+        value, for which the task waits; arrays passed by value are the task's own. The Future has
+        `.ref`, valid at once. A task whose worker dies runs again, `retries` times.
+        """
+        if self._closed:
+            raise ClosedError("this executor has been shut down: it takes no new tasks")
+        options = self._options
+        retries = options.retries
+        runtime = self._runtime
+        return runtime.submitter.submit(
+            fn,
+            args,
+            kwargs,
+            self._pool,
+            runtime.config.retries if retries is None else retries,
+            options.timeout,
+            options.copy,
+            options.name,
+        )
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int | None = None,
+        buffersize: int | None = None,
+        ordered: bool = True,
+    ) -> Iterator[T]:
+        """As `concurrent.futures.Executor.map` of Python 3.14, with two differences.
+
+        chunksize=None chooses; ordered=False yields results as they come. `timeout`: seconds from
+        this call, then HopliteTimeoutError. buffersize: how many results may be under way before
+        the iterables are read further; None reads them at once.
+        """
+        if chunksize is not None and chunksize < 1:
+            raise ValueError(f"chunksize={chunksize!r}: it must be 1 or more")
+        if buffersize is not None and (not isinstance(buffersize, int) or buffersize < 1):
+            raise ValueError(f"buffersize={buffersize!r}: it must be 1 or more, or None")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        items: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
+        if buffersize is None:
+            items = list(items)
+            if chunksize is None:
+                chunksize = self._chunksize(len(items))
+        chunksize = chunksize or 1
+        chunks = _chunks(items, chunksize) if chunksize > 1 else None
+        if chunks is not None:
+            name = self._options.name or getattr(fn, "__name__", "map")
+            view = self._view(self._options.override({"name": name}))
+            futures = (view.submit(_run_chunk, fn, chunk) for chunk in chunks)
+            limit = None if buffersize is None else max(1, buffersize // chunksize)
+        else:
+            futures = (self.submit(fn, *args) for args in items)
+            limit = buffersize
+        ahead = deque(itertools.islice(futures, limit))
+        results = _results(ahead, futures, deadline, ordered)
+        return itertools.chain.from_iterable(results) if chunks is not None else results
+
+    def _chunksize(self, count: int) -> int:
+        workers = self._runtime.pool_sizes.get(self._pool, self._runtime.pool_sizes.get(0, 1))
+        return max(1, min(count // (CHUNKS_PER_WORKER * max(1, workers)), CHUNK_ITEMS_MAX))
+
+    def _view(self, options: Options) -> TaskExecutor:
+        view = TaskExecutor()
+        view._runtime, view._pool, view._options = self._runtime, self._pool, options
+        return view
+
+    def _pending(self) -> list[int]:
+        """Ids of this process's unfinished tasks in this pool."""
+        submitter = self._runtime.submitter
+        queue = submitter.queue(self._pool)
+        return [oid for oid, task in list(submitter.pending.items()) if task.queue == queue]
+
+    def _wait_pending(self) -> None:
+        submitter = self._runtime.submitter
+        while oids := self._pending():
+            submitter.wait_many(oids, len(oids), FOREVER_NS)
+            submitter.drain()
+
+    def _cancel_pending(self, force: bool) -> None:
+        for oid in self._pending():
+            self._runtime.submitter.cancel(oid, force)
+
+
+class PoolExecutor(TaskExecutor):
+    """`c.executor()`: workers of its own on a cluster."""
+
+    def __init__(self, runtime: Runtime, pool: int, options: Options, setup: Any) -> None:
+        self._runtime, self._pool, self._options = runtime, pool, options
+        self._setup = setup  # the initializer's object is held as long as workers may start
+
+    def options(self, **changes: Any) -> TaskExecutor:
+        """The same workers with other defaults."""
+        return self._view(self._options.override(changes))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As in the standard library."""
+        if self._closed or not self._runtime.client.usable:
+            return
+        self._closed = True
+        if cancel_futures:
+            self._cancel_pending(False)
+        if wait:
+            self._wait_pending()
+            self._close(False)
+        else:
+            import threading
+
+            threading.Thread(target=self._close_later, daemon=True).start()
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
+        if kind is None:
+            self.shutdown(wait=True)
+        else:
+            self._closed = True
+            self._cancel_pending(True)
+            self._close(False)
+        return None
+
+    def _hand_over(self) -> int:
+        """The pool's number, for an owner that ends the whole cluster; the setup stays held."""
+        self._runtime.face._setups = self._setup
+        return self._pool
+
+    def _close(self, kill: bool) -> None:
+        if self._runtime.client.usable:
+            self._runtime.channel.tell(ClosePool(self._pool, kill))
+            self._runtime.submitter.close_queue(self._pool)
+
+    def _close_later(self) -> None:
+        self._wait_pending()
+        self._close(False)
+
+
+def open_pool(
+    runtime: Runtime,
+    workers: int,
+    initializer: Callable[..., Any] | None,
+    initargs: tuple[Any, ...],
+    max_tasks_per_child: int | None,
+    options: Options,
+) -> PoolExecutor:
+    """Starts a pool of its own."""
+    if not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"max_workers={workers!r}: it must be 1 or more")
+    if initializer is not None and not callable(initializer):
+        raise TypeError(f"initializer={initializer!r}: it must be callable")
+    if max_tasks_per_child is not None and (
+        not isinstance(max_tasks_per_child, int) or max_tasks_per_child < 1
+    ):
+        raise ValueError(f"max_tasks_per_child={max_tasks_per_child!r}: it must be 1 or more")
+    setup, oid = None, 0
+    if initializer is not None:
+        setup = runtime.memory.put((serial.encode_function(initializer), tuple(initargs)))
+        oid = runtime.memory.local_id(setup)
+    reply = runtime.channel.call(OpenPool(workers, max_tasks_per_child or 0, oid))
+    pool = int(reply.value)
+    runtime.pool_sizes[pool] = workers
+    return PoolExecutor(runtime, pool, options, setup)
+
+
+def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
+
+
+def _run_chunk(fn: Callable[..., T], chunk: list[tuple[Any, ...]]) -> list[T]:
+    return [fn(*args) for args in chunk]
+
+
+def _results(
+    ahead: deque[Future[Any]],
+    more: Iterator[Future[Any]],
+    deadline: float | None,
+    ordered: bool,
+) -> Iterator[Any]:
+    """Yields results; whatever ends this, what has not begun is cancelled."""
+    try:
+        while ahead:
+            future = ahead.popleft() if ordered else _first(ahead, deadline)
+            left = None if deadline is None else deadline - time.monotonic()
+            result = future.result(left)
+            del future
+            ahead.extend(itertools.islice(more, 1))
+            yield result
+    finally:
+        for future in ahead:
+            future.cancel()
+
+
+def _first(ahead: deque[Future[Any]], deadline: float | None) -> Future[Any]:
+    submitter = ahead[0]._submitter
+    oids = [future._oid for future in ahead]
+    limit = FOREVER_NS if deadline is None else deadline_ns(deadline - time.monotonic())
+    if not submitter.wait_many(oids, 1, limit):
+        raise HopliteTimeoutError("no result was ready within the timeout of map()")
+    for future in ahead:
+        if submitter.tasks.done(future._oid):
+            ahead.remove(future)
+            return future
+    return ahead.popleft()
+
+
+def as_completed(futs: Iterable[Future[T]], timeout: float | None = None) -> Iterator[Future[T]]:
+    """Futures as they are done, each once, as `concurrent.futures.as_completed`.
+
+    HopliteTimeoutError when not all are done `timeout` seconds after this call.
+    """
+    try:
+        yield from concurrent.futures.as_completed(futs, timeout)  # type: ignore[misc]
+    except TimeoutError as error:
+        raise HopliteTimeoutError(str(error)) from None

@@ -1,0 +1,411 @@
+"""Group: peers that call together, through a board in shared memory.
+
+Why it exists: in synchronous training nobody should ask a manager at each step. A call is: publish
+your part, and the lowest living rank (the leader) adds all parts up and commits by one store of the
+call number; everybody reads the committed object. A death before the commit means that the next
+leader begins the call again with the living; after it, that the result stands. So all survivors get
+the same bits and the same contributors.
+It must never know: other groups, who starts peers.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hoplite_mp import _tasks, serial
+from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.client.runtime import Runtime
+from hoplite_mp.collectives import operation_name
+from hoplite_mp.errors import ClosedError, HopliteTimeoutError, NodeLostError, PeerLostError
+from hoplite_mp.protocol.local import GroupAdmit, GroupJoin, GroupLeave
+from hoplite_mp.ref import ObjectRef
+from hoplite_mp.reduction import reduce_arrays, result_dtype
+
+__all__ = ["Group", "join"]
+
+BLOCKED_AFTER_NS = 2_000_000
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Retry(Exception):
+    """A member died while the leader was reading: look at the board again."""
+
+
+class Group:
+    """One member of a Group; belongs to one thread at a time.
+
+    Arrays in, writable arrays out. `out=`: a writable array of the result's shape and dtype that
+    takes the result. Each call has an `..._async` form that returns a Future. What a call raises,
+    it raises on every rank: a different kind, op, root, shape or dtype is a ValueError; a dead root
+    or, with strict=True, any dead peer is a PeerLostError.
+    """
+
+    def __init__(
+        self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
+    ) -> None:
+        self._runtime = runtime
+        self._memory = runtime.memory
+        self._tasks = runtime.tasks
+        board, self._generation, self.rank = (int(x) for x in place)
+        self._board = _tasks.Board(runtime.tasks, board)
+        self.name = name
+        self.size = size
+        self.strict = strict
+        self._timeout = timeout
+        self.calls: int | None = None  # the next call's number; None until the first one begins
+        self.contributors: tuple[int, ...] = ()
+        self._result: Any = None  # a committed result that this member led
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._closed = False
+        runtime.task_leaves.append(self.close)
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Ranks that are members now."""
+        mask = self._board.look()[1]
+        return tuple(rank for rank in range(self.size) if mask >> rank & 1)
+
+    # -- the calls -----------------------------------------------------------------------------
+
+    def allreduce(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
+        """The reduction of every living rank's x, on every rank."""
+        return self._here(self._call, "allreduce", operation_name(op), 0, x, out)
+
+    def reduce(
+        self, x: Any, op: Any = "sum", root: int = 0, *, out: Array | None = None
+    ) -> Array | None:
+        """The reduction at `root`; None elsewhere."""
+        return self._here(self._call, "reduce", operation_name(op), root, x, out)
+
+    def broadcast(self, x: Any = None, root: int = 0, *, out: Array | None = None) -> Array:
+        """root's x on every rank; x is ignored elsewhere."""
+        part = x if self.rank == root else None
+        return self._here(self._call, "broadcast", "", root, part, out)
+
+    def gather(self, x: Any, root: int = 0) -> list[Array | None] | None:
+        """At `root` the list of all x by rank, None for the dead; None elsewhere."""
+        return self._here(self._call, "gather", "", root, x, None)
+
+    def allgather(self, x: Any) -> list[Array | None]:
+        """The list of all x by rank, None for the dead, on every rank."""
+        return self._here(self._call, "allgather", "", 0, x, None)
+
+    def reduce_scatter(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
+        """Slice `rank` of the reduction, cut as np.array_split(axis=0) by size."""
+        return self._here(self._call, "reduce_scatter", operation_name(op), 0, x, out)
+
+    def alltoall(self, parts: list[Any]) -> list[Array | None]:
+        """parts[j] goes to rank j; returns what each rank sent here, None for the dead."""
+        if len(parts) != self.size:
+            raise ValueError(f"alltoall needs {self.size} parts, one for each rank: {len(parts)}")
+        return self._here(self._call, "alltoall", "", 0, list(parts), None)
+
+    def barrier(self) -> None:
+        """Returns when every living rank has called it."""
+        self._here(self._call, "barrier", "", 0, None, None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith("_async") and name[:-6] in _CALLS:
+            call = getattr(self, name[:-6])
+            return lambda *args, **kwargs: self._background(call, args, kwargs)
+        raise AttributeError(f"Group has no attribute {name!r}")
+
+    def _background(
+        self, call: Callable[..., Any], args: Any, kwargs: Any
+    ) -> concurrent.futures.Future[Any]:
+        """Calls are matched by their order, so one thread makes them in order."""
+        if self._thread is None:
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "hoplite_mp group")
+        return self._thread.submit(_marked, self._thread, call, args, kwargs)
+
+    def _here(self, call: Callable[..., Any], *args: Any) -> Any:
+        if self._thread is not None and not getattr(_inside, "now", False):
+            return self._background(call, args, {}).result()
+        return call(*args)
+
+    def close(self) -> None:
+        """Leaves the group; happens by itself at the end of the task."""
+        if self._closed:
+            return
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._closed = True
+        if self._memory.client.usable:
+            self._runtime.channel.call(GroupLeave(self.name, self._generation, self.rank))
+        self._result = None
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        self.close()
+
+    # -- one call ------------------------------------------------------------------------------
+
+    def _call(self, kind: str, op: str, root: int, x: Any, out: Array | None) -> Any:
+        if self._closed:
+            raise ClosedError(f"group {self.name!r}: this member has left")
+        self._memory.check()
+        if not 0 <= root < self.size:
+            raise ValueError(f"root={root}: it must be from 0 to {self.size - 1}")
+        call = self._begin()
+        part = self._memory.put((kind, op, root, _as_parts(kind, x)))
+        self._board.publish(self.rank, call, self._memory.local_id(part))
+        result = self._committed(call)
+        self._result, led = result if self._leads else None, self._result
+        self.calls = call + 1
+        del led, part  # everybody has finished the call before this one
+        return self._take(kind, root, result, out)
+
+    def _begin(self) -> int:
+        """The number of the next call; the first one waits for all, or for being let in."""
+        if self.calls is not None:
+            return self.calls
+        wait_s = self._timeout
+        if wait_s is None:
+            wait_s = self._runtime.config.group_wait_s
+
+        def admitted() -> int:
+            return int(self._board.member(self.rank)[1])
+
+        self._wait(admitted, time.monotonic_ns() + int(wait_s * 1e9), self._not_full)
+        self.calls = admitted() - 1
+        return self.calls
+
+    def _not_full(self) -> str:
+        formed, alive, joining, *_ = self._board.look()
+        came = (alive | joining).bit_count()
+        if formed:
+            return "the members have not made a call that could let this one in"
+        return f"{came} of {self.size} members came"
+
+    def _committed(self, call: int) -> Any:
+        """Waits for the commit of `call`, leading it when this is the lowest living rank."""
+        self._leads = False
+        deadline = FOREVER_NS
+        if self._timeout is not None:
+            deadline = time.monotonic_ns() + int(self._timeout * 1e9)
+        found: list[Any] = []
+
+        def look() -> bool:
+            _, alive, joining, _, result_call, result_id = self._board.look()
+            if result_call > call:
+                ref = self._memory.make_ref(self._memory.public_id(result_id))
+                found.append(ref)
+                return True
+            ranks = self._participants(alive | joining, call)
+            if ranks and ranks[0] == self.rank and not self._board.missing(alive | joining, call):
+                try:
+                    found.append(self._lead(call, ranks, joining))
+                except Retry:
+                    return False
+                return True
+            return False
+
+        self._wait(look, deadline, lambda: self._late(call))
+        return found[0]
+
+    def _late(self, call: int) -> str:
+        _, alive, joining, *_ = self._board.look()
+        missing = self._board.missing(alive | joining, call)
+        ranks = [rank for rank in range(self.size) if missing >> rank & 1]
+        return f"call {call} still misses ranks {ranks}"
+
+    def _participants(self, mask: int, call: int) -> list[int]:
+        return [
+            rank
+            for rank in range(self.size)
+            if mask >> rank & 1 and 0 < self._board.member(rank)[1] <= call + 1
+        ]
+
+    def _wait(self, condition: Callable[[], Any], deadline: int, why: Callable[[], str]) -> None:
+        """Until the condition holds; a worker that waits long counts as blocked."""
+        blocked = False
+        in_worker = self._runtime.submitter.run_in_place is not None
+        blocked_at = time.monotonic_ns() + BLOCKED_AFTER_NS
+        try:
+            while True:
+                seen = self._tasks.event()
+                if condition():
+                    return
+                self._memory.check()
+                now = time.monotonic_ns()
+                if now >= deadline:
+                    raise HopliteTimeoutError(f"group {self.name!r}: {why()}")
+                if in_worker and not blocked and now >= blocked_at:
+                    blocked = True
+                    self._tasks.set_blocked(True)
+                until = min(deadline, blocked_at) if in_worker and not blocked else deadline
+                if self._tasks.wait_event(seen, until, True) == _tasks.CLOSING:
+                    raise NodeLostError("the node of this host has ended")
+        finally:
+            if blocked and self._memory.client.usable:
+                self._tasks.set_blocked(False)
+
+    # -- leading -------------------------------------------------------------------------------
+
+    def _lead(self, call: int, ranks: list[int], joining: int) -> ObjectRef[Any]:
+        """Reads all parts, decides, commits. Nothing is visible before the commit."""
+        self._leads = True
+        parts: dict[int, Any] = {}
+        refs: dict[int, ObjectRef[Any]] = {}
+        for rank in ranks:
+            oid = self._board.member(rank)[2]
+            ref = self._memory.make_ref(self._memory.public_id(oid))
+            if ref._hold is None:
+                raise Retry  # that member has just died: its mask bit will go
+            refs[rank] = ref
+            parts[rank] = self._memory.read(oid, FOREVER_NS, False)
+        try:
+            data = self._combine(parts, refs)
+            result = (tuple(ranks), None, data)
+        except (ValueError, TypeError, PeerLostError) as error:
+            result = (tuple(ranks), _plain(error), None)
+        committed = self._memory.put(result)
+        admitted = [
+            rank
+            for rank in range(self.size)
+            if joining >> rank & 1 and self._board.member(rank)[1] == 0
+        ]
+        for rank in admitted:
+            self._board.admit(rank, call + 1)
+        self._board.commit(call, self._memory.local_id(committed))
+        for rank in admitted:
+            self._runtime.channel.tell(GroupAdmit(self.name, self._generation, rank))
+        return committed
+
+    def _combine(self, parts: dict[int, Any], refs: dict[int, ObjectRef[Any]]) -> Any:
+        first_rank = min(parts)
+        kind, op, root, _ = parts[first_rank]
+        for rank, part in parts.items():
+            if part[:3] != (kind, op, root):
+                raise ValueError(
+                    f"ranks {first_rank} and {rank} made different calls: "
+                    f"{_describe(parts[first_rank])} and {_describe(part)}"
+                )
+        if kind in ("broadcast", "reduce", "gather") and root not in parts:
+            raise PeerLostError(f"group {self.name!r}: the root, rank {root}, is lost")
+        if kind in ("allreduce", "reduce", "reduce_scatter"):
+            return self._reduced(op, {rank: part[3] for rank, part in parts.items()})
+        if kind == "broadcast":
+            return refs[root]
+        return refs
+
+    def _reduced(self, op: str, arrays: dict[int, Array]) -> ObjectRef[Any]:
+        first_rank = min(arrays)
+        first = arrays[first_rank]
+        for rank, array in arrays.items():
+            if array.shape != first.shape or array.dtype != first.dtype:
+                raise ValueError(
+                    f"rank {first_rank} has shape {first.shape} and dtype {first.dtype}, rank "
+                    f"{rank} has shape {array.shape} and dtype {array.dtype}"
+                )
+        name = serial.dtype_name(first.dtype)
+        if name is None:
+            raise ValueError(f"arrays of dtype {first.dtype} cannot be reduced")
+        total = self._memory.empty(first.shape, serial.named_dtype(result_dtype(op, name)), "C")
+        threads = self._runtime.config.reduce_threads or self._tasks.cores
+        ordered = [np.ascontiguousarray(arrays[rank]) for rank in sorted(arrays)]
+        reduce_arrays(op, ordered, total, threads)
+        return self._memory.put(total)
+
+    # -- reading the commit --------------------------------------------------------------------
+
+    def _take(self, kind: str, root: int, result: ObjectRef[Any], out: Array | None) -> Any:
+        read = self._memory.read
+        local = self._memory.local_id
+        contributors, error, data = read(local(result), FOREVER_NS, False)
+        self.contributors = contributors
+        if error is not None:
+            raise error
+        if self.strict and len(contributors) < self.size:
+            lost = sorted(set(range(self.size)) - set(contributors))
+            raise PeerLostError(f"group {self.name!r}: ranks {lost} are lost")
+        if kind == "barrier":
+            return None
+        if kind in ("reduce", "gather") and self.rank != root:
+            return None
+        if kind in ("allreduce", "reduce"):
+            return _into(read(local(data), FOREVER_NS, False), out)
+        if kind == "reduce_scatter":
+            total = read(local(data), FOREVER_NS, False)
+            return _into(np.array_split(total, self.size)[self.rank], out)
+        if kind == "broadcast":
+            return _into(read(local(data), FOREVER_NS, False)[3], out)
+        gathered: list[Any] = [None] * self.size
+        for rank, ref in data.items():
+            part = read(local(ref), FOREVER_NS, False)[3]
+            gathered[rank] = _into(part[self.rank] if kind == "alltoall" else part, None)
+        return gathered
+
+
+_CALLS = (
+    "allreduce", "reduce", "broadcast", "gather", "allgather", "reduce_scatter", "alltoall",
+    "barrier",
+)  # fmt: skip
+
+
+_inside = threading.local()  # .now: this is the thread that makes the calls in the background
+
+
+def _marked(pool: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    _inside.now = True
+    try:
+        return call(*args, **kwargs)
+    finally:
+        _inside.now = False
+
+
+def _as_parts(kind: str, x: Any) -> Any:
+    if x is None:
+        return None
+    if kind == "alltoall":
+        return [np.asarray(part) for part in x]
+    return np.asarray(x)
+
+
+def _describe(part: Any) -> str:
+    kind, op, root, _ = part
+    detail = ", ".join(
+        [repr(op)] * bool(op) + [f"root={root}"] * (kind in ("reduce", "broadcast", "gather"))
+    )
+    return f"{kind}({detail})"
+
+
+def _plain(error: Exception) -> Exception:
+    """Without a traceback, which would hold the arrays."""
+    kind = type(error) if isinstance(error, (ValueError, PeerLostError)) else ValueError
+    return kind(str(error))
+
+
+def _into(value: Array, out: Array | None) -> Array:
+    """A writable copy, or `out` filled."""
+    if out is None:
+        return np.array(value)
+    if out.shape != value.shape or out.dtype != value.dtype:
+        raise ValueError(
+            f"out has shape {out.shape} and dtype {out.dtype}, the result {value.shape} and "
+            f"{value.dtype}"
+        )
+    np.copyto(out, value)
+    return out
+
+
+def join(
+    runtime: Runtime, name: str, size: int, rank: int | None, strict: bool, timeout: float | None
+) -> Group:
+    """Becomes a member; ValueError for a wrong size, a taken rank, one too many."""
+    runtime.memory.check()
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"name={name!r}: a group needs a name")
+    for what, value in (("size", size), ("rank", rank)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer, type(None))):
+            raise TypeError(f"{what}={value!r}: it must be an integer")
+    place = runtime.channel.call(GroupJoin(name, int(size), None if rank is None else int(rank)))
+    return Group(runtime, name, int(size), place.value, strict, timeout)

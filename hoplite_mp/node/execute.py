@@ -1,0 +1,176 @@
+"""One execution of a plan on one host: pinned sources, a fresh block, a kernel.
+
+Why it exists: between a plan and its commit lie the bytes. What can go wrong is found before a byte
+moves: a source that has gone, one that is no array, shapes that differ, no room.
+It must never know: epochs, who decides, who reads the result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hoplite_mp import _reduce, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.protocol.local import Collective
+from hoplite_mp.protocol.messages import ExecuteReduce
+from hoplite_mp.reduction import fold, has_kernel, result_dtype
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.results import Results
+
+__all__ = ["Execution", "PlanError", "SourcesGone", "prepare"]
+
+
+class PlanError(Exception):
+    """The plan cannot be executed whoever takes part: the message is for the user."""
+
+
+class SourcesGone(Exception):
+    """Members that are not there: `indices` for good, `spilled` until they are read back."""
+
+    def __init__(self, indices: tuple[int, ...], spilled: list[int]) -> None:
+        super().__init__(f"sources {', '.join(map(str, indices))} were deleted")
+        self.indices = indices
+        self.spilled = spilled
+
+
+class Execution:
+    """Sources are pinned and results allocated until `take` or `drop`."""
+
+    def __init__(self, results: Results, op: str, views: list[memoryview]) -> None:
+        self.results = results
+        self.op = op
+        self.views = views
+        self.infos: list[serial.ArrayInfo] = []
+        self.parts: list[tuple[int, int]] = []  # element range of each slice
+        self.blocks: list[tuple[int, int]] = []  # payload, bytes
+        self.targets: list[int] = []  # store offsets of each slice's bytes
+        self.flat = True  # all in one memory order, in which the slices lie one after another
+
+    def run(self, threads: int) -> None:
+        """Adds up all slices; without the GIL where a kernel exists."""
+        first = self.infos[0]
+        name = has_kernel(self.op, first.dtype_name)
+        if not self.flat or name is None:
+            self._with_numpy()
+            return
+        itemsize = first.nbytes // max(1, count_of(first.shape))
+        base = [address_of(v) + i.offset for v, i in zip(self.views, self.infos, strict=True)]
+        for (begin, end), target in zip(self.parts, self.targets, strict=True):
+            sources = [address + begin * itemsize for address in base]
+            destination = self.results.client.store_address + target
+            _reduce.reduce_addresses(self.op, name, sources, destination, end - begin, threads)
+
+    def _with_numpy(self) -> None:
+        arrays = [
+            serial.decode(view, make_ref=lambda object_id: None)  # type: ignore[arg-type,return-value]
+            for view in self.views
+        ]
+        total = fold(self.op, [np.asarray(array) for array in arrays])
+        flat = np.ascontiguousarray(total).reshape(-1)
+        for (begin, end), target in zip(self.parts, self.targets, strict=True):
+            raw = flat[begin:end].view(np.uint8) if flat.itemsize else flat[begin:end]
+            into = self.results.client.memory(target, raw.nbytes)
+            into[:] = memoryview(raw).cast("B") if raw.nbytes else b""
+
+    def take(self) -> list[tuple[int, int]]:
+        """The results' blocks are the caller's now; the sources are let go."""
+        blocks, self.blocks = self.blocks, []
+        self.drop()
+        return blocks
+
+    def drop(self) -> None:
+        self.views = []
+        for payload, _ in self.blocks:
+            self.results.client.give_back(payload)
+        self.blocks = []
+
+
+def count_of(shape: tuple[int, ...]) -> int:
+    count = 1
+    for n in shape:
+        count *= n
+    return count
+
+
+def address_of(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
+def prepare(
+    results: Results, ask: Collective, plan: ExecuteReduce, slices: int
+) -> Execution | None:
+    """Pins and checks the members and allocates the results; None: no room now."""
+    views: list[memoryview] = []
+    gone: list[int] = []
+    spilled: list[int] = []
+    for index in plan.order:
+        got = results.client.view(ask.sources[index])
+        if not isinstance(got, int):
+            views.append(memoryview(got))
+        elif got in (STATE["SPILLED"], STATE["SPILLING"]):
+            spilled.append(ask.sources[index])
+        else:
+            gone.append(index)
+    if gone or spilled:
+        raise SourcesGone(tuple(sorted(gone)), spilled)
+    execution = Execution(results, ask.op, views)
+    for index, view in zip(plan.order, views, strict=True):
+        info = serial.describe_array(view)
+        if info is None:
+            raise PlanError(
+                f"source {index} ({results.ref(ask.sources[index])}) is neither an array nor a "
+                "number: it cannot be reduced"
+            )
+        execution.infos.append(info)
+    first = execution.infos[0]
+    for index, info in zip(plan.order, execution.infos, strict=True):
+        if info.shape != first.shape or info.dtype_name != first.dtype_name:
+            a, b = plan.order[0], index
+            raise PlanError(
+                f"sources differ: {a} ({results.ref(ask.sources[a])}) has shape {first.shape} and "
+                f"dtype {first.dtype_name}, {b} ({results.ref(ask.sources[b])}) has shape "
+                f"{info.shape} and dtype {info.dtype_name}"
+            )
+    return _allocate(execution, ask, plan, slices)
+
+
+def _allocate(
+    execution: Execution, ask: Collective, plan: ExecuteReduce, slices: int
+) -> Execution | None:
+    first = execution.infos[0]
+    try:
+        dtype = result_dtype(ask.op, first.dtype_name)
+    except TypeError as error:
+        raise PlanError(f"op {ask.op!r} is not defined for {first.dtype_name}: {error}") from error
+    order = first.order if slices == 1 else "C"
+    execution.flat = all(info.order == order for info in execution.infos)
+    order = order if execution.flat else "C"
+    shapes = _slices(first.shape, slices)
+    row = count_of(first.shape[1:]) if first.shape else 1
+    begin = 0
+    for shape in shapes:
+        head, offset, nbytes = serial.encode_array_head(dtype, shape, order, plan.members)
+        payload = execution.results.lease(nbytes)
+        if payload is None:
+            execution.drop()
+            return None
+        execution.blocks.append((payload, nbytes))
+        execution.results.client.write(payload, head, [], [])
+        execution.targets.append(payload + offset)
+        count = count_of(shape) if slices == 1 else shape[0] * row
+        execution.parts.append((begin, begin + count))
+        begin += count
+    return execution
+
+
+def _slices(shape: tuple[int, ...], n: int) -> list[tuple[int, ...]]:
+    """Shapes of np.array_split(axis=0)."""
+    if n == 1:
+        return [shape]
+    if not shape:
+        raise PlanError("reduce_scatter needs arrays of at least one dimension")
+    size, extra = divmod(shape[0], n)
+    return [(size + (i < extra), *shape[1:]) for i in range(n)]

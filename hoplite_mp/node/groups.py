@@ -1,0 +1,109 @@
+"""Groups on this host: boards in shared memory, membership as the manager says.
+
+Why it exists: joining and leaving go through the planner, calls do not. The node writes the masks on
+the boards, wakes the members, and after a member's death holds what that member had committed.
+It must never know: what members send each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hoplite_mp import _shm, _tasks
+from hoplite_mp.protocol.local import GroupJoin, GroupLeave, Reply
+from hoplite_mp.protocol.messages import (
+    GroupAdmitted,
+    GroupClosed,
+    GroupJoined,
+    GroupJoinRequested,
+    GroupLeft,
+    GroupMembers,
+    GroupRefused,
+    NodeToManager,
+)
+
+__all__ = ["Groups"]
+
+NODE = 0
+
+
+@dataclass(slots=True)
+class Known:
+    """A group of which a member is here."""
+
+    name: str
+    generation: int
+    board: _tasks.Board
+    hold: Any = None  # of a committed result whose leader has died
+
+
+class Groups:
+    """All boards of this host."""
+
+    def __init__(
+        self,
+        client: _shm.NodeClient,
+        tasks: _tasks.Tasks,
+        send: Callable[[NodeToManager], None],
+        reply: Callable[[int, Reply], None],
+    ) -> None:
+        self.client = client
+        self.tasks = tasks
+        self.send = send
+        self.reply = reply
+        self.known: dict[int, Known] = {}  # board -> group
+        self.joining: dict[int, tuple[int, int]] = {}  # request -> (slot, number of its call)
+        self._next = 1
+
+    def join(self, ask: GroupJoin, slot: int, number: int, members_max: int) -> None:
+        request, self._next = self._next, self._next + 1
+        self.joining[request] = (slot, number)
+        generation = self.client.client_info(slot)["generation"]
+        self.send(
+            GroupJoinRequested(
+                request, NODE, slot, generation, ask.name, ask.size, ask.rank, members_max
+            )
+        )
+
+    def leave(self, ask: GroupLeave, slot: int) -> None:
+        generation = self.client.client_info(slot)["generation"]
+        self.send(GroupLeft(ask.name, ask.generation, ask.rank, NODE, slot, generation))
+
+    def admitted(self, name: str, generation: int, rank: int) -> None:
+        self.send(GroupAdmitted(name, generation, rank))
+
+    def receive(self, message: Any) -> bool:
+        """A message from the manager; False if it is not about a group."""
+        if isinstance(message, GroupMembers):
+            known = self.known.get(message.board)
+            if known is None or known.generation != message.generation:
+                board = _tasks.Board(self.tasks, message.board)
+                board.reset(message.size, message.generation)
+                known = Known(message.name, message.generation, board)
+                self.known[message.board] = known
+            known.board.set_masks(message.alive, message.joining, message.formed)
+        elif isinstance(message, GroupJoined):
+            slot, number = self.joining.pop(message.request)
+            self.known[message.board].board.set_client(message.rank, slot)
+            self.reply(slot, Reply(number, (message.board, message.generation, message.rank)))
+        elif isinstance(message, GroupRefused):
+            slot, number = self.joining.pop(message.request)
+            self.reply(slot, Reply(number, None, message.message))
+        elif isinstance(message, GroupClosed):
+            closed = self.known.pop(message.board, None)
+            if closed is not None:
+                closed.board.set_masks(0, 0, True)
+        else:
+            return False
+        return True
+
+    def before_sweep(self, slot: int) -> None:
+        """The dead may have led a call: what it had committed is held until the next death."""
+        for known in self.known.values():
+            _, _, _, _, call, result = known.board.look()
+            if call and any(
+                known.board.member(rank)[3] == slot for rank in range(_tasks.MEMBERS_MAX)
+            ):
+                known.hold = self.client.hold(result)

@@ -1,0 +1,283 @@
+"""The node's loop: requests of clients, ends of processes, words of the manager, output, timers.
+
+Why it exists: one place on each host that owns what processes share and survives each of them. It
+sleeps in epoll; clients that changed a word it cares about write its eventfd.
+It must never know: Python values, user code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from hoplite_mp import _shm, _tasks
+from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
+from hoplite_mp.config import Config
+from hoplite_mp.node.groups import Groups
+from hoplite_mp.node.operations import Operations
+from hoplite_mp.node.output import Output
+from hoplite_mp.node.requests import Requests
+from hoplite_mp.node.results import Results
+from hoplite_mp.node.store import Store
+from hoplite_mp.node.sweeper import Sweeper
+from hoplite_mp.node.workers import Workers
+from hoplite_mp.protocol.codec import encode, node_decoder
+from hoplite_mp.protocol.local import Exited, FromSupervisor, Reply, Request, Spawn, Spawned, Start
+from hoplite_mp.protocol.messages import ClientLost, NodeJoined
+
+__all__ = ["Node", "main"]
+
+NODE_SLOT, DRIVER_SLOT = 0, 1
+POPULATE_DELAY_S = 0.3
+POPULATE_STEP_BYTES = 2 << 20
+
+
+class Node:
+    """Everything that one host has one of."""
+
+    def __init__(self, start: Start, supervisor_fd: int, manager_fd: int) -> None:
+        self.config = Config(**start.config)
+        self.start = start
+        self.client = _shm.NodeClient(start.control_fd, start.store_fd, NODE_SLOT, start.event_fd)
+        self.tasks = _tasks.Tasks(self.client)
+        self.poll = select.epoll()
+        self.handlers: dict[int, Callable[[], None]] = {}
+        self.timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer = 0
+        self.supervisor = socket.socket(fileno=supervisor_fd)
+        self.manager = socket.socket(fileno=manager_fd)
+        self.event_fd = start.event_fd
+        self.clients: dict[int, socket.socket] = {}  # slot -> its line
+        self.store = Store(self.client, self.config, start.memory_bytes, _store_bytes(start))
+        self.results = Results(self.client, self.tasks, self.store, self.config)
+        self.sweeper = Sweeper(self.results)
+        threads = self.config.reduce_threads or start.cores
+        self.operations = Operations(self.results, self.send_manager, self.tasks.wake_node, threads)
+        self.groups = Groups(self.client, self.tasks, self.send_manager, self.reply)
+        self.output = Output(
+            socket.socket(fileno=start.output_fd), self.poll, self.config.output_line_bytes_max
+        )
+        self.workers = Workers(self)
+        self.requests = Requests(self)
+        self._manager_decoder = node_decoder()
+        self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
+        self._request_decoder = msgspec.msgpack.Decoder(Request)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._stop = False
+
+    # -- wiring --------------------------------------------------------------------------------
+
+    def add(self, fd: int, handler: Callable[[], None]) -> None:
+        self.handlers[fd] = handler
+        with contextlib.suppress(FileExistsError):
+            self.poll.register(fd, select.EPOLLIN)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self._timer += 1
+        heapq.heappush(self.timers, (time.monotonic() + seconds, self._timer, action))
+
+    def add_client(self, slot: int, sock: socket.socket) -> None:
+        self.clients[slot] = sock
+        self.add(sock.fileno(), lambda: self.from_client(slot, sock))
+
+    def send_manager(self, message: Any) -> None:
+        try:
+            self.manager.sendall(encode(message))
+        except OSError:
+            self._stop = True  # without a manager there is no host: the supervisor ends the rest
+
+    def reply(self, slot: int, reply: Reply) -> None:
+        sock = self.clients.get(slot)
+        if sock is not None:
+            with contextlib.suppress(OSError):  # it has died: its end is on the way
+                sock.send(self._encode(reply))
+
+    def spawn(self, slot: int, pool: int, max_tasks: int, setup: int) -> None:
+        """Asks the supervisor for a worker; its line and its pipes are made here."""
+        mine, theirs = seqpacket_pair()
+        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
+        label = f"worker {slot}@h0"
+        for stream, (read, _) in enumerate(pipes, 1):
+            self.output.add(read, stream, label)
+            self.handlers[read] = lambda fd=read: self.from_pipe(fd)  # type: ignore[misc]
+        self.workers.pipes[slot] = [read for read, _ in pipes]
+        self.add_client(slot, mine)
+        fds = [theirs.fileno(), pipes[0][1], pipes[1][1]]
+        message = self._encode(Spawn(slot, pool, max_tasks, setup))
+        try:
+            socket.send_fds(self.supervisor, [message], fds)
+        except OSError:
+            self._stop = True
+        theirs.close()
+        for _, write in pipes:
+            os.close(write)
+
+    # -- what comes in -------------------------------------------------------------------------
+
+    def from_client(self, slot: int, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(PACKET_BYTES_MAX, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.handlers.pop(sock.fileno(), None)
+            self.poll.unregister(sock)
+            return  # workers: the supervisor says when; the driver: the supervisor ends us
+        self.requests.take(slot, self._request_decoder.decode(data))
+
+    def from_supervisor(self) -> None:
+        data = self.supervisor.recv(PACKET_BYTES_MAX)
+        if not data:
+            self._stop = True
+            return
+        message = self._supervisor_decoder.decode(data)
+        if isinstance(message, Spawned):
+            self.workers.spawned(message.slot, message.pid)
+        elif isinstance(message, Exited):
+            self.exited(message)
+
+    def from_manager(self) -> None:
+        data = self.manager.recv(PACKET_BYTES_MAX)
+        if not data:
+            self._stop = True
+            return
+        for message in self._manager_decoder.feed(data):
+            if not self.operations.receive(message):
+                self.groups.receive(message)
+
+    def from_pipe(self, fd: int) -> None:
+        if fd in self.output.pipes and not self.output.read(fd):
+            self.handlers.pop(fd, None)
+
+    def exited(self, message: Exited) -> None:
+        """A worker has ended, of itself or not: everything of its is settled, a new one starts."""
+        slot = message.slot
+        worker = self.workers.all.pop(slot, None)
+        generation = self.client.client_info(slot)["generation"]
+        for fd in self.workers.pipes.pop(slot, ()):
+            if fd in self.output.pipes:
+                self.output.drain(fd)
+            self.handlers.pop(fd, None)
+        sock = self.clients.pop(slot, None)
+        if sock is not None:
+            self.handlers.pop(sock.fileno(), None)
+            sock.close()
+        self.groups.before_sweep(slot)
+        again = self.sweeper.sweep(slot, worker, message.code)
+        self.send_manager(ClientLost(NODE_SLOT, slot, generation))
+        self.workers.exited(worker, message.code, again)
+        self.client.unregister(slot)
+        self.look()
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Words in shared memory may have changed."""
+        done = self.tasks.drain()
+        if done:
+            self.sweeper.completed(done)
+        self.operations.look()
+        again = self.operations.collect()
+        if again is not None:
+            self.after(max(0.0, again - time.monotonic()), lambda: None)
+        self.results.look()
+        self.workers.look()
+        if self.client.news():
+            self.sweeper.collect()
+
+    def run(self) -> None:
+        self.add(self.supervisor.fileno(), self.from_supervisor)
+        self.add(self.manager.fileno(), self.from_manager)
+        self.add(self.event_fd, self._drain_event)
+        self.poll.register(self.output.sock, 0)
+        self.handlers[self.output.sock.fileno()] = self.output.flush
+        self.client.register(DRIVER_SLOT, 1, 0)
+        self.tasks.set_pid(DRIVER_SLOT, self.start.driver_pid)
+        self.tasks.set_pid(NODE_SLOT, os.getpid())
+        self.add_client(DRIVER_SLOT, socket.socket(fileno=self.start.rpc_fd))
+        self.send_manager(NodeJoined(NODE_SLOT, 0, self.start.workers))
+        self.workers.open(0, self.start.workers, DRIVER_SLOT, 0, 0)
+        if self.config.populate_ahead_bytes and self.start.workers:
+            self.after(POPULATE_DELAY_S, self.populate)
+        while not self._stop:
+            self.turn()
+
+    def turn(self) -> None:
+        now = time.monotonic()
+        while self.timers and self.timers[0][0] <= now:
+            heapq.heappop(self.timers)[2]()
+        self.client.set_sleeping(True)
+        self.look()
+        timeout = None
+        if self.timers:
+            timeout = max(0.0, self.timers[0][0] - time.monotonic())
+        events = self.poll.poll(timeout)
+        self.client.set_sleeping(False)
+        for fd, _ in events:
+            handler = self.handlers.get(fd)
+            if handler is not None:
+                handler()
+
+    def _drain_event(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.event_fd, 8)
+
+    # -- pages ahead of demand -----------------------------------------------------------------
+
+    def populate(self) -> None:
+        """Pages for the first large objects, asked for in a thread that yields between steps."""
+        wanted = min(self.config.populate_ahead_bytes, self.store.limit // 4)
+        start = self.store.reserve(wanted)
+        if start is None:
+            return
+
+        def work() -> None:
+            for offset in range(start, start + wanted, POPULATE_STEP_BYTES):
+                self.client.populate(offset, min(POPULATE_STEP_BYTES, start + wanted - offset))
+                os.sched_yield()
+            with self._populated_lock:
+                self._populated.append(start)
+            self.tasks.wake_node()
+
+        self._populated_lock = threading.Lock()
+        self._populated: list[int] = []
+        threading.Thread(target=work, name="hoplite_mp populate", daemon=True).start()
+        self._await_populated()
+
+    def _await_populated(self) -> None:
+        with self._populated_lock:
+            done, self._populated = self._populated, []
+        for start in done:
+            self.store.release(start)
+            self.after(self.config.segment_idle_s, self.give_idle_back)
+        if not done:
+            self.after(0.02, self._await_populated)
+
+    def give_idle_back(self) -> None:
+        due = self.store.give_idle_back(time.monotonic())
+        if due is not None:
+            self.after(max(0.1, due - time.monotonic()), self.give_idle_back)
+
+
+def _store_bytes(start: Start) -> int:
+    return os.fstat(start.store_fd).st_size
+
+
+def main(start: Start, supervisor_fd: int, manager_fd: int) -> int:
+    """Runs in the forked child until the host ends."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    node = Node(start, supervisor_fd, manager_fd)
+    node.run()
+    return 0

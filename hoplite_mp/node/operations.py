@@ -1,0 +1,297 @@
+"""Collectives on refs: watches the sources, executes the planner's plans, seals the results.
+
+Why it exists: the planner decides who goes in; this file reports who has become ready, runs the
+plan over pinned sources in a thread without the GIL, and on commit seals. On one host the forest is
+a single vertex, but the conversation (epoch, stripes complete, commit) is that of many.
+It must never know: how membership is decided, what user classes are (it never unpickles).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hoplite_mp import ids, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
+from hoplite_mp.node.execute import Execution, PlanError, SourcesGone, prepare
+from hoplite_mp.node.results import Results
+from hoplite_mp.protocol.local import Collective
+from hoplite_mp.protocol.messages import (
+    Commit,
+    ExecuteReduce,
+    ExecutionFailed,
+    Forget,
+    NodeToManager,
+    OperationDropped,
+    OperationFailed,
+    ReduceRequested,
+    SourceFailed,
+    SourceReady,
+    StripesComplete,
+)
+
+__all__ = ["Operations"]
+
+READY = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
+SPACE_RETRY_S = 0.02
+NODE = 0
+
+
+@dataclass(slots=True)
+class Operation:
+    """One collective in progress."""
+
+    number: int
+    ask: Collective
+    holds: list[Any]
+    waiting: dict[int, list[int]]  # source id -> its indices, not done yet
+    parked: list[int]
+    execution: Execution | None = None
+    epoch: int = 0
+    space_deadline: float = 0.0
+    plan: ExecuteReduce | None = None
+    results: list[int] = field(default_factory=list)
+
+
+class Operations:
+    """All collectives that this node takes part in."""
+
+    def __init__(
+        self,
+        results: Results,
+        send: Callable[[NodeToManager], None],
+        wake: Callable[[], None],
+        threads: int,
+    ) -> None:
+        self.results = results
+        self.client = results.client
+        self.tasks = results.tasks
+        self.send = send
+        self.wake = wake
+        self.threads = threads
+        self.operations: dict[int, Operation] = {}
+        self.finished: list[tuple[int, int, BaseException | None]] = []
+        self._lock = threading.Lock()
+        self._next = 1
+
+    # -- the request ---------------------------------------------------------------------------
+
+    def begin(self, ask: Collective, slot: int) -> None:
+        """A client's call. The node holds sources and results from here on."""
+        number, self._next = self._next, self._next + 1
+        holds = [self.client.hold(oid) for oid in dict.fromkeys((*ask.sources, *ask.results))]
+        waiting: dict[int, list[int]] = {}
+        ready: list[int] = []
+        failed: list[int] = []
+        for index, oid in enumerate(ask.sources):
+            if not self.tasks.done(oid):
+                waiting.setdefault(oid, []).append(index)
+            elif self.client.state(oid) in READY:
+                ready.append(index)
+            else:
+                failed.append(index)
+        operation = Operation(number, ask, holds, waiting, self.tasks.park(list(waiting)))
+        operation.results = list(ask.results)
+        self.operations[number] = operation
+        home = self.client.home
+        self.send(
+            ReduceRequested(
+                number,
+                NODE,
+                slot,
+                tuple(ids.pack_id(home, oid) for oid in ask.sources),
+                ask.op,
+                ask.num,
+                ask.deadline_s,
+                ask.reproducible,
+                len(ask.results),
+                ask.kind,
+                tuple(ready),
+            )
+        )
+        for index in failed:
+            self.send(SourceFailed(number, index, self._reason(ask.sources[index])))
+        self.look()
+
+    def _reason(self, oid: int) -> str:
+        state = self.client.state(oid)
+        if state == STATE["FAILED"]:
+            return "its task failed"
+        if state in (STATE["CANCELLED"], STATE["ABORTED"]):
+            return "it was cancelled"
+        return "it was deleted" if state == STATE["DELETED"] else "it is gone"
+
+    def look(self) -> None:
+        """Something has become done: is it a source of ours? Has a result lost its readers?"""
+        for operation in list(self.operations.values()):
+            done = [oid for oid in operation.waiting if self.tasks.done(oid)]
+            for oid in done:
+                ready = self.client.state(oid) in READY
+                for index in operation.waiting.pop(oid):
+                    if ready:
+                        self.send(SourceReady(operation.number, index, NODE))
+                    else:
+                        self.send(SourceFailed(operation.number, index, self._reason(oid)))
+            if all(self.client.state(oid) == STATE["ABORTED"] for oid in operation.results):
+                self.send(OperationDropped(operation.number))  # deleted while it ran
+
+    # -- the plan ------------------------------------------------------------------------------
+
+    def receive(self, message: Any) -> bool:
+        """A message from the manager; False if it is not about an operation."""
+        if isinstance(message, ExecuteReduce):
+            operation = self.operations.get(message.operation)
+            if operation is not None:
+                operation.plan = message
+                operation.epoch = message.epoch
+                operation.space_deadline = time.monotonic() + self.results.config.put_wait_s
+                self.execute(operation)
+        elif isinstance(message, Commit):
+            self.commit(message)
+        elif isinstance(message, OperationFailed):
+            self.fail(message)
+        elif isinstance(message, Forget):
+            operation = self.operations.get(message.operation)
+            if operation is not None:
+                for oid in operation.results:
+                    self.tasks.settle(oid)
+                self.end(operation)
+        else:
+            return False
+        return True
+
+    def execute(self, operation: Operation) -> None:
+        """Pins the members and starts a thread; without room for the result, again later."""
+        plan = operation.plan
+        assert plan is not None
+        ask = operation.ask
+        try:
+            execution = prepare(self.results, ask, plan, len(operation.results))
+        except SourcesGone as gone:
+            for oid in gone.spilled:
+                if self.results.store.restore(oid) is None:
+                    break
+            else:
+                if gone.spilled and not gone.indices:
+                    self.execute(operation)
+                    return
+            if gone.indices:
+                self._failed(operation, str(gone), gone.indices)
+            else:
+                self._no_room(operation)
+            return
+        except PlanError as error:
+            self._failed(operation, str(error), ())
+            return
+        if execution is None:
+            self._no_room(operation)
+            return
+        operation.plan = None
+        operation.execution = execution
+        threading.Thread(
+            target=self._run,
+            args=(operation.number, plan.epoch, execution),
+            name="hoplite_mp reduce",
+            daemon=True,
+        ).start()
+
+    def _no_room(self, operation: Operation) -> None:
+        if time.monotonic() > operation.space_deadline:
+            self._failed(operation, self.results.store.full_message(), (), "full")
+            operation.plan = None
+
+    def _failed(
+        self, operation: Operation, reason: str, sources: tuple[int, ...], error: str = "value"
+    ) -> None:
+        operation.plan = None
+        self.send(
+            ExecutionFailed(operation.number, operation.epoch, NODE, reason, sources, error)
+        )
+
+    def _run(self, number: int, epoch: int, execution: Execution) -> None:
+        """In a thread of its own: everything bulky is without the GIL."""
+        failure: BaseException | None = None
+        try:
+            execution.run(self.threads)
+        except BaseException as error:
+            failure = error
+        with self._lock:
+            self.finished.append((number, epoch, failure))
+        self.wake()
+
+    def collect(self) -> float | None:
+        """Executions that have ended, plans that wait for room; returns when to look again."""
+        with self._lock:
+            finished, self.finished = self.finished, []
+        for number, epoch, failure in finished:
+            operation = self.operations.get(number)
+            if operation is None:
+                continue
+            if failure is None:
+                self.send(StripesComplete(number, epoch, NODE))
+            else:
+                operation.execution = None
+                self._failed(operation, f"{type(failure).__name__}: {failure}", ())
+        again = None
+        for operation in list(self.operations.values()):
+            if operation.plan is not None:
+                self.execute(operation)
+                if operation.plan is not None:
+                    again = time.monotonic() + SPACE_RETRY_S
+        return again
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def commit(self, message: Commit) -> None:
+        operation = self.operations.get(message.operation)
+        if operation is None:
+            return
+        execution = operation.execution
+        if execution is None:  # a gather: nothing was to be moved
+            for oid in operation.results:
+                self.results.store_value(oid, serial.encode(None), False)
+        else:
+            for oid, (payload, nbytes) in zip(operation.results, execution.take(), strict=True):
+                self.results.store_block(oid, payload, nbytes)
+        self.end(operation)
+
+    def fail(self, message: OperationFailed) -> None:
+        operation = self.operations.get(message.operation)
+        if operation is None:
+            return
+        for oid in operation.results:
+            self.results.store_value(oid, self._error(operation, message), True)
+        self.end(operation)
+
+    def _error(self, operation: Operation, message: OperationFailed) -> serial.Encoded:
+        index = message.cause_index
+        source = None
+        if index is not None:
+            source = self.results.ref(operation.ask.sources[index])
+        error: BaseException
+        if message.error == "value":
+            error = ValueError(message.message)
+        elif message.error == "lost":
+            error = ObjectLostError(message.message)
+        elif message.error == "full":
+            error = StoreFullError(f"result of a collective: {message.message}")
+        elif message.error == "source" and index is not None:
+            raw = self.results.raw_error(operation.ask.sources[index])
+            if raw is not None:
+                return raw
+            error = ObjectLostError(f"source {index}: {message.message}")
+        else:
+            error = ReduceError(message.message)
+            error.source = source  # type: ignore[attr-defined]  # the reader fetches the cause
+        return serial.encode_error(error, "")
+
+    def end(self, operation: Operation) -> None:
+        self.operations.pop(operation.number, None)
+        self.tasks.unpark(operation.parked)
+        if operation.execution is not None:
+            operation.execution.drop()
+        operation.holds.clear()

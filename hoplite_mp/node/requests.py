@@ -1,0 +1,170 @@
+"""What clients ask of the node, one method for each kind of question.
+
+Why it exists: the loop reads packets; this file answers them. A question that cannot be answered
+now (no room) is answered "full" after a short while, so that no client's line is blocked for long.
+It must never know: sockets, how a client waits.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.protocol.local import (
+    ClosePool,
+    Collective,
+    GiveSpans,
+    GroupAdmit,
+    GroupJoin,
+    GroupLeave,
+    Interrupt,
+    Lease,
+    LeaseSpan,
+    OpenPool,
+    Reply,
+    Request,
+    Restore,
+    Stats,
+)
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.main import Node
+
+__all__ = ["Requests"]
+
+PATIENCE_S = 0.2  # a full store answers after this
+RETRY_S = 0.01
+
+
+class Requests:
+    """Answers the clients of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.client = node.client
+        self.store = node.store
+        self.last_lease: dict[int, tuple[int, int]] = {}  # slot -> (number of the reply, payload)
+        self._answers: dict[type, Any] = {
+            Lease: self.lease,
+            LeaseSpan: self.lease_span,
+            Restore: self.restore,
+            GiveSpans: self.give_spans,
+            Interrupt: lambda slot, request: node.workers.interrupt(
+                request.ask.oid, request.ask.slot
+            ),
+            Collective: lambda slot, request: node.operations.begin(request.ask, slot),
+            OpenPool: self.open_pool,
+            ClosePool: lambda slot, request: node.workers.close(
+                request.ask.pool, request.ask.kill
+            ),
+            GroupJoin: lambda slot, request: node.groups.join(
+                request.ask, slot, request.number, node.config.group_members_max
+            ),
+            GroupLeave: lambda slot, request: node.groups.leave(request.ask, slot),
+            GroupAdmit: lambda slot, request: node.groups.admitted(
+                request.ask.name, request.ask.generation, request.ask.rank
+            ),
+            Stats: self.stats,
+        }
+
+    def take(self, slot: int, request: Request) -> None:
+        lost = self.last_lease.pop(slot, None)
+        if lost is not None and request.seen < lost[0] and lost[1] in self.store.leases:
+            self.store.free(lost[1])  # that reply was never read: Ctrl-C in the middle
+        self._answers[type(request.ask)](slot, request)
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def lease(self, slot: int, request: Request) -> None:
+        nbytes = request.ask.nbytes  # type: ignore[union-attr]
+        if self.store.impossible(nbytes):
+            self.node.reply(
+                slot, Reply(request.number, "never", self.store.full_message(), True)
+            )
+            return
+
+        def attempt() -> int | None:
+            payload = self.store.lease(nbytes, slot)
+            if payload is not None:
+                self.last_lease[slot] = (request.number, payload)
+            return payload
+
+        self.patiently(slot, request, attempt)
+
+    def lease_span(self, slot: int, request: Request) -> None:
+        self.patiently(slot, request, lambda: self.store.lease_span(slot))
+
+    def restore(self, slot: int, request: Request) -> None:
+        oid = request.ask.oid  # type: ignore[union-attr]
+
+        def attempt() -> int | None:
+            return None if self.store.restore(oid) is None else 1
+
+        self.patiently(slot, request, attempt)
+
+    def patiently(self, slot: int, request: Request, attempt: Any) -> None:
+        """Answers at once if it can; else tries again for a while as things come back."""
+        deadline = time.monotonic() + PATIENCE_S
+
+        def again() -> None:
+            if slot not in self.node.clients:
+                return
+            value = attempt()
+            if value is not None:
+                self.client.set_hungry(False)
+                self.node.reply(slot, Reply(request.number, value))
+            elif time.monotonic() >= deadline:
+                self.client.set_hungry(False)
+                message = self.store.full_message()
+                self.node.reply(slot, Reply(request.number, None, message, True))
+            else:
+                self.client.set_hungry(True)
+                self.node.after(RETRY_S, again)
+
+        again()
+
+    def give_spans(self, slot: int, request: Request) -> None:
+        for offset in request.ask.offsets:  # type: ignore[union-attr]
+            self.store.give_span(offset, slot)
+
+    # -- pools ---------------------------------------------------------------------------------
+
+    def open_pool(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        number = self.node.workers.open_next(ask.workers, slot, ask.max_tasks, ask.setup)
+        error = "" if number is not None else "all pools of this host are in use: close an executor"
+        self.node.reply(slot, Reply(request.number, number, error))
+
+    # -- counters ------------------------------------------------------------------------------
+
+    def stats(self, slot: int, request: Request) -> None:
+        self.client.reclaim_freed()
+        self.store.take_returns()
+        self.node.sweeper.collect()
+        done = failed = objects = 0
+        for number in range(1, 256):
+            info = self.client.client_info(number)
+            done += info["tasks_done"]
+            failed += info["tasks_failed"]
+        for header in self.client.scan():
+            objects += header["state"] not in ("FREED", "WAITING", "QUEUED", "CLAIMED")
+        workers = self.node.workers
+        self.node.reply(
+            slot,
+            Reply(
+                request.number,
+                {
+                    "tasks_done": done + workers.tasks_done,
+                    "tasks_failed": failed + workers.tasks_failed,
+                    "tasks_retried": self.node.sweeper.retried,
+                    "workers_lost": workers.lost,
+                    "objects": objects,
+                    "bytes_used": self.store.used_bytes(),
+                    "bytes_limit": self.store.limit,
+                    "bytes_spilled": self.store.spill.used,
+                    "bytes_sent": 0,
+                    "bytes_received": 0,
+                    "workers": len(workers.pools[0].workers),
+                },
+            ),
+        )

@@ -1,0 +1,97 @@
+"""What the node writes into headers itself: results of collectives, errors of tasks that died.
+
+Why it exists: a header is finished by its claimant; after a death, and for every collective, that
+is the node. It never unpickles: errors of sources are handed on as the bytes that they are.
+It must never know: why something failed.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from typing import Any
+
+from hoplite_mp import _shm, _tasks, ids, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.config import Config
+from hoplite_mp.node.store import NODE_SLOT, Store
+from hoplite_mp.ref import ObjectRef
+
+__all__ = ["Results"]
+
+ERROR_BYTES_MAX = 64 << 10
+
+
+class Results:
+    """Writes and finishes headers that the node has claimed."""
+
+    def __init__(
+        self, client: _shm.NodeClient, tasks: _tasks.Tasks, store: Store, config: Config
+    ) -> None:
+        self.client = client
+        self.tasks = tasks
+        self.store = store
+        self.config = config
+        self.untaken: dict[int, list[Any]] = {}  # results whose refs the owner must take over
+
+    def ref(self, oid: int) -> ObjectRef[Any]:
+        return ObjectRef(ids.pack_id(self.client.home, oid), self.client.hold(oid))
+
+    def lease(self, nbytes: int) -> int | None:
+        return self.store.lease(nbytes, NODE_SLOT)
+
+    def store_value(self, oid: int, encoded: serial.Encoded, failed: bool) -> None:
+        """A small payload (None, or an error); a huge error is cut rather than lost."""
+        refs = bool(encoded.refs)
+        payload = 0
+        if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
+            self.client.bind_inline(
+                oid, encoded.head, encoded.buffers, encoded.offsets, encoded.nbytes, refs
+            )
+        else:
+            got = self.lease(encoded.nbytes)
+            if got is None:
+                self.store_value(oid, serial.encode_error(MemoryError(), ""), True)
+                return
+            payload = got
+            self.client.write(payload, encoded.head, encoded.buffers, encoded.offsets)
+            self.client.bind(oid, payload, encoded.nbytes, refs)
+        if self.tasks.finish(oid, failed):
+            if refs:
+                self.untaken[oid] = list(encoded.refs)
+            return
+        if payload:
+            self.client.give_back(payload, oid)
+        self.tasks.settle(oid)
+
+    def store_block(self, oid: int, payload: int, nbytes: int) -> None:
+        """A block that is written already."""
+        self.client.bind(oid, payload, nbytes, False)
+        if not self.tasks.finish(oid, False):
+            self.client.give_back(payload, oid)
+            self.tasks.settle(oid)
+
+    def store_error(self, oid: int, error: BaseException) -> None:
+        self.store_value(oid, serial.encode_error(error, ""), True)
+
+    def raw_error(self, oid: int) -> serial.Encoded | None:
+        """What a failed source failed with, as an error payload; None if that is not known."""
+        state = self.client.state(oid)
+        if state in (STATE["CANCELLED"], STATE["ABORTED"]):
+            return serial.encode_error(CancelledError(), "")
+        got = self.client.view(oid)
+        if isinstance(got, int) or len(got) > ERROR_BYTES_MAX:
+            return None
+        data = bytes(memoryview(got))
+        if serial.payload_kind(memoryview(data)) != serial.ERROR:
+            return None
+        refs = [
+            ObjectRef(object_id, self.client.hold(ids.unpack_id(object_id)[1]))
+            for object_id in serial.read_refs(memoryview(data))
+        ]
+        return serial.Encoded(data, [], [], len(data), refs)
+
+    def look(self) -> None:
+        """Drops refs that have been taken over."""
+        for oid in list(self.untaken):
+            if self.tasks.taken(oid):
+                del self.untaken[oid]

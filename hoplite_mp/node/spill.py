@@ -1,0 +1,98 @@
+"""The spill file: one nameless file on a real disk, with an arena of its own.
+
+Why it exists: what does not fit into memory waits here. The file has no name (O_TMPFILE, or
+unlinked at once), so it is gone with the node, however that ends.
+It must never know: objects, who spills what.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+
+from hoplite_mp.store.arena import Arena
+
+__all__ = ["SpillFile", "default_directory"]
+
+FILE_BYTES_MAX = 1 << 44
+TMPFS_MAGIC = 0x01021994
+PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def is_tmpfs(path: str) -> bool:
+    """A directory whose files are memory themselves: spilling there would gain nothing."""
+    buffer = ctypes.create_string_buffer(256)
+    if _libc.statfs(os.fsencode(path), buffer) != 0:
+        return True
+    return int.from_bytes(buffer.raw[:4], "little") == TMPFS_MAGIC
+
+
+def default_directory() -> str | None:
+    """The first of TMPDIR, /var/tmp and the working directory that is on a disk and writable."""
+    for path in (tempfile.gettempdir(), "/var/tmp", os.getcwd()):
+        if os.access(path, os.W_OK | os.X_OK) and not is_tmpfs(path):
+            return path
+    return None
+
+
+class SpillFile:
+    """Made at the first write. `OSError` means that the disk did not take it."""
+
+    def __init__(self, directory: str | None, bytes_max: int | None) -> None:
+        self.directory = directory
+        self.arena = Arena(min(bytes_max or FILE_BYTES_MAX, FILE_BYTES_MAX), start=0)
+        self._fd = -1
+
+    @property
+    def used(self) -> int:
+        return self.arena.used
+
+    def _open(self) -> int:
+        if self._fd < 0:
+            directory = self.directory or default_directory()
+            if directory is None:
+                raise OSError("no directory on a disk to spill to; set spill_dir=")
+            try:
+                self._fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            except OSError:
+                self._fd, path = tempfile.mkstemp(dir=directory)
+                os.unlink(path)
+        return self._fd
+
+    def write(self, data: memoryview) -> int | None:
+        """The position of the bytes; None when spill_bytes_max is reached."""
+        fd = self._open()
+        start = self.arena.allocate(len(data))
+        if start is None:
+            return None
+        done = 0
+        try:
+            while done < len(data):
+                done += os.pwrite(fd, data[done : done + (1 << 30)], start + done)
+        except OSError:
+            self.free(start)
+            raise
+        return start
+
+    def read(self, position: int, into: memoryview) -> None:
+        done = 0
+        while done < len(into):
+            got = os.preadv(self._fd, [into[done : done + (1 << 30)]], position + done)
+            if got <= 0:
+                raise OSError("the spill file is shorter than what was written to it")
+            done += got
+
+    def free(self, position: int) -> None:
+        """The room may be used again; the disk gets it back at once."""
+        size = self.arena.size_of(position)
+        self.arena.free(position, warm=False)
+        _libc.fallocate(
+            self._fd, PUNCH_HOLE, ctypes.c_int64(position), ctypes.c_int64(size)
+        )
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

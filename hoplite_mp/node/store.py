@@ -1,0 +1,258 @@
+"""The store's budget: leases of blocks and spans, limits, giving back, spilling.
+
+Why it exists: shared memory has no owner that the kernel would end with a process, so one process
+must know what is handed out. Before the store grows, memory=, MemAvailable and every enclosing
+control group are asked; when there is no room, first what was returned, then what nobody holds,
+then warm pages, then the least recently used unpinned objects are taken.
+It must never know: tasks, plans, Python values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from hoplite_mp import _shm
+from hoplite_mp.client.memory import STATE, format_bytes
+from hoplite_mp.config import Config
+from hoplite_mp.node.spill import SpillFile
+from hoplite_mp.store.arena import Arena
+from hoplite_mp.store.limits import available_bytes
+
+__all__ = ["NODE_SLOT", "Store"]
+
+NODE_SLOT = 0
+LEASED = (1 << 64) - 1
+HEAD = _shm.BLOCK_HEAD_BYTES
+
+
+class Store:
+    """What is leased to whom, and what that costs."""
+
+    def __init__(self, client: _shm.NodeClient, config: Config, limit: int, length: int) -> None:
+        self.client = client
+        self.config = config
+        self.limit = limit
+        self.arena = Arena(length)
+        self.leases: dict[int, int] = {}  # payload offset of a big block -> slot it was leased to
+        self.spans: dict[int, int] = {}  # span offset -> lessee's slot; -1 = adopted
+        self.spill = SpillFile(config.spill_dir, config.spill_bytes_max)
+        self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
+        self.last_growth = 0.0
+
+    # -- leasing -------------------------------------------------------------------------------
+
+    def lease(self, nbytes: int, slot: int) -> int | None:
+        """Payload offset of a big block; None: no room now."""
+        need = nbytes + HEAD
+        self.take_returns()
+        start = self._allocate(need, 4096)
+        if start is None:
+            return None
+        payload = self.client.lease(start, self.arena.size_of(start))
+        self.leases[payload] = slot
+        return payload
+
+    def lease_span(self, slot: int) -> int | None:
+        """A span for small objects, aligned to its size; None: no room now."""
+        size = self.config.span_bytes
+        self.take_returns()
+        start = self._allocate(size, size, slot)
+        if start is not None:
+            self.spans[start] = slot
+        return start
+
+    def _allocate(self, nbytes: int, align: int, slot: int = NODE_SLOT) -> int | None:
+        growth = self.arena.growth(nbytes, align)
+        if not self._room(nbytes, growth) and not self._make_room(nbytes, align, slot):
+            return None
+        if growth:
+            self.last_growth = time.monotonic()
+        return self.arena.allocate(nbytes, align)
+
+    def _room(self, nbytes: int, growth: int) -> bool:
+        if self.arena.used + nbytes > self.limit:
+            return False
+        over = self.arena.resident + growth - self.limit
+        if over > 0:
+            self._cool(over)
+            if self.arena.resident + self.arena.growth(nbytes) > self.limit:
+                return False
+        return not growth or growth + self.config.memory_reserve_bytes <= available_bytes()
+
+    def _make_room(self, nbytes: int, align: int, slot: int) -> bool:
+        self.client.reclaim_freed()
+        self.take_returns()
+        self.sweep_spans()
+        if self._room(nbytes, self.arena.growth(nbytes, align)):
+            return True
+        self._cool(nbytes)
+        if self._room(nbytes, self.arena.growth(nbytes, align)):
+            return True
+        self._spill_until(nbytes, align, slot)
+        return self._room(nbytes, self.arena.growth(nbytes, align))
+
+    def _cool(self, nbytes: int) -> None:
+        for start, size in self.arena.cool(nbytes):
+            self.client.remove(start, size)
+
+    def impossible(self, nbytes: int) -> bool:
+        return nbytes + HEAD > self.limit
+
+    # -- what comes back -----------------------------------------------------------------------
+
+    def take_returns(self) -> None:
+        """Frees big blocks whose owner word has been cleared."""
+        returned = self.client.returns()
+        for payload in list(self.leases) if returned is None else returned:
+            if payload in self.leases and self.client.block_owner(payload) == 0:
+                self.free(payload)
+
+    def free(self, payload: int) -> None:
+        del self.leases[payload]
+        self.arena.free(payload - HEAD)
+
+    def give_span(self, offset: int, slot: int) -> None:
+        if self.spans.get(offset) == slot:
+            del self.spans[offset]
+            self.arena.free(offset)
+
+    def orphan(self, slot: int) -> None:
+        """After a client's death: its blocks without a live object are free, its spans adopted."""
+        live = self.client.live_blocks()
+        for payload, lessee in list(self.leases.items()):
+            if lessee == slot:
+                owner = self.client.block_owner(payload)
+                if owner in (0, LEASED) or live.get(payload) != owner:
+                    self.free(payload)
+                else:
+                    self.leases[payload] = NODE_SLOT
+        for offset, lessee in list(self.spans.items()):
+            if lessee == slot:
+                self.spans[offset] = -1
+        self.sweep_spans(live)
+
+    def sweep_spans(self, live: dict[int, int] | None = None) -> None:
+        """Adopted spans without a live object are free."""
+        adopted = [offset for offset, lessee in self.spans.items() if lessee == -1]
+        if not adopted:
+            return
+        size = self.config.span_bytes
+        used = {payload & -size for payload in (live or self.client.live_blocks())}
+        for offset in adopted:
+            if offset not in used:
+                del self.spans[offset]
+                self.arena.free(offset)
+
+    def reserve(self, nbytes: int) -> int | None:
+        """A range for pages ahead of demand; None if the store has no room for luxury."""
+        if not self._room(nbytes, nbytes):
+            return None
+        return self.arena.allocate(nbytes, 4096)
+
+    def release(self, start: int) -> None:
+        """That range is warm now."""
+        self.arena.free(start)
+        self.last_growth = time.monotonic()
+
+    def used_bytes(self) -> int:
+        """Bytes of big objects and of spans with small ones."""
+        return self.arena.used
+
+    # -- spilling ------------------------------------------------------------------------------
+
+    def _spill_until(self, nbytes: int, align: int, slot: int) -> None:
+        self.purge_spilled()
+        own_spans = {offset for offset, lessee in self.spans.items() if lessee == slot}
+        size = self.config.span_bytes
+        small = 0
+        for _, oid, payload, length in sorted(self.client.spill_candidates()):
+            if self._room(nbytes, self.arena.growth(nbytes, align)):
+                return
+            big = payload in self.leases
+            if not big and (payload & -size not in own_spans or small >= size):
+                continue  # a small object's bytes help only the client whose span it is in
+            if not self.spill_one(oid, payload, length):
+                continue
+            if big:
+                self.take_returns()
+            else:
+                small += length
+
+    def spill_one(self, oid: int, payload: int, nbytes: int) -> bool:
+        """Moves one unpinned object into the spill file."""
+        if not self.client.spill_begin(oid):
+            return False
+        position = None
+        with contextlib.suppress(OSError):
+            position = self.spill.write(self.client.memory(payload, nbytes))
+        if position is None:
+            self.client.spill_abort(oid)
+            return False
+        self.spilled[oid] = (position, nbytes)
+        self.client.spill_end(oid, position)
+        return True
+
+    def restore(self, oid: int) -> bool | None:
+        """Brings a spilled object back: True; None: no room now; False: it has gone."""
+        self.purge_spilled()
+        if oid not in self.spilled:
+            return False
+        position, nbytes = self.spilled[oid]
+        payload = self.lease(nbytes, NODE_SLOT)
+        if payload is None:
+            return None
+        self.spill.read(position, self.client.memory(payload, nbytes))
+        if self.client.restore(oid, payload):
+            self.spill.free(position)
+            del self.spilled[oid]
+            return True
+        self.free(payload)
+        return False
+
+    def purge_spilled(self) -> None:
+        """Room in the file of objects that nobody wants any more."""
+        for oid, (position, _) in list(self.spilled.items()):
+            if self.client.state(oid) != STATE["SPILLED"]:
+                self.spill.free(position)
+                del self.spilled[oid]
+
+    # -- keeping ahead and giving back ---------------------------------------------------------
+
+    def give_idle_back(self, now: float) -> float | None:
+        """Warm pages that were not needed for segment_idle_s go; returns when to look again."""
+        if not self.arena.warm:
+            return None
+        due = self.last_growth + self.config.segment_idle_s
+        if now < due:
+            return due
+        self.take_returns()
+        self._cool(self.arena.warm)
+        return None
+
+    # -- words ---------------------------------------------------------------------------------
+
+    def full_message(self) -> str:
+        """Why there is no room: who pins how much, in the words of StoreFullError."""
+        pinned: dict[int, int] = {}
+        queued = 0
+        for header in self.client.scan():
+            if not header["block"] or header["flags"] & 1:
+                continue
+            if header["pins"]:
+                slot = header["pins"][0]
+                pinned[slot] = pinned.get(slot, 0) + header["size"]
+            elif header["refs"]:
+                queued += header["size"]
+        parts = []
+        for slot, nbytes in sorted(pinned.items(), key=lambda item: -item[1])[:4]:
+            pid = self.client.client_info(slot)["pid"]
+            parts.append(f"{format_bytes(nbytes)} pinned by arrays in process {pid}")
+        if queued:
+            parts.append(f"{format_bytes(queued)} held by refs and queued tasks")
+        room = f"store of h0 holds {format_bytes(self.arena.used)} of {format_bytes(self.limit)}"
+        free = available_bytes()
+        if self.arena.used < self.limit // 2 and free < 2 * self.config.memory_reserve_bytes:
+            parts.append(f"only {format_bytes(free)} of the host's memory are available")
+        detail = f" ({', '.join(parts)})" if parts else ""
+        return f"{room}{detail}. Free arrays, or raise memory=."

@@ -1,0 +1,164 @@
+"""After a death: whose tasks go on, what is freed, who is told.
+
+Why it exists: a killed process leaves claims, holds, half-written blocks and leases. The order here
+is the order that was found safe: what the living still need is held first, then claims are settled,
+then the dead one's bits go, then its blocks. It may be run again at any point.
+It must never know: how a process died being found out.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import psutil
+
+from hoplite_mp import ids, serial
+from hoplite_mp.client.memory import STATE, format_bytes
+from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, WorkerLostError
+from hoplite_mp.node.pools import WorkerInfo
+from hoplite_mp.node.results import Results
+
+__all__ = ["Sweeper"]
+
+FLAG_REFS = 2
+KIND_TASK = 2
+PENDING_NAMES = ("WAITING", "QUEUED")
+
+
+class Sweeper:
+    """Cleans up after a client of this host."""
+
+    def __init__(self, results: Results) -> None:
+        self.results = results
+        self.client = results.client
+        self.tasks = results.tasks
+        self.inner: dict[int, list[Any]] = {}  # refs inside adopted objects
+        self.own_tables: set[int] = set(self.client.tables)
+        self.retried = 0
+
+    def sweep(self, slot: int, worker: WorkerInfo | None, code: int) -> list[int]:
+        """Returns the tasks that are queued again."""
+        again: list[int] = []
+        concerned = self.client.concerned(slot)
+        for header in concerned:
+            self._keep_inner(header, slot)
+        for header in concerned:
+            if self._settle(header, slot, worker, code):
+                again.append(header["id"])
+        self.client.sweep(slot)
+        self.results.store.orphan(slot)
+        self.collect()
+        return again
+
+    def _keep_inner(self, header: dict[str, Any], slot: int) -> None:
+        """Refs inside what stays are held by the node, before the dead one's bits go."""
+        oid = header["id"]
+        if not header["flags"] & FLAG_REFS or header["state"] not in _STORED:
+            return
+        adopted = header["owner"] == slot
+        if adopted and oid not in self.inner:
+            self.inner[oid] = self._inner_refs(oid)
+            self.tasks.set_taken(oid)
+        elif not adopted and header["claimant"] == slot and not header["taken"]:
+            self.results.untaken.setdefault(oid, self._inner_refs(oid))
+
+    def _inner_refs(self, oid: int) -> list[Any]:
+        got = self.client.view(oid)
+        if isinstance(got, int):
+            if got == STATE["SPILLED"] and self.results.store.restore(oid):
+                return self._inner_refs(oid)
+            return []
+        mem = memoryview(got)
+        return [self.client.hold(ids.unpack_id(i)[1]) for i in serial.read_refs(mem)]
+
+    def _settle(
+        self, header: dict[str, Any], slot: int, worker: WorkerInfo | None, code: int
+    ) -> bool:
+        """One header of the dead client's; True if its task is queued again."""
+        oid, state = header["id"], header["state"]
+        orphan = header["owner"] == slot
+        claimed = header["claimant"] == slot
+        if state == "ABORTED" and claimed:
+            self.client.settle(oid, slot)
+        elif state == "CLAIMED" and claimed:
+            return self._settle_claim(header, slot, worker, code)
+        elif state in PENDING_NAMES and orphan:
+            if self.client.take_over(oid, slot):
+                name = self.client.task_name(oid)
+                self.results.store_error(
+                    oid, ObjectLostError(f"the process that submitted {name}() has died")
+                )
+        elif claimed and state in _DONE:
+            self.client.announce(oid)
+        return False
+
+    def _settle_claim(
+        self, header: dict[str, Any], slot: int, worker: WorkerInfo | None, code: int
+    ) -> bool:
+        oid = header["id"]
+        timed_out = worker is not None and worker.verdict == "timeout" and worker.verdict_oid == oid
+        task = header["kind"] == KIND_TASK
+        if (
+            task
+            and not timed_out
+            and header["owner"] != slot
+            and header["retries_left"]
+            and self.client.requeue(oid, slot)
+        ):
+            self.retried += 1
+            return True
+        if self.client.state(oid) == STATE["ABORTED"]:  # cancelled just now
+            self.client.settle(oid, slot)
+            return False
+        if not self.client.take_over(oid, slot):
+            return False
+        name = self.client.task_name(oid)
+        tries = self.client.add_try(oid)
+        error: Exception
+        if not task:
+            error = ObjectLostError("the process that was writing this object has died")
+        elif timed_out:
+            error = HopliteTimeoutError(f"{name}() ran longer than its timeout; its worker ended")
+        else:
+            error = WorkerLostError(
+                f"worker {slot}@h0 {_how(code)} ({_memory()}) while running {name}(); "
+                f"tried {tries} time{'s' if tries != 1 else ''}."
+            )
+        self.results.store_error(oid, error)
+        return False
+
+    # -- adopted tables ------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """What nobody holds in adopted tables goes, and the refs that were inside."""
+        for oid in self.client.collect():
+            self.inner.pop(oid, None)
+        self.client.release_tables(self.own_tables)
+
+    def completed(self, oids: list[int]) -> None:
+        """Tasks of dead submitters that have been finished: their refs inside are the node's."""
+        for oid in oids:
+            if oid not in self.inner and self.client.flags(oid)[0]:
+                self.inner[oid] = self._inner_refs(oid)
+                self.tasks.set_taken(oid)
+
+
+_STORED = ("SEALED", "SPILLING", "SPILLED", "FAILED")
+_DONE = ("SEALED", "FAILED", "CANCELLED", "DELETED", "SPILLED", "SPILLING")
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"ended with exit code {code}"
+
+
+def _memory() -> str:
+    memory = psutil.virtual_memory()
+    used, total = memory.total - memory.available, memory.total
+    doubt = "out of memory? " if used > 0.9 * total else ""
+    return f"{doubt}{format_bytes(used)} of {format_bytes(total)} in use"

@@ -1,0 +1,237 @@
+"""The node's side of worker processes: starting, replacing, interrupting, deadlines.
+
+Why it exists: pools.py counts; this file acts on the counts, on deadlines that workers wrote into
+their slots, and on requests to interrupt. Killing is the supervisor's children's end: SIGKILL here,
+the rest when their exit is reported.
+It must never know: what a task is about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from hoplite_mp.errors import WorkerLostError
+from hoplite_mp.node.pools import Pool, WorkerInfo
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.main import Node
+
+__all__ = ["Workers"]
+
+WORKER_KIND = 2
+SETUP_FAILED = 97
+POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
+POOLS_MAX = 256
+LOOK_AGAIN_S = 0.5
+
+
+class Workers:
+    """All workers of this host, by pool."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.client = node.client
+        self.tasks = node.tasks
+        self.pools: dict[int, Pool] = {}
+        self.all: dict[int, WorkerInfo] = {}
+        self.pipes: dict[int, list[int]] = {}
+        self.queues: dict[int, int] = {}  # pool -> the node's own hint queue
+        self.lost = 0
+        self.tasks_done = self.tasks_failed = 0  # of workers that have ended
+        self._due: float | None = None
+
+    # -- pools ---------------------------------------------------------------------------------
+
+    def open(self, number: int, target: int, owner: int, max_tasks: int, setup: int) -> Pool:
+        pool = Pool(number, target, owner, max_tasks, setup)
+        if setup:
+            pool.setup_hold = self.client.hold(setup)
+        self.pools[number] = pool
+        self.client.open_pool(number, POOL_OPEN)
+        self.start_missing(pool)
+        return pool
+
+    def open_next(self, target: int, owner: int, max_tasks: int, setup: int) -> int | None:
+        """The number of a new pool; None if all are taken."""
+        for number in range(1, POOLS_MAX):
+            if number not in self.pools:
+                return self.open(number, target, owner, max_tasks, setup).number
+        return None
+
+    def close(self, number: int, kill: bool) -> None:
+        pool = self.pools.get(number)
+        if pool is None:
+            return
+        pool.closing = True
+        self.client.open_pool(number, POOL_CLOSING)
+        self.tasks.wake_pool(number)
+        if kill:
+            for worker in list(pool.workers.values()):
+                self.kill(worker, "closing")
+        self.forget_if_empty(pool)
+
+    def forget_if_empty(self, pool: Pool) -> None:
+        if pool.closing and not pool.workers:
+            self.client.open_pool(pool.number, POOL_FREE)
+            self.pools.pop(pool.number, None)
+            queue = self.queues.pop(pool.number, None)
+            if queue is not None:
+                self.tasks.close_queue(queue)
+
+    def start_missing(self, pool: Pool) -> None:
+        blocked = self.blocked(pool)
+        for _ in range(pool.missing(blocked, self.node.config.blocked_workers_max)):
+            slot = self.client.register(0, WORKER_KIND, pool.number)
+            if slot < 0:
+                return  # every client slot of the host is taken: what runs goes on
+            worker = WorkerInfo(slot, pool.number)
+            pool.workers[slot] = worker
+            self.all[slot] = worker
+            self.node.spawn(slot, pool.number, pool.max_tasks, pool.setup)
+
+    def blocked(self, pool: Pool) -> int:
+        return sum(
+            bool(self.client.client_info(slot)["blocked"])
+            for slot, worker in pool.workers.items()
+            if not worker.retiring
+        )
+
+    # -- births and deaths ---------------------------------------------------------------------
+
+    def spawned(self, slot: int, pid: int) -> None:
+        worker = self.all.get(slot)
+        if worker is not None:
+            worker.pid = pid
+            self.tasks.set_pid(slot, pid)
+            if worker.verdict:
+                self.kill(worker, worker.verdict)
+
+    def exited(self, worker: WorkerInfo | None, code: int, again: list[int]) -> None:
+        """After the sweep: replacement, and hints for what is queued."""
+        if worker is None:
+            return
+        info = self.client.client_info(worker.slot)
+        self.tasks_done += info["tasks_done"]
+        self.tasks_failed += info["tasks_failed"]
+        pool = self.pools.get(worker.pool)
+        if pool is None:
+            return
+        pool.workers.pop(worker.slot, None)
+        if code != 0 and worker.verdict != "closing":
+            self.lost += 1
+        pool.died(worker, code, SETUP_FAILED)
+        if pool.broken:
+            self.fail_queued(pool)
+        else:
+            self.start_missing(pool)
+            self.post_queued(pool.number)
+        for oid in again:
+            if self.tasks.pool_of(oid) not in self.pools:
+                self.fail(oid, "its pool is closed")
+        self.forget_if_empty(pool)
+
+    def queue(self, pool: int) -> int:
+        if pool not in self.queues:
+            self.queues[pool] = self.tasks.open_queue(pool)
+        return self.queues[pool]
+
+    def queued(self, pool: int) -> list[int]:
+        return [
+            header["id"]
+            for header in self.client.scan()
+            if header["state"] == "QUEUED" and header["pool"] == pool
+        ]
+
+    def post_queued(self, pool: int) -> None:
+        """The dead one may have taken hints with it: all queued tasks are announced again."""
+        queue = self.queue(pool)
+        for oid in self.queued(pool):
+            if not self.tasks.post(oid, queue):
+                self.node.after(LOOK_AGAIN_S, lambda: self.post_queued(pool))
+                return
+
+    def fail_queued(self, pool: Pool) -> None:
+        for oid in self.queued(pool.number):
+            self.fail(oid, pool.broken)
+        if not pool.closing:  # later submits fail as well
+            self.node.after(LOOK_AGAIN_S / 10, lambda: self.fail_queued(pool))
+
+    def fail(self, oid: int, why: str) -> None:
+        name = self.client.task_name(oid)
+        if self.client.take_over(oid, 0):
+            self.node.results.store_error(oid, WorkerLostError(f"no worker can run {name}(): {why}"))
+
+    # -- interrupting --------------------------------------------------------------------------
+
+    def interrupt(self, oid: int, slot: int) -> None:
+        """Interrupts the task if it still runs there; kills the worker if that does not help."""
+        worker = self.all.get(slot)
+        if worker is None or not self._runs(slot, oid) or not worker.pid:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGUSR1)
+
+        def end() -> None:
+            if self.all.get(slot) is worker and self._runs(slot, oid):
+                self.kill(worker, "cancelled")
+
+        self.node.after(self.node.config.cancel_grace_s, end)
+
+    def _runs(self, slot: int, oid: int) -> bool:
+        return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)
+
+    def kill(self, worker: WorkerInfo, verdict: str, oid: int = 0) -> None:
+        worker.verdict, worker.verdict_oid = verdict, oid
+        if worker.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+
+    # -- words in the workers' slots -----------------------------------------------------------
+
+    def look(self) -> None:
+        """Deadlines that have passed, workers that wait, surplus that may go."""
+        now_ns, now = time.monotonic_ns(), time.monotonic()
+        due: int | None = None
+        for slot, worker in self.all.items():
+            info = self.client.client_info(slot)
+            if info["tasks_done"] or info["tasks_failed"] or info["running"]:
+                worker.worked = True
+            deadline = info["deadline_ns"]
+            if deadline and not worker.verdict:
+                if deadline <= now_ns:
+                    self.kill(worker, "timeout", info["running"])
+                elif due is None or deadline < due:
+                    due = deadline
+        for pool in list(self.pools.values()):
+            blocked = self.blocked(pool)
+            if not pool.broken:
+                self.start_missing(pool)
+            surplus = pool.surplus(blocked, now)
+            if surplus:
+                self.retire(pool, surplus)
+            if pool.surplus_since is not None:
+                due = min(due or 1 << 62, now_ns + int(LOOK_AGAIN_S * 1e9))
+        self._wake_at(due)
+
+    def _wake_at(self, due_ns: int | None) -> None:
+        if due_ns is None:
+            return
+        due = due_ns / 1e9
+        now = time.monotonic()
+        if self._due is None or self._due <= now or due < self._due:
+            self._due = due
+            self.node.after(max(0.0, due - now), lambda: None)
+
+    def retire(self, pool: Pool, count: int) -> None:
+        for slot in sorted(pool.workers, reverse=True):
+            if count and not self.client.client_info(slot)["running"]:
+                worker = pool.workers[slot]
+                if not worker.retiring:
+                    worker.retiring = True
+                    self.client.set_retire(slot, 1)
+                    count -= 1
+        self.tasks.wake_pool(pool.number)

@@ -1,0 +1,80 @@
+"""Adding up arrays on one host: the compiled kernel where there is one, numpy's function elsewhere.
+
+Why it exists: the node (collectives on refs) and the leader of a Group call do the same sum, and must
+do it to the same bits. Source of the meaning: functools.reduce(np.add, arrays), dtype kept; "mean" is
+the sum divided by the count, float64 for integers.
+It must never know: where the arrays lie, who takes part.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hoplite_mp import _reduce, serial
+
+__all__ = ["fold", "has_kernel", "kernel_dtype", "reduce_arrays", "result_dtype"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_FUNCTIONS = {
+    "sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "mean": "add",
+    "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
+}  # fmt: skip
+
+
+@functools.cache
+def kernel_dtype(name: str) -> str | None:
+    """The kernel's name for a payload's dtype; None if only numpy knows it."""
+    if name == "bfloat16":
+        return name
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        return None
+    return dtype.name if dtype.isnative and dtype.kind in "biufc" else None
+
+
+def has_kernel(op: str, name: str) -> str | None:
+    """The kernel's dtype name if it can do that operation."""
+    kernel = kernel_dtype(name)
+    return kernel if kernel is not None and _reduce.supported(op, kernel) else None
+
+
+def fold(op: str, arrays: Sequence[Array]) -> Array:
+    """Left fold with numpy; TypeError where numpy has no such operation."""
+    dtype = arrays[0].dtype
+    if op == "mean" and dtype.kind in "biu":
+        arrays = [array.astype(np.float64) for array in arrays]
+    total = functools.reduce(getattr(np, _FUNCTIONS.get(op, op)), arrays)
+    if op == "mean":
+        total = (total / len(arrays)).astype(arrays[0].dtype)
+    return np.asarray(total)
+
+
+@functools.cache
+def result_dtype(op: str, name: str) -> str:
+    """The payload name of the result's dtype; TypeError if numpy has no such operation."""
+    kernel = has_kernel(op, name)
+    if kernel is not None:
+        other = _reduce.result_dtype(op, kernel)
+        return name if other == kernel else np.dtype(other).str
+    one = serial.named_dtype(name)
+    found = serial.dtype_name(fold(op, [np.zeros(1, one), np.zeros(1, one)]).dtype)
+    if found is None:
+        raise TypeError(f"the result of {op!r} on {name} has no plain dtype")
+    return found
+
+
+def reduce_arrays(op: str, arrays: Sequence[Array], out: Array, threads: int) -> None:
+    """`out` = the reduction of arrays of one shape and dtype, all C-contiguous."""
+    name = serial.dtype_name(arrays[0].dtype)
+    kernel = None if name is None else has_kernel(op, name)
+    if kernel is None:
+        out[...] = fold(op, arrays)
+        return
+    sources = [array.__array_interface__["data"][0] for array in arrays]
+    destination = out.__array_interface__["data"][0]
+    _reduce.reduce_addresses(op, kernel, sources, destination, arrays[0].size, threads)

@@ -1,0 +1,141 @@
+"""Where big blocks and spans lie in the store's address range.
+
+Why it exists: the store is one sparse file; address space is plentiful, memory is not. The arena
+hands out ranges, prefers those whose pages are *warm* (touched before and not given back), last in
+first out, and counts what is resident. It is pure: nobody's memory is touched here.
+It must never know: objects, clients, sockets, the clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+__all__ = ["Arena"]
+
+PAGE = 4096
+
+
+class Arena:
+    """First the most recently freed range of just that size, then the best fit, then new ground."""
+
+    def __init__(self, length: int, start: int = PAGE) -> None:
+        self.length = length
+        self.used = 0  # bytes handed out
+        self.warm = 0  # free bytes whose pages are still there
+        self._end = start  # everything from here on was never used
+        self._free: dict[int, tuple[int, bool]] = {}  # start -> (size, warm)
+        self._ends: dict[int, int] = {}  # end -> start
+        self._by_size: list[tuple[int, int]] = []  # (size, start), sorted
+        self._recent: dict[int, list[int]] = {}  # size -> starts, latest last
+        self._taken: dict[int, int] = {}  # start -> size
+
+    @property
+    def resident(self) -> int:
+        """Bytes that may be in memory: handed out, or free and warm."""
+        return self.used + self.warm
+
+    def size_of(self, start: int) -> int:
+        """The size of a range that is handed out."""
+        return self._taken[start]
+
+    def growth(self, nbytes: int, align: int = PAGE) -> int:
+        """How much `resident` would grow by an allocation: 0 when a warm range fits."""
+        size = _round(nbytes, PAGE)
+        found = self._find(size, align)
+        return 0 if found is not None and self._free[found][1] else size
+
+    def allocate(self, nbytes: int, align: int = PAGE) -> int | None:
+        """The start of a range; None when the address range is used up."""
+        size = _round(nbytes, PAGE)
+        start = self._find(size, align)
+        if start is None:
+            start = _round(self._end, align)
+            if start + size > self.length:
+                return None
+            if start > self._end:
+                self._add(self._end, start - self._end, False)
+            self._end = start + size
+        else:
+            whole, warm = self._remove(start)
+            if whole > size:
+                self._add(start + size, whole - size, warm)
+        self._taken[start] = size
+        self.used += size
+        return start
+
+    def free(self, start: int, warm: bool = True) -> None:
+        """Takes a range back; neighbours of the same temperature become one."""
+        size = self._taken.pop(start)
+        self.used -= size
+        exact = size
+        end = start + size
+        if end in self._free and self._free[end][1] == warm:
+            size += self._remove(end)[0]
+        before = self._ends.get(start)
+        if before is not None and self._free[before][1] == warm:
+            size += self._remove(before)[0]
+            start = before
+        self._add(start, size, warm)
+        if size == exact:
+            self._recent.setdefault(size, []).append(start)
+
+    def cool(self, nbytes: int) -> list[tuple[int, int]]:
+        """Warm ranges to give back to the system, at least `nbytes` of them if there are."""
+        found: list[tuple[int, int]] = []
+        total = 0
+        for size, start in reversed(list(self._by_size)):
+            if total >= nbytes:
+                break
+            if start in self._free and self._free[start][1]:
+                found.append((start, size))
+                total += size
+        for start, size in found:
+            self._remove(start)
+            self._taken[start] = size
+            self.used += size
+            self.free(start, warm=False)
+        return found
+
+    def _find(self, size: int, align: int) -> int | None:
+        recent = self._recent.get(size)
+        while recent:
+            start = recent[-1]
+            if self._free.get(start, (0, False))[0] == size and start % align == 0:
+                return start
+            recent.pop()
+        for cold in (False, True):
+            at = bisect_left(self._by_size, (size, 0))
+            for whole, start in self._by_size[at:]:
+                if self._free[start][1] == cold:
+                    continue
+                if start % align == 0:
+                    return start
+                inside = _round(start, align)
+                if inside + size <= start + whole:
+                    return self._split(start, inside)
+        return None
+
+    def _split(self, start: int, at: int) -> int:
+        size, warm = self._remove(start)
+        self._add(start, at - start, warm)
+        self._add(at, start + size - at, warm)
+        return at
+
+    def _add(self, start: int, size: int, warm: bool) -> None:
+        self._free[start] = (size, warm)
+        self._ends[start + size] = start
+        insort(self._by_size, (size, start))
+        if warm:
+            self.warm += size
+
+    def _remove(self, start: int) -> tuple[int, bool]:
+        size, warm = self._free.pop(start)
+        del self._ends[start + size]
+        self._by_size.pop(bisect_left(self._by_size, (size, start)))
+        if warm:
+            self.warm -= size
+        return size, warm
+
+
+def _round(number: int, to: int) -> int:
+    return (number + to - 1) // to * to

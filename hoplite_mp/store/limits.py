@@ -1,0 +1,130 @@
+"""What memory this process tree may use: RAM, MemAvailable, and every enclosing control group.
+
+Why it exists: a memfd knows no limit; it ends in the out-of-memory killer. So the node asks here
+before the store grows. Both versions of control groups are read, from the process's own group up
+to the root, because a limit anywhere above holds as well.
+It must never know: the store, its objects, who asks.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["available_bytes", "cgroup_headroom", "cgroup_limit", "cpu_count", "total_bytes"]
+
+UNLIMITED = 1 << 60
+PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def _meminfo(field: str) -> int:
+    for line in (PROC / "meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == field:
+            return int(rest.split()[0]) * 1024
+    return UNLIMITED
+
+
+def _read_int(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    if text == "max":
+        return UNLIMITED
+    try:
+        return min(int(text), UNLIMITED)
+    except ValueError:
+        return None
+
+
+def _levels(root: Path, inner: str) -> list[Path]:
+    """The folder of a group and of all above it that are visible here."""
+    levels = []
+    path = Path(inner.lstrip("/"))
+    while True:
+        levels.append(root / path)
+        if path == Path():
+            return levels
+        path = path.parent
+
+
+def _groups() -> list[tuple[Path, str, str]]:
+    """(folder, limit file, usage file) of every enclosing memory group, v1 and v2."""
+    found = []
+    try:
+        lines = (PROC / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        number, controllers, inner = line.split(":", 2)
+        if number == "0" and not controllers:
+            for root in (CGROUP, CGROUP / "unified"):
+                found += [(p, "memory.max", "memory.current") for p in _levels(root, inner)]
+        elif "memory" in controllers.split(","):
+            found += [
+                (p, "memory.limit_in_bytes", "memory.usage_in_bytes")
+                for p in _levels(CGROUP / "memory", inner)
+            ]
+    return found
+
+
+def cgroup_limit() -> int:
+    """The smallest memory limit of the enclosing groups, in bytes; 2**60 if there is none."""
+    limits = [_read_int(folder / limit) for folder, limit, _ in _groups()]
+    return min([x for x in limits if x is not None], default=UNLIMITED)
+
+
+def cgroup_headroom() -> int:
+    """How much the tightest enclosing group still allows, in bytes.
+
+    Page cache that the kernel can drop counts as used, so this errs on the careful side only by
+    what `inactive_file` says, which is added back.
+    """
+    headroom = UNLIMITED
+    for folder, limit_file, usage_file in _groups():
+        limit, usage = _read_int(folder / limit_file), _read_int(folder / usage_file)
+        if limit is None or usage is None or limit >= UNLIMITED // 2:
+            continue
+        headroom = min(headroom, limit - usage + _inactive_file(folder))
+    return max(headroom, 0)
+
+
+def _inactive_file(folder: Path) -> int:
+    try:
+        for line in (folder / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name in ("inactive_file", "total_inactive_file"):
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def total_bytes() -> int:
+    """The smaller of RAM and the control group's limit, in bytes."""
+    return min(_meminfo("MemTotal"), cgroup_limit())
+
+
+def available_bytes() -> int:
+    """What can be taken now: MemAvailable and the headroom of every enclosing group, in bytes."""
+    return min(_meminfo("MemAvailable"), cgroup_headroom())
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use: affinity and the control group's quota."""
+    count = float(len(os.sched_getaffinity(0)))
+    for folder, quota_file, period_file in (
+        (CGROUP / "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
+    ):
+        quota, period = _read_int(folder / quota_file), _read_int(folder / period_file)
+        if quota and quota > 0 and period:
+            count = min(count, quota / period)
+    try:
+        quota_text, period_text = (CGROUP / "cpu.max").read_text().split()
+        if quota_text != "max":
+            count = min(count, int(quota_text) / int(period_text))
+    except (OSError, ValueError):
+        pass
+    return max(1, int(count))

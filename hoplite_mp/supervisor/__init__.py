@@ -1,0 +1,1 @@
+"""The template process and parent of all others of a host."""

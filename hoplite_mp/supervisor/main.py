@@ -1,0 +1,302 @@
+"""The supervisor: a single-threaded template that forks node, manager and workers, and reaps them.
+
+Why it exists: numpy is imported once, here, and every worker is a fork of 1 ms; a parent that runs
+no user code and holds no lock can always fork, wait and kill. It decides nothing: the node says
+when to fork, and learns of every end. When the driver, the node or the manager is gone, or the
+driver says so, it ends the host.
+It must never know: tasks, objects, retries. Its children's entry points it knows by name only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from hoplite_mp.protocol.local import Exited, Shutdown, Spawn, Spawned, Start, ToSupervisor
+
+__all__ = ["main"]
+
+NODE_MAIN = ("hoplite_mp.node.main", "main")
+MANAGER_MAIN = ("hoplite_mp.manager.loop", "main")
+WORKER_MAIN = ("hoplite_mp.worker.main", "main")
+PRELOAD = (
+    "numpy",
+    "hoplite_mp.worker.main",
+    "hoplite_mp.node.main",
+    "hoplite_mp.manager.loop",
+    "cloudpickle",
+)
+BLAS_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+PACKET_BYTES_MAX = 1 << 16
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+ENDING_POLL_MS = 20
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Supervisor:
+    """The loop of the template process."""
+
+    def __init__(self, start: Start) -> None:
+        self.start = start
+        self.driver = socket.socket(fileno=start.supervisor_fd)
+        self.node: socket.socket
+        self.workers: dict[int, tuple[int, int]] = {}  # pid -> (slot, pool)
+        self.node_pid = self.manager_pid = 0
+        self.ending = False
+        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    # -- children ------------------------------------------------------------------------------
+
+    def fork(self, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]) -> int:
+        """A child in a session of its own that ends with this process."""
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+            os.setsid()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+            for thing in close:
+                thing.close() if hasattr(thing, "close") else os.close(thing)
+            module, name = entry
+            code = getattr(importlib.import_module(module), name)(*args) or 0
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            _leave(code)
+        return 0
+
+    def start_services(self) -> None:
+        """Node and manager: forks of the template, so that they share its pages."""
+        s = self.start
+        self.node, node_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        to_manager, manager_end = socket.socketpair()
+        mine = [self.driver, self.node, self.wake_read, self.wake_write]
+        fds = (node_end.detach(), to_manager.detach())
+        self.node_pid = self.fork(
+            NODE_MAIN, (s, fds[0], fds[1]), [*mine, manager_end]
+        )
+        os.close(fds[0])
+        os.close(fds[1])
+        os.close(s.rpc_fd)
+        os.close(s.output_fd)
+        self.manager_pid = self.fork(
+            MANAGER_MAIN, (manager_end.fileno(),), [*mine, s.control_fd, s.store_fd, s.event_fd]
+        )
+        manager_end.close()
+
+    def spawn(self, ask: Spawn, fds: list[int]) -> None:
+        s = self.start
+        rpc_fd, out_fd, err_fd = fds
+        sys.stdout.flush()
+        sys.stderr.flush()
+        environment = blas_environment(s)
+
+        def run() -> int:
+            os.dup2(out_fd, 1)
+            os.dup2(err_fd, 2)
+            os.close(out_fd)
+            os.close(err_fd)
+            os.environ.update(environment)
+            limit_blas(environment)
+            main_of = getattr(importlib.import_module(WORKER_MAIN[0]), WORKER_MAIN[1])
+            code = main_of(
+                s.control_fd, s.store_fd, s.event_fd, rpc_fd, ask.slot, ask.pool, ask.max_tasks,
+                ask.setup, f"worker {ask.slot}@h0", s.config,
+            )
+            return int(code)
+
+        self._run_child = run
+        pid = self.fork(
+            (__name__, "_run_in_child"),
+            (run,),
+            [self.driver, self.node, self.wake_read, self.wake_write],
+        )
+        for fd in fds:
+            os.close(fd)
+        self.workers[pid] = (ask.slot, ask.pool)
+        self.tell_node(Spawned(ask.slot, pid))
+
+    def tell_node(self, message: Spawned | Exited) -> None:
+        with contextlib.suppress(OSError):
+            self.node.send(msgspec.msgpack.encode(message))
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self.workers:
+                slot, _ = self.workers.pop(pid)
+                kill_group(pid)  # what a task started and did not put into a session of its own
+                self.tell_node(Exited(slot, pid, os.waitstatus_to_exitcode(status)))
+            elif pid in (self.node_pid, self.manager_pid):
+                if pid == self.node_pid:
+                    self.node_pid = 0
+                else:
+                    self.manager_pid = 0
+                self.ending = True
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        poll = select.poll()
+        try:
+            driver_fd = os.pidfd_open(self.start.driver_pid)
+            poll.register(driver_fd, select.POLLIN)
+        except OSError:
+            return  # gone already
+        poll.register(self.driver, select.POLLIN)
+        poll.register(self.node, select.POLLIN)
+        poll.register(self.wake_read, select.POLLIN)
+        decoder = msgspec.msgpack.Decoder(ToSupervisor)
+        self.reap()
+        while not self.ending:
+            for fd, _ in poll.poll():
+                if fd == driver_fd:
+                    self.ending = True
+                elif fd == self.wake_read:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self.wake_read, 4096)
+                    self.reap()
+                elif fd == self.driver.fileno():
+                    data = self.driver.recv(PACKET_BYTES_MAX)
+                    if not data or isinstance(decoder.decode(data), Shutdown):
+                        self.ending = True
+                elif fd == self.node.fileno():
+                    data, fds, _, _ = socket.recv_fds(self.node, PACKET_BYTES_MAX, 3)
+                    if not data:
+                        self.ending = True
+                        poll.unregister(self.node)
+                        break
+                    message = decoder.decode(data)
+                    if isinstance(message, Spawn):
+                        self.spawn(message, fds)
+
+    def end(self, patience_s: float) -> None:
+        """Workers that see the closing flag end by themselves; what is left is killed."""
+        deadline = time.monotonic() + patience_s
+        while self.workers and time.monotonic() < deadline:
+            select.select([self.wake_read], [], [], ENDING_POLL_MS / 1000)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wake_read, 4096)
+            self.reap()
+        for pid in [*self.workers, self.node_pid, self.manager_pid]:
+            if pid:
+                kill_group(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
+            kill_group(pid)
+
+
+def _run_in_child(run: Any) -> int:
+    return int(run())
+
+
+def kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _leave(code: int) -> None:
+    """The end of a child: exit handlers run, but nothing of the template's is torn down twice."""
+    import atexit
+    import threading
+
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    os._exit(code)
+
+
+def blas_environment(start: Start) -> dict[str, str]:
+    """Threads for each worker's BLAS: cores / workers, unless the user has said something."""
+    chosen = start.config.get("blas_threads")
+    count = str(chosen or max(1, start.cores // max(1, start.workers)))
+    given = _given_blas
+    return {name: given.get(name, count) if not chosen else count for name in BLAS_VARIABLES}
+
+
+def limit_blas(environment: dict[str, str]) -> None:
+    """numpy's own OpenBLAS was loaded with one thread; raise that if there are more to use."""
+    threads = int(environment["OPENBLAS_NUM_THREADS"] or 1)
+    if threads <= 1:
+        return
+    with open("/proc/self/maps") as maps:
+        libraries = {line.split()[-1] for line in maps if "openblas" in line}
+    for path in libraries:
+        library = ctypes.CDLL(path)
+        for prefix in ("scipy_openblas", "openblas"):
+            for suffix in ("64_", ""):
+                setter = getattr(library, f"{prefix}_set_num_threads{suffix}", None)
+                if setter is not None:
+                    setter(threads)
+
+
+_given_blas: dict[str, str] = {}
+
+
+def main(start: Start) -> None:
+    """Runs in the exec'ed process until the host ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setsid()
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _given_blas.update({k: os.environ[k] for k in BLAS_VARIABLES if k in os.environ})
+    supervisor = Supervisor(start)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(supervisor.wake_write, warn_on_full_buffer=False)
+    try:
+        for name in BLAS_VARIABLES:
+            os.environ[name] = "1"  # or numpy's BLAS starts threads, and a fork loses them
+        for module in PRELOAD:
+            importlib.import_module(module)
+        for name in BLAS_VARIABLES:
+            os.environ.pop(name, None)
+        gc.collect()
+        gc.freeze()
+        supervisor.start_services()
+        supervisor.run()
+    finally:
+        supervisor.end(float(start.config.get("cancel_grace_s", 2.0)))
+    os._exit(0)

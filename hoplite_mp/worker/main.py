@@ -1,0 +1,238 @@
+"""A worker: claims tasks, runs them, writes results; ends when it is told to or nobody is there.
+
+Why it exists: user code runs here and nowhere else of the library's processes. The loop is thin:
+the claim, the pickles and the result are a few calls into compiled rooms.
+It must never know: who decides on retries, where workers come from, the user's main script.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import Any
+
+import numpy as np
+
+from hoplite_mp import serial
+from hoplite_mp.client.channel import Channel
+from hoplite_mp.client.memory import FOREVER_NS, _freeze
+from hoplite_mp.client.runtime import Runtime
+from hoplite_mp.client.submitter import FLAG_OWN_STACK
+from hoplite_mp.config import Config
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.ref import ObjectRef
+
+__all__ = ["Worker", "main"]
+
+POLL_NS = 500_000_000
+FUNCTIONS_MAX = 512  # decoded functions that a worker keeps
+SETUP_FAILED = 97  # exit code: the initializer raised
+
+
+class Worker:
+    """The loop of one worker process."""
+
+    def __init__(self, runtime: Runtime, pool: int, max_tasks: int) -> None:
+        self.runtime = runtime
+        self.memory = runtime.memory
+        self.tasks = runtime.tasks
+        self.submitter = runtime.submitter
+        self.pool = pool
+        self.max_tasks = max_tasks
+        self.pid = os.getpid()
+        self.done_tasks = 0
+        self.depth = 0
+        self.in_user_code = False
+        self.current = 0
+        self.functions: dict[int, tuple[Any, Any]] = {}
+        self.untaken: list[tuple[int, Any]] = []  # results whose refs the submitter must take over
+        runtime.own_pool = pool
+        self.submitter.run_in_place = self.run_in_place
+
+    def loop(self) -> None:
+        """Until the cluster or the pool closes, or this worker is to retire."""
+        client, tasks = self.memory.client, self.tasks
+        while not client.closing:
+            oid = tasks.next(self.pool, POLL_NS)
+            if oid:
+                self.run(oid)
+                if self.max_tasks and self.done_tasks >= self.max_tasks:
+                    break
+            elif tasks.retire or tasks.pool_state(self.pool) != 1:
+                break
+            self.keep_house(bool(oid))
+        while self.untaken and not client.closing:  # refs in results outlive nobody else
+            self.keep_house(False)
+            tasks.wait_event(tasks.event(), FOREVER_NS, False)
+
+    def keep_house(self, busy: bool) -> None:
+        if self.memory.client.news():
+            self.memory.collect()
+        if self.submitter.pending and not busy:
+            self.submitter.drain()
+        if self.untaken:
+            self.untaken = [item for item in self.untaken if not self.tasks.taken(item[0])]
+
+    # -- one task ------------------------------------------------------------------------------
+
+    def run_in_place(self, oid: int) -> bool:
+        """A task that this worker waits for, if it may run here and now."""
+        if self.depth >= self.runtime.config.nested_depth_max or threading.get_ident() != MAIN:
+            return False
+        if self.tasks.pool_of(oid) != self.pool or self.tasks.task(oid)[3] & FLAG_OWN_STACK:
+            return False
+        if not self.tasks.claim(oid):
+            return False
+        self.run(oid)
+        return True
+
+    def run(self, oid: int) -> None:
+        before, leaves = self.current, self.runtime.task_leaves
+        self.current = oid
+        self.runtime.task_leaves = []
+        outer = self.tasks.begin(oid)
+        self.depth += 1
+        failed = False
+        value: Any = None
+        try:
+            function_id, args_id, inline, _, _, _ = self.tasks.task(oid)
+            function = self.function(function_id)
+            args, kwargs = self.arguments(args_id, inline)
+            self.in_user_code = True
+            value = function(*args, **kwargs)
+        except BaseException as error:
+            self.in_user_code = False
+            failed, value = True, error
+        finally:
+            self.in_user_code = False
+            args = kwargs = None
+        if os.getpid() != self.pid:
+            os._exit(0)  # user code forked, and the child came back: it is none of ours
+        self.leave_groups()
+        failed = self.store(oid, value, failed)
+        value = None
+        self.depth -= 1
+        self.done_tasks += 1
+        self.tasks.end(outer, failed)
+        self.current = before
+        self.runtime.task_leaves = leaves
+        self.in_user_code = bool(before)
+
+    def leave_groups(self) -> None:
+        for leave in self.runtime.task_leaves:
+            try:
+                leave()
+            except HopliteError:
+                pass  # the cluster is closing, and the group with it
+
+    def function(self, function_id: int) -> Any:
+        known = self.functions.get(function_id)
+        if known is not None:
+            return known[0]
+        ref = self.memory.make_ref(self.memory.public_id(function_id))
+        data = self.memory.read(function_id, FOREVER_NS, False)
+        function = serial.decode_function(data)
+        if len(self.functions) >= FUNCTIONS_MAX:
+            self.functions.pop(next(iter(self.functions)))
+        self.functions[function_id] = (function, ref)
+        return function
+
+    def arguments(self, args_id: int, inline: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        mem = self.memory.payload(args_id, FOREVER_NS) if args_id else memoryview(inline)
+        return serial.decode_call(
+            mem, make_ref=self.memory.make_ref, resolve=self.resolve, writable=True
+        )
+
+    def resolve(self, ref: ObjectRef[Any]) -> Any:
+        return self.memory.read(self.memory.local_id(ref), FOREVER_NS, False)
+
+    # -- its result ----------------------------------------------------------------------------
+
+    def store(self, oid: int, value: Any, failed: bool) -> bool:
+        """Writes the result and says so. Returns whether the task failed in the end."""
+        while True:
+            try:
+                if not failed and type(value) is np.ndarray:
+                    block = self.memory.block_of(value)
+                    if block is not None and self.store_block(oid, value, block):
+                        return False
+                encoded = self.encode_error(value) if failed else serial.encode(value)
+                if self.submitter.store_result(oid, encoded, failed) and encoded.refs:
+                    self.untaken.append((oid, encoded.refs))
+                return failed
+            except BaseException as error:
+                if failed and self.depth < 0:
+                    raise
+                if failed:
+                    error = HopliteError(f"the error of this task could not be stored: {error}")
+                failed, value = True, error
+
+    def encode_error(self, error: BaseException) -> serial.Encoded:
+        frame = error.__traceback__
+        while frame is not None and frame.tb_frame.f_globals.get("__name__") == __name__:
+            frame = frame.tb_next
+        lines = traceback.format_exception(type(error), error, frame)
+        return serial.encode_error(error, f"in {self.runtime.label}:\n" + "".join(lines))
+
+    def store_block(self, oid: int, array: Any, block: Any) -> bool:
+        """An array of c.empty(): its block becomes the result, no byte is copied."""
+        head = self.memory.block_head(array, block)
+        if head is None:
+            return False
+        client = self.memory.client
+        client.write(block.payload, head, [], [])
+        client.bind(oid, block.payload, len(block), False)
+        block.become(oid)
+        _freeze(array)
+        if not self.tasks.finish(oid, False):
+            block.unbecome()
+            self.tasks.settle(oid)
+        return True
+
+    # -- interruption --------------------------------------------------------------------------
+
+    def on_signal(self, number: int, frame: Any) -> None:
+        if self.in_user_code and self.current and self.tasks.aborted(self.current):
+            raise KeyboardInterrupt("this task was cancelled")
+
+
+MAIN = 0
+
+
+def main(
+    control_fd: int,
+    store_fd: int,
+    event_fd: int,
+    rpc_fd: int,
+    slot: int,
+    pool: int,
+    max_tasks: int,
+    setup: int,
+    label: str,
+    config: dict[str, Any],
+) -> int:
+    """Runs in the forked child. Returns the exit code."""
+    global MAIN
+    MAIN = threading.get_ident()
+    channel = Channel(socket.socket(fileno=rpc_fd))
+    runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
+    worker = Worker(runtime, pool, max_tasks)
+    signal.signal(signal.SIGUSR1, worker.on_signal)
+    if setup:
+        try:
+            initializer, initargs = runtime.memory.read(setup, FOREVER_NS, False)
+            serial.decode_function(initializer)(*initargs)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            return SETUP_FAILED
+    try:
+        worker.loop()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0

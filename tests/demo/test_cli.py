@@ -1,0 +1,98 @@
+"""The command: its options, its version, and what it says when the extra is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hoplite_mp import cli
+from hoplite_mp._version import __version__
+from hoplite_mp.demo import main as demo_main
+from hoplite_mp.demo.training import Plan
+
+
+@pytest.fixture(name="calls")
+def fixture_calls(monkeypatch) -> list[tuple[Plan, Path | None]]:
+    calls: list[tuple[Plan, Path | None]] = []
+
+    def demo(plan: Plan, out: Path | None = None) -> int:
+        calls.append((plan, out))
+        return 0
+
+    monkeypatch.setattr(demo_main, "demo", demo)
+    return calls
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["--version"])
+    assert leaving.value.code == 0
+    assert capsys.readouterr().out == f"hoplite-mp {__version__}\n"
+
+
+def test_version_of_the_module():
+    command = [sys.executable, "-m", "hoplite_mp", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"hoplite-mp {__version__}\n"
+
+
+def test_no_command_shows_help(capsys):
+    assert cli.main([]) == 0
+    assert "demo" in capsys.readouterr().out
+
+
+def test_demo_defaults(calls):
+    assert cli.main(["demo"]) == 0
+    assert calls == [(Plan(workers=4), None)]
+    assert calls[0][0].kill
+
+
+def test_demo_options(calls):
+    assert cli.main(["demo", "--workers", "3", "--steps", "50", "--no-kill", "--out", "there"]) == 0
+    assert calls == [(Plan(workers=3, steps=50, kill=False), Path("there"))]
+
+
+@pytest.mark.parametrize("option", ["--workers=0", "--steps=-3", "--steps=x", "--nonsense"])
+def test_wrong_options(option, calls, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["demo", option])
+    assert leaving.value.code == 2
+    assert option.split("=")[0] in capsys.readouterr().err
+    assert calls == []
+
+
+@pytest.mark.parametrize("module", ["sklearn", "rich", "matplotlib"])
+def test_missing_extra(module, monkeypatch, calls, capsys):
+    monkeypatch.setattr(cli, "_importable", lambda name: name != module)
+    assert cli.main(["demo"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        f"hoplite-mp demo needs {cli.DEMO_NEEDS[module]}: pip install 'hoplite_mp[demo]'\n"
+    )
+    assert calls == []
+
+
+def test_importable():
+    assert cli._importable("json")
+    assert not cli._importable("no_such_module_anywhere")
+
+
+def test_the_command_needs_no_extra_to_start():
+    code = (
+        "import sys, hoplite_mp.cli as cli; cli.parser();"
+        "print([name for name in cli.DEMO_NEEDS if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
+def test_out_that_cannot_be_made(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert demo_main.demo(Plan(), tmp_path / "file") == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "--out" in line

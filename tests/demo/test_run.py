@@ -1,0 +1,87 @@
+"""Short runs of both trainings, and of the command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from hoplite_mp.demo import ours, pool, training
+from hoplite_mp.demo.training import Plan
+
+DEMO = [sys.executable, "-m", "hoplite_mp", "demo"]
+POOL_ONLY = """
+import sys
+from hoplite_mp.demo import main, pool
+from hoplite_mp.demo.training import Plan
+main.ours = pool
+sys.exit(main.demo(Plan(steps=100_000)))
+"""
+
+
+@pytest.mark.parametrize("train", [ours.train, pool.train], ids=["ours", "pool"])
+@pytest.mark.parametrize("kill", [True, False])
+def test_short_training(train, kill):
+    plan = Plan(workers=2, steps=24, kill=kill, hidden=300, rate=5e-3, snapshots=4)
+    seen: list[int] = []
+    run = train(plan, training.load_digits(1), seen.append)
+    assert seen == list(range(1, 25))
+    assert len(run.step_seconds) == 24
+    assert sum(run.contributors) == 48
+    assert len(run.staleness) == 48
+    assert run.accuracies[-1] > run.accuracies[0]
+    assert (run.killed_pid is not None) == kill
+    assert (run.lost_seconds is not None) == kill
+
+
+def test_the_demo_from_end_to_end(tmp_path):
+    command = [*DEMO, "--workers=3", "--steps=120", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert (tmp_path / "accuracy.png").stat().st_size > 0
+    assert result["accuracy"] > 0.85, done.stderr
+    assert done.returncode == (0 if result["accuracy"] >= 0.95 else 1), done.stderr
+    assert "test accuracy" in done.stdout
+    assert result["killed_pid"] > 0
+    assert result["pool"]["killed_pid"] > 0
+    assert sum(result["contributors"]) == 240
+    assert result["lost_tasks"] == 0
+    assert result["pool"]["lost_tasks"] > 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[*DEMO, "--steps=100000"], [sys.executable, "-c", POOL_ONLY]],
+    ids=["ours", "pool"],
+)
+@pytest.mark.parametrize("seconds", [1.5, 4.0])
+def test_an_interrupt_ends_the_demo_and_all_its_processes(command, seconds):
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    children: list[psutil.Process] = []
+    try:
+        time.sleep(seconds)
+        assert process.poll() is None, process.stderr
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert errors == "hoplite-mp demo: interrupted\n"
+        assert psutil.wait_procs(children, timeout=10)[1] == []
+    finally:
+        for left in [process, *children]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()

@@ -1,0 +1,153 @@
+"""Scenarios as text: commands, then everything the planner said to them.
+
+A file under `scenarios/` is a sequence of blocks, separated by empty lines:
+
+    # why this is interesting
+    request 7 sources=abc num=2
+    ready 7 1
+    ----
+    nothing
+    -> node 0: ...
+
+One paragraph of output per command, in order; `nothing` is an output too. Letters in `sources`
+stand for object ids. `at 2.5` moves the clock; a wake-up that falls due on the way is a tick at
+its own time. `HOPLITE_MP_REWRITE=1 pytest tests/planner` writes the outputs anew, for the diff to
+be reviewed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.planner.machine import Planner
+from hoplite_mp.protocol import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RULER = "----"
+
+
+def letter_id(letter: str) -> bytes:
+    """The object id that a letter stands for."""
+    return letter.encode() * 16
+
+
+def run(text: str) -> str:
+    """The file `text` with the outputs that the planner gives today."""
+    stage = Stage()
+    blocks = [block for block in text.strip("\n").split("\n\n") if block.strip()]
+    return "\n\n".join(stage.play(block) for block in blocks) + "\n"
+
+
+class Stage:
+    """A planner, a clock and the verbs of the scenario language."""
+
+    def __init__(self) -> None:
+        self.planner = Planner(boards_max=2, operations_max=4)
+        self.now = 0.0
+        self.wake_at: float | None = None
+
+    def play(self, block: str) -> str:
+        script = block.split(f"\n{RULER}")[0].splitlines()
+        output = [self.command(line) for line in script if not line.startswith("#")]
+        return "\n".join([*script, RULER, *output] if output else script)
+
+    def command(self, line: str) -> str:
+        verb, *words = shlex.split(line)
+        plain = [word for word in words if "=" not in word]
+        named = dict(word.split("=", 1) for word in words if "=" in word)
+        if verb == "at":
+            return self.wait_until(float(plain[0]))
+        return self.step(VERBS[verb](plain, named))
+
+    def step(self, message: m.NodeToManager) -> str:
+        plan = self.planner.step(message, self.now)
+        self.wake_at = plan.wake_at
+        return plan.as_text()
+
+    def wait_until(self, time: float) -> str:
+        lines = []
+        while self.wake_at is not None and self.wake_at <= time:
+            self.now = self.wake_at
+            plan = self.planner.tick(self.now)
+            self.wake_at = plan.wake_at
+            lines.append(f"tick at {self.now:g}\n{plan.as_text()}")
+        self.now = time
+        return "\n".join(lines) or "nothing"
+
+
+Words = list[str]
+Named = dict[str, str]
+
+
+def _number(named: Named, name: str, default: int = 0) -> int:
+    return int(named.get(name, default))
+
+
+def _indices(named: Named, name: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in named.get(name, "").split(",") if word)
+
+
+def _request(words: Words, named: Named) -> m.ReduceRequested:
+    sources = tuple(letter_id(letter) for letter in named["sources"])
+    return m.ReduceRequested(
+        operation=int(words[0]),
+        node=_number(named, "node"),
+        caller=1,
+        sources=sources,
+        op="sum",
+        num=_number(named, "num", len(sources)),
+        deadline_s=float(named["deadline"]) if "deadline" in named else None,
+        reproducible="reproducible" in words,
+        kind="gather" if "gather" in words else "reduce",
+        ready=_indices(named, "ready"),
+    )
+
+
+def _execution_failed(words: Words, named: Named) -> m.ExecutionFailed:
+    return m.ExecutionFailed(
+        operation=int(words[0]),
+        epoch=_number(named, "epoch"),
+        node=_number(named, "node"),
+        reason=named["reason"],
+        failed_sources=_indices(named, "sources"),
+    )
+
+
+def _client(named: Named) -> tuple[int, int, int]:
+    return _number(named, "node"), _number(named, "client"), _number(named, "generation", 1)
+
+
+def _group_join(words: Words, named: Named) -> m.GroupJoinRequested:
+    rank = int(named["rank"]) if "rank" in named else None
+    return m.GroupJoinRequested(
+        int(named["request"]), *_client(named), words[0], _number(named, "size"), rank, 8
+    )
+
+
+def _group_left(words: Words, named: Named) -> m.GroupLeft:
+    name, generation = words[0].split("#")
+    return m.GroupLeft(name, int(generation), _number(named, "rank"), *_client(named))
+
+
+def _group_admitted(words: Words, named: Named) -> m.GroupAdmitted:
+    name, generation = words[0].split("#")
+    return m.GroupAdmitted(name, int(generation), _number(named, "rank"))
+
+
+VERBS: dict[str, Callable[[Words, Named], Any]] = {
+    "node-joined": lambda w, n: m.NodeJoined(int(w[0]), _number(n, "incarnation", 1), 4),
+    "node-lost": lambda w, n: m.NodeLost(int(w[0]), _number(n, "incarnation", 1)),
+    "client-lost": lambda w, n: m.ClientLost(*_client(n)),
+    "request": _request,
+    "ready": lambda w, n: m.SourceReady(int(w[0]), int(w[1]), _number(n, "node")),
+    "failed": lambda w, n: m.SourceFailed(int(w[0]), int(w[1]), n.get("reason", "lost")),
+    "complete": lambda w, n: m.StripesComplete(int(w[0]), _number(n, "epoch"), _number(n, "node")),
+    "execution-failed": _execution_failed,
+    "dropped": lambda w, n: m.OperationDropped(int(w[0])),
+    "group-join": _group_join,
+    "group-left": _group_left,
+    "group-admitted": _group_admitted,
+}

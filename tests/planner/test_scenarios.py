@@ -1,0 +1,26 @@
+"""Every golden file is what the planner says today, word for word."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.planner.scenario import run
+
+FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_scenario(path: Path) -> None:
+    expected = path.read_text()
+    actual = run(expected)
+    if os.environ.get("HOPLITE_MP_REWRITE"):
+        path.write_text(actual)
+        return
+    assert actual == expected
+
+
+def test_there_are_scenarios() -> None:
+    assert len(FILES) >= 5

@@ -1,0 +1,155 @@
+"""A random walk with a planner and its naive model: what all walks share, nodes and clients.
+
+`walk_reduce` and `walk_group` add what can happen to collectives and to groups; `test_machine`
+walks each alone, which comes deep, and both together. Doubled, late and misdirected messages are
+as likely as proper ones. After every step the plan is the one that the model expects.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from hoplite_mp.planner.machine import Planner
+from hoplite_mp.protocol import messages as m
+
+if TYPE_CHECKING:
+    from hoplite_mp.planner.plan import Plan
+    from tests.planner.naive import NaiveGroup, NaiveOperation
+
+# Weighted, so that walks of fifty steps come deep: the end of a node or a late message is rarer
+# than what makes an operation or a group live on.
+NODES = st.sampled_from([0, 0, 0, 1])
+CLIENTS = st.integers(1, 3)
+USES = st.sampled_from([1, 1, 1, 0, 2])  # uses of a slot after the last that is known to be over
+NAMES = st.sampled_from(["g", "g", "g", "h", "i"])
+SIZES = st.sampled_from([2, 2, 2, 2, 1, 3, 4, 0])
+RANKS = st.integers(0, 1) | st.integers(0, 2)
+PICKS = st.integers(0, 7)  # an open operation; 7: one that is over
+LATE = st.sampled_from([0, 0, 0, 1])
+RARELY = st.sampled_from([False] * 5 + [True])
+INDICES = st.integers(0, 3) | st.integers(0, 5)
+BOARDS_MAX = 2
+OPERATIONS_MAX = 3
+
+
+class Walk(RuleBasedStateMachine):
+    """One planner and its model, driven by the same events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.planner = Planner(boards_max=BOARDS_MAX, operations_max=OPERATIONS_MAX)
+        self.now = 0.0
+        self.wake_at: float | None = None
+        self.living: dict[int, int] = {}
+        self.lives = 0
+        self.operations: dict[int, NaiveOperation] = {}
+        self.operation_ids = 0
+        self.groups: dict[str, NaiveGroup] = {}
+        self.generations: dict[str, int] = {}  # of the last group of that name that was seen
+        self.gone: dict[tuple[int, int], int] = {}  # client slot -> highest generation gone
+        self.requests = 0
+
+    # ---- what the tests do to a planner
+
+    def step(self, message: m.NodeToManager) -> list[tuple[int, m.ManagerToNode]]:
+        return self.see(self.planner.step(message, self.now))
+
+    def see(self, plan: Plan) -> list[tuple[int, m.ManagerToNode]]:
+        assert all(node in self.living for node, _ in plan.sends)
+        deadlines = [op.deadline_at for op in self.operations.values() if not op.passed]
+        self.wake_at = plan.wake_at
+        if plan.wake_at is not None:
+            assert plan.wake_at in deadlines
+        for _, message in plan.sends:
+            if isinstance(message, m.GroupMembers):
+                self.generations[message.name] = message.generation
+        return list(plan.sends)
+
+    def pick(self, number: int) -> int:
+        open_ones = sorted(self.operations)
+        if number == 7 or not open_ones:
+            return max(0, self.operation_ids - OPERATIONS_MAX)
+        return open_ones[number % len(open_ones)]
+
+    # ---- nodes and clients
+
+    @initialize()
+    def begin(self) -> None:
+        self.join(0)
+
+    @rule(node=NODES, again=RARELY)
+    def join(self, node: int, again: bool = False) -> None:
+        if node in self.living and not again:
+            return
+        self.lives += 1
+        if node in self.living:
+            self.end(node)
+        self.living[node] = self.lives
+        self.check_groups(self.step(m.NodeJoined(node, self.lives, 2)))
+
+    @rule(node=NODES, late=st.booleans(), rarely=RARELY)
+    def lose(self, node: int, late: bool, rarely: bool) -> None:
+        if not late and not rarely:
+            return
+        incarnation = self.living.get(node, 0) - late
+        if incarnation <= 0:
+            return
+        if not late:
+            del self.living[node]
+            self.end(node)
+        self.check_groups(self.step(m.NodeLost(node, incarnation)))
+
+    @rule(node=NODES)
+    def late_join(self, node: int) -> None:
+        if node in self.living:
+            assert self.step(m.NodeJoined(node, self.living[node], 2)) == []
+
+    def end(self, node: int) -> None:
+        self.operations = {i: op for i, op in self.operations.items() if op.node != node}
+        self.gone = {slot: generation for slot, generation in self.gone.items() if slot[0] != node}
+        for group in self.groups.values():
+            group.seen_by.discard(node)
+            group.stand_up(*[rank for rank, who in group.seats.items() if who[0] == node])
+
+    @rule(node=NODES, client=CLIENTS, use=USES)
+    def client_dies(self, node: int, client: int, use: int) -> None:
+        generation = max(1, self.gone.get((node, client), 0) + use)
+        if node in self.living:
+            slot = (node, client)
+            self.gone[slot] = max(generation, self.gone.get(slot, 0))
+            for group in self.groups.values():
+                group.stand_up(
+                    *[r for r, w in group.seats.items() if w[:2] == slot and w[2] <= generation]
+                )
+        self.check_groups(self.step(m.ClientLost(node, client, generation)))
+
+    def check_groups(self, sends: list[tuple[int, m.ManagerToNode]]) -> None:
+        """Exactly the groups whose masks have changed are told, to all their nodes."""
+        expected: list[tuple[int, str, tuple[int, int, bool] | None]] = []
+        for name, group in list(self.groups.items()):
+            if not group.seats:
+                expected += [(node, name, None) for node in group.seen_by]
+                del self.groups[name]
+            elif group.masks() != group.shown:
+                group.shown = group.masks()
+                expected += [(node, name, group.shown) for node in group.seen_by]
+        told: list[tuple[int, str, tuple[int, int, bool] | None]] = []
+        for node, message in sends:
+            if isinstance(message, m.GroupClosed):
+                told.append((node, message.name, None))
+            else:
+                assert isinstance(message, m.GroupMembers)
+                told.append((node, message.name, (message.alive, message.joining, message.formed)))
+        assert sorted(told, key=str) == sorted(expected, key=str)
+
+    def teardown(self) -> None:
+        """When all nodes are gone nothing is left at all."""
+        for node, incarnation in list(self.living.items()):
+            self.planner.step(m.NodeLost(node, incarnation), self.now)
+        assert not self.planner.reductions.operations
+        assert self.planner.reductions.wake_at is None
+        assert not self.planner.groups.groups
+        assert self.planner.membership.nodes == ()
