@@ -67,7 +67,10 @@ class Groups:
             )
         )
 
-    def leave(self, ask: GroupLeave, slot: int) -> None:
+    def leave(self, ask: GroupLeave, slot: int, number: int) -> None:
+        """The reply comes when what this member had committed is held for those still reading."""
+        self.hold_committed(slot)
+        self.reply(slot, Reply(number))
         generation = self.client.client_info(slot)["generation"]
         self.send(GroupLeft(ask.name, ask.generation, ask.rank, NODE, slot, generation))
 
@@ -99,8 +102,8 @@ class Groups:
             return False
         return True
 
-    def before_sweep(self, slot: int) -> None:
-        """The dead may have led a call: what it had committed is held until the next death."""
+    def hold_committed(self, slot: int) -> None:
+        """This member may have led a call: what it committed is held until the next one goes."""
         for known in self.known.values():
             _, _, _, _, call, result = known.board.look()
             if call and any(

@@ -174,7 +174,7 @@ class Node:
         if sock is not None:
             self.handlers.pop(sock.fileno(), None)
             sock.close()
-        self.groups.before_sweep(slot)
+        self.groups.hold_committed(slot)
         again = self.sweeper.sweep(slot, worker, message.code)
         self.send_manager(ClientLost(NODE_SLOT, slot, generation))
         self.workers.exited(worker, message.code, again)

@@ -60,7 +60,9 @@ class Requests:
             GroupJoin: lambda slot, request: node.groups.join(
                 request.ask, slot, request.number, node.config.group_members_max
             ),
-            GroupLeave: lambda slot, request: node.groups.leave(request.ask, slot),
+            GroupLeave: lambda slot, request: node.groups.leave(
+                request.ask, slot, request.number
+            ),
             GroupAdmit: lambda slot, request: node.groups.admitted(
                 request.ask.name, request.ask.generation, request.ask.rank
             ),

@@ -1,0 +1,176 @@
+"""The loop around the planner, over real socket pairs and under a clock of the test."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hoplite_mp.manager.loop import Loop, main
+from hoplite_mp.planner.machine import Planner
+from hoplite_mp.protocol import messages as m
+from hoplite_mp.protocol.codec import encode, node_decoder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ID = bytes(16)
+
+
+class Node:
+    """The other end of a manager's connection."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.sock.settimeout(10)
+        self.decoder = node_decoder()
+
+    def say(self, *messages: m.AnyMessage) -> None:
+        self.sock.sendall(b"".join(map(encode, messages)))
+
+    def hear(self) -> list[m.ManagerToNode]:
+        return self.decoder.feed(self.sock.recv(1 << 20))
+
+
+class Stage:
+    """A loop whose clock stands still until the test moves it."""
+
+    def __init__(self, outgoing_bytes_max: int = 1 << 20) -> None:
+        self.now = 0.0
+        self.loop = Loop(Planner(), lambda: self.now, outgoing_bytes_max)
+        self.nodes: list[Node] = []
+
+    def connect(self) -> Node:
+        ours, theirs = socket.socketpair()
+        self.loop.add(theirs)
+        self.nodes.append(Node(ours))
+        return self.nodes[-1]
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.sock.close()
+        self.loop.run()
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.close()
+
+
+def test_a_plan_travels(stage: Stage) -> None:
+    node = stage.connect()
+    node.say(m.NodeJoined(0, 1, 2), m.ReduceRequested(7, 0, 1, (ID,), "sum", 1, ready=(0,)))
+    stage.loop.turn()
+    (plan,) = node.hear()
+    assert isinstance(plan, m.ExecuteReduce)
+    node.say(m.StripesComplete(7, 1, 0))
+    stage.loop.turn()
+    assert node.hear() == [m.Commit(7, 1, (0,))]
+
+
+def test_a_deadline_ends_the_wait(stage: Stage) -> None:
+    node = stage.connect()
+    request = m.ReduceRequested(7, 0, 1, (ID, ID[:15] + b"1"), "sum", 2, 5.0, ready=(1,))
+    node.say(m.NodeJoined(0, 1, 2), request)
+    stage.loop.turn()
+    stage.now = 5.0  # the wait for sockets is now one of 0 seconds
+    stage.loop.turn()
+    (plan,) = node.hear()
+    assert isinstance(plan, m.ExecuteReduce)
+    assert plan.members == (1,)
+
+
+def test_the_end_of_one_connection_is_news_to_the_other(stage: Stage) -> None:
+    first, second = stage.connect(), stage.connect()
+    first.say(m.NodeJoined(0, 1, 2), m.GroupJoinRequested(1, 0, 1, 1, "g", 2, 0))
+    stage.loop.turn()
+    second.say(m.NodeJoined(1, 1, 2), m.GroupJoinRequested(1, 1, 1, 1, "g", 2, 1))
+    stage.loop.turn()
+    assert [type(message) for message in second.hear()] == [m.GroupMembers, m.GroupJoined]
+    first.hear()
+    second.sock.close()
+    stage.loop.turn()
+    (members,) = first.hear()
+    assert isinstance(members, m.GroupMembers)
+    assert members.alive == 0b01
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"GET / HTTP/1.1\r\n\r\n", encode(m.SourceReady(1, 0, 0)), encode(m.Forget(1))],
+    ids=["noise", "before NodeJoined", "wrong direction"],
+)
+def test_who_breaks_the_rules_is_hung_up_on(stage: Stage, data: bytes) -> None:
+    good, bad = stage.connect(), stage.connect()
+    good.say(m.NodeJoined(0, 1, 2))
+    stage.loop.turn()
+    bad.sock.sendall(data)
+    stage.loop.turn()
+    assert bad.sock.recv(1) == b""
+    good.say(m.GroupJoinRequested(1, 0, 1, 1, "g", 1))
+    stage.loop.turn()
+    assert len(good.hear()) == 2
+
+
+def test_much_is_sent_in_pieces(stage: Stage) -> None:
+    node = stage.connect()
+    node.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    name = "n" * 1000
+    node.say(m.NodeJoined(0, 1, 2), m.GroupJoinRequested(0, 0, 1, 1, name, 1))
+    heard: list[m.ManagerToNode] = []
+    # The same call again and again has the same answer, of a thousand bytes each.
+    for _ in range(10):
+        node.say(*[m.GroupJoinRequested(0, 0, 1, 1, name, 1)] * 50)
+        stage.loop.turn()
+    while len(heard) < 502:
+        heard += node.hear()
+        if len(heard) < 502:
+            stage.loop.turn()
+    assert len(heard) == 502
+
+
+def test_who_does_not_read_is_given_up() -> None:
+    stage = Stage(outgoing_bytes_max=1000)
+    node = stage.connect()
+    node.say(m.NodeJoined(0, 1, 2))
+    ask = m.GroupJoinRequested(0, 0, 1, 1, "n" * 1000, 1)
+
+    def ask_for_ever() -> None:
+        for _ in range(10_000):
+            node.say(ask)
+            stage.loop.turn()
+
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        ask_for_ever()
+    stage.close()
+
+
+def test_main_serves_until_the_connection_closes() -> None:
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=main, args=(theirs.detach(),))
+    thread.start()
+    node = Node(ours)
+    request = m.ReduceRequested(7, 0, 1, (ID, ID[:15] + b"1"), "sum", 2, 0.01)
+    node.say(m.NodeJoined(0, 1, 2), request, m.SourceReady(7, 0, 0))
+    (plan,) = node.hear()  # comes by the real clock
+    assert isinstance(plan, m.ExecuteReduce)
+    assert plan.members == (0,)
+    ours.close()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_the_manager_needs_neither_numpy_nor_asyncio() -> None:
+    code = (
+        "import sys, types; package = types.ModuleType('hoplite_mp');"
+        "package.__path__ = ['hoplite_mp']; sys.modules['hoplite_mp'] = package;"
+        "import hoplite_mp.manager.loop;"
+        "sys.exit(bool({'numpy', 'asyncio', 'multiprocessing'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,78 @@
+"""The small rooms of the planner, where a scenario would say it less directly."""
+
+from __future__ import annotations
+
+import random
+
+from hoplite_mp.planner.forest import owners, single_vertex
+from hoplite_mp.planner.machine import _HANDLERS, Planner
+from hoplite_mp.planner.membership import Membership
+from hoplite_mp.planner.plan import _DRAWN, Plan
+from hoplite_mp.planner.reduce import TRANSITIONS, State
+from hoplite_mp.protocol import messages as m
+from tests.protocol.samples import ID, SAMPLES
+
+
+def test_every_message_is_handled_and_every_answer_can_be_drawn() -> None:
+    for message in SAMPLES:
+        assert (type(message) in _HANDLERS) != (type(message) in _DRAWN)
+    answers = tuple((0, message) for message in SAMPLES if type(message) in _DRAWN)
+    text = Plan(answers, 2.5).as_text()  # type: ignore[arg-type]
+    assert text.count("-> node 0: ") == len(answers)
+    assert text.endswith("wake at 2.5")
+    assert Plan().as_text() == "nothing"
+
+
+def test_every_transition_belongs_to_a_state() -> None:
+    assert {state for state, _ in TRANSITIONS} == set(State)
+
+
+def test_the_forest_of_one_node() -> None:
+    stripes = single_vertex(3)
+    assert owners(stripes) == {3}
+    assert [(s.begin_share, s.end_share) for s in stripes] == [(0, m.SHARES)]
+
+
+def test_lives_of_nodes() -> None:
+    nodes = Membership()
+    nodes.join(0, 2)
+    assert not nodes.is_joining(0, 2)
+    assert not nodes.is_joining(0, 1)
+    assert nodes.is_joining(0, 3)
+    assert nodes.is_living(0)
+    assert not nodes.is_living(0, 1)
+    nodes.lose(0)
+    assert not nodes.is_joining(0, 2)
+    nodes.join(0, 3)
+    assert nodes.nodes == (0,)
+
+
+def test_uses_of_client_slots() -> None:
+    nodes = Membership()
+    nodes.join(0, 1)
+    nodes.lose_client(0, 5, 7)
+    nodes.lose_client(0, 5, 6)  # late: does not call generation 7 back
+    assert nodes.is_client_gone(0, 5, 7)
+    assert not nodes.is_client_gone(0, 5, 8)
+    assert not nodes.is_client_gone(0, 6, 0)
+    nodes.lose(0)
+    assert not nodes.is_client_gone(0, 5, 7)
+
+
+def test_many_deadlines_pass_in_order_and_only_for_open_operations() -> None:
+    rng = random.Random(0)
+    planner = Planner()
+    planner.step(m.NodeJoined(0, 1, 1), 0.0)
+    numbers = rng.sample(range(1, 501), 500)
+    for number in numbers:
+        planner.step(m.ReduceRequested(number, 0, 0, (ID, ID[::-1]), "sum", 2, number / 4), 0.0)
+        planner.step(m.SourceReady(number, 1, 0), 0.0)
+    for number in numbers[:250]:
+        planner.step(m.OperationDropped(number), 1.0)
+    seen: list[int] = []
+    wake_at = planner.tick(0.0).wake_at
+    while wake_at is not None:
+        plan = planner.tick(wake_at)
+        seen += [message.operation for _, message in plan.sends if type(message) is m.ExecuteReduce]
+        wake_at = plan.wake_at
+    assert seen == sorted(numbers[250:])

@@ -1,0 +1,115 @@
+"""Frames: whole again however they were cut; what is malformed is the peer's doing."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hoplite_mp.errors import ProtocolError
+from hoplite_mp.protocol import codec
+from hoplite_mp.protocol import messages as m
+from tests.protocol.samples import ID, SAMPLES
+
+WIRE = b"".join(map(codec.encode, SAMPLES))
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack("<I", len(body)) + body
+
+
+def packed(value: Any) -> bytes:
+    return frame(msgspec.msgpack.encode(value))
+
+
+def decoder(frame_bytes_max: int = codec.FRAME_BYTES_MAX) -> codec.Decoder[m.AnyMessage]:
+    return codec.Decoder(m.AnyMessage, frame_bytes_max)
+
+
+@given(st.lists(st.integers(0, len(WIRE)), max_size=12))
+def test_any_cuts(cuts: list[int]) -> None:
+    places = sorted([0, *cuts, len(WIRE)])
+    d = decoder()
+    got = [x for a, b in pairwise(places) for x in d.feed(WIRE[a:b])]
+    assert got == list(SAMPLES)
+    assert d.buffered == 0
+
+
+def test_byte_by_byte_and_what_is_left() -> None:
+    d = decoder()
+    got = [x for i in range(len(WIRE)) for x in d.feed(WIRE[i : i + 1])]
+    assert got == list(SAMPLES)
+    assert d.feed(WIRE[:7]) == []
+    assert d.buffered == 7
+
+
+def test_the_largest_request_fits_into_a_frame() -> None:
+    many = 1 << 18
+    request = m.ReduceRequested(1, 0, 0, (ID,) * many, "sum", many, ready=tuple(range(many)))
+    assert decoder().feed(codec.encode(request)) == [request]
+
+
+@given(st.binary(max_size=64))
+def test_noise_is_a_protocol_error_or_nothing(noise: bytes) -> None:
+    try:
+        decoder().feed(frame(noise))
+    except ProtocolError:
+        return
+    msgspec.msgpack.decode(noise, type=m.AnyMessage)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(b""),
+        frame(b"\xc1"),
+        frame(b"\x93\xa6Forget"),
+        packed(["Nobody", 1]),
+        packed(["Forget"]),
+        packed(["Forget", 1, 2]),
+        packed(["Forget", -1]),
+        packed(["Forget", "1"]),
+        packed({"type": "Forget", "operation": 1}),
+        packed(["Commit", 1, 1, [1, 0]]),
+        packed(["GroupMembers", "g", 1, 0, 2, 1, 1, True]),
+        frame(msgspec.msgpack.encode(["Forget", 1]) + b"\x01"),
+        struct.pack("<I", 0),
+        struct.pack("<I", codec.FRAME_BYTES_MAX + 1),
+        b"GET / HTTP/1.1\r\n",
+    ],
+)
+def test_malformed(data: bytes) -> None:
+    d = decoder()
+    with pytest.raises(ProtocolError):
+        d.feed(data + b"\x01\x00\x00\x00")
+    with pytest.raises(ProtocolError):
+        d.feed(codec.encode(m.Forget(1)))  # where a frame begins is no longer known
+    assert d.buffered == 0
+
+
+def test_a_length_is_refused_before_its_bytes_come() -> None:
+    with pytest.raises(ProtocolError, match="33 bytes was announced"):
+        decoder(frame_bytes_max=32).feed(struct.pack("<I", 33))
+
+
+def test_each_side_accepts_only_the_others_messages() -> None:
+    lost, forget = m.NodeLost(0, 1), m.Forget(1)
+    assert codec.manager_decoder().feed(codec.encode(lost)) == [lost]
+    assert codec.node_decoder().feed(codec.encode(forget)) == [forget]
+    with pytest.raises(ProtocolError):
+        codec.manager_decoder().feed(codec.encode(forget))
+    with pytest.raises(ProtocolError):
+        codec.node_decoder().feed(codec.encode(lost))
+
+
+def test_a_message_that_no_peer_would_accept_is_ours_to_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(codec, "FRAME_BYTES_MAX", 8)
+    with pytest.raises(ValueError, match="NodeJoined of"):
+        codec.encode(m.NodeJoined(0, 1, 8))
