@@ -67,6 +67,7 @@ def create(int control_fd, int store_fd, uint64_t home, uint64_t store_bytes, in
     munmap(p, 65536)
 
 
+@cython.final
 cdef class Mapping:
     """Keeps both memories mapped as long as anything in this process needs them."""
     cdef char *control

@@ -16,6 +16,7 @@ cdef dict describe(char *c, unsigned t, unsigned i):
     }
 
 
+@cython.final
 cdef class NodeClient(Client):
     """Client slot 0: the store's budget is kept in Python, the words are changed here."""
     cdef uint64_t returns_seen
@@ -31,8 +32,9 @@ cdef class NodeClient(Client):
                 s.kind = kind
                 s.pool = pool
                 s.generation += 1
-                s.event = s.sleeping = s.returned = s.blocked = s.task = s.retire = 0
-                s.running = s.deadline_ns = 0
+                if slot == 0:  # a given slot's client is at work already, maybe asleep
+                    s.event = s.sleeping = s.returned = s.blocked = s.task = s.retire = 0
+                    s.running = s.deadline_ns = 0
                 STORE32(&s.state, 1)
                 return i
         return -1

@@ -98,6 +98,21 @@ static inline uint64_t queue_take(char *c, unsigned pool, unsigned slot, unsigne
     }
     return 0;
 }
+/* A poster that saw this worker spin woke nobody; if it has found work now, another must look after
+ * what is left. */
+static inline void wake_for_rest(char *c, unsigned pool) {
+    unsigned queues = LOAD(&root_of(c)->queues_high);
+    uint64_t left = 0;
+    for (unsigned k = 0; k < queues; k++) {
+        shm_queue *q = queue_of(c, k);
+        if (LOAD(&q->owner) && q->pool == pool) {
+            uint64_t head = LOAD(&q->head), tail = LOAD(&q->tail);
+            left += tail > head ? tail - head : 0;
+        }
+    }
+    if (left)
+        wake_worker(c, pool, left);
+}
 /* Waits for a task at most until the deadline; 0: timeout, or the client is to look around. */
 static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned *start,
                                  uint64_t deadline) {
@@ -117,8 +132,10 @@ static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned
         }
         AND(&p->spinning[slot / 64], ~bit);
         spin_end(c, slot);
-        if (id)
+        if (id) {
+            wake_for_rest(c, pool);
             return id;
+        }
     }
     uint32_t seen = LOAD(&me->task);
     OR(&p->idle[slot / 64], bit);

@@ -29,17 +29,29 @@ cdef class Board:
         STORE64(&self.b.members[rank].client, client + 1)
 
     def set_masks(self, uint64_t alive, uint64_t joining, bint formed) -> None:
-        """Changes the membership and wakes every member."""
+        """Changes the membership and wakes every member.
+
+        A rank that has no first call yet gets the first one that nobody has begun. While the epoch
+        is odd no leader decides, so whoever leads that call counts on the rank.
+        """
         cdef unsigned rank
-        cdef uint64_t fresh = (alive | joining) & ~(self.b.alive | self.b.joining)
+        cdef uint64_t members = alive | joining
+        cdef uint64_t fresh = members & ~(self.b.alive | self.b.joining)
+        cdef uint64_t call
+        cdef bint begun = False
         cdef shm_member *m
+        ADD32(&self.b.epoch, 1)
+        call = LOAD64(&self.b.result_call)
         for rank in range(MEMBERS):
             m = &self.b.members[rank]
             if fresh >> rank & 1:
                 m.seq = m.start = m.contribution = 0
-            if alive >> rank & 1 and formed and LOAD64(&m.start) == 0:
-                # all are there for the first time, or nobody was left to admit this one
-                STORE64(&m.start, LOAD64(&self.b.result_call) + 1)
+            elif members >> rank & 1 and LOAD64(&m.seq) > call:
+                begun = True
+        for rank in range(MEMBERS):
+            m = &self.b.members[rank]
+            if formed and members >> rank & 1 and LOAD64(&m.start) == 0:
+                STORE64(&m.start, call + 1 + begun)
         STORE64(&self.b.joining, joining)
         STORE64(&self.b.alive, alive)
         STORE32(&self.b.formed, formed)
@@ -56,9 +68,10 @@ cdef class Board:
 
     def look(self) -> tuple:
         """(formed, alive, joining, epoch, result call + 1, result id)."""
+        cdef uint32_t epoch = LOAD32(&self.b.epoch)  # first: the same after means nothing changed
         cdef uint64_t call = LOAD64(&self.b.result_call)
         return (LOAD32(&self.b.formed) != 0, LOAD64(&self.b.alive), LOAD64(&self.b.joining),
-                LOAD32(&self.b.epoch), call, LOAD64(&self.b.result_id))
+                epoch, call, LOAD64(&self.b.result_id))
 
     def generation(self) -> int:
         return LOAD64(&self.b.generation)
@@ -92,7 +105,3 @@ cdef class Board:
         STORE64(&self.b.result_id, result)
         STORE64(&self.b.result_call, call + 1)
         self.wake()
-
-    def admit(self, unsigned rank, uint64_t call) -> None:
-        """The leader lets a joining rank take part from `call` on."""
-        STORE64(&self.b.members[rank].start, call + 1)

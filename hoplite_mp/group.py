@@ -22,7 +22,14 @@ from hoplite_mp import _tasks, serial
 from hoplite_mp.client.memory import FOREVER_NS
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.collectives import operation_name
-from hoplite_mp.errors import ClosedError, HopliteTimeoutError, NodeLostError, PeerLostError
+from hoplite_mp.errors import (
+    ClosedError,
+    HopliteTimeoutError,
+    NodeLostError,
+    ObjectLostError,
+    PeerLostError,
+    StoreFullError,
+)
 from hoplite_mp.protocol.local import GroupAdmit, GroupJoin, GroupLeave
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.reduction import reduce_arrays, result_dtype
@@ -136,6 +143,8 @@ class Group:
         if self._thread is not None:
             self._thread.shutdown()
         self._closed = True
+        leaves = self._runtime.task_leaves  # a new list: the old one may be on its way through
+        self._runtime.task_leaves = [leave for leave in leaves if leave != self.close]
         if self._memory.client.usable:
             self._runtime.channel.call(GroupLeave(self.name, self._generation, self.rank))
         self._result = None
@@ -179,10 +188,8 @@ class Group:
         return self.calls
 
     def _not_full(self) -> str:
-        formed, alive, joining, *_ = self._board.look()
+        _, alive, joining, *_ = self._board.look()
         came = (alive | joining).bit_count()
-        if formed:
-            return "the members have not made a call that could let this one in"
         return f"{came} of {self.size} members came"
 
     def _committed(self, call: int) -> Any:
@@ -194,13 +201,16 @@ class Group:
         found: list[Any] = []
 
         def look() -> bool:
-            _, alive, joining, _, result_call, result_id = self._board.look()
+            _, alive, joining, epoch, result_call, result_id = self._board.look()
             if result_call > call:
                 ref = self._memory.make_ref(self._memory.public_id(result_id))
                 found.append(ref)
                 return True
             ranks = self._participants(alive | joining, call)
-            if ranks and ranks[0] == self.rank and not self._board.missing(alive | joining, call):
+            missing = self._board.missing(alive | joining, call)
+            if epoch & 1 or self._board.look()[3] != epoch:
+                return False  # the node is changing the membership, and wakes us when it has
+            if ranks and ranks[0] == self.rank and not missing:
                 try:
                     found.append(self._lead(call, ranks, joining))
                 except Retry:
@@ -261,23 +271,18 @@ class Group:
             if ref._hold is None:
                 raise Retry  # that member has just died: its mask bit will go
             refs[rank] = ref
-            parts[rank] = self._memory.read(oid, FOREVER_NS, False)
         try:
+            for rank, ref in refs.items():
+                parts[rank] = self._memory.read(self._memory.local_id(ref), FOREVER_NS, False)
             data = self._combine(parts, refs)
             result = (tuple(ranks), None, data)
-        except (ValueError, TypeError, PeerLostError) as error:
+        except Exception as error:  # whatever it is, it is everybody's: nobody may wait for ever
             result = (tuple(ranks), _plain(error), None)
         committed = self._memory.put(result)
-        admitted = [
-            rank
-            for rank in range(self.size)
-            if joining >> rank & 1 and self._board.member(rank)[1] == 0
-        ]
-        for rank in admitted:
-            self._board.admit(rank, call + 1)
         self._board.commit(call, self._memory.local_id(committed))
-        for rank in admitted:
-            self._runtime.channel.tell(GroupAdmit(self.name, self._generation, rank))
+        for rank in range(self.size):
+            if joining >> rank & 1:  # its first call is fixed, so from here on it is one of us
+                self._runtime.channel.tell(GroupAdmit(self.name, self._generation, rank))
         return committed
 
     def _combine(self, parts: dict[int, Any], refs: dict[int, ObjectRef[Any]]) -> Any:
@@ -291,6 +296,8 @@ class Group:
                 )
         if kind in ("broadcast", "reduce", "gather") and root not in parts:
             raise PeerLostError(f"group {self.name!r}: the root, rank {root}, is lost")
+        if kind == "reduce_scatter" and parts[first_rank][3].ndim == 0:
+            raise ValueError("reduce_scatter needs arrays of at least one dimension")
         if kind in ("allreduce", "reduce", "reduce_scatter"):
             return self._reduced(op, {rank: part[3] for rank, part in parts.items()})
         if kind == "broadcast":
@@ -363,7 +370,7 @@ def _marked(pool: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _as_parts(kind: str, x: Any) -> Any:
-    if x is None:
+    if x is None and kind in ("broadcast", "barrier"):
         return None
     if kind == "alltoall":
         return [np.asarray(part) for part in x]
@@ -380,8 +387,13 @@ def _describe(part: Any) -> str:
 
 def _plain(error: Exception) -> Exception:
     """Without a traceback, which would hold the arrays."""
-    kind = type(error) if isinstance(error, (ValueError, PeerLostError)) else ValueError
+    if isinstance(error, TypeError):  # numpy has no such operation for this dtype
+        return ValueError(str(error))
+    kind = next((kind for kind in _SHARED if isinstance(error, kind)), RuntimeError)
     return kind(str(error))
+
+
+_SHARED = (PeerLostError, StoreFullError, ObjectLostError, ValueError)
 
 
 def _into(value: Array, out: Array | None) -> Array:

@@ -139,7 +139,7 @@ class Future(concurrent.futures.Future[T]):
         memory = submitter.memory
         mem = memory.payload(self._oid, deadline)
         if serial.payload_kind(mem) == serial.ERROR:
-            self._error = serial.decode_error(mem, memory.make_ref)
+            self._error = memory.failure(mem)
             return
         try:
             self._value = serial.decode(mem, make_ref=memory.make_ref, writable=self._writable)

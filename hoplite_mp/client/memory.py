@@ -17,7 +17,13 @@ import numpy as np
 from hoplite_mp import _shm, ids, serial
 from hoplite_mp.client.channel import Channel
 from hoplite_mp.config import Config
-from hoplite_mp.errors import ClosedError, HopliteTimeoutError, ObjectLostError, StoreFullError
+from hoplite_mp.errors import (
+    ClosedError,
+    HopliteTimeoutError,
+    ObjectLostError,
+    ReduceError,
+    StoreFullError,
+)
 from hoplite_mp.protocol.local import GiveSpans, Lease, LeaseSpan, Restore
 from hoplite_mp.ref import ObjectRef
 
@@ -199,7 +205,7 @@ class Memory:
             nbytes *= n
         prefix = PREFIX_BIG if nbytes > self.config.small_object_bytes_max else PREFIX_SMALL
         payload = self.allocate(prefix + nbytes)
-        block = self.client.block(payload, prefix + nbytes)
+        block: Any = self.client.block(payload, prefix + nbytes)
         return np.ndarray(dims, kind, buffer=block, offset=prefix, order=_order(order))
 
     def block_of(self, array: Array) -> _shm.Block | None:
@@ -274,7 +280,7 @@ class Memory:
         """The value; raises what the object failed with."""
         mem = self.payload(oid, deadline)
         if serial.payload_kind(mem) == serial.ERROR:
-            raise serial.decode_error(mem, self.make_ref)
+            raise self.failure(mem)
         if len(mem) >= POPULATE_BYTES_MIN:
             pass  # pages are mapped by the reader's first touch; a view costs nothing before
         return serial.decode(mem, make_ref=self.make_ref, writable=writable)
@@ -282,9 +288,21 @@ class Memory:
     def error(self, oid: int, deadline: int) -> BaseException | None:
         """What the object failed with; None if it has a value."""
         mem = self.payload(oid, deadline)
-        if serial.payload_kind(mem) == serial.ERROR:
-            return serial.decode_error(mem, self.make_ref)
-        return None
+        return self.failure(mem) if serial.payload_kind(mem) == serial.ERROR else None
+
+    def failure(self, mem: memoryview) -> BaseException:
+        """The exception of an error payload; a ReduceError is caused by what its source failed
+        with, which only the reader can fetch: the node does not unpickle."""
+        error = serial.decode_error(mem, self.make_ref)
+        source = getattr(error, "source", None) if isinstance(error, ReduceError) else None
+        if isinstance(source, ObjectRef):
+            try:
+                cause = self.error(self.local_id(source), 0)
+            except Exception as lost:  # cancelled, deleted, gone
+                cause = lost
+            if cause is not None:
+                error.__cause__ = cause
+        return error
 
     def inner_refs(self, oid: int) -> list[ObjectRef[Any]]:
         """Refs listed inside a sealed object, each with a hold of this process."""

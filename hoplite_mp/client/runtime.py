@@ -83,6 +83,8 @@ class Runtime:
         pending = self.submitter.pending.get(oid)
         if pending is not None:
             pending.future = future
+        if oid not in self.submitter.pending:  # it was done before it had a Future
+            future._complete(self.client.state(oid) in (STATE["CANCELLED"], STATE["ABORTED"]))
         return future
 
     def close(self) -> None:

@@ -30,14 +30,17 @@ class PlanError(Exception):
 class SourcesGone(Exception):
     """Members that are not there: `indices` for good, `spilled` until they are read back."""
 
-    def __init__(self, indices: tuple[int, ...], spilled: list[int]) -> None:
+    def __init__(
+        self, indices: tuple[int, ...], spilled: list[int], pins: list[memoryview]
+    ) -> None:
         super().__init__(f"sources {', '.join(map(str, indices))} were deleted")
         self.indices = indices
         self.spilled = spilled
+        self.pins = pins  # the members that are there: not to be spilled for the others
 
 
 class Execution:
-    """Sources are pinned and results allocated until `take` or `drop`."""
+    """Sources are pinned and results allocated until `take` or `drop`, which come after `run`."""
 
     def __init__(self, results: Results, op: str, views: list[memoryview]) -> None:
         self.results = results
@@ -115,7 +118,7 @@ def prepare(
         else:
             gone.append(index)
     if gone or spilled:
-        raise SourcesGone(tuple(sorted(gone)), spilled)
+        raise SourcesGone(tuple(sorted(gone)), spilled, views)
     execution = Execution(results, ask.op, views)
     for index, view in zip(plan.order, views, strict=True):
         info = serial.describe_array(view)

@@ -37,6 +37,7 @@ class Known:
     generation: int
     board: _tasks.Board
     hold: Any = None  # of a committed result whose leader has died
+    held_call: int = 0
 
 
 class Groups:
@@ -102,6 +103,14 @@ class Groups:
             return False
         return True
 
+    def look(self) -> None:
+        """Lets go of a held result when all have begun the next call, so have read it."""
+        for known in self.known.values():
+            if known.hold is not None:
+                _, alive, joining, _, call, _ = known.board.look()
+                if call > known.held_call or not known.board.missing(alive | joining, call):
+                    known.hold = None
+
     def hold_committed(self, slot: int) -> None:
         """This member may have led a call: what it committed is held until the next one goes."""
         for known in self.known.values():
@@ -109,4 +118,4 @@ class Groups:
             if call and any(
                 known.board.member(rank)[3] == slot for rank in range(_tasks.MEMBERS_MAX)
             ):
-                known.hold = self.client.hold(result)
+                known.hold, known.held_call = self.client.hold(result), call

@@ -193,6 +193,7 @@ class Node:
         if again is not None:
             self.after(max(0.0, again - time.monotonic()), lambda: None)
         self.results.look()
+        self.groups.look()
         self.workers.look()
         if self.client.news():
             self.sweeper.collect()

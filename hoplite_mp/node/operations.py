@@ -50,7 +50,7 @@ class Operation:
     holds: list[Any]
     waiting: dict[int, list[int]]  # source id -> its indices, not done yet
     parked: list[int]
-    execution: Execution | None = None
+    execution: Execution | None = None  # one that has ended: until then its thread has it
     epoch: int = 0
     space_deadline: float = 0.0
     plan: ExecuteReduce | None = None
@@ -74,7 +74,7 @@ class Operations:
         self.wake = wake
         self.threads = threads
         self.operations: dict[int, Operation] = {}
-        self.finished: list[tuple[int, int, BaseException | None]] = []
+        self.finished: list[tuple[int, int, Execution, BaseException | None]] = []
         self._lock = threading.Lock()
         self._next = 1
 
@@ -172,9 +172,12 @@ class Operations:
         try:
             execution = prepare(self.results, ask, plan, len(operation.results))
         except SourcesGone as gone:
-            for oid in gone.spilled:
+            for oid in dict.fromkeys(gone.spilled):
                 if self.results.store.restore(oid) is None:
                     break
+                got = self.client.view(oid)
+                if not isinstance(got, int):
+                    gone.pins.append(memoryview(got))
             else:
                 if gone.spilled and not gone.indices:
                     self.execute(operation)
@@ -191,7 +194,6 @@ class Operations:
             self._no_room(operation)
             return
         operation.plan = None
-        operation.execution = execution
         threading.Thread(
             target=self._run,
             args=(operation.number, plan.epoch, execution),
@@ -220,21 +222,22 @@ class Operations:
         except BaseException as error:
             failure = error
         with self._lock:
-            self.finished.append((number, epoch, failure))
+            self.finished.append((number, epoch, execution, failure))
         self.wake()
 
     def collect(self) -> float | None:
         """Executions that have ended, plans that wait for room; returns when to look again."""
         with self._lock:
             finished, self.finished = self.finished, []
-        for number, epoch, failure in finished:
+        for number, epoch, execution, failure in finished:
             operation = self.operations.get(number)
             if operation is None:
-                continue
-            if failure is None:
+                execution.drop()  # dropped while it ran
+            elif failure is None:
+                operation.execution = execution
                 self.send(StripesComplete(number, epoch, NODE))
             else:
-                operation.execution = None
+                execution.drop()
                 self._failed(operation, f"{type(failure).__name__}: {failure}", ())
         again = None
         for operation in list(self.operations.values()):
