@@ -32,7 +32,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
-	$(BIN)/python -m mypy.stubtest $(ROOMS)
+	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml $(ROOMS)
 	$(BIN)/pytest
 
 bench: $(VENV)/.installed-bench

@@ -3,14 +3,13 @@
 The names below are the public face; everything else may change.
 """
 
-from hoplite_mp import _version as _version
 from hoplite_mp._version import __version__ as __version__
 from hoplite_mp.client.futures import Future as Future
 from hoplite_mp.cluster import Cluster as Cluster
-from hoplite_mp.cluster import Executor as Executor
 from hoplite_mp.cluster import Node as Node
 from hoplite_mp.cluster import current as current
 from hoplite_mp.config import Config as Config
+from hoplite_mp.drop_in import Executor as Executor
 from hoplite_mp.errors import AuthError as AuthError
 from hoplite_mp.errors import ClosedError as ClosedError
 from hoplite_mp.errors import ConfigError as ConfigError

@@ -1,8 +1,8 @@
 """Cluster: the face of the library.
 
-Why it exists: one object in which a user finds everything: put and get, submit and map, collectives,
-groups, nodes. It checks arguments and hands on; what it does not do itself stands in the docstrings
-of what it calls.
+Why it exists: one object in which a user finds everything: put and get, submit and map,
+collectives, groups, nodes. It checks arguments and hands on; what it does not do itself stands in
+the docstrings of what it calls.
 It must never know: shared memory, sockets, processes.
 """
 
@@ -13,13 +13,11 @@ import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from hoplite_mp import collectives, serial
+from hoplite_mp import collectives
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.launch import Host
 from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
@@ -34,7 +32,11 @@ from hoplite_mp.protocol.local import ClosePool, OpenPool, Stats
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.store.limits import cpu_count
 
-__all__ = ["Cluster", "Executor", "Node", "current"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+__all__ = ["Cluster", "Node", "current"]
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -377,7 +379,7 @@ class Cluster(TaskExecutor):
         return self.gather(refs, to)
 
     def reduce_scatter(self, refs: Any, op: Any = "sum", to: Any = None) -> list[ObjectRef[Array]]:
-        """The reduction in slices, as np.array_split(axis=0): one for each ref, slice i at to[i]."""
+        """The reduction in slices as np.array_split(axis=0), one for each ref; slice i at to[i]."""
         found = as_refs(refs)
         self._check_nodes(to)
         if isinstance(to, (list, tuple)) and len(to) != len(found):
@@ -474,55 +476,6 @@ class _View(Cluster):
         return self._base.__exit__(kind, value, traceback)
 
 
-class Executor(TaskExecutor):
-    """The one-line replacement of `concurrent.futures.ProcessPoolExecutor`.
-
-    Owns a cluster of this host; survives a worker's death (the task runs again). Results are
-    writable. Arguments as there.
-    """
-
-    def __init__(
-        self,
-        max_workers: int | None = None,
-        initializer: Callable[..., Any] | None = None,
-        initargs: tuple[Any, ...] = (),
-        *,
-        max_tasks_per_child: int | None = None,
-    ) -> None:
-        count = cpu_count() if max_workers is None else max_workers
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 200:
-            raise ValueError(f"max_workers={max_workers!r}: it must be from 1 to 200, or None")
-        if initializer is not None and not callable(initializer):
-            raise TypeError("initializer must be a callable")
-        plain = initializer is None and max_tasks_per_child is None
-        self._cluster = Cluster(count if plain else 0)
-        self._runtime = self._cluster._runtime
-        self._options = Options(copy=True)
-        self._pool = self._cluster._pool
-        if not plain:
-            try:
-                self._pool = open_pool(
-                    self._runtime,
-                    count,
-                    initializer,
-                    initargs,
-                    max_tasks_per_child,
-                    self._options,
-                )._hand_over()
-            except BaseException:
-                self._cluster.shutdown()
-                raise
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As in the standard library."""
-        self._closed = True
-        self._cluster.shutdown(wait, cancel_futures=cancel_futures)
-
-    def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
-        self._closed = True
-        return self._cluster.__exit__(kind, value, traceback)
-
-
 _HELD = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
 
 
@@ -537,6 +490,3 @@ def _close_all() -> None:
         with contextlib.suppress(HopliteTimeoutError):
             if cluster._runtime.client.usable:
                 cluster.shutdown(wait=True)
-
-
-assert serial

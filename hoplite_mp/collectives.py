@@ -8,13 +8,15 @@ It must never know: how a reduction is executed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp.client.futures import Future
-from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from hoplite_mp.client.runtime import Runtime
 
 __all__ = ["OPS", "as_refs", "operation_name", "reduce", "wait_all"]
 

@@ -59,11 +59,6 @@ class Config:
     # Higher: fewer leases per second. Lower: less memory tied up by clients that put little.
     span_bytes: int = 1 * MIB
 
-    # The size of one shared-memory segment (a larger object gets a larger one of its own).
-    # Higher: fewer segments to map in every process. Lower: idle memory goes back sooner, in
-    # smaller steps, at the cost of more mappings and file descriptors.
-    segment_bytes: int = 256 * MIB
-
     # How long a put waits for room in a full store before StoreFullError.
     # Higher: bursts are ridden out. Lower: a program that leaks refs learns of it sooner.
     put_wait_s: float = 10.0
@@ -77,18 +72,19 @@ class Config:
     # Higher: more objects before puts wait or spill. Lower: more is left for the tasks' own arrays.
     memory_bytes: int | None = None
 
-    # Where objects go when the store is full; None: nowhere, a full store is an error.
-    # A directory: puts go on at the disk's speed. Its file has no name and leaves with the node.
+    # Where objects go when the store is full; None: the first of TMPDIR, /var/tmp and the working
+    # directory that is on a disk. The file has no name and leaves with the node. A faster disk:
+    # shorter waits when the store is full.
     spill_dir: str | None = None
 
     # How many bytes may lie in spill_dir; None: as many as the disk takes.
     # Higher: larger data sets. Lower: other users of the disk keep their room.
     spill_bytes_max: int | None = None
 
-    # How long a segment may be without any object before the system gets it back.
+    # How long freed memory is kept for the next objects before the system gets it back.
     # Higher: a program that works in waves reuses pages that are already there. Lower: memory
     # that is not needed is free for others sooner, and the next wave pays for fresh pages.
-    segment_idle_s: float = 30.0
+    memory_idle_s: float = 30.0
 
     # How far ahead of demand the node asks the system for pages.
     # Higher: large puts run at memory speed more often. Lower: less memory is taken on suspicion;
@@ -182,11 +178,6 @@ class Config:
                 f"small_object_bytes_max={self.small_object_bytes_max} does not fit: at least two "
                 f"objects must fit a span, so at most span_bytes // 2 = {self.span_bytes // 2}"
             )
-        if self.span_bytes > self.segment_bytes:
-            raise ConfigError(
-                f"span_bytes={self.span_bytes} does not fit: at most "
-                f"segment_bytes={self.segment_bytes}"
-            )
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Config:
@@ -210,7 +201,6 @@ class Config:
 _SMALLEST: dict[str, int] = {
     "small_object_bytes_max": 64,
     "span_bytes": 64 * KIB,
-    "segment_bytes": 1 * MIB,
     "memory_bytes": 1 * MIB,
     "blocked_workers_max": 0,
     "nested_depth_max": 1,
@@ -231,7 +221,8 @@ _LARGEST: dict[str, int] = {
     "drain_interval_s": 60,
 }
 _ABOVE_ZERO = {"wait_slice_s", "drain_interval_s", "map_chunk_target_s", "start_timeout_s"}
-_MULTIPLES: dict[str, int] = {"span_bytes": 4096, "segment_bytes": 4096}
+_POWERS_OF_TWO = {"span_bytes"}  # spans are aligned to their size
+_MULTIPLES: dict[str, int] = {"span_bytes": 4096}
 
 
 def _check(name: str, kind: Any, value: object) -> None:
@@ -252,6 +243,7 @@ def _check(name: str, kind: Any, value: object) -> None:
         and (value > 0 or name not in _ABOVE_ZERO)
         and (high is None or value <= high)
         and (name not in _MULTIPLES or value % _MULTIPLES[name] == 0)
+        and (name not in _POWERS_OF_TWO or int(value).bit_count() == 1)
     )
     if not good:
         raise ConfigError(f"{name}={value!r} is not allowed: {_allowed(name, kind)}")
@@ -263,7 +255,9 @@ def _allowed(name: str, kind: str) -> str:
     what += " above 0" if name in _ABOVE_ZERO else f" from {_SMALLEST.get(name, 0)}"
     if name in _LARGEST:
         what += f" up to {_LARGEST[name]}"
-    if name in _MULTIPLES:
+    if name in _POWERS_OF_TWO:
+        what += ", a power of two"
+    elif name in _MULTIPLES:
         what += f", a multiple of {_MULTIPLES[name]}"
     return what + (", or None" if "None" in kind else "")
 

@@ -12,15 +12,18 @@ import dataclasses
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hoplite_mp import serial
-from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import FOREVER_NS, deadline_ns
-from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError
 from hoplite_mp.protocol.local import ClosePool, OpenPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from hoplite_mp.client.futures import Future
+    from hoplite_mp.client.runtime import Runtime
 
 __all__ = ["Options", "PoolExecutor", "TaskExecutor", "as_completed", "open_pool"]
 
@@ -118,7 +121,9 @@ class TaskExecutor(concurrent.futures.Executor):
         if chunks is not None:
             name = self._options.name or getattr(fn, "__name__", "map")
             view = self._view(self._options.override({"name": name}))
-            futures = (view.submit(_run_chunk, fn, chunk) for chunk in chunks)
+            futures: Iterator[Future[Any]] = (
+                view.submit(_run_chunk, cast("Any", fn), chunk) for chunk in chunks
+            )
             limit = None if buffersize is None else max(1, buffersize // chunksize)
         else:
             futures = (self.submit(fn, *args) for args in items)
@@ -236,7 +241,7 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
         yield chunk
 
 
-def _run_chunk(fn: Callable[..., T], chunk: list[tuple[Any, ...]]) -> list[T]:
+def _run_chunk(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[Any]:
     return [fn(*args) for args in chunk]
 
 
@@ -279,6 +284,7 @@ def as_completed(futs: Iterable[Future[T]], timeout: float | None = None) -> Ite
     HopliteTimeoutError when not all are done `timeout` seconds after this call.
     """
     try:
-        yield from concurrent.futures.as_completed(futs, timeout)  # type: ignore[misc]
+        done: Any = concurrent.futures.as_completed(cast("Any", futs), timeout)
+        yield from done
     except TimeoutError as error:
         raise HopliteTimeoutError(str(error)) from None

@@ -13,14 +13,12 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp import _tasks, serial
 from hoplite_mp.client.memory import FOREVER_NS
-from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.collectives import operation_name
 from hoplite_mp.errors import (
     ClosedError,
@@ -31,8 +29,13 @@ from hoplite_mp.errors import (
     StoreFullError,
 )
 from hoplite_mp.protocol.local import GroupAdmit, GroupJoin, GroupLeave
-from hoplite_mp.ref import ObjectRef
 from hoplite_mp.reduction import reduce_arrays, result_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Group", "join"]
 
@@ -82,36 +85,43 @@ class Group:
 
     def allreduce(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
         """The reduction of every living rank's x, on every rank."""
-        return self._here(self._call, "allreduce", operation_name(op), 0, x, out)
+        result: Array = self._here(self._call, "allreduce", operation_name(op), 0, x, out)
+        return result
 
     def reduce(
         self, x: Any, op: Any = "sum", root: int = 0, *, out: Array | None = None
     ) -> Array | None:
         """The reduction at `root`; None elsewhere."""
-        return self._here(self._call, "reduce", operation_name(op), root, x, out)
+        result: Array | None = self._here(self._call, "reduce", operation_name(op), root, x, out)
+        return result
 
     def broadcast(self, x: Any = None, root: int = 0, *, out: Array | None = None) -> Array:
         """root's x on every rank; x is ignored elsewhere."""
         part = x if self.rank == root else None
-        return self._here(self._call, "broadcast", "", root, part, out)
+        result: Array = self._here(self._call, "broadcast", "", root, part, out)
+        return result
 
     def gather(self, x: Any, root: int = 0) -> list[Array | None] | None:
         """At `root` the list of all x by rank, None for the dead; None elsewhere."""
-        return self._here(self._call, "gather", "", root, x, None)
+        result: list[Array | None] | None = self._here(self._call, "gather", "", root, x, None)
+        return result
 
     def allgather(self, x: Any) -> list[Array | None]:
         """The list of all x by rank, None for the dead, on every rank."""
-        return self._here(self._call, "allgather", "", 0, x, None)
+        result: list[Array | None] = self._here(self._call, "allgather", "", 0, x, None)
+        return result
 
     def reduce_scatter(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
         """Slice `rank` of the reduction, cut as np.array_split(axis=0) by size."""
-        return self._here(self._call, "reduce_scatter", operation_name(op), 0, x, out)
+        result: Array = self._here(self._call, "reduce_scatter", operation_name(op), 0, x, out)
+        return result
 
     def alltoall(self, parts: list[Any]) -> list[Array | None]:
         """parts[j] goes to rank j; returns what each rank sent here, None for the dead."""
         if len(parts) != self.size:
             raise ValueError(f"alltoall needs {self.size} parts, one for each rank: {len(parts)}")
-        return self._here(self._call, "alltoall", "", 0, list(parts), None)
+        result: list[Array | None] = self._here(self._call, "alltoall", "", 0, list(parts), None)
+        return result
 
     def barrier(self) -> None:
         """Returns when every living rank has called it."""
@@ -275,7 +285,7 @@ class Group:
             for rank, ref in refs.items():
                 parts[rank] = self._memory.read(self._memory.local_id(ref), FOREVER_NS, False)
             data = self._combine(parts, refs)
-            result = (tuple(ranks), None, data)
+            result: tuple[Any, ...] = (tuple(ranks), None, data)
         except Exception as error:  # whatever it is, it is everybody's: nobody may wait for ever
             result = (tuple(ranks), _plain(error), None)
         committed = self._memory.put(result)

@@ -1,20 +1,22 @@
 """Adding up arrays on one host: the compiled kernel where there is one, numpy's function elsewhere.
 
-Why it exists: the node (collectives on refs) and the leader of a Group call do the same sum, and must
-do it to the same bits. Source of the meaning: functools.reduce(np.add, arrays), dtype kept; "mean" is
-the sum divided by the count, float64 for integers.
+Why it exists: the node (collectives on refs) and the leader of a Group call do the same sum, and
+must do it to the same bits. Source of the meaning: functools.reduce(np.add, arrays), dtype kept;
+"mean" is the sum divided by the count, float64 for integers.
 It must never know: where the arrays lie, who takes part.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp import _reduce, serial
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["fold", "has_kernel", "kernel_dtype", "reduce_arrays", "result_dtype"]
 
@@ -62,6 +64,8 @@ def result_dtype(op: str, name: str) -> str:
         other = _reduce.result_dtype(op, kernel)
         return name if other == kernel else np.dtype(other).str
     one = serial.named_dtype(name)
+    if one.kind in "SU":
+        raise TypeError("text is joined, not reduced")
     found = serial.dtype_name(fold(op, [np.zeros(1, one), np.zeros(1, one)]).dtype)
     if found is None:
         raise TypeError(f"the result of {op!r} on {name} has no plain dtype")

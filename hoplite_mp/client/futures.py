@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Generator
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +18,8 @@ from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from hoplite_mp.client.submitter import Submitter
 
 __all__ = ["Future"]
@@ -51,7 +52,7 @@ class Future(concurrent.futures.Future[T]):
     # -- what the standard library's functions look at -----------------------------------------
 
     @property
-    def _condition(self) -> threading.Condition:
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
         made = self._made
         if made is None:
             with _making:

@@ -17,17 +17,19 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hoplite_mp import _shm, ids
 from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
 from hoplite_mp.client.runtime import Runtime
-from hoplite_mp.config import Config
 from hoplite_mp.errors import ConfigError
 from hoplite_mp.protocol.local import Shutdown, Start
 from hoplite_mp.store.limits import cpu_count, total_bytes
+
+if TYPE_CHECKING:
+    from hoplite_mp.config import Config
 
 __all__ = ["Host"]
 
@@ -90,7 +92,9 @@ class Host:
             config=dataclasses.asdict(config),
             home=home,
         )
-        self.process = _execute(start, [control_fd, store_fd, event_fd, *(e.fileno() for e in ends)])
+        self.process = _execute(
+            start, [control_fd, store_fd, event_fd, *(e.fileno() for e in ends)]
+        )
         for end in ends:
             end.close()
         self.runtime = Runtime(
@@ -164,9 +168,7 @@ class Host:
 def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
     import json
 
-    import hoplite_mp
-
-    root = os.path.dirname(os.path.dirname(os.path.abspath(hoplite_mp.__file__)))
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     path = [p if p else os.getcwd() for p in sys.path]
     start = msgspec.structs.replace(start, sys_path=[])
     body = dump(start)

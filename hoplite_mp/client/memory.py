@@ -10,13 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp import _shm, ids, serial
-from hoplite_mp.client.channel import Channel
-from hoplite_mp.config import Config
 from hoplite_mp.errors import (
     ClosedError,
     HopliteTimeoutError,
@@ -26,6 +24,10 @@ from hoplite_mp.errors import (
 )
 from hoplite_mp.protocol.local import GiveSpans, Lease, LeaseSpan, Restore
 from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from hoplite_mp.client.channel import Channel
+    from hoplite_mp.config import Config
 
 __all__ = ["FOREVER_NS", "STATE", "Memory", "deadline_ns", "format_bytes"]
 
@@ -139,7 +141,7 @@ class Memory:
         return payload
 
     def allocate(self, nbytes: int) -> int:
-        """Payload offset of a LEASED block; waits for room up to put_wait_s, then StoreFullError."""
+        """Payload offset of a LEASED block; StoreFullError without room for put_wait_s."""
         if nbytes <= self.config.small_object_bytes_max:
             payload = self.client.allocate(nbytes)
             if payload:

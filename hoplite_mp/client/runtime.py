@@ -8,18 +8,21 @@ It must never know: the public face above it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks, serial
-from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import STATE, Memory
 from hoplite_mp.client.submitter import KIND_OPERATION, Submitter
-from hoplite_mp.config import Config
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.protocol.local import Collective
 from hoplite_mp.ref import ObjectRef, runtime_hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hoplite_mp.client.channel import Channel
+    from hoplite_mp.config import Config
 
 __all__ = ["Runtime", "current_runtime"]
 

@@ -9,19 +9,23 @@ It must never know: how a task is run.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks, serial
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, NodeLostError, ObjectLostError
 from hoplite_mp.protocol.local import Interrupt
-from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp.ref import ObjectRef
 
 __all__ = ["KIND_OPERATION", "KIND_TASK", "Pending", "Submitter"]
 
@@ -92,10 +96,8 @@ class Submitter:
             return self.memory.put(serial.encode_function(fn))
         if ref is None:
             ref = self.memory.put(serial.encode_function(fn))
-            try:
+            with contextlib.suppress(TypeError):
                 self._functions[fn] = ref
-            except TypeError:
-                pass
         return ref
 
     def submit(

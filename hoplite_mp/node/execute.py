@@ -13,12 +13,12 @@ import numpy as np
 
 from hoplite_mp import _reduce, serial
 from hoplite_mp.client.memory import STATE
-from hoplite_mp.protocol.local import Collective
-from hoplite_mp.protocol.messages import ExecuteReduce
 from hoplite_mp.reduction import fold, has_kernel, result_dtype
 
 if TYPE_CHECKING:
     from hoplite_mp.node.results import Results
+    from hoplite_mp.protocol.local import Collective
+    from hoplite_mp.protocol.messages import ExecuteReduce
 
 __all__ = ["Execution", "PlanError", "SourcesGone", "prepare"]
 
@@ -72,11 +72,13 @@ class Execution:
             for view in self.views
         ]
         total = fold(self.op, [np.asarray(array) for array in arrays])
-        flat = np.ascontiguousarray(total).reshape(-1)
+        # One source alone comes out of the fold as it is, maybe not in the result's dtype.
+        dtype = serial.named_dtype(result_dtype(self.op, self.infos[0].dtype_name))
+        flat = np.ascontiguousarray(total, dtype).reshape(-1)
         for (begin, end), target in zip(self.parts, self.targets, strict=True):
             raw = flat[begin:end].view(np.uint8) if flat.itemsize else flat[begin:end]
             into = self.results.client.memory(target, raw.nbytes)
-            into[:] = memoryview(raw).cast("B") if raw.nbytes else b""
+            into[:] = raw.tobytes()
 
     def take(self) -> list[tuple[int, int]]:
         """The results' blocks are the caller's now; the sources are let go."""

@@ -1,15 +1,14 @@
 """Groups on this host: boards in shared memory, membership as the manager says.
 
-Why it exists: joining and leaving go through the planner, calls do not. The node writes the masks on
-the boards, wakes the members, and after a member's death holds what that member had committed.
+Why it exists: joining and leaving go through the planner, calls do not. The node writes the masks
+on the boards, wakes the members, and after a member's death holds what that member had committed.
 It must never know: what members send each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks
 from hoplite_mp.protocol.local import GroupJoin, GroupLeave, Reply
@@ -23,6 +22,9 @@ from hoplite_mp.protocol.messages import (
     GroupRefused,
     NodeToManager,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Groups"]
 

@@ -15,8 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -34,6 +33,9 @@ from hoplite_mp.node.workers import Workers
 from hoplite_mp.protocol.codec import encode, node_decoder
 from hoplite_mp.protocol.local import Exited, FromSupervisor, Reply, Request, Spawn, Spawned, Start
 from hoplite_mp.protocol.messages import ClientLost, NodeJoined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Node", "main"]
 
@@ -262,7 +264,7 @@ class Node:
             done, self._populated = self._populated, []
         for start in done:
             self.store.release(start)
-            self.after(self.config.segment_idle_s, self.give_idle_back)
+            self.after(self.config.memory_idle_s, self.give_idle_back)
         if not done:
             self.after(0.02, self._await_populated)
 

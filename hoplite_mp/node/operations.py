@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
 from hoplite_mp.node.execute import Execution, PlanError, SourcesGone, prepare
-from hoplite_mp.node.results import Results
-from hoplite_mp.protocol.local import Collective
 from hoplite_mp.protocol.messages import (
     Commit,
     ExecuteReduce,
@@ -33,6 +30,12 @@ from hoplite_mp.protocol.messages import (
     SourceReady,
     StripesComplete,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.results import Results
+    from hoplite_mp.protocol.local import Collective
 
 __all__ = ["Operations"]
 
@@ -210,9 +213,7 @@ class Operations:
         self, operation: Operation, reason: str, sources: tuple[int, ...], error: str = "value"
     ) -> None:
         operation.plan = None
-        self.send(
-            ExecutionFailed(operation.number, operation.epoch, NODE, reason, sources, error)
-        )
+        self.send(ExecutionFailed(operation.number, operation.epoch, NODE, reason, sources, error))
 
     def _run(self, number: int, epoch: int, execution: Execution) -> None:
         """In a thread of its own: everything bulky is without the GIL."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 from collections import deque
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
 
 __all__ = ["Output", "OutputLine"]
 
@@ -45,7 +48,7 @@ class Output:
         self.broken = False
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def add(self, fd: int, stream: int, label: str) -> Callable[[], None]:
+    def add(self, fd: int, stream: int, label: str) -> Callable[[], bool]:
         """Reads a worker's pipe from now on; returns what to call when it is readable."""
         os.set_blocking(fd, False)
         self.pipes[fd] = (stream, label, bytearray())

@@ -54,15 +54,11 @@ class Requests:
             ),
             Collective: lambda slot, request: node.operations.begin(request.ask, slot),
             OpenPool: self.open_pool,
-            ClosePool: lambda slot, request: node.workers.close(
-                request.ask.pool, request.ask.kill
-            ),
+            ClosePool: lambda slot, request: node.workers.close(request.ask.pool, request.ask.kill),
             GroupJoin: lambda slot, request: node.groups.join(
                 request.ask, slot, request.number, node.config.group_members_max
             ),
-            GroupLeave: lambda slot, request: node.groups.leave(
-                request.ask, slot, request.number
-            ),
+            GroupLeave: lambda slot, request: node.groups.leave(request.ask, slot, request.number),
             GroupAdmit: lambda slot, request: node.groups.admitted(
                 request.ask.name, request.ask.generation, request.ask.rank
             ),
@@ -80,9 +76,7 @@ class Requests:
     def lease(self, slot: int, request: Request) -> None:
         nbytes = request.ask.nbytes  # type: ignore[union-attr]
         if self.store.impossible(nbytes):
-            self.node.reply(
-                slot, Reply(request.number, "never", self.store.full_message(), True)
-            )
+            self.node.reply(slot, Reply(request.number, "never", self.store.full_message(), True))
             return
 
         def attempt() -> int | None:

@@ -8,13 +8,15 @@ It must never know: why something failed.
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks, ids, serial
 from hoplite_mp.client.memory import STATE
-from hoplite_mp.config import Config
 from hoplite_mp.node.store import NODE_SLOT, Store
 from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from hoplite_mp.config import Config
 
 __all__ = ["Results"]
 
@@ -84,7 +86,7 @@ class Results:
         data = bytes(memoryview(got))
         if serial.payload_kind(memoryview(data)) != serial.ERROR:
             return None
-        refs = [
+        refs: list[ObjectRef[Any]] = [
             ObjectRef(object_id, self.client.hold(ids.unpack_id(object_id)[1]))
             for object_id in serial.read_refs(memoryview(data))
         ]

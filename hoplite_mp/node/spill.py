@@ -88,9 +88,7 @@ class SpillFile:
         """The room may be used again; the disk gets it back at once."""
         size = self.arena.size_of(position)
         self.arena.free(position, warm=False)
-        _libc.fallocate(
-            self._fd, PUNCH_HOLE, ctypes.c_int64(position), ctypes.c_int64(size)
-        )
+        _libc.fallocate(self._fd, PUNCH_HOLE, ctypes.c_int64(position), ctypes.c_int64(size))
 
     def close(self) -> None:
         if self._fd >= 0:

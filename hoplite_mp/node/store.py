@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import time
+from typing import TYPE_CHECKING
 
 from hoplite_mp import _shm
 from hoplite_mp.client.memory import STATE, format_bytes
-from hoplite_mp.config import Config
 from hoplite_mp.node.spill import SpillFile
 from hoplite_mp.store.arena import Arena
 from hoplite_mp.store.limits import available_bytes
+
+if TYPE_CHECKING:
+    from hoplite_mp.config import Config
 
 __all__ = ["NODE_SLOT", "Store"]
 
@@ -220,10 +223,10 @@ class Store:
     # -- keeping ahead and giving back ---------------------------------------------------------
 
     def give_idle_back(self, now: float) -> float | None:
-        """Warm pages that were not needed for segment_idle_s go; returns when to look again."""
+        """Warm pages that were not needed for memory_idle_s go; returns when to look again."""
         if not self.arena.warm:
             return None
-        due = self.last_growth + self.config.segment_idle_s
+        due = self.last_growth + self.config.memory_idle_s
         if now < due:
             return due
         self.take_returns()

@@ -9,15 +9,17 @@ It must never know: how a process died being found out.
 from __future__ import annotations
 
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE, format_bytes
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, WorkerLostError
-from hoplite_mp.node.pools import WorkerInfo
-from hoplite_mp.node.results import Results
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.pools import WorkerInfo
+    from hoplite_mp.node.results import Results
 
 __all__ = ["Sweeper"]
 

@@ -163,7 +163,9 @@ class Workers:
     def fail(self, oid: int, why: str) -> None:
         name = self.client.task_name(oid)
         if self.client.take_over(oid, 0):
-            self.node.results.store_error(oid, WorkerLostError(f"no worker can run {name}(): {why}"))
+            self.node.results.store_error(
+                oid, WorkerLostError(f"no worker can run {name}(): {why}")
+            )
 
     # -- interrupting --------------------------------------------------------------------------
 

@@ -102,9 +102,7 @@ class Supervisor:
         to_manager, manager_end = socket.socketpair()
         mine = [self.driver, self.node, self.wake_read, self.wake_write]
         fds = (node_end.detach(), to_manager.detach())
-        self.node_pid = self.fork(
-            NODE_MAIN, (s, fds[0], fds[1]), [*mine, manager_end]
-        )
+        self.node_pid = self.fork(NODE_MAIN, (s, fds[0], fds[1]), [*mine, manager_end])
         os.close(fds[0])
         os.close(fds[1])
         os.close(s.rpc_fd)
@@ -130,8 +128,16 @@ class Supervisor:
             limit_blas(environment)
             main_of = getattr(importlib.import_module(WORKER_MAIN[0]), WORKER_MAIN[1])
             code = main_of(
-                s.control_fd, s.store_fd, s.event_fd, rpc_fd, ask.slot, ask.pool, ask.max_tasks,
-                ask.setup, f"worker {ask.slot}@h0", s.config,
+                s.control_fd,
+                s.store_fd,
+                s.event_fd,
+                rpc_fd,
+                ask.slot,
+                ask.pool,
+                ask.max_tasks,
+                ask.setup,
+                f"worker {ask.slot}@h0",
+                s.config,
             )
             return int(code)
 

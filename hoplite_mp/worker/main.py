@@ -7,13 +7,14 @@ It must never know: who decides on retries, where workers come from, the user's 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +25,9 @@ from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.client.submitter import FLAG_OWN_STACK
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Worker", "main"]
 
@@ -109,7 +112,7 @@ class Worker:
             failed, value = True, error
         finally:
             self.in_user_code = False
-            args = kwargs = None
+            args, kwargs = (), {}
         if os.getpid() != self.pid:
             os._exit(0)  # user code forked, and the child came back: it is none of ours
         self.leave_groups()
@@ -124,10 +127,8 @@ class Worker:
 
     def leave_groups(self) -> None:
         for leave in self.runtime.task_leaves:
-            try:
+            with contextlib.suppress(HopliteError):  # the cluster is closing, and the group with it
                 leave()
-            except HopliteError:
-                pass  # the cluster is closing, and the group with it
 
     def function(self, function_id: int) -> Any:
         known = self.functions.get(function_id)
