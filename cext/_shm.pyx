@@ -50,9 +50,11 @@ CONTROL_MEMORY_BYTES = CONTROL_BYTES
 def create(int control_fd, int store_fd, uint64_t home, uint64_t store_bytes, int cores,
            int spin_us_max, uint64_t small_object_bytes_max, uint64_t span_bytes) -> None:
     """Lays out a fresh control memory and gives the store its (sparse) length."""
+    if span_bytes & (span_bytes - 1) or small_object_bytes_max + BLOCK_ALIGN > span_bytes:
+        raise ValueError(f"objects of {small_object_bytes_max} bytes in spans of {span_bytes}")
     if ftruncate(control_fd, CONTROL_BYTES) or ftruncate(store_fd, store_bytes):
         raise OSError(errno, "the control memory or the store cannot be made")
-    cdef void *p = mmap(NULL, 65536, PROT_READ | PROT_WRITE, MAP_SHARED, control_fd, 0)
+    cdef void *p = mmap(NULL, ROOT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, control_fd, 0)
     if p == MAP_FAILED:
         raise OSError(errno, "the control memory cannot be mapped")
     cdef shm_root *r = <shm_root *>p
@@ -63,8 +65,9 @@ def create(int control_fd, int store_fd, uint64_t home, uint64_t store_bytes, in
     r.spin_us_max = spin_us_max
     r.small_object_bytes_max = small_object_bytes_max
     r.span_bytes = span_bytes
+    pool_of(<char *>p, 0).state = 1  # workers may come up before the node does
     STORE64(&r.magic, SHM_MAGIC)
-    munmap(p, 65536)
+    munmap(p, ROOT_BYTES)
 
 
 @cython.final
@@ -177,14 +180,15 @@ cdef class Client:
         cdef shm_root *r = root_of(self.c)
         cdef uint32_t t, high, i
         for t in range(TABLES):
-            if LOAD32(&table_of(self.c, t).owner) == 0 and CAS32(
-                    &table_of(self.c, t).owner, 0, self.slot + 1):
+            if LOAD32(&table_of(self.c, t).owner):
+                continue
+            high = LOAD32(&r.tables_high)  # first: a table beyond it is never swept
+            while high < t + 1 and not CAS32(&r.tables_high, high, t + 1):
+                high = LOAD32(&r.tables_high)
+            if CAS32(&table_of(self.c, t).owner, 0, self.slot + 1):
                 break
         else:
             raise MemoryError(f"all {TABLES * TABLE_HEADERS} object headers of this host are taken")
-        high = LOAD32(&r.tables_high)
-        while high < t + 1 and not CAS32(&r.tables_high, high, t + 1):
-            high = LOAD32(&r.tables_high)
         if self.free_index[t] == NULL:
             self.free_index[t] = <uint16_t *>calloc(TABLE_HEADERS, 2)
             if self.free_index[t] == NULL:
@@ -274,6 +278,8 @@ cdef class Client:
     def release(self, uint64_t oid) -> None:
         """Drops one hold of acquire() or new()."""
         self.check(oid)
+        if not self.refs[ID_TABLE(oid)] or not self.refs[ID_TABLE(oid)][ID_INDEX(oid)]:
+            raise ValueError(f"{oid:#x} is not held here")
         self.release_ref(oid)
 
     cdef void release_ref(self, uint64_t oid) noexcept:
@@ -478,6 +484,8 @@ cdef class Client:
 
     def drop_pin(self, uint64_t oid) -> None:
         self.check(oid)
+        if not self.pins[ID_TABLE(oid)] or not self.pins[ID_TABLE(oid)][ID_INDEX(oid)]:
+            raise ValueError(f"{oid:#x} is not pinned here")
         self.unpin(oid)
 
     def block(self, uint64_t payload, uint64_t nbytes):

@@ -23,6 +23,8 @@ cdef extern from "shm_tasks.h" nogil:
         WAIT_NEWS
         WAIT_CLOSING
     int queue_post(char *, unsigned, uint64_t)
+    int queue_open(char *, unsigned, unsigned, unsigned)
+    void queue_close(char *, unsigned)
     void wake_worker(char *, unsigned, uint64_t)
     int task_claim(char *, uint64_t, unsigned)
     uint64_t task_next(char *, unsigned, unsigned, unsigned *, uint64_t)
@@ -34,6 +36,12 @@ FOREVER_NS = 1 << 62
 DONE, NEWS, TIMEOUT, CLOSING = WAIT_DONE, WAIT_NEWS, WAIT_TIMEOUT, WAIT_CLOSING
 QUEUED_HINTS_MAX = RING
 MEMBERS_MAX = MEMBERS
+
+
+cdef inline int check(uint64_t oid) except -1:
+    if not id_valid(oid):
+        raise ValueError(f"{oid:#x} is no local id")
+    return 0
 
 
 @cython.final
@@ -61,25 +69,17 @@ cdef class Tasks:
 
     def open_queue(self, unsigned pool) -> int:
         """A ring of hints from this client to the workers of a pool."""
-        cdef shm_root *r = root_of(self.c)
-        cdef uint32_t high, q
+        cdef unsigned q
+        if pool >= POOLS:
+            raise ValueError(f"pool {pool}: there are {POOLS}")
         for q in range(QUEUES):
-            if LOAD32(&queue_of(self.c, q).owner) == 0:
-                queue_of(self.c, q).pool = pool
-                if CAS32(&queue_of(self.c, q).owner, 0, self.slot + 1):
-                    queue_of(self.c, q).pool = pool
-                    high = LOAD32(&r.queues_high)
-                    while high < q + 1 and not CAS32(&r.queues_high, high, q + 1):
-                        high = LOAD32(&r.queues_high)
-                    return q
+            if queue_open(self.c, q, self.slot, pool):
+                return q
         raise MemoryError(f"all {QUEUES} task queues of this host are taken")
 
     def close_queue(self, unsigned queue) -> None:
-        cdef shm_queue *q = queue_of(self.c, queue)
-        if LOAD32(&q.owner) == self.slot + 1:
-            STORE64(&q.head, 0)
-            STORE64(&q.tail, 0)
-            STORE32(&q.owner, 0)
+        if queue < QUEUES and LOAD32(&queue_of(self.c, queue).owner) == self.slot + 1:
+            queue_close(self.c, queue)
 
     cdef int watch_table(self, unsigned table) except -1:
         cdef int i
@@ -92,6 +92,7 @@ cdef class Tasks:
 
     def watch(self, uint64_t oid) -> None:
         """drain() reports this id (a result of ours that somebody else writes)."""
+        check(oid)
         self.watch_table(ID_TABLE(oid))
 
     def submit(self, uint64_t oid, uint64_t function, bytes args, uint64_t args_oid, int retries,
@@ -101,6 +102,7 @@ cdef class Tasks:
 
         False: no hint was posted (not ready, or the ring is full: post() it later).
         """
+        check(oid)
         cdef shm_record *r = record_of(self.c, oid)
         cdef Py_ssize_t n = PyBytes_GET_SIZE(args)
         if n > ARGS_INLINE:
@@ -108,7 +110,7 @@ cdef class Tasks:
         r.function = function
         r.args = args_oid
         r.args_len = <uint32_t>n
-        r.retries_left = <uint16_t>retries
+        r.retries_left = <uint16_t>min(max(retries, 0), 65535)
         r.tries = 0
         r.flags = <uint16_t>flags
         r.timeout_ns = timeout_ns
@@ -122,27 +124,33 @@ cdef class Tasks:
 
     def post(self, uint64_t oid, unsigned queue) -> bool:
         """WAITING -> QUEUED if it still is, and a hint; False: the ring is full."""
+        check(oid)
         change_state(self.c, oid, ST_WAITING, ST_QUEUED, -1, -1)
         return queue_post(self.c, queue, oid)
 
     def cancel(self, uint64_t oid, bint force=False) -> int:
         """1 cancelled before it ran, 2 (force) while it runs, 0 too late."""
+        check(oid)
         return cancel_task(self.c, oid, force)
 
     def take(self, uint64_t oid) -> bool:
         """WAITING -> CLAIMED by this client: its own task will fail without having run."""
+        check(oid)
         return change_state(self.c, oid, ST_WAITING, ST_CLAIMED, -1, self.slot)
 
     def claimant(self, uint64_t oid) -> int:
         """The slot that runs (or ran) it."""
+        check(oid)
         return WORD_CLAIMANT(LOAD64(&header_of(self.c, oid).word))
 
     def set_taken(self, uint64_t oid) -> None:
         """The refs inside the result are held by the submitter now."""
+        check(oid)
         STORE64(&header_of(self.c, oid).taken, 1)
 
     def taken(self, uint64_t oid) -> bool:
         """True also when the result has been freed, or that generation is gone."""
+        check(oid)
         cdef shm_header *h = header_of(self.c, oid)
         cdef uint64_t w = LOAD64(&h.word)
         if WORD_GENERATION(w) != ID_GENERATION(oid) or WORD_STATE(w) == ST_FREED:
@@ -180,23 +188,29 @@ cdef class Tasks:
         cdef uint64_t oid
         with nogil:
             oid = task_next(self.c, pool, self.slot, &self.start, now_ns() + timeout_ns)
-        PyErr_CheckSignals()
+        if not oid:  # a handler that raises must not take a claimed task with it
+            PyErr_CheckSignals()
         return oid
 
     def claim(self, uint64_t oid) -> bool:
+        check(oid)
         return task_claim(self.c, oid, self.slot)
 
     def task(self, uint64_t oid) -> tuple:
         """(function id, arguments' id or 0, inline arguments, flags, timeout_ns, tries)."""
+        check(oid)
         cdef shm_record *r = record_of(self.c, oid)
         return (r.function, r.args, PyBytes_FromStringAndSize(<char *>r.args_inline, r.args_len),
                 r.flags, r.timeout_ns, r.tries)
 
     def pool_of(self, uint64_t oid) -> int:
+        check(oid)
         return header_of(self.c, oid).pool
 
     def begin(self, uint64_t oid) -> int:
         """Says what runs here (for deadlines and reports); returns what ran around it."""
+        if oid:
+            check(oid)
         cdef shm_client *me = client_of(self.c, self.slot)
         cdef uint64_t before = me.running, timeout
         cdef shm_record *r
@@ -206,6 +220,7 @@ cdef class Tasks:
             r.started_ns = now_ns()
             timeout = r.timeout_ns
             if timeout:
+                STORE64(&me.deadline_id, oid)
                 STORE64(&me.deadline_ns, r.started_ns + timeout)
                 wake_node(self.c)
         elif me.deadline_ns:
@@ -214,7 +229,7 @@ cdef class Tasks:
 
     def end(self, uint64_t before, bint failed) -> None:
         cdef shm_client *me = client_of(self.c, self.slot)
-        if me.deadline_ns:
+        if me.deadline_ns and me.deadline_id == me.running:  # not that of a task around this one
             STORE64(&me.deadline_ns, 0)
         STORE64(&me.running, before)
         if failed:
@@ -224,15 +239,18 @@ cdef class Tasks:
 
     def aborted(self, uint64_t oid) -> bool:
         """Was the task that this client runs cancelled or deleted?"""
+        check(oid)
         cdef uint64_t w = LOAD64(&header_of(self.c, oid).word)
         return WORD_GENERATION(w) == ID_GENERATION(oid) and WORD_STATE(w) == ST_ABORTED
 
     def finish(self, uint64_t oid, bint failed) -> bool:
         """CLAIMED -> SEALED or FAILED, after bind(). False: it was aborted, the result is void."""
+        check(oid)
         return finish(self.c, oid, self.slot, ST_FAILED if failed else ST_SEALED)
 
     def settle(self, uint64_t oid) -> bool:
         """After finish() said False and the block was given back."""
+        check(oid)
         return settle_abort(self.c, oid, self.slot)
 
     def running(self, unsigned slot) -> int:
@@ -309,8 +327,7 @@ cdef class Tasks:
         try:
             for i in range(n):
                 ids[i] = oids[i]
-                if not id_valid(ids[i]):
-                    raise ValueError(f"{ids[i]:#x} is no local id")
+                check(ids[i])
             if deadline_ns:
                 buckets = self.park(oids)
             while result == WAIT_AGAIN:
@@ -329,6 +346,7 @@ cdef class Tasks:
         cdef uint64_t oid
         cdef unsigned b
         for oid in oids:
+            check(oid)
             if LOAD32(&table_of(self.c, ID_TABLE(oid)).owner) == self.slot + 1:
                 continue  # the owner is always woken
             b = park_index(oid)
@@ -346,6 +364,7 @@ cdef class Tasks:
                 AND64(&park_of(self.c, b)[self.slot // 64], ~(1ULL << (self.slot % 64)))
 
     def done(self, uint64_t oid) -> bool:
+        check(oid)
         cdef uint64_t w = LOAD64(&header_of(self.c, oid).word)
         return (WORD_GENERATION(w) != ID_GENERATION(oid) or state_done(WORD_STATE(w))
                 or WORD_STATE(w) == ST_FREED)

@@ -155,8 +155,9 @@ typedef struct {
     uint32_t task;         /* futex: a hint was posted */
     uint32_t retire;       /* node: end when idle */
     uint64_t running;      /* local id of the task that runs */
-    uint64_t deadline_ns;  /* of that task; 0 = none */
-    uint64_t pad3[5];
+    uint64_t deadline_ns;  /* 0 = none */
+    uint64_t deadline_id;  /* of the task with that deadline: `running`, or one around it */
+    uint64_t pad3[4];
     uint64_t tasks_done;
     uint64_t tasks_failed;
     uint64_t puts;
@@ -227,12 +228,13 @@ typedef struct {
     uint64_t spinners[MASK_WORDS];
     uint64_t returns_next;
     uint64_t pad[32];
-    uint64_t returns[RETURNS];
+    uint64_t returns[RETURNS]; /* payload offset | lap: who was killed here left another lap */
 } shm_root;
 static_assert(sizeof(shm_root) <= 65536, "root");
 
 /* A block: 64 bytes of head before the payload. owner: 0 free, BLOCK_LEASED, or a local id. */
 #define BLOCK_LEASED 0xFFFFFFFFFFFFFFFFULL
+#define RETURN_LAP(at) (((at) / RETURNS + 1) % BLOCK_ALIGN) /* never that of fresh memory at first */
 typedef struct {
     uint64_t owner;
     uint64_t bytes;        /* with the head */
@@ -252,6 +254,7 @@ static_assert(sizeof(shm_block) == BLOCK_ALIGN, "block head");
 #define OFF_HEADERS ((OFF_TABLES + TABLES * sizeof(shm_table) + 4095) & ~4095ULL)
 #define OFF_RECORDS (OFF_HEADERS + (uint64_t)TABLES * TABLE_HEADERS * sizeof(shm_header))
 #define CONTROL_BYTES (OFF_RECORDS + (uint64_t)TABLES * TABLE_HEADERS * sizeof(shm_record))
+#define ROOT_BYTES ((OFF_BOARDS + 4095) & ~4095ULL) /* what create() writes to */
 static_assert(CLIENTS <= 256 && TABLE_HEADERS <= 65536 && TABLES <= 65536, "fields of the words");
 static_assert(TABLE_WORDS == 64, "one summary word");
 

@@ -26,7 +26,7 @@ cdef extern from "shm_spans.h" nogil:
         uint64_t freed[64]
     ctypedef struct shm_client:
         uint32_t state, pid, pool, kind, event, sleeping, returned, blocked, task, retire
-        uint64_t generation, running, deadline_ns, tasks_done, tasks_failed, puts, put_bytes
+        uint64_t generation, running, deadline_ns, deadline_id, tasks_done, tasks_failed, puts, put_bytes
     ctypedef struct shm_queue:
         uint32_t owner, pool
         uint64_t head, tail
@@ -89,7 +89,8 @@ cdef extern from "shm_spans.h" nogil:
         FLAG_RETURNED
         TABLES
         TABLE_HEADERS
-    uint64_t SHM_MAGIC, CONTROL_BYTES, WORD_ACQUIRES_MASK, BLOCK_LEASED
+        UNITS_MAX
+    uint64_t SHM_MAGIC, CONTROL_BYTES, ROOT_BYTES, WORD_ACQUIRES_MASK, BLOCK_LEASED
     uint32_t GENERATION_MASK
     unsigned WORD_STATE(uint64_t)
     unsigned WORD_CLAIMANT(uint64_t)
@@ -152,6 +153,7 @@ cdef extern from "shm_spans.h" nogil:
     void heap_clear(span_heap *)
     int heap_add(span_heap *, uint64_t)
     int heap_find(span_heap *, uint64_t)
+    uint64_t RETURN_LAP(uint64_t)
     void heap_free(span_heap *, uint64_t)
     void heap_reclaim(span_heap *, char *)
     uint64_t heap_allocate(span_heap *, char *, char *, unsigned, uint64_t)
@@ -159,4 +161,4 @@ cdef extern from "shm_spans.h" nogil:
 cdef extern from "shm_sweep.h" nogil:
     void sweep_bits(char *, unsigned)
     void sweep_ownership(char *, unsigned)
-    uint64_t live_block(char *, unsigned, unsigned)
+    uint64_t live_block(char *, char *, unsigned, unsigned, uint64_t *)

@@ -20,11 +20,14 @@ cdef dict describe(char *c, unsigned t, unsigned i):
 cdef class NodeClient(Client):
     """Client slot 0: the store's budget is kept in Python, the words are changed here."""
     cdef uint64_t returns_seen
+    cdef bint look_at_all  # somebody died, perhaps between returning a block and saying so
 
     def register(self, unsigned slot, uint32_t kind, uint32_t pool) -> int:
         """Takes a free client slot (or this one, if slot > 0). Returns it; -1 if all are taken."""
         cdef shm_client *s
         cdef unsigned i
+        if slot >= CLIENTS:
+            raise ValueError(f"client slot {slot}: there are {CLIENTS}")
         for i in range(1, CLIENTS) if slot == 0 else range(slot, slot + 1):
             s = client_of(self.c, i)
             if s.state == 0:
@@ -34,7 +37,7 @@ cdef class NodeClient(Client):
                 s.generation += 1
                 if slot == 0:  # a given slot's client is at work already, maybe asleep
                     s.event = s.sleeping = s.returned = s.blocked = s.task = s.retire = 0
-                    s.running = s.deadline_ns = 0
+                    s.running = s.deadline_ns = s.deadline_id = 0
                 STORE32(&s.state, 1)
                 return i
         return -1
@@ -55,7 +58,8 @@ cdef class NodeClient(Client):
         cdef shm_client *s = client_of(self.c, slot)
         return {"state": s.state, "pid": s.pid, "kind": s.kind, "pool": s.pool,
                 "generation": s.generation, "blocked": s.blocked, "running": s.running,
-                "deadline_ns": s.deadline_ns, "tasks_done": s.tasks_done,
+                "deadline_ns": LOAD64(&s.deadline_ns), "deadline_id": LOAD64(&s.deadline_id),
+                "tasks_done": s.tasks_done,
                 "tasks_failed": s.tasks_failed, "puts": s.puts, "put_bytes": s.put_bytes}
 
     def concerned(self, unsigned slot) -> list[dict]:
@@ -78,31 +82,39 @@ cdef class NodeClient(Client):
 
     def settle(self, uint64_t oid, unsigned slot) -> bool:
         """ABORTED by a dead claimant -> CANCELLED or DELETED; what it was writing is void."""
-        self.void_location(oid)
+        if WORD_CLAIMANT(LOAD64(&header_of(self.c, oid).word)) != slot:
+            return False
+        self.void_location(oid, ST_ABORTED)
         return settle_abort(self.c, oid, slot)
 
     def take_over(self, uint64_t oid, unsigned slot) -> bool:
         """WAITING, QUEUED, or CLAIMED by the dead `slot` -> CLAIMED by the node, which then writes."""
-        return self.void_location(oid) and (change_state(self.c, oid, ST_WAITING, ST_CLAIMED, -1, NODE_SLOT)
+        # First the claim: a living worker may just have claimed it, and is writing its result.
+        if (change_state(self.c, oid, ST_WAITING, ST_CLAIMED, -1, NODE_SLOT)
                 or change_state(self.c, oid, ST_QUEUED, ST_CLAIMED, -1, NODE_SLOT)
-                or change_state(self.c, oid, ST_CLAIMED, ST_CLAIMED, slot, NODE_SLOT))
+                or change_state(self.c, oid, ST_CLAIMED, ST_CLAIMED, slot, NODE_SLOT)):
+            self.void_location(oid, ST_CLAIMED)
+            return True
+        return False
 
-    cdef bint void_location(self, uint64_t oid) noexcept:
+    cdef void void_location(self, uint64_t oid, unsigned state) noexcept:
         """A dead claimant's half-written result must not be taken for the next one's."""
         cdef shm_header *h = header_of(self.c, oid)
-        if WORD_STATE(LOAD64(&h.word)) in (ST_CLAIMED, ST_ABORTED):
+        cdef uint64_t w = LOAD64(&h.word)
+        if WORD_GENERATION(w) == ID_GENERATION(oid) and WORD_STATE(w) == state:
             h.block = 0
             h.size = 0
             AND8(&h.flags, FLAG_ABORT_DELETE)
-        return True
 
     def requeue(self, uint64_t oid, unsigned slot) -> bool:
         """A dead claimant's task waits again, with one retry less."""
         cdef shm_header *h = header_of(self.c, oid)
         cdef shm_record *r = record_of(self.c, oid)
-        if WORD_STATE(LOAD64(&h.word)) != ST_CLAIMED:
+        cdef uint64_t w = LOAD64(&h.word)
+        if (WORD_STATE(w) != ST_CLAIMED or WORD_CLAIMANT(w) != slot
+                or WORD_GENERATION(w) != ID_GENERATION(oid)):
             return False
-        self.void_location(oid)
+        self.void_location(oid, ST_CLAIMED)
         if r.retries_left:
             r.retries_left -= 1
         r.tries += 1
@@ -123,6 +135,7 @@ cdef class NodeClient(Client):
         for t in range(LOAD32(&root_of(self.c).tables_high)):
             if LOAD32(&table_of(self.c, t).owner) == slot + 1:
                 adopted.append(t)
+        self.look_at_all = True
         with nogil:
             sweep_ownership(self.c, slot)
             sweep_bits(self.c, slot)
@@ -166,12 +179,12 @@ cdef class NodeClient(Client):
         """Payload offset -> local id, for every header that points to bytes."""
         cdef dict found = {}
         cdef unsigned t, i
-        cdef uint64_t at
+        cdef uint64_t at, oid
         for t in range(LOAD32(&root_of(self.c).tables_high)):
             for i in range(LOAD32(&table_of(self.c, t).high)):
-                at = live_block(self.c, t, i)
+                at = live_block(self.c, self.map.store, t, i, &oid)
                 if at:
-                    found[at] = ID_MAKE(t, i, WORD_GENERATION(LOAD64(&header_at(self.c, t, i).word)))
+                    found[at] = oid
         return found
 
     # -- big blocks ----------------------------------------------------------------------------
@@ -192,21 +205,24 @@ cdef class NodeClient(Client):
     def returns(self) -> list[int] | None:
         """Big blocks returned since the last call; None: too many, look at all of them."""
         cdef shm_root *r = root_of(self.c)
-        cdef uint64_t next = LOAD64(&r.returns_next)
+        cdef uint64_t next = LOAD64(&r.returns_next), entry
         cdef list found = []
-        if next - self.returns_seen > RETURNS - 64:
-            self.returns_seen = next
-            return None
-        while self.returns_seen < next:
-            found.append(LOAD64(&r.returns[self.returns_seen % RETURNS]))
+        cdef bint whole = not self.look_at_all and next - self.returns_seen <= RETURNS
+        self.look_at_all = False
+        while whole and self.returns_seen < next:
+            entry = LOAD64(&r.returns[self.returns_seen % RETURNS])
+            if entry % BLOCK_ALIGN != RETURN_LAP(self.returns_seen):
+                whole = False  # overtaken, or its writer is slow, or dead
+            found.append(entry & ~<uint64_t>(BLOCK_ALIGN - 1))
             self.returns_seen += 1
-        return found
+        self.returns_seen = next
+        return found if whole else None
 
     def reclaim_freed(self) -> int:
         """Returns the big blocks of everything FREED, though its owner has not collected it yet."""
         cdef unsigned t, i, high
         cdef shm_header *h
-        cdef uint64_t w
+        cdef uint64_t w, at
         cdef int n = 0
         for t in range(LOAD32(&root_of(self.c).tables_high)):
             if not LOAD64(&table_of(self.c, t).freed_summary):
@@ -216,9 +232,10 @@ cdef class NodeClient(Client):
                 w = LOAD64(&h.word)
                 if WORD_STATE(w) == ST_FREED or (WORD_STATE(w) == ST_DELETED
                                                  and mask_empty(h.pins)):
-                    if h.block and not h.flags & (FLAG_INLINE | FLAG_RETURNED) and block_of(
-                            self.map.store, h.block).big:
-                        n += return_block(self.c, self.map.store, h.block,
+                    at = LOAD64(&h.block)  # once: the owner may use the header again
+                    if at and not h.flags & (FLAG_INLINE | FLAG_RETURNED) and block_of(
+                            self.map.store, at).big:
+                        n += return_block(self.c, self.map.store, at,
                                           ID_MAKE(t, i, WORD_GENERATION(w)))
         return n
 

@@ -192,6 +192,7 @@ static inline int settle_abort(char *c, uint64_t id, unsigned slot) {
     return 1;
 }
 
+/* 1 deleted, 0 nothing to delete, -1 the node is moving the bytes: again. */
 static inline int delete_object(char *c, uint64_t id) {
     shm_header *h = header_of(c, id);
     for (;;) {
@@ -204,11 +205,8 @@ static inline int delete_object(char *c, uint64_t id) {
         else if (s == ST_CLAIMED) {
             OR(&h->flags, FLAG_ABORT_DELETE);
             to = ST_ABORTED;
-        } else if (s == ST_SPILLING) {
-            sched_yield();
-            continue; /* the node leaves this state without waiting for anybody */
         } else
-            return 0;
+            return s == ST_SPILLING ? -1 : 0;
         if (CAS64(&h->word, w, (w & ~0xFULL) | to)) {
             announce_done(c, id);
             try_free(c, id);
@@ -238,15 +236,18 @@ static inline shm_block *block_of(char *store, uint64_t payload) {
  * the object. Returns 1 when this call did it. */
 static inline int return_block(char *c, char *store, uint64_t payload, uint64_t owner) {
     shm_block *b = block_of(store, payload);
+    uint32_t big = LOAD(&b->big), lessee = LOAD(&b->lessee); /* after the CAS they are another's */
     if (!CAS64(&b->owner, owner, 0))
         return 0;
-    if (b->big) {
+    if (big) {
         uint64_t at = ADD(&root_of(c)->returns_next, 1);
-        STORE(&root_of(c)->returns[at % RETURNS], payload);
+        STORE(&root_of(c)->returns[at % RETURNS], payload | RETURN_LAP(at));
         if (LOAD(&root_of(c)->hungry))
             wake_node(c);
-    } else
-        STORE(&client_of(c, b->lessee)->returned, 1);
+    } else {
+        assert(lessee < CLIENTS);
+        STORE(&client_of(c, lessee)->returned, 1);
+    }
     return 1;
 }
 #endif

@@ -12,7 +12,7 @@
 
 #include <stdlib.h>
 
-enum { CLASSES_MAX = 32, UNITS_MAX = 65536 };
+enum { CLASSES_MAX = 32, UNITS_MAX = 65536 /* of a span: numbers of 16 bits */ };
 
 typedef struct {
     uint64_t base;
@@ -40,13 +40,12 @@ static inline void heap_init(span_heap *h, uint64_t span_bytes, uint64_t small_m
     h->span_bytes = span_bytes;
     h->small_max = small_max;
     uint64_t last = small_max + BLOCK_ALIGN;
-    for (uint64_t b = 128; h->classes < CLASSES_MAX; b *= 2) { /* 128 192 256 384 512 768 ... */
-        h->class_bytes[h->classes++] = b < last ? b : (last + 63) & ~63ULL;
-        if (b >= last)
-            break;
-        if (h->classes < CLASSES_MAX && b + b / 2 < last)
+    for (uint64_t b = 128; h->classes < CLASSES_MAX - 2 && b < last; b *= 2) {
+        h->class_bytes[h->classes++] = b; /* 128 192 256 384 512 768 ... */
+        if (b + b / 2 < last)
             h->class_bytes[h->classes++] = b + b / 2;
     }
+    h->class_bytes[h->classes++] = (last + 63) & ~63ULL;
 }
 static inline void heap_clear(span_heap *h) {
     for (uint32_t i = 0; i < h->count; i++)
@@ -95,31 +94,36 @@ static inline int heap_add(span_heap *h, uint64_t base) {
 }
 static inline int heap_find(span_heap *h, uint64_t payload) {
     uint64_t base = payload & ~(h->span_bytes - 1); /* spans are aligned to their size */
-    for (uint32_t i = h->count; i-- > 0;)
+    for (uint32_t i = base ? h->count : 0; i-- > 0;) /* base 0: an entry without a span */
         if (h->spans[i].base == base)
             return (int)i;
     return -1;
 }
+/* A span without any block in use may take another class, or go. */
+static inline void heap_empty(span_heap *h, uint32_t i) {
+    span *s = &h->spans[i];
+    uint32_t cls = s->cls - 1, *list = h->available[cls], n = h->available_count[cls];
+    for (uint32_t k = 0; k < n; k++)
+        if (list[k] == i) {
+            list[k] = list[n - 1];
+            h->available_count[cls] = n - 1;
+            break;
+        }
+    free(s->stack);
+    s->stack = NULL;
+    s->cls = s->blocks = s->bump = s->free = s->listed = 0;
+}
 static inline void heap_free(span_heap *h, uint64_t payload) {
     int i = heap_find(h, payload);
-    if (i < 0)
+    if (i < 0 || !h->spans[i].cls)
         return;
     span *s = &h->spans[i];
     uint64_t at = (payload - BLOCK_ALIGN - s->base) / h->class_bytes[s->cls - 1];
+    assert(at < s->bump && s->free < s->bump);
     s->stack[s->free++] = (uint16_t)at;
     heap_list(h, (uint32_t)i);
-    if (s->free == s->bump && h->available_count[s->cls - 1] > 1) { /* whole span free: unlist it */
-        uint32_t cls = s->cls - 1, *list = h->available[cls], n = h->available_count[cls];
-        for (uint32_t k = 0; k < n; k++)
-            if (list[k] == (uint32_t)i) {
-                list[k] = list[n - 1];
-                h->available_count[cls] = n - 1;
-                break;
-            }
-        free(s->stack);
-        s->stack = NULL;
-        s->cls = s->blocks = s->bump = s->free = s->listed = 0;
-    }
+    if (s->free == s->bump && h->available_count[s->cls - 1] > 1)
+        heap_empty(h, (uint32_t)i);
 }
 /* Looks for blocks whose owner word somebody else has cleared. A block that is cut and not on the
  * stack has a nonzero owner while it is in use: the lessee sets LEASED before it hands it out. */
@@ -158,7 +162,10 @@ static inline uint64_t heap_take(span_heap *h, uint32_t cls) {
         span *s = &h->spans[i];
         if (!s->base || s->cls)
             continue;
-        s->blocks = (uint32_t)(h->span_bytes / h->class_bytes[cls]);
+        uint64_t blocks = h->span_bytes / h->class_bytes[cls];
+        s->blocks = (uint32_t)(blocks < UNITS_MAX ? blocks : UNITS_MAX);
+        if (!s->blocks)
+            return 0;
         s->stack = malloc(s->blocks * sizeof(uint16_t));
         if (!s->stack)
             return 0;
@@ -193,13 +200,17 @@ static inline uint64_t heap_allocate(span_heap *h, char *c, char *store, unsigne
     STORE(&b->owner, BLOCK_LEASED);
     return payload;
 }
+/* Also the last span of a class, which heap_free() keeps for the next object. */
 static inline int heap_remove_empty(span_heap *h, uint64_t *bases, int max) {
     int n = 0;
-    for (uint32_t i = 0; i < h->count && n < max; i++)
+    for (uint32_t i = 0; i < h->count && n < max; i++) {
+        if (h->spans[i].cls && h->spans[i].free == h->spans[i].bump)
+            heap_empty(h, i);
         if (h->spans[i].base && !h->spans[i].cls) {
             bases[n++] = h->spans[i].base;
             h->spans[i].base = 0;
         }
+    }
     return n;
 }
 #endif

@@ -7,7 +7,7 @@
 #ifndef HOPLITE_SHM_SWEEP_H
 #define HOPLITE_SHM_SWEEP_H
 
-#include "shm_object.h"
+#include "shm_tasks.h"
 
 /* Takes every bit of a dead client away: holders, parking, idle, spinners. Then looks at every
  * header, not only at those it held: it may have died between clearing its bit and freeing, or
@@ -49,25 +49,24 @@ static inline void sweep_bits(char *c, unsigned slot) {
 static inline void sweep_ownership(char *c, unsigned slot) {
     unsigned queues = LOAD(&root_of(c)->queues_high);
     for (unsigned q = 0; q < queues; q++)
-        if (LOAD(&queue_of(c, q)->owner) == slot + 1) {
-            STORE(&queue_of(c, q)->head, 0);
-            STORE(&queue_of(c, q)->tail, 0);
-            STORE(&queue_of(c, q)->owner, 0);
-        }
+        if (LOAD(&queue_of(c, q)->owner) == slot + 1)
+            queue_close(c, q);
     unsigned tables = LOAD(&root_of(c)->tables_high);
     for (unsigned t = 0; t < tables; t++)
         if (LOAD(&table_of(c, t)->owner) == slot + 1)
             STORE(&table_of(c, t)->owner, NODE_SLOT + 1);
 }
-/* A payload offset to which a live header points, else 0. */
-static inline uint64_t live_block(char *c, unsigned t, unsigned i) {
+/* A payload offset to which a live header points, and whose block points back; else 0. */
+static inline uint64_t live_block(char *c, char *store, unsigned t, unsigned i, uint64_t *id) {
     shm_header *h = header_at(c, t, i);
-    uint64_t w = LOAD(&h->word);
+    uint64_t w = LOAD(&h->word), at = LOAD(&h->block);
     unsigned s = WORD_STATE(w);
-    if (s == ST_FREE || !h->block || (h->flags & (FLAG_INLINE | FLAG_RETURNED)))
+    *id = ID_MAKE(t, i, WORD_GENERATION(w));
+    if (s == ST_FREE || !at || (LOAD(&h->flags) & (FLAG_INLINE | FLAG_RETURNED)))
         return 0;
     if (s == ST_WAITING || s == ST_QUEUED || s == ST_CANCELLED || s == ST_SPILLED)
         return 0;
-    return h->block;
+    /* A header that nobody has collected yet may name bytes that went on to another object. */
+    return LOAD(&block_of(store, at)->owner) == *id ? at : 0;
 }
 #endif

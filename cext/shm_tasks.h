@@ -73,6 +73,24 @@ static inline int queue_post(char *c, unsigned queue, uint64_t id) {
     wake_worker(c, q->pool, tail + 1 - head);
     return 1;
 }
+/* What is left is dropped. The counts go on: set back, they could be those that a consumer has read,
+ * and its CAS would take another's hint. */
+static inline void queue_close(char *c, unsigned queue) {
+    shm_queue *q = queue_of(c, queue);
+    STORE(&q->head, LOAD(&q->tail));
+    STORE(&q->owner, 0);
+}
+/* By a client that finds it free. The number of queues first: a queue beyond it is never swept. */
+static inline int queue_open(char *c, unsigned queue, unsigned slot, unsigned pool) {
+    shm_queue *q = queue_of(c, queue);
+    uint32_t high;
+    while ((high = LOAD(&root_of(c)->queues_high)) < queue + 1)
+        CAS32(&root_of(c)->queues_high, high, queue + 1);
+    if (LOAD(&q->owner) || !CAS32(&q->owner, 0, slot + 1))
+        return 0;
+    STORE(&q->pool, pool);
+    return 1;
+}
 static inline int task_claim(char *c, uint64_t id, unsigned slot) {
     return change_state(c, id, ST_QUEUED, ST_CLAIMED, -1, (int)slot);
 }
@@ -81,11 +99,11 @@ static inline uint64_t queue_take(char *c, unsigned pool, unsigned slot, unsigne
     unsigned queues = LOAD(&root_of(c)->queues_high);
     for (unsigned k = 0; k < queues; k++) {
         shm_queue *q = queue_of(c, (*start + k) % queues);
-        if (!LOAD(&q->owner) || q->pool != pool)
+        if (!LOAD(&q->owner) || LOAD(&q->pool) != pool)
             continue;
         for (;;) {
             uint64_t head = LOAD(&q->head), tail = LOAD(&q->tail);
-            if (head >= tail)
+            if (head >= tail || LOAD(&q->pool) != pool) /* it may be another pool's by now */
                 break;
             uint64_t id = LOAD(&q->ring[head % RING]);
             if (!CAS64(&q->head, head, head + 1))
@@ -98,14 +116,14 @@ static inline uint64_t queue_take(char *c, unsigned pool, unsigned slot, unsigne
     }
     return 0;
 }
-/* A poster that saw this worker spin woke nobody; if it has found work now, another must look after
- * what is left. */
+/* A poster that saw this worker spin woke nobody, and one that saw it idle woke nobody else; if it
+ * has found other work, another must look after what is left. */
 static inline void wake_for_rest(char *c, unsigned pool) {
     unsigned queues = LOAD(&root_of(c)->queues_high);
     uint64_t left = 0;
     for (unsigned k = 0; k < queues; k++) {
         shm_queue *q = queue_of(c, k);
-        if (LOAD(&q->owner) && q->pool == pool) {
+        if (LOAD(&q->owner) && LOAD(&q->pool) == pool) {
             uint64_t head = LOAD(&q->head), tail = LOAD(&q->tail);
             left += tail > head ? tail - head : 0;
         }
@@ -145,7 +163,9 @@ static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned
         uint64_t left = deadline - now;
         futex_wait(&me->task, seen, (int64_t)(left < SLICE_NS ? left : SLICE_NS));
     }
-    AND(&p->idle[slot / 64], ~bit);
+    int woken = !(AND(&p->idle[slot / 64], ~bit) & bit);
+    if (id && woken)
+        wake_for_rest(c, pool);
     return id ? id : queue_take(c, pool, slot, start);
 }
 

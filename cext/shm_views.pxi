@@ -1,6 +1,10 @@
 # What a client hands to Python: holds, read-only views of sealed payloads, writable blocks.
 
+# They refer to the client alone, which refers to none of them: no cycle goes through them. Were they
+# collected in cycles, a garbage cycle that has one would clear its client before it could let go.
+
 @cython.final
+@cython.no_gc
 cdef class Hold:
     """One hold on an object; dropped when this is deallocated, by atomics only."""
     cdef Client client
@@ -12,6 +16,7 @@ cdef class Hold:
 
 
 @cython.final
+@cython.no_gc
 cdef class View:
     """A read-only buffer over a sealed payload; it pins the object as long as it lives."""
     cdef Client client
@@ -24,8 +29,7 @@ cdef class View:
             self.client.unpin(self.oid)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
-        if self.client.map.fork_mark != fork_count:
-            pass  # a forked child may go on reading what the parent has pinned
+        # A forked child may go on reading what the parent has pinned.
         PyBuffer_FillInfo(buffer, self, self.address, self.size, 1, flags)
 
     def __len__(self) -> int:
@@ -33,6 +37,7 @@ cdef class View:
 
 
 @cython.final
+@cython.no_gc
 cdef class Block:
     """A writable buffer over a leased block; becomes an object by publish(), or is freed."""
     cdef Client client

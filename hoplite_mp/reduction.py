@@ -48,12 +48,19 @@ def has_kernel(op: str, name: str) -> str | None:
 def fold(op: str, arrays: Sequence[Array]) -> Array:
     """Left fold with numpy; TypeError where numpy has no such operation."""
     dtype = arrays[0].dtype
+    wide = None  # half precision is rounded once, at the end
     if op == "mean" and dtype.kind in "biu":
-        arrays = [array.astype(np.float64) for array in arrays]
-    total = functools.reduce(getattr(np, _FUNCTIONS.get(op, op)), arrays)
+        wide = dtype = np.dtype(np.float64)
+    elif dtype.newbyteorder("=") == np.float16 or dtype.name == "bfloat16":
+        wide = np.dtype(np.float32)
+    if wide is not None:
+        arrays = [array.astype(wide) for array in arrays]
+    total = np.asarray(functools.reduce(getattr(np, _FUNCTIONS.get(op, op)), arrays))
     if op == "mean":
-        total = (total / len(arrays)).astype(arrays[0].dtype)
-    return np.asarray(total)
+        total = np.asarray(total / len(arrays))
+    if op == "mean" or total.dtype == wide:
+        total = total.astype(dtype.newbyteorder("="))
+    return total
 
 
 @functools.cache

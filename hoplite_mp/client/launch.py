@@ -36,12 +36,7 @@ __all__ = ["Host"]
 DRIVER_SLOT = 1
 STORE_BYTES_MIN = 64 << 30  # address space, not memory
 STORE_FACTOR = 8  # so that fragments never keep an object out while there is memory
-BOOTSTRAP = (
-    "import sys,os;f=open(int(sys.argv[1]),'rb');n=int.from_bytes(f.read(8),'little');"
-    "import json;sys.path[:]=json.loads(f.read(n));d=f.read();f.close();"
-    "import msgspec;from hoplite_mp.protocol.local import Start;"
-    "from hoplite_mp.supervisor.main import main;main(msgspec.msgpack.decode(d,type=Start))"
-)
+BOOT_FILE = os.path.join("supervisor", "boot.py")
 READ_BYTES = 1 << 16
 _log = logging.getLogger("hoplite_mp")
 
@@ -169,6 +164,7 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
     import json
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    boot = os.path.join(root, "hoplite_mp", BOOT_FILE)
     path = [p if p else os.getcwd() for p in sys.path]
     start = msgspec.structs.replace(start, sys_path=[])
     body = dump(start)
@@ -179,7 +175,7 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
     options: list[str] = [f"-W{w}" for w in sys.warnoptions]
     try:
         return subprocess.Popen(
-            [sys.executable, *options, "-c", BOOTSTRAP, str(info)],
+            [sys.executable, *options, boot, str(info)],
             pass_fds=[*fds, info],
             stdin=subprocess.DEVNULL,
             start_new_session=False,

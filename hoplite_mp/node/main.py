@@ -104,25 +104,28 @@ class Node:
             with contextlib.suppress(OSError):  # it has died: its end is on the way
                 sock.send(self._encode(reply))
 
+    def connect(self, slot: int, line: socket.socket, out: int, err: int) -> None:
+        """A worker's line and the reading ends of its pipes."""
+        label = f"worker {slot}@h0"
+        for stream, read in enumerate((out, err), 1):
+            self.output.add(read, stream, label)
+            self.handlers[read] = lambda fd=read: self.from_pipe(fd)  # type: ignore[misc]
+        self.workers.pipes[slot] = [out, err]
+        self.add_client(slot, line)
+
     def spawn(self, slot: int, pool: int, max_tasks: int, setup: int) -> None:
         """Asks the supervisor for a worker; its line and its pipes are made here."""
         mine, theirs = seqpacket_pair()
-        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
-        label = f"worker {slot}@h0"
-        for stream, (read, _) in enumerate(pipes, 1):
-            self.output.add(read, stream, label)
-            self.handlers[read] = lambda fd=read: self.from_pipe(fd)  # type: ignore[misc]
-        self.workers.pipes[slot] = [read for read, _ in pipes]
-        self.add_client(slot, mine)
-        fds = [theirs.fileno(), pipes[0][1], pipes[1][1]]
+        out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        self.connect(slot, mine, out[0], err[0])
         message = self._encode(Spawn(slot, pool, max_tasks, setup))
         try:
-            socket.send_fds(self.supervisor, [message], fds)
+            socket.send_fds(self.supervisor, [message], [theirs.fileno(), out[1], err[1]])
         except OSError:
             self._stop = True
         theirs.close()
-        for _, write in pipes:
-            os.close(write)
+        os.close(out[1])
+        os.close(err[1])
 
     # -- what comes in -------------------------------------------------------------------------
 
@@ -211,7 +214,9 @@ class Node:
         self.tasks.set_pid(NODE_SLOT, os.getpid())
         self.add_client(DRIVER_SLOT, socket.socket(fileno=self.start.rpc_fd))
         self.send_manager(NodeJoined(NODE_SLOT, 0, self.start.workers))
-        self.workers.open(0, self.start.workers, DRIVER_SLOT, 0, 0)
+        self.workers.open_first(self.start.workers, DRIVER_SLOT)
+        for slot, line, out, err in self.start.first_workers:
+            self.connect(slot, socket.socket(fileno=line), out, err)
         if self.config.populate_ahead_bytes and self.start.workers:
             self.after(POPULATE_DELAY_S, self.populate)
         while not self._stop:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE, format_bytes
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, WorkerLostError
@@ -20,6 +18,7 @@ from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, WorkerLostEr
 if TYPE_CHECKING:
     from hoplite_mp.node.pools import WorkerInfo
     from hoplite_mp.node.results import Results
+from hoplite_mp.store.limits import available_bytes, total_bytes
 
 __all__ = ["Sweeper"]
 
@@ -160,7 +159,7 @@ def _how(code: int) -> str:
 
 
 def _memory() -> str:
-    memory = psutil.virtual_memory()
-    used, total = memory.total - memory.available, memory.total
+    total = total_bytes()
+    used = max(0, total - available_bytes())
     doubt = "out of memory? " if used > 0.9 * total else ""
     return f"{doubt}{format_bytes(used)} of {format_bytes(total)} in use"

@@ -55,6 +55,15 @@ class Workers:
         self.start_missing(pool)
         return pool
 
+    def open_first(self, workers: int, owner: int) -> None:
+        """The cluster's own pool, whose first workers the supervisor starts by itself."""
+        pool = Pool(0, workers, owner)
+        self.pools[0] = pool
+        self.client.open_pool(0, POOL_OPEN)
+        for slot, *_ in self.node.start.first_workers:
+            self.client.register(slot, WORKER_KIND, 0)
+            pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0)
+
     def open_next(self, target: int, owner: int, max_tasks: int, setup: int) -> int | None:
         """The number of a new pool; None if all are taken."""
         for number in range(1, POOLS_MAX):
@@ -205,7 +214,7 @@ class Workers:
             deadline = info["deadline_ns"]
             if deadline and not worker.verdict:
                 if deadline <= now_ns:
-                    self.kill(worker, "timeout", info["running"])
+                    self.kill(worker, "timeout", info["deadline_id"])
                 elif due is None or deadline < due:
                     due = deadline
         for pool in list(self.pools.values()):

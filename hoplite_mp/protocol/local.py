@@ -176,6 +176,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     config: dict[str, Any]
     home: int
+    # Of the first workers, by the supervisor for the node: (client slot, rpc, stdout, stderr).
+    first_workers: list[tuple[int, int, int, int]] = []
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from hoplite_mp.client.channel import seqpacket_pair
 from hoplite_mp.protocol.local import Exited, Shutdown, Spawn, Spawned, Start, ToSupervisor
 
 __all__ = ["main"]
@@ -30,13 +31,7 @@ __all__ = ["main"]
 NODE_MAIN = ("hoplite_mp.node.main", "main")
 MANAGER_MAIN = ("hoplite_mp.manager.loop", "main")
 WORKER_MAIN = ("hoplite_mp.worker.main", "main")
-PRELOAD = (
-    "numpy",
-    "hoplite_mp.worker.main",
-    "hoplite_mp.node.main",
-    "hoplite_mp.manager.loop",
-    "cloudpickle",
-)
+PRELOAD = ("numpy", "hoplite_mp.worker.main", "cloudpickle")
 BLAS_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -48,6 +43,7 @@ BLAS_VARIABLES = (
 PACKET_BYTES_MAX = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ENDING_POLL_MS = 20
+FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -61,6 +57,7 @@ class Supervisor:
         self.node: socket.socket
         self.workers: dict[int, tuple[int, int]] = {}  # pid -> (slot, pool)
         self.node_pid = self.manager_pid = 0
+        self.first: list[tuple[int, list[int]]] = []  # first workers: (slot, rpc, stdout, stderr)
         self.ending = False
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -96,21 +93,43 @@ class Supervisor:
         return 0
 
     def start_services(self) -> None:
-        """Node and manager: forks of the template, so that they share its pages."""
+        """Node and manager first: they import what they need on another core, while numpy is
+        imported here for the workers. The first workers' lines are made here too, so that these
+        need not wait for the node."""
         s = self.start
         self.node, node_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         to_manager, manager_end = socket.socketpair()
         mine = [self.driver, self.node, self.wake_read, self.wake_write]
-        fds = (node_end.detach(), to_manager.detach())
-        self.node_pid = self.fork(NODE_MAIN, (s, fds[0], fds[1]), [*mine, manager_end])
-        os.close(fds[0])
-        os.close(fds[1])
-        os.close(s.rpc_fd)
-        os.close(s.output_fd)
+        nodes_ends = [self.make_lines(FIRST_SLOT + i) for i in range(s.workers)]
+        given = msgspec.structs.replace(s, first_workers=nodes_ends)
+        workers_ends = [fd for _, fds in self.first for fd in fds]
+        self.node_pid = self.fork(
+            NODE_MAIN,
+            (given, node_end.fileno(), to_manager.fileno()),
+            [*mine, manager_end, *workers_ends],
+        )
+        for fd in (s.rpc_fd, s.output_fd, *(fd for _, *fds in nodes_ends for fd in fds)):
+            os.close(fd)
+        node_end.close()
+        to_manager.close()
         self.manager_pid = self.fork(
-            MANAGER_MAIN, (manager_end.fileno(),), [*mine, s.control_fd, s.store_fd, s.event_fd]
+            MANAGER_MAIN,
+            (manager_end.fileno(),),
+            [*mine, s.control_fd, s.store_fd, s.event_fd, *workers_ends],
         )
         manager_end.close()
+
+    def make_lines(self, slot: int) -> tuple[int, int, int, int]:
+        """A first worker's line and pipes; its own ends wait in `first`."""
+        line, workers = seqpacket_pair()
+        out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        self.first.append((slot, [workers.detach(), out[1], err[1]]))
+        return slot, line.detach(), out[0], err[0]
+
+    def spawn_first(self) -> None:
+        while self.first:
+            slot, fds = self.first.pop(0)
+            self.spawn(Spawn(slot, 0, 0, 0), fds)
 
     def spawn(self, ask: Spawn, fds: list[int]) -> None:
         s = self.start
@@ -145,7 +164,8 @@ class Supervisor:
         pid = self.fork(
             (__name__, "_run_in_child"),
             (run,),
-            [self.driver, self.node, self.wake_read, self.wake_write],
+            [self.driver, self.node, self.wake_read, self.wake_write]
+            + [fd for _, others in self.first for fd in others],
         )
         for fd in fds:
             os.close(fd)
@@ -295,13 +315,14 @@ def main(start: Start) -> None:
     try:
         for name in BLAS_VARIABLES:
             os.environ[name] = "1"  # or numpy's BLAS starts threads, and a fork loses them
+        supervisor.start_services()
         for module in PRELOAD:
             importlib.import_module(module)
         for name in BLAS_VARIABLES:
             os.environ.pop(name, None)
         gc.collect()
         gc.freeze()
-        supervisor.start_services()
+        supervisor.spawn_first()
         supervisor.run()
     finally:
         supervisor.end(float(start.config.get("cancel_grace_s", 2.0)))

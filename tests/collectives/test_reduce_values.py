@@ -112,6 +112,14 @@ def test_narrow_floats_are_rounded_once(cluster: Cluster) -> None:
         assert cluster.get(cluster.reduce([cluster.put(p) for p in parts])) == big + 2
 
 
+def test_ufuncs_round_narrow_floats_once_too(cluster: Cluster) -> None:
+    for dtype in (np.dtype("f2"), BFLOAT16, np.dtype(">f2")):
+        parts = [np.array([n, 0.1 * n], dtype) for n in (3, 4, 0.5, 0.25)]
+        wide = functools.reduce(np.hypot, [part.astype(np.float32) for part in parts])
+        got = cluster.get(cluster.reduce([cluster.put(p) for p in parts], np.hypot))
+        assert bits(got) == bits(wide.astype(dtype.newbyteorder("=")))
+
+
 def test_a_sum_of_bools_is_or_and_integers_wrap(cluster: Cluster) -> None:
     flags = [np.array([False, False, True]), np.array([False, True, True])]
     got = cluster.get(cluster.reduce([cluster.put(f) for f in flags]))

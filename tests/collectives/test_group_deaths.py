@@ -1,0 +1,223 @@
+"""Members are killed, between calls and during them: all survivors get the same, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import pytest
+
+import hoplite_mp
+from hoplite_mp import PeerLostError
+from tests.collectives.helpers import Gate, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hoplite_mp import Cluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with hoplite_mp.Cluster(workers=5, memory="256MiB") as made:
+        yield made
+
+
+def part(rank: int, call: int, length: int) -> Any:
+    """What a rank gives to a call; the sum tells who went in and is not the same in any order."""
+    return np.random.default_rng([rank, call]).normal(size=length).astype(np.float32) * 10.0**rank
+
+
+def steps(
+    rank: int, name: str, size: int, count: int, length: int, folder: Path, wait_for: int = 0
+) -> dict[int, Any]:
+    """A member that says where it is and calls; (contributors, hash) by the number of the call."""
+    group = hoplite_mp.current().group(name, size, rank)
+    (folder / f"{name}-{rank}.pid").write_text(str(os.getpid()))
+    found: dict[int, Any] = {}
+    while group.calls is None or group.calls < count:
+        call = group.calls
+        given = part(rank, call or 0, length)
+        total = group.allreduce(given)
+        assert group.calls is not None
+        digest = hashlib.sha256(total.tobytes()).hexdigest()
+        found[group.calls - 1] = (group.contributors, digest)
+        (folder / f"{name}-{rank}.at").write_text(str(group.calls))
+    return found
+
+
+def pid_of(folder: Path, name: str, rank: int) -> int:
+    path = folder / f"{name}-{rank}.pid"
+    return int(eventually(lambda: path.exists() and path.read_text(), f"rank {rank}"))
+
+
+def reached(folder: Path, name: str, rank: int, call: int) -> None:
+    path = folder / f"{name}-{rank}.at"
+    eventually(lambda: path.exists() and int(path.read_text() or 0) >= call, f"call {call}")
+
+
+def check_survivors(found: dict[int, dict[int, Any]], killed: set[int], size: int, length: int) -> None:
+    """Every call: the same for all who came back with it, and right for who went in."""
+    calls = sorted(set().union(*found.values()))
+    alive = set(range(size))
+    for call in calls:
+        said = {steps[call] for steps in found.values() if call in steps}
+        assert len(said) == 1, (call, said)
+        contributors, digest = said.pop()
+        assert set(contributors) >= set(range(size)) - killed
+        assert set(contributors) <= alive, "a dead member came back"
+        alive = set(contributors)
+        total = part(contributors[0], call, length)
+        for rank in contributors[1:]:
+            total = total + part(rank, call, length)
+        assert digest == hashlib.sha256(total.tobytes()).hexdigest(), (call, contributors)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2], ids=["leader", "middle", "last"])
+def test_a_member_is_killed_between_calls(cluster: Cluster, tmp_path: Path, victim: int) -> None:
+    def member(rank: int, gate: Gate, folder: Path) -> Any:
+        group = hoplite_mp.current().group("between", 3, rank)
+        first = group.allreduce(np.ones(2)).tolist()
+        if rank == victim:
+            (folder / "pid").write_text(str(os.getpid()))
+            gate.wait()
+        eventually(lambda: victim not in group.alive, "the death")
+        second = group.allreduce(np.ones(2)).tolist()
+        with pytest.raises(PeerLostError):
+            group.broadcast(np.ones(2), root=victim)
+        gathered = group.allgather(np.array(rank))
+        return first, second, group.contributors, [g if g is None else int(g) for g in gathered]
+
+    gate = Gate(tmp_path, "never")
+    run = cluster.options(retries=0)
+    tasks = [run.submit(member, rank, gate, tmp_path) for rank in range(3)]
+    pid = int(eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    os.kill(pid, signal.SIGKILL)
+    others = tuple(rank for rank in range(3) if rank != victim)
+    listed = [None if rank == victim else rank for rank in range(3)]
+    for rank in others:
+        assert tasks[rank].result(timeout=30) == ([3.0] * 2, [2.0] * 2, others, listed)
+    with pytest.raises(hoplite_mp.WorkerLostError):
+        tasks[victim].result(timeout=30)
+
+
+def test_members_that_wait_for_the_dead_one_go_on(cluster: Cluster, tmp_path: Path) -> None:
+    """It dies in the middle of a call that it has not made."""
+
+    def member(rank: int, gate: Gate, folder: Path) -> Any:
+        with hoplite_mp.current().group("waiting", 3, rank) as group:
+            group.barrier()
+            if rank == 1:
+                (folder / "pid").write_text(str(os.getpid()))
+                gate.wait()
+            (folder / f"begun-{rank}").touch()
+            return group.allreduce(np.array(10**rank)).tolist(), group.contributors
+
+    run = cluster.options(retries=0)
+    never = Gate(tmp_path, "never")
+    tasks = [run.submit(member, rank, never, tmp_path) for rank in range(3)]
+    eventually(lambda: all((tmp_path / f"begun-{rank}").exists() for rank in (0, 2)))
+    pid = int(eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    os.kill(pid, signal.SIGKILL)
+    assert [tasks[rank].result(timeout=30) for rank in (0, 2)] == [(101, (0, 2))] * 2
+
+
+@pytest.mark.parametrize("length", [10, 100_000], ids=["tiny", "large"])
+def test_kills_at_random_instants(cluster: Cluster, tmp_path: Path, length: int) -> None:
+    """Again and again, whoever it is, wherever it just is; up to all but one."""
+    random_ = random.Random(length)
+    run = cluster.options(retries=0)
+    count = 400 if length < 1000 else 60
+    for number in range(8):
+        name, size = f"random-{number}", random_.choice([2, 3, 4, 5])
+        tasks = [
+            run.submit(steps, rank, name, size, count, length, tmp_path) for rank in range(size)
+        ]
+        victims = random_.sample(range(size), random_.randint(1, size - 1))
+        pids = [pid_of(tmp_path, name, rank) for rank in victims]
+        reached(tmp_path, name, victims[0], random_.randint(0, count // 8))
+        for pid in pids:
+            end = time.monotonic() + random_.random() * 0.004  # the instant is what is tried out
+            while time.monotonic() < end:
+                pass
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGKILL)
+        found = {rank: tasks[rank].result(timeout=30) for rank in range(size) if rank not in victims}
+        check_survivors(found, set(victims), size, length)
+        for rank in victims:
+            assert isinstance(tasks[rank].exception(timeout=30), hoplite_mp.WorkerLostError)
+
+
+def test_a_task_that_is_tried_again_is_a_replacement(cluster: Cluster, tmp_path: Path) -> None:
+    """Killed once each, the same ranks come back by themselves; everybody agrees on every call."""
+
+    def member(rank: int, folder: Path) -> Any:
+        group = hoplite_mp.current().group("again", 3, rank)
+        (folder / f"again-{rank}.pid").write_text(str(os.getpid()))
+        found: dict[int, Any] = {}
+        for _ in range(100_000):
+            full = len(group.contributors) == 3 and (folder / "last").exists()
+            total = int(group.allreduce(np.array(10**rank + 1000 * full)))
+            assert group.calls is not None
+            found[group.calls - 1] = (group.contributors, total)
+            if total >= 3000:
+                return found
+        raise AssertionError("the group never was full again")
+
+    tasks = [cluster.submit(member, rank, tmp_path) for rank in range(3)]
+    for rank in (2, 0, 1):
+        pid = pid_of(tmp_path, "again", rank)
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda r=rank, p=pid: pid_of(tmp_path, "again", r) != p, "the replacement")
+    (tmp_path / "last").touch()
+    found = [task.result(timeout=30) for task in tasks]
+    for call in sorted(set().union(*found)):
+        said = {one[call] for one in found if call in one}
+        assert len(said) == 1
+        contributors, total = said.pop()
+        assert total % 1000 == sum(10**rank for rank in contributors)
+
+
+def test_a_replacement_takes_part_in_the_next_call_that_nobody_has_begun(
+    cluster: Cluster,
+) -> None:
+    first, second = cluster.group("next", 2, 0, timeout=20), cluster.group("next", 2, 1, timeout=20)
+    waiting = first.barrier_async()
+    second.barrier()
+    waiting.result(20)
+    second.close()
+    assert first.allreduce(np.ones(1)).tolist() == [1.0]
+    new = cluster.group("next", 2, 1, timeout=20)
+    assert (new.calls, first.calls) == (None, 2)
+    late = first.allreduce_async(np.ones(1))
+    assert new.allreduce(np.ones(1)).tolist() == [2.0]
+    assert late.result(20).tolist() == [2.0]
+    assert new.calls == first.calls == 3
+    assert new.contributors == first.contributors == (0, 1)
+    new.close()
+    begun = first.allreduce_async(np.ones(1))  # of itself, and the next one with the newcomer
+    assert begun.result(20).tolist() == [1.0]
+    for group in (first, cluster.group("next", 2, 1)):
+        group.close()
+
+
+def test_strict_members_learn_of_a_death(cluster: Cluster, tmp_path: Path) -> None:
+    def member(rank: int, folder: Path) -> Any:
+        group = hoplite_mp.current().group("strict", 3, rank, strict=True)
+        (folder / f"strict-{rank}.pid").write_text(str(os.getpid()))
+        with pytest.raises(PeerLostError, match="rank.* 1"):
+            while True:
+                group.allreduce(np.ones(10))
+        return group.contributors
+
+    run = cluster.options(retries=0)
+    tasks = [run.submit(member, rank, tmp_path) for rank in range(3)]
+    os.kill(pid_of(tmp_path, "strict", 1), signal.SIGKILL)
+    assert [tasks[rank].result(timeout=30) for rank in (0, 2)] == [(0, 2)] * 2

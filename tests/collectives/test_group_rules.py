@@ -1,0 +1,229 @@
+"""Who may be a member, what every rank is told, and when a call gives up."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import hoplite_mp
+from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError
+from tests.collectives.helpers import eventually
+from tests.collectives.test_group_calls import in_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp import Cluster, Group
+
+DIFFERENT: dict[str, Callable[[Group], Any]] = {
+    "kind": lambda g: g.barrier() if g.rank else g.allreduce(np.ones(2)),
+    "op": lambda g: g.allreduce(np.ones(2), op="max" if g.rank == 2 else "sum"),
+    "ufunc": lambda g: g.allreduce(np.ones(2), op=np.hypot if g.rank == 1 else np.add),
+    "shape": lambda g: g.allreduce(np.ones(2 + (g.rank == 1))),
+    "dimensions": lambda g: g.reduce(np.ones((1,) * (1 + (g.rank == 2)))),
+    "dtype": lambda g: g.reduce_scatter(np.ones(3, "f4" if g.rank else "f8")),
+    "root": lambda g: g.broadcast(np.ones(2), root=g.rank // 2),
+    "reduce root": lambda g: g.reduce(np.ones(2), root=g.rank),
+    "gather root": lambda g: g.gather(np.ones(2), root=g.rank % 2),
+    "objects": lambda g: g.allreduce(np.array([g, None], object) if g.rank == 9 else None),
+    "text": lambda g: g.allreduce("text"),
+    "no such operation": lambda g: g.allreduce(np.ones(2), op="xor"),
+    "no dimension": lambda g: g.reduce_scatter(1.0),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_a_call_that_differs_is_a_value_error_on_every_rank(cluster: Cluster, what: str) -> None:
+    def body(group: Group) -> Any:
+        with pytest.raises(ValueError, match=r".") as caught:
+            DIFFERENT[what](group)
+        again = group.allreduce(np.ones(1))
+        return str(caught.value), again.tolist(), group.contributors, group.calls
+
+    found = in_threads(cluster, f"different {what}", 3, body)
+    assert {str(one) for one in found} == {str(found[0])}
+    assert found[0][1:] == ([3.0], (0, 1, 2), 2)
+
+
+def test_what_differs_is_named(cluster: Cluster) -> None:
+    def body(group: Group) -> str:
+        with pytest.raises(ValueError, match="rank") as caught:
+            group.allreduce(np.ones(2 + group.rank, f"f{4 * (group.rank + 1)}"))
+        return str(caught.value)
+
+    text = in_threads(cluster, "named", 2, body)[0]
+    for part in ("rank 0", "rank 1", "(2,)", "(3,)", "float32", "float64"):
+        assert part in text
+
+
+@pytest.mark.parametrize("wrong", ["op", "root", "parts"])
+def test_mistakes_of_ones_own_do_not_use_up_a_call(cluster: Cluster, wrong: str) -> None:
+    def body(group: Group) -> Any:
+        if group.rank == 0:
+            with pytest.raises(ValueError, match=f"{wrong}|reduce"):
+                if wrong == "op":
+                    group.allreduce(np.ones(1), op=np.subtract)
+                elif wrong == "root":
+                    group.broadcast(np.ones(1), root=2)
+                else:
+                    group.alltoall([1])
+        return group.allreduce(np.ones(1)).tolist(), group.calls
+
+    assert in_threads(cluster, f"own {wrong}", 2, body) == [([2.0], 1)] * 2
+
+
+def test_who_is_refused(cluster: Cluster) -> None:
+    with cluster.group("taken", 2, 0), cluster.group("taken", 2) as last:
+        assert last.rank == 1
+        with pytest.raises(ValueError, match="one too many"):
+            cluster.group("taken", 2)
+        with pytest.raises(ValueError, match="rank 1 .* taken"):
+            cluster.group("taken", 2, 1)
+        with pytest.raises(ValueError, match="has size 2.*size 3"):
+            cluster.group("taken", 3, 2)
+        for rank in (2, -1):
+            with pytest.raises(ValueError, match="ranks 0 to 1"):
+                cluster.group("taken", 2, rank)
+        with pytest.raises(ValueError, match="taken"):
+            cluster.submit(lambda: hoplite_mp.current().group("taken", 2, 1)).result(timeout=20)
+    for size in (0, -1, 65):
+        with pytest.raises(ValueError, match="size"):
+            cluster.group("none", size)
+    with pytest.raises(ValueError, match="name"):
+        cluster.group("", 1)
+    for size, rank in ((1.5, 0), (2, "0"), (True, 0), (2, 0.0)):
+        with pytest.raises(TypeError, match="integer"):
+            cluster.group("none", size, rank)  # type: ignore[arg-type]
+
+
+def test_without_a_rank_the_lowest_free_one_is_taken(cluster: Cluster) -> None:
+    members = [cluster.group("free", 4, 1)] + [cluster.group("free", 4) for _ in range(3)]
+    assert [member.rank for member in members] == [1, 0, 2, 3]
+    for member in members:
+        member.close()
+    found = in_threads(cluster, "free", 3, lambda g: g.allreduce(np.array(g.rank)).tolist())
+    assert found == [3, 3, 3]
+
+
+@pytest.mark.parametrize("came", [1, 2])
+def test_a_group_that_does_not_fill_says_how_many_came(came: int) -> None:
+    config = hoplite_mp.Config(group_wait_s=0.1)
+    with hoplite_mp.Cluster(workers=0, config=config) as cluster:
+        members = [cluster.group("few", 3) for _ in range(came)]
+        for _ in range(2):
+            with pytest.raises(HopliteTimeoutError, match=f"{came} of 3 members came"):
+                members[0].barrier()
+
+
+def test_a_timeout_names_who_is_missing_and_the_call_can_be_made_again(cluster: Cluster) -> None:
+    first = cluster.group("slow", 2, 0, timeout=0.1)
+    second = cluster.group("slow", 2, 1, timeout=20)
+    thread = threading.Thread(target=second.barrier)
+    thread.start()
+    first.barrier()
+    thread.join(20)
+    with pytest.raises(HopliteTimeoutError, match=r"call 1 .* ranks \[1\]"):
+        first.allreduce(np.ones(1))
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(second.allreduce(np.ones(1))))
+    thread.start()
+    eventually(lambda: _again(first, results), "the second try")
+    thread.join(20)
+    assert [r.tolist() for r in results] == [[2.0], [2.0]]
+    first.close()
+    second.close()
+
+
+def _again(group: Group, results: list[Any]) -> bool:
+    try:
+        results.append(group.allreduce(np.ones(1)))
+    except HopliteTimeoutError:
+        return False
+    return True
+
+
+def test_what_a_member_can_see(cluster: Cluster) -> None:
+    group = cluster.group("look", 2, 1)
+    assert (group.rank, group.size, group.alive) == (1, 2, (1,))
+    assert (group.contributors, group.calls) == ((), None)
+    other = cluster.group("look", 2, 0, timeout=20)
+    eventually(lambda: group.alive == (0, 1), "the other one")
+    thread = threading.Thread(target=lambda: [other.barrier() for _ in range(3)])
+    thread.start()
+    for _ in range(3):
+        group.barrier()
+    thread.join(20)
+    assert (group.contributors, group.calls, other.calls) == ((0, 1), 3, 3)
+    with pytest.raises(AttributeError):
+        group.nothing_async()
+    other.close()
+    eventually(lambda: group.alive == (1,), "that the other one has left")
+    assert group.allreduce(np.ones(2)).tolist() == [1.0, 1.0]
+    assert group.contributors == (1,)
+    with pytest.raises(PeerLostError, match="rank 0"):
+        group.broadcast(None, root=0)
+    group.close()
+    group.close()
+    with pytest.raises(ClosedError):
+        group.barrier()
+
+
+def test_a_strict_member_does_not_go_on_without_the_others(cluster: Cluster) -> None:
+    strict = cluster.group("strict", 2, 0, strict=True, timeout=20)
+    other = cluster.group("strict", 2, 1)
+    other.close()
+    for _ in range(2):
+        with pytest.raises(PeerLostError, match=r"ranks \[1\]"):
+            strict.allreduce(np.ones(1))
+    strict.close()
+
+
+def test_a_name_is_free_when_all_have_left(cluster: Cluster) -> None:
+    """By closing, and by the end of their tasks."""
+
+    def member(rank: int, size: int) -> Any:
+        return hoplite_mp.current().group("again", size, rank).allreduce(np.ones(1)).tolist()
+
+    for size in (2, 3, 1, 2):
+        tasks = [cluster.submit(member, rank, size) for rank in range(size)]
+        assert [task.result(timeout=20) for task in tasks] == [[float(size)]] * size
+        found = in_threads(cluster, "again", size, lambda g: g.allreduce(np.ones(1)).tolist())
+        assert found == [[float(size)]] * size
+
+
+def test_a_member_leaves_when_its_task_fails(cluster: Cluster) -> None:
+    def member(rank: int) -> Any:
+        group = hoplite_mp.current().group("raises", 2, rank)
+        group.barrier()
+        if rank:
+            raise KeyError("left")
+        while True:
+            group.allreduce(np.ones(1))
+            if group.contributors == (0,):
+                return group.alive
+
+    tasks = [cluster.submit(member, rank) for rank in range(2)]
+    assert tasks[0].result(timeout=20) == (0,)
+    with pytest.raises(KeyError, match="left"):
+        tasks[1].result(timeout=20)
+
+
+def test_groups_leave_nothing_in_the_store(cluster: Cluster) -> None:
+    def body(group: Group) -> None:
+        for _ in range(3):
+            group.allreduce(np.ones(100_000))
+            group.allgather(np.ones(1000))
+
+    in_threads(cluster, "warm", 2, body)
+    before = eventually(lambda: _settled(cluster))
+    for number in range(5):
+        in_threads(cluster, f"leak {number}", 2, body)
+    eventually(lambda: cluster.stats()["objects"] <= before, "that all is given back")
+
+
+def _settled(cluster: Cluster) -> int:
+    first = cluster.stats()["objects"]
+    return first if first == cluster.stats()["objects"] else 0
