@@ -95,6 +95,12 @@ cdef class Tasks:
         check(oid)
         self.watch_table(ID_TABLE(oid))
 
+    def watch_only(self, list tables) -> None:
+        """The node: just these tables, its own and adopted ones; others' news are not its."""
+        self.n_tables = 0
+        for table in tables:
+            self.watch_table(table)
+
     def submit(self, uint64_t oid, uint64_t function, bytes args, uint64_t args_oid, int retries,
                uint64_t timeout_ns, unsigned flags, bytes name, unsigned queue,
                bint ready) -> bool:

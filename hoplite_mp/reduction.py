@@ -48,7 +48,7 @@ def has_kernel(op: str, name: str) -> str | None:
 def fold(op: str, arrays: Sequence[Array]) -> Array:
     """Left fold with numpy; TypeError where numpy has no such operation."""
     dtype = arrays[0].dtype
-    wide = None  # half precision is rounded once, at the end
+    wide: np.dtype[Any] | None = None  # half precision is rounded once, at the end
     if op == "mean" and dtype.kind in "biu":
         wide = dtype = np.dtype(np.float64)
     elif dtype.newbyteorder("=") == np.float16 or dtype.name == "bfloat16":

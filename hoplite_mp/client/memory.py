@@ -210,6 +210,19 @@ class Memory:
         block: Any = self.client.block(payload, prefix + nbytes)
         return np.ndarray(dims, kind, buffer=block, offset=prefix, order=_order(order))
 
+    def private_copy(self, part: memoryview) -> Any:
+        """A writable copy of a large buffer: in a block of the store, whose pages are warm, rather
+        than in fresh memory of the process; there too if the store has no room."""
+        nbytes = part.nbytes
+        reply = self.channel.call(Lease(PREFIX_BIG + nbytes)) if self.client.usable else None
+        if reply is None or reply.full:
+            return bytearray(part)
+        payload = int(reply.value)
+        self._map(payload, PREFIX_BIG + nbytes)
+        block = self.client.block(payload, PREFIX_BIG + nbytes)
+        self.client.write(payload, b"", [part], [PREFIX_BIG])
+        return memoryview(block)[PREFIX_BIG:]
+
     def block_of(self, array: Array) -> _shm.Block | None:
         """The block that this array fills, if it was made by empty() and is not an object yet."""
         base: Any = array.base

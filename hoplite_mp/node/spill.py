@@ -42,7 +42,9 @@ class SpillFile:
 
     def __init__(self, directory: str | None, bytes_max: int | None) -> None:
         self.directory = directory
-        self.arena = Arena(min(bytes_max or FILE_BYTES_MAX, FILE_BYTES_MAX), start=0)
+        self.arena = Arena(
+            FILE_BYTES_MAX if bytes_max is None else min(bytes_max, FILE_BYTES_MAX), start=0
+        )
         self._fd = -1
 
     @property

@@ -136,6 +136,7 @@ class Sweeper:
         for oid in self.client.collect():
             self.inner.pop(oid, None)
         self.client.release_tables(self.own_tables)
+        self.tasks.watch_only(self.client.tables)
 
     def completed(self, oids: list[int]) -> None:
         """Tasks of dead submitters that have been finished: their refs inside are the node's."""

@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 __all__ = ["Arena"]
 
 PAGE = 4096
+REMEMBERED_MIN = 256
 
 
 class Arena:
@@ -26,7 +27,8 @@ class Arena:
         self._free: dict[int, tuple[int, bool]] = {}  # start -> (size, warm)
         self._ends: dict[int, int] = {}  # end -> start
         self._by_size: list[tuple[int, int]] = []  # (size, start), sorted
-        self._recent: dict[int, list[int]] = {}  # size -> starts, latest last
+        self._recent: dict[int, list[int]] = {}  # size -> starts of warm ranges, latest last
+        self._remembered = 0  # how many stand there
         self._taken: dict[int, int] = {}  # start -> size
 
     @property
@@ -42,13 +44,13 @@ class Arena:
         """How much `resident` would grow by an allocation: 0 when a warm range fits."""
         size = _round(nbytes, PAGE)
         found = self._find(size, align)
-        return 0 if found is not None and self._free[found][1] else size
+        return 0 if found is not None and self._free[found[0]][1] else size
 
     def allocate(self, nbytes: int, align: int = PAGE) -> int | None:
         """The start of a range; None when the address range is used up."""
         size = _round(nbytes, PAGE)
-        start = self._find(size, align)
-        if start is None:
+        found = self._find(size, align)
+        if found is None:
             start = _round(self._end, align)
             if start + size > self.length:
                 return None
@@ -56,9 +58,16 @@ class Arena:
                 self._add(self._end, start - self._end, False)
             self._end = start + size
         else:
-            whole, warm = self._remove(start)
-            if whole > size:
-                self._add(start + size, whole - size, warm)
+            free, start = found
+            whole, warm = self._remove(free)
+            if start > free:
+                self._add(free, start - free, warm)
+            if free + whole > start + size:
+                self._add(start + size, free + whole - start - size, warm)
+            recent = self._recent.get(size)
+            if recent and recent[-1] == start:
+                recent.pop()
+                self._remembered -= 1
         self._taken[start] = size
         self.used += size
         return start
@@ -76,8 +85,8 @@ class Arena:
             size += self._remove(before)[0]
             start = before
         self._add(start, size, warm)
-        if size == exact:
-            self._recent.setdefault(size, []).append(start)
+        if warm and size == exact:
+            self._remember(start, size)
 
     def cool(self, nbytes: int) -> list[tuple[int, int]]:
         """Warm ranges to give back to the system, at least `nbytes` of them if there are."""
@@ -96,30 +105,31 @@ class Arena:
             self.free(start, warm=False)
         return found
 
-    def _find(self, size: int, align: int) -> int | None:
+    def _remember(self, start: int, size: int) -> None:
+        self._recent.setdefault(size, []).append(start)
+        self._remembered += 1
+        if self._remembered > 2 * len(self._free) + REMEMBERED_MIN:  # most of it is stale
+            self._recent = {}
+            self._remembered = 0
+
+    def _find(self, size: int, align: int) -> tuple[int, int] | None:
+        """(start of a free range, place in it) for `size` bytes; nothing is changed."""
         recent = self._recent.get(size)
         while recent:
             start = recent[-1]
-            if self._free.get(start, (0, False))[0] == size and start % align == 0:
-                return start
+            if self._free.get(start) == (size, True) and start % align == 0:
+                return start, start
             recent.pop()
+            self._remembered -= 1
         for cold in (False, True):
             at = bisect_left(self._by_size, (size, 0))
             for whole, start in self._by_size[at:]:
                 if self._free[start][1] == cold:
                     continue
-                if start % align == 0:
-                    return start
                 inside = _round(start, align)
                 if inside + size <= start + whole:
-                    return self._split(start, inside)
+                    return start, inside
         return None
-
-    def _split(self, start: int, at: int) -> int:
-        size, warm = self._remove(start)
-        self._add(start, at - start, warm)
-        self._add(at, start + size - at, warm)
-        return at
 
     def _add(self, start: int, size: int, warm: bool) -> None:
         self._free[start] = (size, warm)

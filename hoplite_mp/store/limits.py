@@ -50,24 +50,34 @@ def _levels(root: Path, inner: str) -> list[Path]:
         path = path.parent
 
 
-def _groups() -> list[tuple[Path, str, str]]:
-    """(folder, limit file, usage file) of every enclosing memory group, v1 and v2."""
-    found = []
+def _folders(controller: str) -> tuple[list[Path], list[Path]]:
+    """Folders of every enclosing group of a controller: those of version 1, those of version 2."""
+    first: list[Path] = []
+    second: list[Path] = []
     try:
         lines = (PROC / "self" / "cgroup").read_text().splitlines()
     except OSError:
-        return []
+        return [], []
     for line in lines:
-        number, controllers, inner = line.split(":", 2)
+        number, _, rest = line.partition(":")
+        controllers, _, inner = rest.partition(":")
         if number == "0" and not controllers:
             for root in (CGROUP, CGROUP / "unified"):
-                found += [(p, "memory.max", "memory.current") for p in _levels(root, inner)]
-        elif "memory" in controllers.split(","):
-            found += [
-                (p, "memory.limit_in_bytes", "memory.usage_in_bytes")
-                for p in _levels(CGROUP / "memory", inner)
-            ]
-    return found
+                second += _levels(root, inner)
+        elif controller in controllers.split(","):
+            for mount in (controllers, controller):  # "cpu,cpuacct" is one mount, often with links
+                if (CGROUP / mount).is_dir():
+                    first += _levels(CGROUP / mount, inner)
+                    break
+    return first, second
+
+
+def _groups() -> list[tuple[Path, str, str]]:
+    """(folder, limit file, usage file) of every enclosing memory group, v1 and v2."""
+    first, second = _folders("memory")
+    return [(p, "memory.limit_in_bytes", "memory.usage_in_bytes") for p in first] + [
+        (p, "memory.max", "memory.current") for p in second
+    ]
 
 
 def cgroup_limit() -> int:
@@ -92,14 +102,16 @@ def cgroup_headroom() -> int:
 
 
 def _inactive_file(folder: Path) -> int:
+    """Of the group and of those inside it; version 1 also says what the group has alone."""
+    found: dict[str, int] = {}
     try:
         for line in (folder / "memory.stat").read_text().splitlines():
             name, _, value = line.partition(" ")
-            if name in ("inactive_file", "total_inactive_file"):
-                return int(value)
+            if name.endswith("inactive_file"):
+                found[name] = int(value)
     except (OSError, ValueError):
-        pass
-    return 0
+        return 0
+    return found.get("total_inactive_file", found.get("inactive_file", 0))
 
 
 def total_bytes() -> int:
@@ -115,16 +127,16 @@ def available_bytes() -> int:
 def cpu_count() -> int:
     """CPUs that this process may use: affinity and the control group's quota."""
     count = float(len(os.sched_getaffinity(0)))
-    for folder, quota_file, period_file in (
-        (CGROUP / "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
-    ):
-        quota, period = _read_int(folder / quota_file), _read_int(folder / period_file)
+    first, second = _folders("cpu")
+    for folder in first:
+        quota, period = (_read_int(folder / f"cpu.cfs_{x}_us") for x in ("quota", "period"))
         if quota and quota > 0 and period:
             count = min(count, quota / period)
-    try:
-        quota_text, period_text = (CGROUP / "cpu.max").read_text().split()
-        if quota_text != "max":
-            count = min(count, int(quota_text) / int(period_text))
-    except (OSError, ValueError):
-        pass
+    for folder in second:
+        try:
+            quota_text, period_text = (folder / "cpu.max").read_text().split()
+            if quota_text != "max":
+                count = min(count, int(quota_text) / int(period_text))
+        except (OSError, ValueError):
+            continue
     return max(1, int(count))

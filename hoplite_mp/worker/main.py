@@ -204,6 +204,20 @@ class Worker:
 MAIN = 0
 
 
+def _no_refs(object_id: bytes) -> ObjectRef[Any]:
+    raise LookupError("a warm-up has no refs")
+
+
+def warm_up() -> None:
+    """Runs in the template: what a first get would do for the first time, every worker inherits."""
+    for kind in ("f4", "f8", "i8", "u1"):
+        data = serial.encode(np.zeros(2, kind)).tobytes()
+        for writable in (False, True):
+            serial.decode(memoryview(data), make_ref=_no_refs, writable=writable)
+    call = serial.encode_call((np.zeros(2), 1), {})
+    serial.decode_call(memoryview(call.tobytes()), _no_refs, lambda ref: None)
+
+
 def main(
     control_fd: int,
     store_fd: int,

@@ -91,6 +91,10 @@ class Host:
     def write_word(self, offset: int, value: int, size: int = 8) -> None:
         os.pwrite(self.fds[0], value.to_bytes(size, "little"), offset)
 
+    def table(self, table: int) -> int:
+        """Where the words of a table begin."""
+        return OFF_TABLES + table * TABLE_BYTES
+
     def masks_with(self, slot: int) -> list[str]:
         """Bitmaps outside the headers that name this slot."""
         places = {f"park {i}": OFF_PARKS + 32 * i for i in range(PARKS)}

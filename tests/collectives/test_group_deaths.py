@@ -63,7 +63,9 @@ def reached(folder: Path, name: str, rank: int, call: int) -> None:
     eventually(lambda: path.exists() and int(path.read_text() or 0) >= call, f"call {call}")
 
 
-def check_survivors(found: dict[int, dict[int, Any]], killed: set[int], size: int, length: int) -> None:
+def check_survivors(
+    found: dict[int, dict[int, Any]], killed: set[int], size: int, length: int
+) -> None:
     """Every call: the same for all who came back with it, and right for who went in."""
     calls = sorted(set().union(*found.values()))
     alive = set(range(size))
@@ -134,8 +136,8 @@ def test_kills_at_random_instants(cluster: Cluster, tmp_path: Path, length: int)
     """Again and again, whoever it is, wherever it just is; up to all but one."""
     random_ = random.Random(length)
     run = cluster.options(retries=0)
-    count = 400 if length < 1000 else 60
-    for number in range(8):
+    count = 150 if length < 1000 else 40
+    for number in range(5):
         name, size = f"random-{number}", random_.choice([2, 3, 4, 5])
         tasks = [
             run.submit(steps, rank, name, size, count, length, tmp_path) for rank in range(size)
@@ -149,7 +151,9 @@ def test_kills_at_random_instants(cluster: Cluster, tmp_path: Path, length: int)
                 pass
             if psutil.pid_exists(pid):
                 os.kill(pid, signal.SIGKILL)
-        found = {rank: tasks[rank].result(timeout=30) for rank in range(size) if rank not in victims}
+        found = {
+            rank: tasks[rank].result(timeout=30) for rank in range(size) if rank not in victims
+        }
         check_survivors(found, set(victims), size, length)
         for rank in victims:
             assert isinstance(tasks[rank].exception(timeout=30), hoplite_mp.WorkerLostError)
@@ -211,10 +215,15 @@ def test_a_replacement_takes_part_in_the_next_call_that_nobody_has_begun(
 def test_strict_members_learn_of_a_death(cluster: Cluster, tmp_path: Path) -> None:
     def member(rank: int, folder: Path) -> Any:
         group = hoplite_mp.current().group("strict", 3, rank, strict=True)
+        group.barrier()
         (folder / f"strict-{rank}.pid").write_text(str(os.getpid()))
-        with pytest.raises(PeerLostError, match="rank.* 1"):
+
+        def calls() -> None:
             while True:
                 group.allreduce(np.ones(10))
+
+        with pytest.raises(PeerLostError, match=r"ranks \[1\]"):
+            calls()
         return group.contributors
 
     run = cluster.options(retries=0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError
+from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError, StoreFullError
 from tests.collectives.helpers import eventually
 from tests.collectives.test_group_calls import in_threads
 
@@ -59,17 +59,19 @@ def test_what_differs_is_named(cluster: Cluster) -> None:
         assert part in text
 
 
-@pytest.mark.parametrize("wrong", ["op", "root", "parts"])
+OWN: dict[str, Callable[[Group], Any]] = {
+    "op": lambda g: g.allreduce(np.ones(1), op=np.subtract),
+    "root": lambda g: g.broadcast(np.ones(1), root=2),
+    "parts": lambda g: g.alltoall([1]),
+}
+
+
+@pytest.mark.parametrize("wrong", OWN)
 def test_mistakes_of_ones_own_do_not_use_up_a_call(cluster: Cluster, wrong: str) -> None:
     def body(group: Group) -> Any:
         if group.rank == 0:
             with pytest.raises(ValueError, match=f"{wrong}|reduce"):
-                if wrong == "op":
-                    group.allreduce(np.ones(1), op=np.subtract)
-                elif wrong == "root":
-                    group.broadcast(np.ones(1), root=2)
-                else:
-                    group.alltoall([1])
+                OWN[wrong](group)
         return group.allreduce(np.ones(1)).tolist(), group.calls
 
     assert in_threads(cluster, f"own {wrong}", 2, body) == [([2.0], 1)] * 2
@@ -80,9 +82,9 @@ def test_who_is_refused(cluster: Cluster) -> None:
         assert last.rank == 1
         with pytest.raises(ValueError, match="one too many"):
             cluster.group("taken", 2)
-        with pytest.raises(ValueError, match="rank 1 .* taken"):
+        with pytest.raises(ValueError, match=r"rank 1 .* taken"):
             cluster.group("taken", 2, 1)
-        with pytest.raises(ValueError, match="has size 2.*size 3"):
+        with pytest.raises(ValueError, match=r"has size 2.*size 3"):
             cluster.group("taken", 3, 2)
         for rank in (2, -1):
             with pytest.raises(ValueError, match="ranks 0 to 1"):
@@ -179,6 +181,19 @@ def test_a_strict_member_does_not_go_on_without_the_others(cluster: Cluster) -> 
         with pytest.raises(PeerLostError, match=r"ranks \[1\]"):
             strict.allreduce(np.ones(1))
     strict.close()
+
+
+def test_what_goes_wrong_in_the_leader_is_told_to_everybody() -> None:
+    """Here it has no room for the result; nobody may be left waiting."""
+
+    def body(group: Group) -> Any:
+        with pytest.raises(StoreFullError, match="16 MiB"):
+            group.allreduce(np.ones(3 << 18))  # 6 MiB
+        return group.allreduce(np.ones(1)).tolist(), group.calls
+
+    config = hoplite_mp.Config(put_wait_s=0.2)
+    with hoplite_mp.Cluster(workers=0, memory="16MiB", config=config) as cluster:
+        assert in_threads(cluster, "full", 2, body) == [([2.0], 2)] * 2
 
 
 def test_a_name_is_free_when_all_have_left(cluster: Cluster) -> None:

@@ -159,7 +159,9 @@ def test_reduce_scatter_cuts_as_array_split(
     reduced = np.max(arrays, 0) if callable(op) else getattr(np, op)(arrays, axis=0)
     refs = [cluster.put(a) for a in arrays]
     slices = cluster.reduce_scatter(refs, op, to=["h0"] * 4)
-    for got, wanted in zip(cluster.get(slices, timeout=20), np.array_split(reduced, 4), strict=True):
+    for got, wanted in zip(
+        cluster.get(slices, timeout=20), np.array_split(reduced, 4), strict=True
+    ):
         assert bits(got) == bits(wanted)
     assert [part.contributors for part in slices] == [(0, 1, 2, 3)] * 4
 
@@ -192,7 +194,7 @@ def test_reduce_scatter_fails_in_every_slice(
     cluster: Cluster, values: Callable[[], list[Any]]
 ) -> None:
     for part in cluster.reduce_scatter([cluster.put(v) for v in values()]):
-        with pytest.raises(ValueError, match="source|dimension"):
+        with pytest.raises(ValueError, match=r"source|dimension"):
             cluster.get(part, timeout=20)
     for part in cluster.reduce_scatter([cluster.put(np.ones(2)), cluster.submit(fail, "x")]):
         with pytest.raises(ReduceError) as caught:

@@ -82,7 +82,7 @@ def test_what_cannot_be_added_is_a_value_error_from_get(
     cluster: Cluster, value: Any, count: int
 ) -> None:
     result = cluster.reduce([cluster.put(value) for _ in range(count)])
-    with pytest.raises(ValueError, match="source|op"):
+    with pytest.raises(ValueError, match=r"source|op"):
         cluster.get(result)
     assert result.contributors is None
 

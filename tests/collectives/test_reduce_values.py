@@ -39,7 +39,9 @@ def samples(dtype: np.dtype[Any], count: int, shape: Any = (37, 11)) -> list[Any
             raw = random.integers(0, 256, (*shape, dtype.itemsize), np.uint8)
             array = raw.view(dtype.newbyteorder("=")).reshape(shape).astype(dtype)
         else:
-            array = (random.normal(size=shape) * 10.0 ** random.integers(-4, 4, shape)).astype(dtype)
+            array = (random.normal(size=shape) * 10.0 ** random.integers(-4, 4, shape)).astype(
+                dtype
+            )
             if dtype.kind == "c":
                 array = array + 1j * random.normal(size=shape).astype(dtype)
                 array = array.astype(dtype)
@@ -161,7 +163,7 @@ def test_associative_and_commutative_ufuncs(cluster: Cluster, ufunc: Any, dtype:
     ids=str,
 )  # fmt: skip
 def test_other_operators_are_refused_at_the_call(cluster: Cluster, op: Any) -> None:
-    with pytest.raises(ValueError, match="op|reduce"):
+    with pytest.raises(ValueError, match=r"op|reduce"):
         cluster.reduce([cluster.put(1.0)], op)
 
 
@@ -173,7 +175,9 @@ def test_reproducible_gives_the_same_bits_for_any_order_of_arrival(
     values = [np.full(9, v, np.float32) for v in (1e8, 1.0, -1e8, 0.3)]
     wanted = bits(functools.reduce(np.add, values))
     with cluster.executor(4) as pool:
-        for number, order in enumerate(itertools.islice(itertools.permutations(range(4)), 0, 24, 5)):
+        for number, order in enumerate(
+            itertools.islice(itertools.permutations(range(4)), 0, 24, 5)
+        ):
             gates = [Gate(tmp_path, f"{number}-{k}") for k in range(4)]
             tasks = [pool.submit(after, gates[k], values[k]) for k in range(4)]
             result = cluster.reduce(tasks, reproducible=True)
