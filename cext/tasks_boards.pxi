@@ -37,21 +37,20 @@ cdef class Board:
         cdef unsigned rank
         cdef uint64_t members = alive | joining
         cdef uint64_t fresh = members & ~(self.b.alive | self.b.joining)
-        cdef uint64_t call
-        cdef bint begun = False
+        cdef uint64_t first  # the call that nobody has begun; not all need to be at the same one
         cdef shm_member *m
         ADD32(&self.b.epoch, 1)
-        call = LOAD64(&self.b.result_call)
+        first = LOAD64(&self.b.result_call)
         for rank in range(MEMBERS):
             m = &self.b.members[rank]
             if fresh >> rank & 1:
                 m.seq = m.start = m.contribution = 0
-            elif members >> rank & 1 and LOAD64(&m.seq) > call:
-                begun = True
+            elif members >> rank & 1:
+                first = max(first, LOAD64(&m.seq))
         for rank in range(MEMBERS):
             m = &self.b.members[rank]
             if formed and members >> rank & 1 and LOAD64(&m.start) == 0:
-                STORE64(&m.start, call + 1 + begun)
+                STORE64(&m.start, first + 1)
         STORE64(&self.b.joining, joining)
         STORE64(&self.b.alive, alive)
         STORE32(&self.b.formed, formed)

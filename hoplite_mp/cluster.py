@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -105,6 +106,7 @@ class Cluster(TaskExecutor):
         if spill_dir is not None:
             changes["spill_dir"] = str(spill_dir)
         config = dataclasses.replace(config, **changes)
+        self._pid = os.getpid()
         self._host: Host | None = Host(workers, config.memory_bytes, config)
         self._join(self._host.runtime)
         self._runtime.pool_sizes[0] = self._host.workers
@@ -169,6 +171,9 @@ class Cluster(TaskExecutor):
         self._end()
 
     def _end(self) -> None:
+        host = self._host
+        if host is not None and not host.runtime.client.usable and os.getpid() != self._pid:
+            return  # a forked child leaves its parent's `with` block: nothing here is its own
         with self._shutting:
             host, self._host = self._host, None
             _open.discard(self)

@@ -148,12 +148,20 @@ class Memory:
                 return payload
             self.collect()
             payload = self.client.allocate(nbytes)
+            deadline = time.monotonic() + self.config.put_wait_s
             while not payload:
-                self.client.add_span(self._ask(LeaseSpan(), nbytes))
-                payload = self.client.allocate(nbytes)
+                span = self._ask(LeaseSpan(), nbytes, deadline)
+                if span:
+                    self.client.add_span(span)
+                payload = self.client.allocate(nbytes)  # spilling may have made room in old spans
+                if not payload:
+                    self.give_empty_spans()
             return payload
         self.collect()
-        payload = self._ask(Lease(nbytes), nbytes)
+        payload = 0
+        deadline = time.monotonic() + self.config.put_wait_s
+        while not payload:
+            payload = self._ask(Lease(nbytes), nbytes, deadline)
         if nbytes >= POPULATE_BYTES_MIN:
             self._map(payload, nbytes)
         return payload
@@ -164,16 +172,17 @@ class Memory:
             self.client.populate(payload, nbytes)
             self._mapped.update(units)
 
-    def _ask(self, ask: Lease | LeaseSpan, nbytes: int) -> int:
-        deadline = time.monotonic() + self.config.put_wait_s
-        while True:
-            reply = self.channel.call(ask)
-            if not reply.full:
-                return int(reply.value)
-            if reply.value == "never" or time.monotonic() >= deadline:
-                raise StoreFullError(f"put of {format_bytes(nbytes)}: {reply.error}")
-            self.collect()
+    def _ask(self, ask: Lease | LeaseSpan, nbytes: int, deadline: float) -> int:
+        """A block or a span; 0: there is none yet, but what was given back may do."""
+        reply = self.channel.call(ask)
+        if not reply.full:
+            return int(reply.value)
+        if reply.value == "never" or time.monotonic() >= deadline:
+            raise StoreFullError(f"put of {format_bytes(nbytes)}: {reply.error}")
+        self.collect()
+        if isinstance(ask, Lease):
             self.give_empty_spans()
+        return 0
 
     def give_empty_spans(self) -> None:
         spans = self.client.take_empty_spans()
@@ -230,11 +239,11 @@ class Memory:
             base = base.base
         if type(base) is not _shm.Block or base.published:
             return None
-        prefix = len(base) - array.nbytes
-        if prefix not in (PREFIX_BIG, PREFIX_SMALL) or not (
+        prefix = PREFIX_BIG if array.nbytes > self.config.small_object_bytes_max else PREFIX_SMALL
+        if len(base) != prefix + array.nbytes or not (
             array.flags.c_contiguous or array.flags.f_contiguous
         ):
-            return None
+            return None  # a part of it, or strided
         start = self.client.store_address + base.payload + prefix
         return base if array.__array_interface__["data"][0] == start else None
 

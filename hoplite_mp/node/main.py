@@ -41,6 +41,7 @@ __all__ = ["Node", "main"]
 
 NODE_SLOT, DRIVER_SLOT = 0, 1
 POPULATE_DELAY_S = 0.3
+IDLE_LOOK_S = 0.1
 POPULATE_STEP_BYTES = 2 << 20
 
 
@@ -60,7 +61,7 @@ class Node:
         self.manager = socket.socket(fileno=manager_fd)
         self.event_fd = start.event_fd
         self.clients: dict[int, socket.socket] = {}  # slot -> its line
-        self.store = Store(self.client, self.config, start.memory_bytes, _store_bytes(start))
+        self.store = Store(self.client, self.config, start.memory_bytes, start.store_fd)
         self.results = Results(self.client, self.tasks, self.store, self.config)
         self.sweeper = Sweeper(self.results)
         threads = self.config.reduce_threads or start.cores
@@ -76,6 +77,7 @@ class Node:
         self._request_decoder = msgspec.msgpack.Decoder(Request)
         self._encode = msgspec.msgpack.Encoder().encode
         self._stop = False
+        self._watching = False
 
     # -- wiring --------------------------------------------------------------------------------
 
@@ -269,18 +271,21 @@ class Node:
             done, self._populated = self._populated, []
         for start in done:
             self.store.release(start)
-            self.after(self.config.memory_idle_s, self.give_idle_back)
+            self.watch_idle()
         if not done:
             self.after(0.02, self._await_populated)
 
+    def watch_idle(self) -> None:
+        """The store has grown: what it will not need for memory_idle_s goes back."""
+        if not self._watching:
+            self._watching = True
+            self.after(max(IDLE_LOOK_S, self.config.memory_idle_s), self.give_idle_back)
+
     def give_idle_back(self) -> None:
         due = self.store.give_idle_back(time.monotonic())
+        self._watching = due is not None
         if due is not None:
-            self.after(max(0.1, due - time.monotonic()), self.give_idle_back)
-
-
-def _store_bytes(start: Start) -> int:
-    return os.fstat(start.store_fd).st_size
+            self.after(max(IDLE_LOOK_S, due - time.monotonic()), self.give_idle_back)
 
 
 def main(start: Start, supervisor_fd: int, manager_fd: int) -> int:

@@ -108,8 +108,9 @@ class Requests:
             value = attempt()
             if value is not None:
                 self.client.set_hungry(False)
+                self.node.watch_idle()
                 self.node.reply(slot, Reply(request.number, value))
-            elif time.monotonic() >= deadline:
+            elif time.monotonic() >= deadline or self.store.returned_to == slot:
                 self.client.set_hungry(False)
                 message = self.store.full_message()
                 self.node.reply(slot, Reply(request.number, None, message, True))

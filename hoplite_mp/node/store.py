@@ -9,7 +9,7 @@ It must never know: tasks, plans, Python values.
 
 from __future__ import annotations
 
-import contextlib
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from hoplite_mp import _shm
 from hoplite_mp.client.memory import STATE, format_bytes
 from hoplite_mp.node.spill import SpillFile
 from hoplite_mp.store.arena import Arena
-from hoplite_mp.store.limits import available_bytes
+from hoplite_mp.store.limits import available_bytes, total_bytes
 
 if TYPE_CHECKING:
     from hoplite_mp.config import Config
@@ -25,22 +25,33 @@ if TYPE_CHECKING:
 __all__ = ["NODE_SLOT", "Store"]
 
 NODE_SLOT = 0
+ADOPTED = -1
 LEASED = (1 << 64) - 1
 HEAD = _shm.BLOCK_HEAD_BYTES
+BLOCKS_UNIT = 512  # of st_blocks
+SPILL_AGAIN_S = 1.0  # a disk that took nothing is asked again after this
 
 
 class Store:
     """What is leased to whom, and what that costs."""
 
-    def __init__(self, client: _shm.NodeClient, config: Config, limit: int, length: int) -> None:
+    def __init__(
+        self, client: _shm.NodeClient, config: Config, limit: int, store_fd: int
+    ) -> None:
         self.client = client
         self.config = config
         self.limit = limit
-        self.arena = Arena(length)
+        self.store_fd = store_fd
+        self.arena = Arena(os.fstat(store_fd).st_size)
+        # A small host, or control group, has less to leave.
+        self.reserve_bytes = min(config.memory_reserve_bytes, total_bytes() // 8)
         self.leases: dict[int, int] = {}  # payload offset of a big block -> slot it was leased to
-        self.spans: dict[int, int] = {}  # span offset -> lessee's slot; -1 = adopted
+        self.spans: dict[int, int] = {}  # span offset -> lessee's slot, or ADOPTED
         self.spill = SpillFile(config.spill_dir, config.spill_bytes_max)
         self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
+        self.spill_error = ""  # why the disk took nothing
+        self._spill_again = 0.0
+        self.returned_to = NODE_SLOT  # in whose own spans small objects made room, last time
         self.last_growth = 0.0
 
     # -- leasing -------------------------------------------------------------------------------
@@ -66,34 +77,40 @@ class Store:
         return start
 
     def _allocate(self, nbytes: int, align: int, slot: int = NODE_SLOT) -> int | None:
-        growth = self.arena.growth(nbytes, align)
-        if not self._room(nbytes, growth) and not self._make_room(nbytes, align, slot):
+        self.returned_to = NODE_SLOT
+        if not self._room(nbytes, align) and not self._make_room(nbytes, align, slot):
             return None
-        if growth:
+        if self.arena.growth(nbytes, align):
             self.last_growth = time.monotonic()
         return self.arena.allocate(nbytes, align)
 
-    def _room(self, nbytes: int, growth: int) -> bool:
+    def _room(self, nbytes: int, align: int) -> bool:
         if self.arena.used + nbytes > self.limit:
             return False
+        growth = self.arena.growth(nbytes, align)
         over = self.arena.resident + growth - self.limit
         if over > 0:
             self._cool(over)
-            if self.arena.resident + self.arena.growth(nbytes) > self.limit:
+            growth = self.arena.growth(nbytes, align)  # it may have been the warm range
+            if self.arena.resident + growth > self.limit:
                 return False
-        return not growth or growth + self.config.memory_reserve_bytes <= available_bytes()
+        return not growth or growth + self._untouched() + self.reserve_bytes <= available_bytes()
+
+    def _untouched(self) -> int:
+        """Bytes that are handed out, but whose pages the system has not given yet."""
+        return max(0, self.arena.resident - os.fstat(self.store_fd).st_blocks * BLOCKS_UNIT)
 
     def _make_room(self, nbytes: int, align: int, slot: int) -> bool:
         self.client.reclaim_freed()
         self.take_returns()
         self.sweep_spans()
-        if self._room(nbytes, self.arena.growth(nbytes, align)):
+        if self._room(nbytes, align):
             return True
         self._cool(nbytes)
-        if self._room(nbytes, self.arena.growth(nbytes, align)):
+        if self._room(nbytes, align):
             return True
         self._spill_until(nbytes, align, slot)
-        return self._room(nbytes, self.arena.growth(nbytes, align))
+        return self._room(nbytes, align)
 
     def _cool(self, nbytes: int) -> None:
         for start, size in self.arena.cool(nbytes):
@@ -132,12 +149,12 @@ class Store:
                     self.leases[payload] = NODE_SLOT
         for offset, lessee in list(self.spans.items()):
             if lessee == slot:
-                self.spans[offset] = -1
+                self.spans[offset] = ADOPTED
         self.sweep_spans(live)
 
     def sweep_spans(self, live: dict[int, int] | None = None) -> None:
         """Adopted spans without a live object are free."""
-        adopted = [offset for offset, lessee in self.spans.items() if lessee == -1]
+        adopted = [offset for offset, lessee in self.spans.items() if lessee == ADOPTED]
         if not adopted:
             return
         size = self.config.span_bytes
@@ -149,7 +166,7 @@ class Store:
 
     def reserve(self, nbytes: int) -> int | None:
         """A range for pages ahead of demand; None if the store has no room for luxury."""
-        if not self._room(nbytes, nbytes):
+        if not self._room(nbytes, 4096):
             return None
         return self.arena.allocate(nbytes, 4096)
 
@@ -166,29 +183,38 @@ class Store:
 
     def _spill_until(self, nbytes: int, align: int, slot: int) -> None:
         self.purge_spilled()
-        own_spans = {offset for offset, lessee in self.spans.items() if lessee == slot}
+        # A small object's bytes help only the client whose span it is in, or us in adopted ones.
+        spans = {offset for offset, lessee in self.spans.items() if lessee in (slot, ADOPTED)}
         size = self.config.span_bytes
         small = 0
         for _, oid, payload, length in sorted(self.client.spill_candidates()):
-            if self._room(nbytes, self.arena.growth(nbytes, align)):
+            if self._room(nbytes, align) or time.monotonic() < self._spill_again:
                 return
             big = payload in self.leases
-            if not big and (payload & -size not in own_spans or small >= size):
-                continue  # a small object's bytes help only the client whose span it is in
+            span = payload & -size
+            if not big and (span not in spans or small >= size):
+                continue
             if not self.spill_one(oid, payload, length):
                 continue
             if big:
                 self.take_returns()
+            elif self.spans[span] == ADOPTED:
+                self.sweep_spans()
             else:
                 small += length
+                self.returned_to = slot
 
     def spill_one(self, oid: int, payload: int, nbytes: int) -> bool:
         """Moves one unpinned object into the spill file."""
         if not self.client.spill_begin(oid):
             return False
         position = None
-        with contextlib.suppress(OSError):
+        try:
             position = self.spill.write(self.client.memory(payload, nbytes))
+            self.spill_error = "" if position is not None else "spill_bytes_max is reached"
+        except OSError as error:
+            self.spill_error = f"the disk takes nothing: {error}"
+            self._spill_again = time.monotonic() + SPILL_AGAIN_S
         if position is None:
             self.client.spill_abort(oid)
             return False
@@ -213,6 +239,15 @@ class Store:
         self.free(payload)
         return False
 
+    def spilled_bytes(self, oid: int) -> bytes | None:
+        """The payload of a spilled object, read from the file; None if it is not there."""
+        if oid not in self.spilled:
+            return None
+        position, nbytes = self.spilled[oid]
+        data = bytearray(nbytes)
+        self.spill.read(position, memoryview(data))
+        return bytes(data)
+
     def purge_spilled(self) -> None:
         """Room in the file of objects that nobody wants any more."""
         for oid, (position, _) in list(self.spilled.items()):
@@ -224,14 +259,13 @@ class Store:
 
     def give_idle_back(self, now: float) -> float | None:
         """Warm pages that were not needed for memory_idle_s go; returns when to look again."""
-        if not self.arena.warm:
-            return None
-        due = self.last_growth + self.config.memory_idle_s
-        if now < due:
-            return due
+        self.client.reclaim_freed()
         self.take_returns()
-        self._cool(self.arena.warm)
-        return None
+        due = self.last_growth + self.config.memory_idle_s
+        if now >= due:
+            self._cool(self.arena.warm)
+            due = now + self.config.memory_idle_s
+        return due if self.arena.resident else None
 
     # -- words ---------------------------------------------------------------------------------
 
@@ -257,5 +291,7 @@ class Store:
         free = available_bytes()
         if self.arena.used < self.limit // 2 and free < 2 * self.config.memory_reserve_bytes:
             parts.append(f"only {format_bytes(free)} of the host's memory are available")
+        if self.spill_error:
+            parts.append(self.spill_error)
         detail = f" ({', '.join(parts)})" if parts else ""
         return f"{room}{detail}. Free arrays, or raise memory=."

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE, format_bytes
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, WorkerLostError
+from hoplite_mp.node.store import NODE_SLOT
+from hoplite_mp.store.limits import available_bytes, total_bytes
 
 if TYPE_CHECKING:
     from hoplite_mp.node.pools import WorkerInfo
     from hoplite_mp.node.results import Results
-from hoplite_mp.store.limits import available_bytes, total_bytes
 
 __all__ = ["Sweeper"]
 
@@ -67,9 +68,10 @@ class Sweeper:
     def _inner_refs(self, oid: int) -> list[Any]:
         got = self.client.view(oid)
         if isinstance(got, int):
-            if got == STATE["SPILLED"] and self.results.store.restore(oid):
-                return self._inner_refs(oid)
-            return []
+            data = self.results.store.spilled_bytes(oid) if got == STATE["SPILLED"] else None
+            if data is None:
+                return []
+            got = data
         mem = memoryview(got)
         return [self.client.hold(ids.unpack_id(i)[1]) for i in serial.read_refs(mem)]
 
@@ -103,7 +105,7 @@ class Sweeper:
         if (
             task
             and not timed_out
-            and header["owner"] != slot
+            and header["owner"] not in (slot, NODE_SLOT)  # nobody waits for a dead one's task
             and header["retries_left"]
             and self.client.requeue(oid, slot)
         ):

@@ -55,7 +55,10 @@ class Arena:
             if start + size > self.length:
                 return None
             if start > self._end:
-                self._add(self._end, start - self._end, False)
+                gap = self._end
+                self._taken[gap] = start - gap
+                self.used += start - gap
+                self.free(gap, warm=False)
             self._end = start + size
         else:
             free, start = found

@@ -49,7 +49,7 @@ class Host:
             small_object_bytes_max=small_max,
             spill_dir=tempfile.gettempdir(),
         )
-        self.store = Store(self.node, config, length // 2, length)
+        self.store = Store(self.node, config, length // 2, self.fds[1])
         self.results = Results(self.node, self.node_tasks, self.store, config)
         self.sweeper = Sweeper(self.results)
         self.node.open_pool(POOL, 1)

@@ -1,4 +1,4 @@
-"""A client that does everything at random on the compiled core: the one that is killed, and its peer.
+"""A client that does everything at random on the compiled core: the one that is killed, or lives.
 
 Every payload describes itself: the ids inside, a seed, and bytes that follow from the seed with
 their checksum. What must hold whatever happens to others is asserted on the way.

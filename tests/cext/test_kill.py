@@ -1,8 +1,8 @@
 """Real SIGKILLs: a client is killed at a random instant, swept, and nothing of it may be left.
 
 Two players work against each other on one host without a node process: one lives through all the
-rounds, the other is killed in every round. The test is the node. It sweeps while the living one goes on,
-then stops it and looks at every header, every block and every payload.
+rounds, the other is killed in every round. The test is the node. It sweeps while the living one
+goes on, then stops it and looks at every header, every block and every payload.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.cext.host import LEASED, NODE, POOL, STATE, Host, describe
 from tests.cext.player import BIG_BYTES, BLOCKS, Board, Player, check_payload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROUNDS_OF_A_HOST = 50
 SETTLED = ("SEALED", "FAILED", "CANCELLED", "DELETED", "SPILLED")

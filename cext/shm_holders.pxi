@@ -1,0 +1,256 @@
+# The lower half of Client: making headers, holding and dropping, looking at payloads.
+
+cdef class _Holders:
+    """The lower half of Client: headers, refs and pins of one client slot."""
+    cdef Mapping map
+    cdef char *c
+    cdef readonly unsigned slot
+    cdef readonly uint64_t home
+    cdef uint32_t *refs[TABLES]
+    cdef uint32_t *pins[TABLES]
+    cdef span_heap heap
+    cdef list own_tables      # table numbers
+    cdef dict live_leases     # id of a Block -> (payload, bytes): arrays of empty() in use
+    cdef uint16_t *free_index[TABLES]
+    cdef uint32_t free_count[TABLES]
+    cdef object __weakref__
+
+    def __cinit__(self, int control_fd, int store_fd, unsigned slot, int node_event_fd):
+        self.map = Mapping(control_fd, store_fd, node_event_fd)
+        self.c = self.map.control
+        self.slot = slot
+        self.home = root_of(self.c).home
+        self.own_tables = []
+        self.live_leases = {}
+        heap_init(&self.heap, root_of(self.c).span_bytes, root_of(self.c).small_object_bytes_max)
+
+    def __dealloc__(self):
+        cdef int t
+        for t in range(TABLES):
+            free(self.refs[t])
+            free(self.pins[t])
+            free(self.free_index[t])
+        heap_clear(&self.heap)
+
+    @property
+    def usable(self) -> bool:
+        """False after close(), and in a forked child."""
+        return self.map.usable()
+
+    @property
+    def control_address(self) -> int:
+        return <uint64_t>self.c
+
+    @property
+    def store_address(self) -> int:
+        return <uint64_t>self.map.store
+
+    @property
+    def closing(self) -> bool:
+        return LOAD32(&root_of(self.c).closing) != 0
+
+    def set_closing(self) -> None:
+        STORE32(&root_of(self.c).closing, 1)
+
+    def close(self) -> None:
+        """No atomics of this client from now on; memory stays mapped while views of it live."""
+        self.map.closed = True
+
+    # -- headers -------------------------------------------------------------------------------
+
+    cdef int take_table(self) except -1:
+        cdef shm_root *r = root_of(self.c)
+        cdef uint32_t t, high, i
+        for t in range(TABLES):
+            if LOAD32(&table_of(self.c, t).owner):
+                continue
+            high = LOAD32(&r.tables_high)  # first: a table beyond it is never swept
+            while high < t + 1 and not CAS32(&r.tables_high, high, t + 1):
+                high = LOAD32(&r.tables_high)
+            if CAS32(&table_of(self.c, t).owner, 0, self.slot + 1):
+                break
+        else:
+            raise MemoryError(f"all {TABLES * TABLE_HEADERS} object headers of this host are taken")
+        if self.free_index[t] == NULL:
+            self.free_index[t] = <uint16_t *>calloc(TABLE_HEADERS, 2)
+            if self.free_index[t] == NULL:
+                raise MemoryError()
+        for i in range(TABLE_HEADERS):
+            self.free_index[t][i] = <uint16_t>(TABLE_HEADERS - 1 - i)
+        self.free_count[t] = TABLE_HEADERS - (t == 0)  # the id 0 means "none"
+        self.own_tables.append(t)
+        return t
+
+    cdef uint64_t new_header(self, unsigned kind, unsigned state, unsigned claimant, unsigned pool,
+                             uint64_t block, uint64_t size, unsigned flags) except 0:
+        """A header of this client's with one ref of this process on it."""
+        cdef int t = -1
+        cdef uint32_t index, gen
+        cdef uint64_t w, word_index
+        cdef shm_header *h
+        cdef shm_table *table
+        for t in self.own_tables:
+            if self.free_count[t]:
+                break
+        else:
+            t = self.take_table()
+        self.free_count[t] -= 1
+        index = self.free_index[t][self.free_count[t]]
+        table = table_of(self.c, t)
+        if table.high <= index:
+            STORE32(&table.high, index + 1)
+        h = header_at(self.c, t, index)
+        OR64(&h.refs[self.slot // 64], 1ULL << (self.slot % 64))
+        h.block = block
+        h.size = size
+        h.stamp = now_stamp()
+        h.kind = kind
+        h.flags = flags
+        h.pool = pool
+        h.taken = 0
+        h.spill = 0
+        while True:
+            w = LOAD64(&h.word)
+            gen = WORD_GENERATION(w)
+            if CAS64(&h.word, w, (w & WORD_ACQUIRES_MASK)
+                     | WORD_MAKE(gen, 0, claimant, state)):
+                break
+        self.count(self.refs, t)[index] += 1
+        return ID_MAKE(t, index, gen)
+
+    cdef inline uint32_t *count(self, uint32_t **counts, unsigned table) except NULL:
+        if counts[table] == NULL:
+            counts[table] = <uint32_t *>calloc(TABLE_HEADERS, 4)
+            if counts[table] == NULL:
+                raise MemoryError()
+        return counts[table]
+
+    def new(self, unsigned kind, unsigned state, unsigned claimant=0, unsigned pool=0) -> int:
+        """A header without bytes (a task's or an operation's result); one ref is held."""
+        return self.new_header(kind, state, claimant, pool, 0, 0, 0)
+
+    cdef int check(self, uint64_t oid) except -1:
+        if not id_valid(oid):
+            raise ValueError(f"{oid:#x} is no local id")
+        return 0
+
+    # -- holders -------------------------------------------------------------------------------
+
+    def acquire(self, uint64_t oid) -> bool:
+        """Holds the object once more; False if it is gone."""
+        self.check(oid)
+        return self.acquire_ref(oid)
+
+    cdef bint acquire_ref(self, uint64_t oid) except -1:
+        cdef uint32_t *n = self.count(self.refs, ID_TABLE(oid)) + ID_INDEX(oid)
+        cdef uint64_t w
+        cdef unsigned s
+        if n[0]:  # held already, so the header cannot have gone; it may be another generation's
+            if WORD_GENERATION(LOAD64(&header_of(self.c, oid).word)) != ID_GENERATION(oid):
+                return False
+            n[0] += 1
+            return True
+        s = acquire_bit(self.c, oid, self.slot, 0, &w)
+        if s == ST_FREE or s == ST_FREED:
+            release_bit(self.c, oid, self.slot, 0)
+            return False
+        n[0] = 1
+        return True
+
+    def release(self, uint64_t oid) -> None:
+        """Drops one hold of acquire() or new()."""
+        self.check(oid)
+        if not self.refs[ID_TABLE(oid)] or not self.refs[ID_TABLE(oid)][ID_INDEX(oid)]:
+            raise ValueError(f"{oid:#x} is not held here")
+        self.release_ref(oid)
+
+    cdef void release_ref(self, uint64_t oid) noexcept:
+        if not self.map.usable():
+            return
+        cdef uint32_t *n = self.refs[ID_TABLE(oid)] + ID_INDEX(oid)
+        n[0] -= 1
+        if n[0] == 0:
+            release_bit(self.c, oid, self.slot, 0)
+
+    def hold(self, uint64_t oid, bint acquire=True):
+        """A Hold that drops the ref when it is deallocated; None if the object is gone.
+
+        acquire=False takes over the hold that new() or publish() made.
+        """
+        self.check(oid)
+        if acquire and not self.acquire_ref(oid):
+            return None
+        cdef Hold h = Hold.__new__(Hold)
+        h.client = <Client>self
+        h.oid = oid
+        return h
+
+    cdef int pin(self, uint64_t oid) except -1:
+        """The state found: SEALED or FAILED mean that a pin is held now."""
+        cdef uint32_t *n = self.count(self.pins, ID_TABLE(oid)) + ID_INDEX(oid)
+        cdef shm_header *h = header_of(self.c, oid)
+        cdef uint64_t w
+        cdef unsigned s
+        if n[0]:
+            w = LOAD64(&h.word)
+            if WORD_GENERATION(w) != ID_GENERATION(oid):
+                return ST_FREE
+            s = WORD_STATE(w)
+            if s == ST_SPILLING:
+                s = ST_SEALED  # our pin is older than the node's look: it will go back
+            if s == ST_SEALED or s == ST_FAILED:
+                n[0] += 1
+            return s
+        s = acquire_bit(self.c, oid, self.slot, 1, &w)
+        if s == ST_SEALED or s == ST_FAILED:
+            n[0] += 1
+            h.stamp = now_stamp()
+        elif n[0] == 0:
+            release_bit(self.c, oid, self.slot, 1)
+        return s
+
+    cdef void unpin(self, uint64_t oid) noexcept:
+        if not self.map.usable():
+            return
+        cdef uint32_t *n = self.pins[ID_TABLE(oid)] + ID_INDEX(oid)
+        n[0] -= 1
+        if n[0] == 0:
+            release_bit(self.c, oid, self.slot, 1)
+
+    def view(self, uint64_t oid):
+        """The payload: a View that pins it, or bytes if it lies inline; else the state (int)."""
+        self.check(oid)
+        cdef shm_header *h = header_of(self.c, oid)
+        cdef int s = self.pin(oid)
+        if s != ST_SEALED and s != ST_FAILED:
+            return s
+        cdef View v
+        if h.flags & FLAG_INLINE:
+            try:
+                return PyBytes_FromStringAndSize(
+                    <char *>record_of(self.c, oid).result_inline, <Py_ssize_t>h.size)
+            finally:
+                self.unpin(oid)
+        v = View.__new__(View)
+        v.client = <Client>self
+        v.oid = oid
+        v.address = self.map.store + h.block
+        v.size = h.size
+        return v
+
+    def state(self, uint64_t oid) -> int:
+        """The state now; FREE if this generation is gone."""
+        self.check(oid)
+        w = LOAD64(&header_of(self.c, oid).word)
+        return WORD_STATE(w) if WORD_GENERATION(w) == ID_GENERATION(oid) else ST_FREE
+
+    def flags(self, uint64_t oid) -> tuple[bool, bool]:
+        """(lists refs, a reader sees it as deleted rather than cancelled)."""
+        self.check(oid)
+        cdef uint8_t f = header_of(self.c, oid).flags
+        return (f & FLAG_REFS) != 0, (f & FLAG_ABORT_DELETE) != 0
+
+    def delete(self, uint64_t oid) -> int:
+        """1 deleted, 0 nothing to delete, -1 it is just being spilled: call again."""
+        self.check(oid)
+        return delete_object(self.c, oid)

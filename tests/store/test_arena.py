@@ -1,0 +1,144 @@
+"""The arena against a naive picture of the same ranges, over arbitrary sequences of calls."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from hoplite_mp.store.arena import PAGE, Arena
+
+SIZES = st.one_of(st.integers(1, 40 * PAGE), st.sampled_from([PAGE, 2 * PAGE, 16 * PAGE]))
+ALIGNS = st.sampled_from([PAGE, PAGE, 4 * PAGE, 16 * PAGE])
+
+
+def pages(nbytes: int) -> int:
+    return (nbytes + PAGE - 1) // PAGE
+
+
+class Walk(RuleBasedStateMachine):
+    """`owner` has one entry for each page: "taken", "warm" or "cold"; new ground has none."""
+
+    @initialize(length=st.integers(20, 400), start=st.sampled_from([0, PAGE]))
+    def begin(self, length: int, start: int) -> None:
+        self.arena = Arena(length * PAGE, start)
+        self.pages: dict[int, str] = {}
+        self.taken: dict[int, int] = {}  # start -> bytes asked for
+
+    @rule(nbytes=SIZES, align=ALIGNS)
+    def allocate(self, nbytes: int, align: int) -> None:
+        resident, predicted = self.arena.resident, self.arena.growth(nbytes, align)
+        start = self.arena.allocate(nbytes, align)
+        if start is None:
+            assert not self.fits(pages(nbytes), align)
+            assert self.arena.resident == resident
+            return
+        assert start % align == 0
+        assert start + nbytes <= self.arena.length
+        mine = range(start // PAGE, start // PAGE + pages(nbytes))
+        found = {self.pages.get(page, "new") for page in mine}
+        assert "taken" not in found, "it overlaps a range that is handed out"
+        assert self.arena.resident == resident + predicted
+        assert (predicted == 0) == (found == {"warm"})
+        self.taken[start] = nbytes
+        for page in mine:
+            self.pages[page] = "taken"
+
+    def fits(self, count: int, align: int) -> bool:
+        """Whether some aligned place is free, by looking at every page below the length."""
+        last = self.arena.length // PAGE
+        return any(
+            all(self.pages.get(page) in ("warm", "cold") for page in range(at, at + count))
+            for at in range(0, last - count + 1, align // PAGE)
+        )
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data(), warm=st.booleans())
+    def free(self, data: st.DataObject, warm: bool) -> None:
+        start = data.draw(st.sampled_from(sorted(self.taken)))
+        count = pages(self.taken.pop(start))
+        assert self.arena.size_of(start) == count * PAGE
+        self.arena.free(start, warm)
+        for page in range(start // PAGE, start // PAGE + count):
+            self.pages[page] = "warm" if warm else "cold"
+
+    @rule(nbytes=st.integers(0, 200 * PAGE))
+    def cool(self, nbytes: int) -> None:
+        before = self.arena.warm
+        ranges = self.arena.cool(nbytes)
+        assert sum(size for _, size in ranges) >= min(nbytes, before)
+        for start, size in ranges:
+            for page in range(start // PAGE, (start + size) // PAGE):
+                assert self.pages[page] == "warm"
+                self.pages[page] = "cold"
+
+    @rule(nbytes=SIZES, align=ALIGNS)
+    def look(self, nbytes: int, align: int) -> None:
+        """A question changes nothing that a later answer depends on."""
+        before = sorted(self.arena._free.items())
+        assert self.arena.growth(nbytes, align) in (0, pages(nbytes) * PAGE)
+        assert sorted(self.arena._free.items()) == before
+
+    @invariant()
+    def counts(self) -> None:
+        kinds = list(self.pages.values())
+        assert self.arena.used == kinds.count("taken") * PAGE
+        assert self.arena.warm == kinds.count("warm") * PAGE
+        assert self.arena.resident == self.arena.used + self.arena.warm
+
+    @invariant()
+    def coalesced(self) -> None:
+        """Free neighbours of one temperature are one range."""
+        free = sorted((start, size, warm) for start, (size, warm) in self.arena._free.items())
+        for (a, size, warm), (b, _, next_warm) in zip(free, free[1:], strict=False):
+            assert a + size < b or (a + size == b and warm != next_warm)
+
+
+TestWalk = Walk.TestCase
+TestWalk.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@given(st.lists(SIZES, min_size=1, max_size=20))
+def test_everything_freed_is_one_range_again(sizes: list[int]) -> None:
+    arena = Arena(1 << 40, 0)
+    starts = [arena.allocate(size) for size in sizes]
+    total = arena.used
+    for start in starts:
+        assert start is not None
+        arena.free(start)
+    assert arena.used == 0
+    assert arena.warm == total
+    assert arena.growth(total) == 0
+    assert arena.allocate(total) == 0
+
+
+def test_the_latest_warm_range_of_a_size_comes_first() -> None:
+    arena = Arena(1 << 30, 0)
+    starts = [arena.allocate(PAGE) for _ in range(9)]
+    for index in (1, 5, 3):
+        arena.free(starts[index] or 0)
+    assert [arena.allocate(PAGE) for _ in range(3)] == [starts[3], starts[5], starts[1]]
+
+
+def test_warm_pages_are_preferred_to_cold_ones() -> None:
+    arena = Arena(1 << 30, 0)
+    cold, _, warm, _ = (arena.allocate(4 * PAGE) for _ in range(4))
+    arena.free(warm or 0)
+    arena.free(cold or 0, warm=False)
+    assert arena.growth(4 * PAGE) == 0
+    assert arena.allocate(4 * PAGE) == warm
+    assert arena.growth(4 * PAGE) == 4 * PAGE
+    assert arena.allocate(4 * PAGE) == cold
+
+
+def test_what_it_remembers_stays_bounded() -> None:
+    """The same block over and over, and blocks of ever new sizes."""
+    arena = Arena(1 << 40)
+    for size in range(3000):
+        for nbytes in (PAGE, (size % 700) * PAGE + 1):
+            start = arena.allocate(nbytes)
+            _ = arena.allocate(PAGE) if size % 3 == 0 else None  # keeps neighbours apart
+            assert start is not None
+            arena.free(start)
+    remembered = sum(len(starts) for starts in arena._recent.values())
+    assert remembered <= 2 * len(arena._free) + 256
