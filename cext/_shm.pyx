@@ -27,11 +27,12 @@ cdef extern from "sys/mman.h" nogil:
     void *MAP_FAILED
 cdef extern from "unistd.h" nogil:
     int ftruncate(int, long)
+cdef extern from "shm_pages.h" nogil:
+    void pages_populate(char *, uint64_t, unsigned)
 cdef extern from "pthread.h" nogil:
     int pthread_atfork(void (*)() noexcept nogil, void (*)() noexcept nogil,
                        void (*)() noexcept nogil)
 
-cdef int MADV_POPULATE_WRITE_ADVICE = 23
 cdef int fork_count = 0  # in a forked child nothing of the parent may be touched
 
 cdef void _after_fork_in_child() noexcept nogil:
@@ -163,8 +164,9 @@ cdef class Client(_Holders):
     def populate(self, uint64_t offset, uint64_t nbytes) -> None:
         """Maps and allocates the pages of a range in one call, without the GIL."""
         cdef uint64_t begin = offset & ~4095ULL, end = (offset + nbytes + 4095) & ~4095ULL
+        cdef unsigned cores = root_of(self.c).cores
         with nogil:
-            madvise(self.map.store + begin, end - begin, MADV_POPULATE_WRITE_ADVICE)
+            pages_populate(self.map.store + begin, end - begin, cores)
 
     def write(self, uint64_t payload, bytes head, list buffers, list offsets) -> None:
         """Copies a payload's head and buffers into a block; large copies release the GIL."""

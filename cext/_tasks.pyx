@@ -166,7 +166,7 @@ cdef class Tasks:
     def drain(self) -> list[int]:
         """Ids of ours that have become done since the last call."""
         cdef list found = []
-        cdef uint64_t summary, bits
+        cdef uint64_t summary, bits, w
         cdef unsigned word, bit, index
         cdef int k
         cdef shm_table *t
@@ -183,8 +183,9 @@ cdef class Tasks:
                     bit = ctz(bits)
                     bits &= bits - 1
                     index = word * 64 + bit
-                    found.append(ID_MAKE(self.tables[k], index, WORD_GENERATION(
-                        LOAD64(&header_at(self.c, self.tables[k], index).word))))
+                    w = LOAD64(&header_at(self.c, self.tables[k], index).word)
+                    if state_done(WORD_STATE(w)):  # else a bit of an earlier life of this header
+                        found.append(ID_MAKE(self.tables[k], index, WORD_GENERATION(w)))
         return found
 
     # -- working -------------------------------------------------------------------------------

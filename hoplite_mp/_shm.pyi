@@ -7,7 +7,7 @@ id, a `payload` the offset of a block's bytes in the store.
 from collections.abc import Container
 from typing import Any, final
 
-from typing_extensions import Buffer, disjoint_base
+from typing_extensions import Buffer
 
 STATES: tuple[str, ...]
 INLINE_BYTES_MAX: int
@@ -29,7 +29,6 @@ def create(
 class Mapping:
     def __new__(cls, control_fd: int, store_fd: int, node_event_fd: int) -> Mapping: ...
 
-@disjoint_base
 class Client:
     def __new__(cls, control_fd: int, store_fd: int, slot: int, node_event_fd: int) -> Client: ...
     @property

@@ -61,6 +61,7 @@ __all__ = [
     "encode_error",
     "encode_function",
     "function_name",
+    "large_copies",
     "payload_kind",
     "read_contributors",
     "read_refs",
@@ -411,7 +412,23 @@ def _buffers(mem: memoryview, table: int, end: int, writable: bool) -> Iterator[
     mem = mem.toreadonly()
     for offset, nbytes in BUFFER.iter_unpack(mem[table:end]):
         part = mem[offset : offset + nbytes]
-        yield bytearray(part) if writable else part
+        yield _writable_copy(part) if writable else part
+
+
+class LargeCopies:
+    """How large buffers are copied for a reader that may write; a worker puts its own way here."""
+
+    bytes_min = 1 << 20
+    copy: Callable[[memoryview], Any] = bytearray
+
+
+large_copies = LargeCopies()
+
+
+def _writable_copy(part: memoryview) -> Any:
+    if part.nbytes < large_copies.bytes_min:
+        return bytearray(part)
+    return large_copies.copy(part)
 
 
 @functools.lru_cache(4096)
@@ -442,6 +459,9 @@ def _decode_array(mem: memoryview, meta_len: int, writable: bool) -> Array:
     # frombuffer keeps the memoryview; ndarray(buffer=) would keep only its owner, not an export.
     if not mem.readonly:
         mem = mem.toreadonly()
+    if writable and nbytes >= large_copies.bytes_min:
+        mem, offset = _writable_copy(mem[offset : offset + nbytes]), 0
+        writable = False  # it is already
     array = np.frombuffer(mem, dtype, nbytes // dtype.itemsize, offset)
     if len(shape) != 1:
         array = array.reshape(shape, order=order)  # type: ignore[call-overload]

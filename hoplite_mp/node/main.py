@@ -248,7 +248,9 @@ class Node:
 
     def populate(self) -> None:
         """Pages for the first large objects, asked for in a thread that yields between steps."""
-        wanted = min(self.config.populate_ahead_bytes, self.store.limit // 4)
+        wanted = min(self.config.populate_ahead_bytes, self.store.limit // 4) & -4096
+        if not wanted:
+            return
         start = self.store.reserve(wanted)
         if start is None:
             return

@@ -52,6 +52,7 @@ class Store:
         self.spill_error = ""  # why the disk took nothing
         self._spill_again = 0.0
         self.returned_to = NODE_SLOT  # in whose own spans small objects made room, last time
+        self.ahead = 0  # bytes of reserve()
         self.last_growth = 0.0
 
     # -- leasing -------------------------------------------------------------------------------
@@ -168,16 +169,18 @@ class Store:
         """A range for pages ahead of demand; None if the store has no room for luxury."""
         if not self._room(nbytes, 4096):
             return None
+        self.ahead += nbytes
         return self.arena.allocate(nbytes, 4096)
 
     def release(self, start: int) -> None:
         """That range is warm now."""
+        self.ahead -= self.arena.size_of(start)
         self.arena.free(start)
         self.last_growth = time.monotonic()
 
     def used_bytes(self) -> int:
         """Bytes of big objects and of spans with small ones."""
-        return self.arena.used
+        return self.arena.used - self.ahead
 
     # -- spilling ------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import ids, serial
+from hoplite_mp import _shm, ids, serial
 from hoplite_mp.client.memory import STATE, format_bytes
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, WorkerLostError
 from hoplite_mp.node.store import NODE_SLOT
@@ -143,7 +143,8 @@ class Sweeper:
     def completed(self, oids: list[int]) -> None:
         """Tasks of dead submitters that have been finished: their refs inside are the node's."""
         for oid in oids:
-            if oid not in self.inner and self.client.flags(oid)[0]:
+            stored = _shm.STATES[self.client.state(oid)] in _STORED
+            if stored and oid not in self.inner and self.client.flags(oid)[0]:
                 self.inner[oid] = self._inner_refs(oid)
                 self.tasks.set_taken(oid)
 

@@ -236,6 +236,7 @@ def main(
     channel = Channel(socket.socket(fileno=rpc_fd))
     runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
     worker = Worker(runtime, pool, max_tasks)
+    serial.large_copies.copy = runtime.memory.private_copy
     signal.signal(signal.SIGUSR1, worker.on_signal)
     if setup:
         try:

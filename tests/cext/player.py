@@ -198,8 +198,10 @@ class Player:
         _, inside = check_payload(memoryview(got))
         holds = [self.client.hold(i) for i in inside]
         if None in holds:  # inline bytes are a copy: only a deletion lets go of what is inside
-            assert isinstance(got, bytes), f"{oid:#x} is pinned, and what is inside has gone"
-            assert self.client.state(oid) not in STORED, f"{oid:#x} is held, its inside gone"
+            header = self.client.inspect(oid)
+            gone = [self.client.inspect(i) for i in inside]
+            assert isinstance(got, bytes), f"pinned, and its inside has gone: {header}, {gone}"
+            assert STATE[header["state"]] not in STORED, f"its inside has gone: {header}, {gone}"
             return None
         if self.random.random() < 0.2:
             self.views = [*self.views[-3:], got]

@@ -35,7 +35,15 @@ def settles(look: Callable[[], Any], wanted: Any) -> None:
     end = time.monotonic() + PATIENCE_S
     while (found := look()) != wanted and time.monotonic() < end:
         time.sleep(0.002)
-    assert found == wanted
+    assert found == wanted, f"still {found!r} after {PATIENCE_S} s, not {wanted!r}"
+
+
+def falls_to(look: Callable[[], int], most: int) -> None:
+    """Polls until `look` returns at most so much."""
+    end = time.monotonic() + PATIENCE_S
+    while (found := look()) > most and time.monotonic() < end:
+        time.sleep(0.002)
+    assert found <= most, f"still {found} after {PATIENCE_S} s, more than {most}"
 
 
 def mib(number: float, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -58,7 +66,7 @@ def pid(*_: Any) -> int:
 def warm(cluster: Cluster, *functions: Any) -> None:
     """Sends the functions once, so that the objects that carry them count in no later reading."""
     for function in functions:
-        cluster.submit(function, 0).result()
+        cluster.wait(cluster.submit(function, 0))
 
 
 def objects(cluster: Cluster) -> int:
@@ -94,6 +102,7 @@ class StoreFile:
     def __init__(self, cluster: Cluster) -> None:
         host = cluster._host
         assert host is not None
+        cluster.stats()  # its processes are up
         for link in Path(f"/proc/{host.process.pid}/fd").iterdir():
             if "hoplite_mp store" in os.readlink(link):
                 self.fd = os.open(link, os.O_RDONLY)

@@ -221,8 +221,9 @@ def test_arrays_inside_objects_are_read_only_and_not_copied(cluster: Cluster) ->
     for one, two, original in zip(*arrays, strict=True):
         assert not one.flags.writeable
         assert (one == original).all()
-        assert address(one) == address(two)
-        assert address(one) != address(original)
+        if one.nbytes > 1000:  # tiny ones are cheaper to copy
+            assert address(one) == address(two)
+            assert address(one) != address(original)
     assert all(
         array.flags.writeable
         for array in (cluster.get(ref, copy=True)["big"], cluster.get(ref, copy=True)["small"])

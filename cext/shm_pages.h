@@ -1,0 +1,60 @@
+/* Pages of the store: asked for in advance, on several cores.
+ *
+ * Why it exists: the first touch of fresh memory costs five times a copy; the kernel clears pages
+ * faster when asked for many at a time, and on two cores nearly twice as fast.
+ * It must never know: what the pages are for.
+ */
+#ifndef HOPLITE_SHM_PAGES_H
+#define HOPLITE_SHM_PAGES_H
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <sys/mman.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14; older kernels refuse it, and pages come by touch */
+#endif
+
+enum { PAGES_THREADS_MAX = 4, PAGES_BYTES_MIN = 8 << 20, PAGE = 4096 };
+
+typedef struct {
+    char *begin;
+    uint64_t bytes;
+} pages_range;
+
+static void *pages_populate_range(void *argument) {
+    pages_range *r = argument;
+    madvise(r->begin, r->bytes, MADV_POPULATE_WRITE);
+    return NULL;
+}
+/* Maps and allocates [begin, begin + bytes), page-aligned; at most `cores` threads. */
+static inline void pages_populate(char *begin, uint64_t bytes, unsigned cores) {
+    pthread_t threads[PAGES_THREADS_MAX];
+    pages_range ranges[PAGES_THREADS_MAX];
+    unsigned n = cores < PAGES_THREADS_MAX ? cores : PAGES_THREADS_MAX, started = 0;
+    if (n < 1 || bytes < PAGES_BYTES_MIN)
+        n = 1;
+    uint64_t share = (bytes / n + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (unsigned i = 1; i < n; i++) {
+        uint64_t at = i * share;
+        if (at >= bytes)
+            break;
+        ranges[i].begin = begin + at;
+        ranges[i].bytes = bytes - at < share ? bytes - at : share;
+        if (pthread_create(&threads[started], NULL, pages_populate_range, &ranges[i]))
+            pages_populate_range(&ranges[i]);
+        else
+            started++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    ranges[0].begin = begin;
+    ranges[0].bytes = bytes < share ? bytes : share;
+    pages_populate_range(&ranges[0]);
+    for (unsigned i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
+}
+#endif
