@@ -149,6 +149,11 @@ cdef class Client(_Holders):
         n = heap_remove_empty(&self.heap, bases, 64)
         return [bases[i] for i in range(n)]
 
+    cdef int check_range(self, uint64_t payload, uint64_t nbytes) except -1:
+        if payload < 2 * BLOCK_ALIGN or payload > self.map.store_bytes - nbytes:
+            raise ValueError(f"{nbytes} bytes at {payload} are no block of the store")
+        return 0
+
     cdef void give_block(self, uint64_t payload, uint64_t owner) noexcept:
         cdef shm_block *b = block_of(self.map.store, payload)
         if not b.big and b.lessee == self.slot and heap_find(&self.heap, payload) >= 0:
@@ -159,6 +164,7 @@ cdef class Client(_Holders):
 
     def give_back(self, uint64_t payload, uint64_t owner=BLOCK_LEASED) -> None:
         """Returns a block that never became an object's (or whose result did not count)."""
+        self.check_range(payload, 0)
         self.give_block(payload, owner)
 
     def populate(self, uint64_t offset, uint64_t nbytes) -> None:
@@ -170,6 +176,7 @@ cdef class Client(_Holders):
 
     def write(self, uint64_t payload, bytes head, list buffers, list offsets) -> None:
         """Copies a payload's head and buffers into a block; large copies release the GIL."""
+        self.check_range(payload, PyBytes_GET_SIZE(head))
         self.copy_in(self.map.store + payload, head, buffers, offsets)
 
     cdef int copy_in(self, char *to, bytes head, list buffers, list offsets) except -1:
@@ -190,6 +197,7 @@ cdef class Client(_Holders):
 
     def publish(self, uint64_t payload, uint64_t nbytes, bint refs) -> int:
         """A sealed object over a LEASED block that has been written; one ref is held."""
+        self.check_range(payload, nbytes)
         cdef uint64_t oid = self.new_header(KIND_PUT, ST_CLAIMED, self.slot, 0, payload, nbytes,
                                             FLAG_REFS if refs else 0)
         STORE64(&block_of(self.map.store, payload).owner, oid)
@@ -216,6 +224,7 @@ cdef class Client(_Holders):
 
     def bind(self, uint64_t oid, uint64_t payload, uint64_t nbytes, bint refs) -> None:
         """A claimant's result: the LEASED block becomes the object's, before it is finished."""
+        self.check_range(payload, nbytes)
         self.check(oid)
         cdef shm_header *h = header_of(self.c, oid)
         h.size = nbytes
@@ -248,6 +257,7 @@ cdef class Client(_Holders):
 
     def block(self, uint64_t payload, uint64_t nbytes):
         """A writable buffer over a LEASED block; freed with the last array over it."""
+        self.check_range(payload, nbytes)
         cdef Block b = Block.__new__(Block)
         b.client = self
         b.payload = payload

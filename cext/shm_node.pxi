@@ -1,17 +1,27 @@
 # What only the node calls: registering and sweeping clients, leasing blocks, spilling.
 
+cdef list slots_of(uint64_t *mask):
+    cdef list found = []
+    cdef uint64_t bits
+    cdef int i
+    for i in range(MASK_WORDS):
+        bits = LOAD64(&mask[i])
+        while bits:
+            found.append(64 * i + ctz(bits))
+            bits &= bits - 1
+    return found
+
+
 cdef dict describe(char *c, unsigned t, unsigned i):
     cdef shm_header *h = header_at(c, t, i)
     cdef shm_record *r = record_at(c, t, i)
     cdef uint64_t w = LOAD64(&h.word)
-    cdef int k
     return {
         "id": ID_MAKE(t, i, WORD_GENERATION(w)), "state": STATES[WORD_STATE(w)],
         "claimant": WORD_CLAIMANT(w), "attempt": WORD_ATTEMPT(w), "kind": h.kind,
         "flags": h.flags, "block": h.block, "size": h.size, "stamp": h.stamp, "pool": h.pool,
         "taken": h.taken, "spill": h.spill, "owner": <int>table_of(c, t).owner - 1,
-        "refs": [k for k in range(CLIENTS) if h.refs[k // 64] >> (k % 64) & 1],
-        "pins": [k for k in range(CLIENTS) if h.pins[k // 64] >> (k % 64) & 1],
+        "refs": slots_of(h.refs), "pins": slots_of(h.pins),
         "retries_left": r.retries_left, "tries": r.tries,
     }
 

@@ -98,6 +98,9 @@ class Runtime:
                 _stack.remove(self)
         self.client.close()
         self.channel.close()
+        # No cycle keeps the mappings until the garbage collector happens to run.
+        self.memory.wait_one = _closed
+        self.face = None
 
 
 def current_runtime() -> Runtime:
@@ -106,6 +109,10 @@ def current_runtime() -> Runtime:
         if runtime.client.usable:
             return runtime
     raise ClosedError("no cluster is open in this process: open one with hoplite_mp.Cluster()")
+
+
+def _closed(oid: int, deadline: int) -> None:
+    raise ClosedError("this cluster is closed")
 
 
 def _owner(object_id: bytes) -> Memory | None:

@@ -167,6 +167,9 @@ class Node:
     def from_pipe(self, fd: int) -> None:
         if fd in self.output.pipes and not self.output.read(fd):
             self.handlers.pop(fd, None)
+            for pipes in self.workers.pipes.values():  # the number is closed: it may come again
+                if fd in pipes:
+                    pipes.remove(fd)
 
     def exited(self, message: Exited) -> None:
         """A worker has ended, of itself or not: everything of its is settled, a new one starts."""

@@ -1,0 +1,553 @@
+"""Blocks, spans, views, ids: what the state machine and the kills do not look at."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hoplite_mp import _shm
+from tests.cext.host import LEASED, OFF_HEADERS, STATE, TABLE_HEADERS, TABLES, Host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HEAD = _shm.BLOCK_HEAD_BYTES
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host()
+    yield made
+    made.close()
+
+
+def put(client: _shm.Client, data: bytes, refs: bool = False) -> int:
+    """A sealed object in a small block."""
+    at = client.allocate(len(data))
+    assert at
+    client.write(at, data, [], [])
+    return client.publish(at, len(data), refs)
+
+
+def exit_code(run: Callable[[], None]) -> int:
+    """Of a forked child that does this."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            run()
+            code = 0
+        except BaseException as error:
+            print(repr(error), file=sys.__stderr__, flush=True)
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# -- small blocks -----------------------------------------------------------------------------
+
+
+def test_blocks_are_aligned_and_apart(host: Host) -> None:
+    client = host.with_span(spans=8)
+    taken: list[tuple[int, int]] = []
+    for size in (1, 64, 65, 128, 129, 300, 1000, 2000, 4095, 4096) * 4:
+        at = client.allocate(size)
+        assert at % 64 == 0
+        assert all(at >= end or at + size <= start for start, end in taken)
+        taken.append((at - HEAD, at + size))
+
+
+def test_a_freed_block_is_the_next_of_its_class(host: Host) -> None:
+    client = host.with_span(spans=2)
+    first, _ = client.allocate(200), client.allocate(200)
+    client.give_back(first)
+    assert client.allocate(250) == first, "256 bytes with the head: the same class"
+    other = client.allocate(60)
+    assert other & -(1 << 16) != first & -(1 << 16), "another class lies in another span"
+
+
+def test_an_object_gone_gives_its_block_back(host: Host) -> None:
+    client = host.with_span()
+    oid = put(client, b"x" * 500)
+    at = client.inspect(oid)["block"]
+    client.release(oid)
+    assert client.news()
+    assert client.collect() == []
+    assert client.allocate(500) == at
+
+
+def test_without_room_the_answer_is_zero(host: Host) -> None:
+    client = host.client()
+    assert client.allocate(100) == 0
+    host.give_span(client)
+    got = [client.allocate(4096) for _ in range(20)]
+    blocks = (1 << 16) // (4096 + HEAD)
+    assert all(got[:blocks])
+    assert not any(got[blocks:])
+    assert client.allocate(4097) == 0, "larger ones are the node's"
+
+
+def test_others_return_small_blocks(host: Host) -> None:
+    """The owner of the table is not the lessee of the block: a task's result."""
+    worker, owner = host.with_span(), host.client()
+    got = []
+    while at := worker.allocate(4000):
+        oid = owner.new(2, STATE["CLAIMED"], worker.slot)
+        worker.bind(oid, at, 4000, False)
+        got.append((at, oid))
+    for _, oid in got:
+        owner.delete(oid)
+    owner.collect()
+    assert worker.allocate(4000) == 0, "CLAIMED: the worker still writes"
+    for at, oid in got:
+        worker.give_back(at, oid)
+    again = [worker.allocate(4000) for _ in got]
+    assert sorted(again) == sorted(at for at, _ in got)
+    # now returned by the owner's collection, which is in another process than the lessee
+    oids = []
+    for at in again:
+        oid = owner.new(1, STATE["CLAIMED"], owner.slot)
+        owner.bind(oid, at, 4000, False)
+        oids.append(oid)
+    node = host.node_tasks
+    for oid in oids:
+        assert not node.finish(oid, False), "only the claimant finishes"
+        owner.delete(oid)
+    assert worker.allocate(4000) == 0
+
+
+def test_the_lessee_finds_what_another_has_returned(host: Host) -> None:
+    lessee, other = host.with_span(), host.client()
+    blocks = []
+    while at := lessee.allocate(1000):
+        blocks.append(at)
+    for at in blocks[::3]:
+        other.give_back(at)
+        other.give_back(at)  # a late repeat does nothing
+    again = []
+    while at := lessee.allocate(1000):
+        again.append(at)
+    assert sorted(again) == sorted(blocks[::3])
+
+
+def test_empty_spans_go_back_even_the_last_of_a_class(host: Host) -> None:
+    client = host.client()
+    spans = {host.give_span(client) for _ in range(4)}
+    blocks = []
+    while at := client.allocate(3000):
+        blocks.append(at)
+    assert client.take_empty_spans() == []
+    kept = blocks.pop()
+    for at in blocks:
+        client.give_back(at)
+    given = client.take_empty_spans()
+    assert spans - set(given) == {kept & -(1 << 16)}
+    other = host.client()
+    other.give_back(kept)
+    assert set(client.take_empty_spans()) | set(given) == spans
+    assert client.allocate(3000) == 0
+    host.give_span(client)
+    assert client.allocate(3000), "the place of a span that went is used again"
+
+
+def test_a_span_may_change_its_class(host: Host) -> None:
+    client = host.client()
+    for _ in range(2):
+        host.give_span(client)
+    rng = random.Random(3)
+    for _ in range(200):
+        size = rng.choice((64, 500, 4000))
+        blocks = []
+        while at := client.allocate(size):
+            blocks.append(at)
+        assert len(blocks) >= (1 << 16) // (size + HEAD) // 2
+        rng.shuffle(blocks)
+        for at in blocks:
+            client.give_back(at)
+
+
+def test_a_span_has_no_more_blocks_than_numbers() -> None:
+    host = Host(span_bytes=1 << 24, small_max=64)
+    client = host.with_span()
+    blocks = set()
+    while at := client.allocate(64):
+        assert at not in blocks
+        blocks.add(at)
+    assert len(blocks) == 65536
+    host.close()
+
+
+def test_the_largest_small_object_has_a_class() -> None:
+    host = Host(span_bytes=1 << 25, small_max=12 << 20)
+    client = host.with_span()
+    assert client.allocate(12 << 20)
+    assert client.allocate((12 << 20) + 1) == 0
+    host.close()
+
+
+@pytest.mark.parametrize(("span", "small"), [(100_000, 4096), (1 << 16, 1 << 16)])
+def test_spans_that_cannot_be_are_refused(span: int, small: int) -> None:
+    fd = os.memfd_create("x")
+    with pytest.raises(ValueError, match="spans of"):
+        _shm.create(fd, fd, 1, 1 << 20, 1, 0, small, span)
+    os.close(fd)
+
+
+# -- big blocks and the ring of returns ---------------------------------------------------------
+
+
+def big(host: Host, client: _shm.Client, size: int = 10_000) -> tuple[int, int]:
+    at = host.store.lease(size, client.slot)
+    assert at is not None
+    return at, client.publish(at, size, False)
+
+
+def test_big_blocks_come_back_through_the_ring(host: Host) -> None:
+    client = host.client()
+    for _ in range(10_000):  # two rounds of the ring, and more
+        at, oid = big(host, client)
+        assert host.node.block_owner(at) == oid
+        client.release(oid)
+        client.collect()
+        assert host.node.block_owner(at) == 0
+        host.store.take_returns()
+        assert at not in host.store.leases
+
+
+def test_an_overflow_of_the_ring_loses_nothing(host: Host) -> None:
+    client = host.client()
+    blocks = [host.store.lease(5000, client.slot) for _ in range(4200)]
+    assert host.node.returns() == []
+    for at in blocks:
+        assert at is not None
+        client.give_back(at)
+    assert host.node.returns() is None, "more than the ring holds: look at all"
+    for at in blocks:
+        assert at is not None
+        host.node.lease(at - HEAD, 8192)
+        client.give_back(at)
+    host.store.take_returns()
+    assert not host.store.leases
+
+
+def test_a_return_that_was_not_written_means_looking_at_all(host: Host) -> None:
+    client = host.client()
+    at = host.store.lease(5000, client.slot)
+    assert at is not None
+    client.give_back(at)
+    ring = 72 + 32 + 8 + 8 * 32
+    entry = next(o for o in range(ring - 64, ring + 64, 8) if host.word(o) & ~63 == at)
+    host.write_word(entry, 0)  # as if its writer had been killed before the store
+    assert host.node.returns() is None
+    assert host.node.returns() == []
+
+
+def test_freed_bytes_can_be_reclaimed_before_their_owner_collects(host: Host) -> None:
+    client = host.client()
+    at, oid = big(host, client)
+    client.release(oid)
+    assert host.node.reclaim_freed() == 1
+    assert host.node.block_owner(at) == 0
+    assert host.node.reclaim_freed() == 0
+    client.collect()
+    assert client.state(oid) == STATE["FREE"]
+
+
+def test_bytes_that_went_on_to_another_object_are_not_the_old_ones(host: Host) -> None:
+    """A header that nobody has collected names a block which belongs to a newer object."""
+    client = host.client()
+    at, old = big(host, client)
+    client.release(old)
+    host.node.reclaim_freed()
+    host.store.take_returns()
+    again, new = big(host, client)
+    assert again == at
+    assert host.node.live_blocks() == {at: new}
+
+
+# -- views and blocks ---------------------------------------------------------------------------
+
+
+def test_a_view_pins_and_outlives_the_last_ref(host: Host) -> None:
+    client, reader = host.with_span(), host.client()
+    oid = put(client, b"abc" * 300)
+    view = reader.view(oid)
+    assert isinstance(view, _shm.View)
+    assert len(view) == 900
+    assert view.oid == oid
+    client.release(oid)
+    assert client.inspect(oid)["state"] == "SEALED"
+    memory = memoryview(view)
+    assert memory.readonly
+    del view
+    assert client.inspect(oid)["pins"] == [reader.slot], "a buffer keeps its view"
+    assert bytes(memory[:3]) == b"abc"
+    memory.release()
+    assert client.inspect(oid)["state"] == "FREED"
+
+
+def test_views_are_readable_after_close(host: Host) -> None:
+    client = host.with_span()
+    oid = put(client, b"abc" * 300)
+    view = client.view(oid)
+    client.close()
+    assert not client.usable
+    del client
+    gc.collect()
+    assert bytes(view) == b"abc" * 300  # type: ignore[arg-type]
+    del view
+    assert host.node.inspect(oid)["pins"] == [1], "after close no atomics: the sweep lets go"
+    host.sweep(1)
+    assert host.node.inspect(oid)["state"] == "FREE"
+
+
+def test_a_forked_child_reads_and_lets_go_of_nothing(host: Host) -> None:
+    client = host.with_span(spans=2)
+    oid = put(client, b"abc" * 300)
+    kept: dict[str, Any] = {"view": client.view(oid), "hold": client.hold(oid)}
+    kept["block"] = client.block(client.allocate(100), 100)
+
+    def child() -> None:
+        assert not client.usable
+        assert bytes(kept["view"][:3] if isinstance(kept["view"], bytes) else kept["view"])[:3]
+        assert client.collect() == []
+        kept.clear()
+        gc.collect()
+
+    assert exit_code(child) == 0
+    header = client.inspect(oid)
+    assert (header["refs"], header["pins"]) == ([1], [1])
+    assert bytes(kept["view"])[:3] == b"abc"
+
+
+def test_a_block_is_freed_or_becomes_an_object(host: Host) -> None:
+    client = host.with_span()
+    at = client.allocate(200)
+    block = client.block(at, 200)
+    memoryview(block)[:3] = b"xyz"
+    assert (block.payload, block.published, len(block)) == (at, 0, 200)
+    del block
+    assert client.allocate(200) == at, "nobody's block is free again"
+    block = client.block(at, 200)
+    oid = client.publish(at, 200, False)
+    block.become(oid)
+    with pytest.raises(ValueError, match="already"):
+        block.become(oid)
+    assert memoryview(block).readonly
+    assert client.inspect(oid)["pins"] == [client.slot]
+    client.release(oid)
+    assert client.state(oid) == STATE["SEALED"]
+    del block
+    assert client.state(oid) == STATE["FREED"]
+
+
+def test_a_result_that_did_not_count_leaves_the_block_to_its_writer(host: Host) -> None:
+    client = host.with_span()
+    oid = client.new(2, STATE["CLAIMED"], client.slot)
+    at = client.allocate(200)
+    block = client.block(at, 200)
+    client.bind(oid, at, 200, False)
+    block.become(oid)
+    assert client.delete(oid) == 1
+    block.unbecome()
+    assert not memoryview(block).readonly
+    assert host.node.block_owner(at) == LEASED
+    del block
+    assert client.allocate(200) == at
+
+
+def test_a_hold_in_a_garbage_cycle_lets_go(host: Host) -> None:
+    client = host.with_span()
+    oid = put(client, b"x" * 300)
+    cycle: dict[str, Any] = {"hold": client.hold(oid, False), "view": client.view(oid)}
+    cycle["self"] = cycle
+    del cycle
+    gc.collect()
+    assert client.private_counts(oid) == (0, 0)
+    assert client.state(oid) == STATE["FREED"]
+
+
+def test_what_is_not_held_cannot_be_let_go(host: Host) -> None:
+    client, other = host.with_span(), host.client()
+    oid = put(client, b"x" * 300)
+    with pytest.raises(ValueError, match="not held"):
+        other.release(oid)
+    with pytest.raises(ValueError, match="not pinned"):
+        client.drop_pin(oid)
+    client.release(oid)
+    with pytest.raises(ValueError, match="not held"):
+        client.release(oid)
+
+
+# -- ids ----------------------------------------------------------------------------------------
+
+
+def test_the_id_zero_is_nobodys(host: Host) -> None:
+    client = host.client()
+    oids = {client.new(1, STATE["WAITING"]) for _ in range(2 * TABLE_HEADERS)}
+    assert len(oids) == 2 * TABLE_HEADERS
+    assert 0 not in oids
+    assert {oid >> 48 for oid in oids} == {0, 1, 2}
+    assert not client.acquire(0)
+    assert client.view(0) == STATE["FREE"]
+
+
+@pytest.mark.parametrize("oid", [TABLES << 48, TABLE_HEADERS << 32, (1 << 64) - 1])
+def test_what_is_no_id_is_refused(host: Host, oid: int) -> None:
+    client = host.client()
+    for call in (client.acquire, client.release, client.hold, client.view, client.state):
+        with pytest.raises(ValueError, match="no local id"):
+            call(oid)
+    for call in (host.node_tasks.done, host.node_tasks.claim, host.node_tasks.task):
+        with pytest.raises(ValueError, match="no local id"):
+            call(oid)
+
+
+def test_generations_wrap(host: Host) -> None:
+    client = host.client()
+    oid = client.new(1, STATE["CLAIMED"], client.slot)
+    word = OFF_HEADERS + 128 * (oid >> 32 & 0xFFFF)
+    client.delete(oid)
+    host.node_tasks.settle(oid)
+    last = 0xFFFFFFF
+    # the same header in its last generation, held by nobody and FREED
+    client.release(oid)
+    host.write_word(word, host.word(word) & 0xFFFF0000000FFFFF & ~0xF | last << 20 | 11)
+    old = oid | last
+    client.collect()
+    assert client.state(old) == STATE["FREE"]
+    new = client.new(1, STATE["WAITING"])
+    assert new == oid & ~0xFFFFFFFF, "the generation begins again at 0"
+    assert not client.acquire(old)
+    assert client.acquire(new)
+
+
+def test_all_tables_taken_is_an_error(host: Host) -> None:
+    for table in range(TABLES):
+        host.write_word(host.table(table), 200, 4)
+    client = host.client()
+    with pytest.raises(MemoryError, match="headers of this host are taken"):
+        client.new(1, STATE["WAITING"])
+    host.write_word(host.table(7), 0, 4)
+    assert client.new(1, STATE["WAITING"]) >> 48 == 7
+
+
+def test_a_table_of_the_dead_is_used_again_when_empty(host: Host) -> None:
+    client = host.with_span()
+    oid = put(client, b"x" * 300)
+    stale = put(client, b"x" * 300)
+    other = host.client()
+    assert other.acquire(oid)
+    client.close()
+    host.sweep(client.slot)
+    assert host.node.tables == [oid >> 48]
+    assert bytes(other.view(oid)) == b"x" * 300  # type: ignore[arg-type]
+    other.release(oid)
+    host.sweeper.collect()
+    assert host.node.tables == []
+    assert not host.store.spans, "the span went with its last object"
+    assert other.new(1, STATE["WAITING"]) >> 48 == oid >> 48
+    assert not other.acquire(stale)
+
+
+def test_slots_are_limited(host: Host) -> None:
+    slots = [host.node.register(0, 2, 1) for _ in range(255)]
+    assert slots == list(range(1, 256))
+    assert host.node.register(0, 2, 1) == -1
+    host.node.unregister(9)
+    assert host.node.register(0, 2, 1) == 9
+    with pytest.raises(ValueError, match="client slot 256"):
+        host.node.register(256, 2, 1)
+
+
+# -- together -----------------------------------------------------------------------------------
+
+
+def test_threads_share_a_client(host: Host) -> None:
+    client = host.with_span(spans=8)
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        held: list[Any] = []
+        try:
+            for _ in range(3000):
+                if rng.random() < 0.5 or not held:
+                    oid = put(client, bytes([seed]) * 300)
+                    held.append((client.hold(oid, False), client.view(oid)))
+                else:
+                    _, view = held.pop(rng.randrange(len(held)))
+                    assert bytes(view) == bytes([seed]) * 300
+                if len(held) > 20:
+                    held.clear()
+                if client.news():
+                    client.collect()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    client.collect()
+    assert host.node.scan() == []
+
+
+def test_a_reader_and_the_last_releaser_race(host: Host) -> None:
+    """Another process acquires what this one drops: it has it whole, or not at all."""
+    client = host.with_span(spans=4)
+    other = host.node.register(0, 2, 1)
+    read, write = os.pipe()
+
+    def child() -> None:
+        mine = host.client(other)
+        got = 0
+        while data := os.read(read, 8):
+            oid = int.from_bytes(data, "little")
+            view = mine.view(oid)
+            if not isinstance(view, int):
+                assert bytes(view) == oid.to_bytes(8, "little") * 40
+                got += 1
+        assert mine.scan() is not None
+
+    def parent() -> None:
+        for _ in range(5000):
+            at = client.allocate(320)
+            while not at:
+                client.collect()
+                at = client.allocate(320)
+            oid = client.publish(at, 320, False)
+            host.node.memory(at, 320)[:] = oid.to_bytes(8, "little") * 40
+            os.write(write, oid.to_bytes(8, "little"))
+            client.release(oid)
+            if client.news():
+                client.collect()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            os.close(write)
+            child()
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(read)
+    parent()
+    os.close(write)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    client.collect()
+    assert [h for h in host.node.scan() if h["state"] != "FREE"] == []

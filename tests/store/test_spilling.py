@@ -1,0 +1,293 @@
+"""Over the limit: what is least recently used and not pinned goes to a disk and comes back."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import hoplite_mp
+from hoplite_mp import Config, HopliteTimeoutError, ObjectLostError, StoreFullError
+from tests.store.helpers import (
+    MIB,
+    checksum,
+    echo,
+    eventually,
+    header,
+    mib,
+    settles,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp import Cluster
+
+LIMIT = 32 * MIB
+
+
+def opened(tmp_path: Path | None, workers: int = 1, put_wait_s: float = 10, **fields: Any) -> Cluster:
+    config = Config(populate_ahead_bytes=0, put_wait_s=put_wait_s, **fields)
+    return hoplite_mp.Cluster(workers, memory=LIMIT, spill_dir=tmp_path, config=config)
+
+
+@pytest.fixture
+def c(tmp_path: Path) -> Iterator[Cluster]:
+    with opened(tmp_path) as made:
+        yield made
+
+
+def state(c: Cluster, ref: Any) -> str:
+    return str(header(c, ref)["state"])
+
+
+def made(seed: int) -> Any:
+    return mib(4, seed)
+
+
+def pin_and_wait(arrays: Any, path: str) -> int:
+    Path(path + ".here").touch()
+    eventually(Path(path).exists, path)
+    return checksum(arrays[0])
+
+
+@pytest.mark.parametrize("memory", [LIMIT, "32MiB", "33554432"])
+def test_the_limit_is_what_was_asked_for(memory: Any) -> None:
+    with hoplite_mp.Cluster(workers=0, memory=memory) as c:
+        assert c.stats()["bytes_limit"] == LIMIT
+        assert c.nodes[0].memory_total == LIMIT
+
+
+def test_four_times_the_limit_comes_back_whole(c: Cluster, tmp_path: Path) -> None:
+    refs = [c.put(made(seed)) for seed in range(30)]
+    stats = c.stats()
+    assert stats["bytes_used"] <= LIMIT
+    assert stats["bytes_spilled"] >= 30 * 4 * MIB - LIMIT
+    assert os.listdir(tmp_path) == [], "the file has a name"
+    for seed, ref in enumerate(refs):
+        assert (c.get(ref) == made(seed)).all()
+    assert [f.result() for f in [c.submit(checksum, ref) for ref in refs]] == [
+        checksum(made(seed)) for seed in range(30)
+    ]
+    assert all(c.locations(ref) for ref in refs)
+    del ref, refs
+    settles(lambda: c.stats()["bytes_spilled"], 0)
+
+
+def test_the_least_recently_used_goes_first(c: Cluster) -> None:
+    refs = [c.put(made(seed)) for seed in range(7)]
+    for index in (0, 2, 4):
+        c.get(refs[index])
+    more = [c.put(made(seed)) for seed in range(3)]
+    assert [state(c, ref) for ref in refs] == [
+        "SEALED" if index in (0, 2, 4, 6) else "SPILLED" for index in range(7)
+    ]
+    assert [state(c, ref) for ref in more] == ["SEALED"] * 3
+
+
+def test_pinned_objects_stay(c: Cluster) -> None:
+    pinned = c.put(made(1))
+    array = c.get(pinned)
+    others = [c.put(made(seed)) for seed in range(20)]
+    assert state(c, pinned) == "SEALED"
+    assert (array == made(1)).all()
+    assert c.stats()["bytes_spilled"] > 0
+    del others
+
+
+def test_spilled_objects_can_be_deleted_dropped_and_waited_for(c: Cluster) -> None:
+    refs = [c.put(made(seed)) for seed in range(20)]
+    assert state(c, refs[0]) == state(c, refs[1]) == "SPILLED"
+    assert c.wait(refs, timeout=0) == (refs, [])
+    before = c.stats()["bytes_spilled"]
+    c.delete(refs[0])
+    with pytest.raises(ObjectLostError):
+        c.get(refs[0])
+    refs[1] = refs[2]
+    c.get(refs[2])  # the node looks at its list when it needs the file
+    assert c.stats()["bytes_spilled"] <= before - 4 * MIB
+
+
+def test_refs_inside_a_spilled_object_hold(c: Cluster) -> None:
+    nested = c.put([c.put(7), c.put(made(3)), made(9)])
+    fill = [c.put(made(seed)) for seed in range(20)]
+    assert state(c, nested) == "SPILLED"
+    inner = c.get(nested)
+    assert c.get(inner[0]) == 7
+    assert (c.get(inner[1]) == made(3)).all()
+    del fill
+
+
+def nested_refs() -> Any:
+    me = hoplite_mp.current()
+    return me.put([me.put(5), made(1)])
+
+
+def test_refs_inside_a_spilled_object_of_a_dead_worker_hold(c: Cluster) -> None:
+    ref = c.submit(nested_refs).result()
+    fill = [c.put(made(seed)) for seed in range(20)]
+    assert state(c, ref) == "SPILLED"
+    arrays = [c.get(other) for other in fill[:7]]  # no room to bring it back while sweeping
+    c.submit(os._exit, 1).exception()
+    settles(lambda: c.stats()["workers_lost"] > 0, True)
+    del arrays
+    assert c.get(c.get(ref)[0]) == 5
+
+
+def test_results_of_tasks_over_the_limit(c: Cluster) -> None:
+    futures = [c.submit(made, seed) for seed in range(20)]
+    assert all((future.result() == made(seed)).all() for seed, future in enumerate(futures))
+    del futures
+
+
+def test_many_small_objects_over_the_limit(c: Cluster) -> None:
+    begun = time.monotonic()
+    refs = [c.put(np.full(2000, number, np.int16)) for number in range(20_000)]  # 80 MB
+    assert time.monotonic() - begun < 15
+    assert c.stats()["bytes_used"] <= LIMIT
+    assert c.stats()["bytes_spilled"] > 0
+    for number in (0, 1, 777, 10_000, 19_999):
+        assert set(c.get(refs[number]).tolist()) == {number}
+    assert c.submit(checksum, refs[5]).result() == 10_000
+    del refs
+    settles(lambda: c.stats()["bytes_spilled"], 0)
+
+
+def test_small_objects_where_each_span_has_one_in_use(c: Cluster) -> None:
+    refs = [c.put(np.full(2000, number, np.int16)) for number in range(6000)]
+    arrays = [c.get(ref) for ref in refs[::100]]
+    refs += [c.put(np.full(2000, number, np.int16)) for number in range(6000, 12_000)]
+    assert all(int(array[0]) == 100 * n for n, array in enumerate(arrays))
+    assert [int(c.get(refs[n])[0]) for n in range(0, 12_000, 997)] == list(range(0, 12_000, 997))
+
+
+def test_a_large_object_displaces_small_ones(c: Cluster) -> None:
+    refs = [c.put(np.full(2000, number, np.int16)) for number in range(7000)]
+    big = c.put(mib(20))
+    assert checksum(c.get(big)) == checksum(mib(20))
+    assert int(c.get(refs[0])[0]) == 0
+
+
+# -- full ----------------------------------------------------------------------------------------
+
+
+def test_everything_pinned(tmp_path: Path) -> None:
+    with opened(tmp_path, put_wait_s=0.5) as c:
+        arrays = [c.get(c.put(made(seed))) for seed in range(7)]
+        begun = time.monotonic()
+        with pytest.raises(StoreFullError) as caught:
+            c.put(mib(8))
+        assert 0.5 <= time.monotonic() - begun < 5
+        text = str(caught.value)
+        assert text.startswith("put of 8 MiB: store of h0 holds ")
+        assert "of 32 MiB" in text
+        assert f"28 MiB pinned by arrays in process {os.getpid()}" in text
+        assert text.endswith("Free arrays, or raise memory=.")
+        assert isinstance(caught.value, MemoryError)
+        with pytest.raises(StoreFullError):
+            c.empty(8 * MIB, np.uint8)
+        with pytest.raises(StoreFullError, match="pinned by arrays"):
+            c.submit(mib, 8).result()
+        assert c.submit(echo, 5).result() == 5
+        assert all((array == made(seed)).all() for seed, array in enumerate(arrays))
+        del arrays
+        assert checksum(c.get(c.put(mib(8)))) == checksum(mib(8))
+
+
+def test_what_another_process_pins_is_named(tmp_path: Path) -> None:
+    with opened(tmp_path, put_wait_s=0.3) as c:
+        gate = str(tmp_path / "gate")
+        task = c.submit(pin_and_wait, [c.put(made(s)) for s in range(6)], gate)
+        eventually(Path(gate + ".here").exists, "the task")
+        worker = c.submit(echo, 1)  # queued behind it
+        with pytest.raises(StoreFullError, match=r"24 MiB pinned by arrays in process \d+"):
+            c.put(mib(12))
+        Path(gate).touch()
+        assert task.result() == checksum(made(0))
+        assert worker.result() == 1
+
+
+def test_room_that_comes_while_waiting(c: Cluster) -> None:
+    arrays = [c.get(c.put(made(seed))) for seed in range(7)]
+    timer = threading.Timer(0.3, arrays.clear)
+    timer.start()
+    begun = time.monotonic()
+    ref = c.put(mib(16))
+    assert 0.25 <= time.monotonic() - begun < 5
+    assert checksum(c.get(ref)) == checksum(mib(16))
+    timer.join()
+
+
+def test_larger_than_the_limit_fails_at_once(c: Cluster) -> None:
+    for attempt in (
+        lambda: c.put(np.zeros(LIMIT, np.uint8)),
+        lambda: c.empty(LIMIT, np.uint8),
+        lambda: c.submit(np.zeros, LIMIT, np.uint8).result(),
+    ):
+        begun = time.monotonic()
+        with pytest.raises(StoreFullError, match="of 32 MiB"):
+            attempt()
+        assert time.monotonic() - begun < 3
+
+
+def test_get_of_a_spilled_object_without_room(tmp_path: Path) -> None:
+    with opened(tmp_path, put_wait_s=0.3) as c:
+        refs = [c.put(made(seed)) for seed in range(12)]
+        arrays = [c.get(ref) for ref in refs[-7:]]
+        assert state(c, refs[0]) == "SPILLED"
+        with pytest.raises(HopliteTimeoutError):
+            c.get(refs[0], timeout=0)
+        with pytest.raises(StoreFullError):
+            c.get(refs[0])
+        del arrays[:3]
+        assert (c.get(refs[0]) == made(0)).all()
+
+
+# -- disks that do not take it -------------------------------------------------------------------
+
+
+def test_spill_bytes_max(tmp_path: Path) -> None:
+    with opened(tmp_path, put_wait_s=0.3, spill_bytes_max=8 * MIB) as c:
+        refs = [c.put(made(seed)) for seed in range(9)]
+        assert 0 < c.stats()["bytes_spilled"] <= 8 * MIB
+        with pytest.raises(StoreFullError, match="spill_bytes_max"):
+            refs += [c.put(made(seed)) for seed in range(9, 12)]
+        assert all((c.get(ref) == made(seed)).all() for seed, ref in enumerate(refs))
+
+
+def test_spill_bytes_max_0_means_none(tmp_path: Path) -> None:
+    with opened(tmp_path, put_wait_s=0.2, spill_bytes_max=0) as c:
+        refs = [c.put(made(seed)) for seed in range(7)]
+        with pytest.raises(StoreFullError):
+            c.put(made(8))
+        assert c.stats()["bytes_spilled"] == 0
+        assert len(refs) == 7
+
+
+@pytest.mark.parametrize("directory", ["missing", "a file"])
+def test_a_directory_that_cannot_be_used(tmp_path: Path, directory: str) -> None:
+    (tmp_path / "a file").touch()
+    with opened(tmp_path / directory, put_wait_s=0.2) as c:
+        refs = [c.put(made(seed)) for seed in range(7)]
+        with pytest.raises(StoreFullError, match=directory):
+            c.put(made(8))
+        assert all((c.get(ref) == made(seed)).all() for seed, ref in enumerate(refs))
+
+
+def test_a_full_disk(tiny_disk: Path) -> None:
+    with opened(tiny_disk, put_wait_s=0.3) as c:
+        refs: list[Any] = []
+        with pytest.raises(StoreFullError, match="No space left"):
+            refs += (c.put(made(seed)) for seed in range(20))
+        assert len(refs) == 8, "what fits into memory, and one into the file"
+        assert c.stats()["bytes_spilled"] == 4 * MIB + 4096
+        for seed, ref in enumerate(refs):
+            assert (c.get(ref) == made(seed)).all()
+        assert c.submit(checksum, refs[0]).result() == checksum(made(0))
+        del ref, refs[:4]
+        assert (c.get(c.put(made(40))) == made(40)).all()
