@@ -160,6 +160,8 @@ static inline uint64_t heap_take(span_heap *h, uint32_t cls) {
     }
     for (uint32_t i = 0; i < h->count; i++) {
         span *s = &h->spans[i];
+        if (s->cls && s->free == s->bump)
+            heap_empty(h, i); /* kept for objects of another class */
         if (!s->base || s->cls)
             continue;
         uint64_t blocks = h->span_bytes / h->class_bytes[cls];

@@ -299,6 +299,7 @@ class Memory:
             if time.monotonic_ns() >= limit:
                 raise StoreFullError(f"get of a spilled object: {reply.error}")
             self.collect()
+            self.give_empty_spans()
 
     def read(self, oid: int, deadline: int, writable: bool) -> Any:
         """The value; raises what the object failed with."""

@@ -94,7 +94,7 @@ class Requests:
         oid = request.ask.oid  # type: ignore[union-attr]
 
         def attempt() -> int | None:
-            return None if self.store.restore(oid) is None else 1
+            return None if self.store.restore(oid, slot) is None else 1
 
         self.patiently(slot, request, attempt)
 
@@ -137,6 +137,7 @@ class Requests:
     def stats(self, slot: int, request: Request) -> None:
         self.client.reclaim_freed()
         self.store.take_returns()
+        self.store.purge_spilled()
         self.node.sweeper.collect()
         done = failed = objects = 0
         for number in range(1, 256):

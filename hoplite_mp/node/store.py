@@ -61,7 +61,7 @@ class Store:
         """Payload offset of a big block; None: no room now."""
         need = nbytes + HEAD
         self.take_returns()
-        start = self._allocate(need, 4096)
+        start = self._allocate(need, 4096, slot)
         if start is None:
             return None
         payload = self.client.lease(start, self.arena.size_of(start))
@@ -195,7 +195,7 @@ class Store:
                 return
             big = payload in self.leases
             span = payload & -size
-            if not big and (span not in spans or small >= size):
+            if not big and (span not in spans or small >= max(size, nbytes)):
                 continue
             if not self.spill_one(oid, payload, length):
                 continue
@@ -225,15 +225,16 @@ class Store:
         self.client.spill_end(oid, position)
         return True
 
-    def restore(self, oid: int) -> bool | None:
-        """Brings a spilled object back: True; None: no room now; False: it has gone."""
+    def restore(self, oid: int, slot: int = NODE_SLOT) -> bool | None:
+        """Brings a spilled object back, for `slot`: True; None: no room now; False: it has gone."""
         self.purge_spilled()
         if oid not in self.spilled:
             return False
         position, nbytes = self.spilled[oid]
-        payload = self.lease(nbytes, NODE_SLOT)
+        payload = self.lease(nbytes, slot)
         if payload is None:
             return None
+        self.leases[payload] = NODE_SLOT
         self.spill.read(position, self.client.memory(payload, nbytes))
         if self.client.restore(oid, payload):
             self.spill.free(position)

@@ -58,7 +58,7 @@ class Supervisor:
         self.workers: dict[int, tuple[int, int]] = {}  # pid -> (slot, pool)
         self.node_pid = self.manager_pid = 0
         self.first: list[tuple[int, list[int]]] = []  # first workers: (slot, rpc, stdout, stderr)
-        self.ending = False
+        self.ending = self.orderly = False
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     # -- children ------------------------------------------------------------------------------
@@ -219,8 +219,9 @@ class Supervisor:
                     self.reap()
                 elif fd == self.driver.fileno():
                     data = self.driver.recv(PACKET_BYTES_MAX)
-                    if not data or isinstance(decoder.decode(data), Shutdown):
-                        self.ending = True
+                    if data and isinstance(decoder.decode(data), Shutdown):
+                        self.orderly = True  # workers have been told, and may end by themselves
+                    self.ending = True
                 elif fd == self.node.fileno():
                     data, fds, _, _ = socket.recv_fds(self.node, PACKET_BYTES_MAX, 3)
                     if not data:
@@ -326,5 +327,6 @@ def main(start: Start) -> None:
         supervisor.spawn_first()
         supervisor.run()
     finally:
-        supervisor.end(float(start.config.get("cancel_grace_s", 2.0)))
+        grace_s = float(start.config.get("cancel_grace_s", 2.0))
+        supervisor.end(grace_s if supervisor.orderly else 0.0)
     os._exit(0)

@@ -417,7 +417,7 @@ def test_generations_wrap(host: Host) -> None:
     oid = client.new(1, STATE["CLAIMED"], client.slot)
     word = OFF_HEADERS + 128 * (oid >> 32 & 0xFFFF)
     client.delete(oid)
-    host.node_tasks.settle(oid)
+    assert host.node.settle(oid, client.slot)
     last = 0xFFFFFFF
     # the same header in its last generation, held by nobody and FREED
     client.release(oid)
@@ -453,6 +453,7 @@ def test_a_table_of_the_dead_is_used_again_when_empty(host: Host) -> None:
     assert bytes(other.view(oid)) == b"x" * 300  # type: ignore[arg-type]
     other.release(oid)
     host.sweeper.collect()
+    host.store.sweep_spans()
     assert host.node.tables == []
     assert not host.store.spans, "the span went with its last object"
     assert other.new(1, STATE["WAITING"]) >> 48 == oid >> 48

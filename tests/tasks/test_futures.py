@@ -1,0 +1,183 @@
+"""A Future is the standard library's, whoever looks at it; cancel and timeouts do what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import hoplite_mp
+
+if TYPE_CHECKING:
+    from hoplite_mp import Cluster
+
+PATIENCE_S = 20.0
+
+
+def eventually(condition: Any) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.001)
+
+
+def wait_for(path: str) -> str:
+    eventually(Path(path).exists)
+    return path
+
+
+def announce_and_sleep(path: str, seconds: float) -> None:
+    Path(path).touch()
+    time.sleep(seconds)
+
+
+def announce_and_block(path: str) -> None:
+    """Blocked in C with every signal held back: only a kill ends it."""
+    import signal
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    Path(path).touch()
+    time.sleep(60)
+
+
+def fail() -> None:
+    raise KeyError("the reason")
+
+
+def test_result_and_exception(cluster: Cluster) -> None:
+    assert cluster.submit(pow, 2, 10).result() == 1024
+    future = cluster.submit(fail)
+    with pytest.raises(KeyError, match="the reason") as caught:
+        future.result()
+    assert "in fail" in str(caught.value.__cause__)
+    assert future.exception() is caught.value
+    assert isinstance(future, concurrent.futures.Future)
+    assert future.done()
+    assert not future.cancelled()
+
+
+def test_timeouts_poll_and_end(cluster: Cluster, tmp_path: Path) -> None:
+    future = cluster.submit(wait_for, str(tmp_path / "go"))
+    for timeout in (0, 0.02):
+        with pytest.raises(hoplite_mp.HopliteTimeoutError):
+            future.result(timeout)
+    with pytest.raises(TimeoutError):
+        future.exception(timeout=0)
+    (tmp_path / "go").touch()
+    assert future.result(PATIENCE_S).endswith("go")
+
+
+def test_the_standard_functions(cluster: Cluster) -> None:
+    futures = [cluster.submit(abs, -n) for n in range(20)]
+    done, pending = concurrent.futures.wait(futures, timeout=PATIENCE_S)
+    assert len(done) == 20
+    assert not pending
+    more = {cluster.submit(abs, -n): n for n in range(20)}
+    seen = [more[future] for future in concurrent.futures.as_completed(more, PATIENCE_S)]
+    assert sorted(seen) == list(range(20))
+    again = [cluster.submit(abs, -n) for n in range(5)]
+    assert sorted(f.result() for f in hoplite_mp.as_completed(again, PATIENCE_S)) == [0, 1, 2, 3, 4]
+
+
+def test_as_completed_times_out(cluster: Cluster, tmp_path: Path) -> None:
+    future = cluster.submit(wait_for, str(tmp_path / "go"))
+    with pytest.raises(hoplite_mp.HopliteTimeoutError):
+        list(hoplite_mp.as_completed([future], 0.05))
+    (tmp_path / "go").touch()
+    future.result(PATIENCE_S)
+
+
+def test_callbacks_and_asyncio(cluster: Cluster) -> None:
+    called = threading.Event()
+    cluster.submit(abs, -1).add_done_callback(lambda future: called.set())
+    assert called.wait(PATIENCE_S)
+    late: list[int] = []
+    future = cluster.submit(abs, -2)
+    future.result()
+    eventually(future.done)
+    future.add_done_callback(lambda f: late.append(f.result()))
+    eventually(lambda: late == [2])
+
+    async def several() -> list[int]:
+        first = await cluster.submit(abs, -3)
+        rest = await asyncio.gather(*(asyncio.wrap_future(cluster.submit(abs, -n)) for n in (4, 5)))
+        return [first, *rest]
+
+    assert asyncio.run(several()) == [3, 4, 5]
+
+
+def test_cancel_before_it_runs_and_not_after(tmp_path: Path) -> None:
+    with hoplite_mp.Cluster(workers=1) as cluster:
+        running = cluster.submit(wait_for, str(tmp_path / "go"))
+        queued = cluster.submit(abs, -1)
+        needs = cluster.submit(abs, queued)
+        eventually(running.running)
+        assert queued.cancel()
+        assert queued.cancelled()
+        assert not running.cancel()
+        with pytest.raises(concurrent.futures.CancelledError):
+            queued.result()
+        with pytest.raises(concurrent.futures.CancelledError):
+            cluster.get(queued.ref)
+        with pytest.raises(concurrent.futures.CancelledError):
+            needs.result(PATIENCE_S)
+        (tmp_path / "go").touch()
+        assert running.result(PATIENCE_S)
+        assert cluster.submit(abs, -7).result(PATIENCE_S) == 7
+
+
+def test_force_interrupts_a_running_task(cluster: Cluster, tmp_path: Path) -> None:
+    future = cluster.submit(announce_and_sleep, str(tmp_path / "runs"), 60)
+    eventually((tmp_path / "runs").exists)
+    before = cluster.stats()["workers_lost"]
+    assert future.cancel(force=True)
+    assert future.cancelled()
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result()
+    done = [cluster.submit(abs, -n) for n in range(8)]
+    assert [f.result(PATIENCE_S) for f in done] == list(range(8))
+    assert cluster.stats()["workers_lost"] == before  # it was interrupted, not killed
+
+
+def test_force_kills_what_does_not_listen(tmp_path: Path) -> None:
+    config = hoplite_mp.Config(cancel_grace_s=0.2)
+    with hoplite_mp.Cluster(workers=1, config=config) as cluster:
+        future = cluster.submit(announce_and_block, str(tmp_path / "runs"))
+        eventually((tmp_path / "runs").exists)
+        assert future.cancel(force=True)
+        assert cluster.submit(abs, -3).result(PATIENCE_S) == 3
+        assert cluster.stats()["workers_lost"] == 1
+
+
+def test_a_task_that_runs_too_long_fails_and_its_worker_is_replaced(cluster: Cluster) -> None:
+    limited = cluster.options(timeout=0.3)
+    pid = cluster.submit(os.getpid).result()
+    assert pid != os.getpid()
+    with pytest.raises(hoplite_mp.HopliteTimeoutError, match="sleep"):
+        limited.submit(time.sleep, 60).result(PATIENCE_S)
+    assert limited.submit(abs, -1).result(PATIENCE_S) == 1
+
+
+def test_read_only_results_and_writable_arguments(cluster: Cluster) -> None:
+    def double_in_place(array: Any) -> Any:
+        array *= 2
+        return array
+
+    mine = np.ones(300_000)
+    result = cluster.submit(double_in_place, mine).result()
+    assert (result == 2).all()
+    assert (mine == 1).all()
+    assert not result.flags.writeable
+    ref = cluster.put(mine)
+    with pytest.raises(ValueError, match="read-only"):
+        cluster.submit(double_in_place, ref).result()
+    assert cluster.options(copy=True).submit(double_in_place, mine).result().flags.writeable
+    with hoplite_mp.Executor(1) as executor:
+        assert executor.submit(double_in_place, mine).result().flags.writeable
