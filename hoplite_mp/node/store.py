@@ -35,9 +35,7 @@ SPILL_AGAIN_S = 1.0  # a disk that took nothing is asked again after this
 class Store:
     """What is leased to whom, and what that costs."""
 
-    def __init__(
-        self, client: _shm.NodeClient, config: Config, limit: int, store_fd: int
-    ) -> None:
+    def __init__(self, client: _shm.NodeClient, config: Config, limit: int, store_fd: int) -> None:
         self.client = client
         self.config = config
         self.limit = limit

@@ -321,7 +321,7 @@ def main(start: Start) -> None:
             importlib.import_module(module)
         for name in BLAS_VARIABLES:
             os.environ.pop(name, None)
-        getattr(importlib.import_module(WORKER_MAIN[0]), "warm_up")()
+        importlib.import_module(WORKER_MAIN[0]).warm_up()
         gc.collect()
         gc.freeze()
         supervisor.spawn_first()

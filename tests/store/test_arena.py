@@ -95,7 +95,7 @@ class Walk(RuleBasedStateMachine):
 
 
 TestWalk = Walk.TestCase
-TestWalk.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWalk.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
 @given(st.lists(SIZES, min_size=1, max_size=20))

@@ -38,7 +38,7 @@ class Group:
 
     def run(self, code: str) -> str:
         """The output of a Python process that lives in the group."""
-        script = f"echo $$ > {self.folder}/cgroup.procs && exec {sys.executable} -c \"$CODE\""
+        script = f'echo $$ > {self.folder}/cgroup.procs && exec {sys.executable} -c "$CODE"'
         done = subprocess.run(
             ["sh", "-c", script],
             env={**os.environ, "CODE": textwrap.dedent(code)},

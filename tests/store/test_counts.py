@@ -19,13 +19,13 @@ from tests.store.helpers import (
     client,
     echo,
     eventually,
-    held,
+    falls_to,
     header,
+    held,
     local_id,
     mib,
     objects,
     pid,
-    falls_to,
     settles,
     warm,
 )
@@ -93,6 +93,7 @@ def one() -> Iterator[Cluster]:
         made.wait(made.submit(read_inside, Box(made.put(1))))
         made.wait(made.submit(make_refs, 1, 1))
         made.submit(drop_all).result()
+        settles(lambda: objects(made), len(made._runtime.submitter._functions))
         yield made
 
 
@@ -261,7 +262,7 @@ def test_a_closure_alone_holds_what_it_needs(one: Cluster) -> None:
     assert one.submit(make()).result() == 7
     del blocker
     gc.collect()
-    end = time.monotonic() + 2
+    end = time.monotonic() + 1
     while objects(one) > before and time.monotonic() < end:
         time.sleep(0.01)
     assert objects(one) <= before

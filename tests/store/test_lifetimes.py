@@ -20,9 +20,9 @@ from tests.store.helpers import (
     client,
     echo,
     eventually,
+    falls_to,
     header,
     mib,
-    falls_to,
     settles,
 )
 

@@ -70,7 +70,15 @@ def expected(value: Any) -> tuple[Any, ...]:
     c, f = value.flags.c_contiguous, value.flags.f_contiguous
     if not (c or f):
         c = True
-    return (type(value), value.shape, value.dtype, c, f, "no", np.ascontiguousarray(value).tobytes())
+    return (
+        type(value),
+        value.shape,
+        value.dtype,
+        c,
+        f,
+        "no",
+        np.ascontiguousarray(value).tobytes(),
+    )
 
 
 def round_trips(cluster: Cluster, value: Any) -> None:
@@ -115,8 +123,8 @@ def test_every_shape(cluster: Cluster, shape: Any, dtype: str) -> None:
 def test_every_memory_order(cluster: Cluster, side: int) -> None:
     base = np.arange(side * side * 3, dtype=np.float64).reshape(side, side, 3)
     for array in (
-        base, np.asfortranarray(base), base.transpose(1, 0, 2), base[::2], base[:, ::-1], base[..., 1],
-        base.T, np.broadcast_to(np.arange(3.0), (side, 3)), base[1:-1],
+        base, np.asfortranarray(base), base.transpose(1, 0, 2), base[::2], base[:, ::-1],
+        base[..., 1], base.T, np.broadcast_to(np.arange(3.0), (side, 3)), base[1:-1],
     ):  # fmt: skip
         round_trips(cluster, array)
 
@@ -127,7 +135,9 @@ def test_sizes_around_every_boundary(cluster: Cluster, edge: int) -> None:
     step = 1 if edge < 1000 else 61
     low = max(0, edge - 200)
     refs = [cluster.put(np.full(n, n % 251, np.uint8)) for n in range(low, edge + 3, step)]
-    refs += [cluster.put(np.full(n, n % 251, np.uint8).tobytes()) for n in range(edge - 70, edge + 2)]
+    refs += [
+        cluster.put(np.full(n, n % 251, np.uint8).tobytes()) for n in range(edge - 70, edge + 2)
+    ]
     sizes = [*range(low, edge + 3, step), *range(edge - 70, edge + 2)]
 
     def looks(values: list[Any]) -> list[tuple[int, set[int]]]:
@@ -265,7 +275,7 @@ def test_two_gets_share_the_same_memory(cluster: Cluster) -> None:
     one, two = cluster.get(ref), cluster.get(ref)
     assert address(one) == address(two)
     assert not one.flags.writeable
-    with pytest.raises(ValueError, match="read-only|WRITEABLE"):
+    with pytest.raises(ValueError, match=r"read-only|WRITEABLE"):
         one.flags.writeable = True
     three = cluster.get(ref, copy=True)
     assert address(three) != address(one)

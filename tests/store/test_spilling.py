@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 LIMIT = 32 * MIB
 
 
-def opened(tmp_path: Path | None, workers: int = 1, put_wait_s: float = 10, **fields: Any) -> Cluster:
+def opened(
+    tmp_path: Path | None, workers: int = 1, put_wait_s: float = 10, **fields: Any
+) -> Cluster:
     config = Config(populate_ahead_bytes=0, put_wait_s=put_wait_s, **fields)
     return hoplite_mp.Cluster(workers, memory=LIMIT, spill_dir=tmp_path, config=config)
 

@@ -6,7 +6,6 @@ import itertools
 import os
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,8 @@ import hoplite_mp
 from hoplite_mp import ObjectRef, by_ref
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hoplite_mp import Cluster
 
 PATIENCE_S = 30.0
@@ -142,7 +143,9 @@ def test_an_executor_of_its_own(cluster: Cluster, tmp_path: Path) -> None:
     def look(_: int) -> tuple[str, int]:
         return os.environ["HOPLITE_TEST_SETUP"], os.getpid()
 
-    with cluster.executor(2, initializer=prepare, initargs=("ready",), max_tasks_per_child=2) as own:
+    with cluster.executor(
+        2, initializer=prepare, initargs=("ready",), max_tasks_per_child=2
+    ) as own:
         found = list(own.map(look, range(8), chunksize=1))
     assert {text for text, _ in found} == {"ready"}
     assert len({pid for _, pid in found}) >= 4
