@@ -63,7 +63,8 @@ class Config:
     # Higher: bursts are ridden out. Lower: a program that leaks refs learns of it sooner.
     put_wait_s: float = 10.0
 
-    # What the store leaves of the memory that the system says is available.
+    # What the store leaves of the memory that the system says is available, but at most an eighth
+    # of the smaller of RAM and the control group's limit.
     # Higher: the rest of the host is safer from the out-of-memory killer. Lower: more objects fit
     # on a host that runs nothing else.
     memory_reserve_bytes: int = 256 * MIB

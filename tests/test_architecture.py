@@ -55,15 +55,9 @@ def dotted(path: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    """hoplite_mp.node.loop -> node; the package itself -> __init__.
-
-    A flat module that was split by idea keeps the name in front: serial_code belongs to serial.
-    """
+    """hoplite_mp.node.loop -> node; the package itself -> __init__."""
     parts = module.split(".")
-    if len(parts) == 1:
-        return FACE
-    front = parts[1].split("_")[0]
-    return front if parts[1] not in FLOOR and front in FLOOR else parts[1]
+    return FACE if len(parts) == 1 else parts[1]
 
 
 KNOWN = {dotted(path) for path in MODULES} | {f"hoplite_mp.{room}" for room in FLOOR}
@@ -201,7 +195,7 @@ def test_the_reader_leaves_out_what_is_never_executed() -> None:
 
 
 def test_the_rule_itself() -> None:
-    assert room_of("hoplite_mp.serial_code") == "serial"
+    assert room_of("hoplite_mp.serial.code") == "serial"
     assert room_of("hoplite_mp._shm") == "_shm"
     assert allowed("config", "errors")
     assert allowed("node", "store")

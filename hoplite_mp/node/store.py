@@ -93,7 +93,9 @@ class Store:
             growth = self.arena.growth(nbytes, align)  # it may have been the warm range
             if self.arena.resident + growth > self.limit:
                 return False
-        return not growth or growth + self._untouched() + self.reserve_bytes <= available_bytes()
+        # Spans may take of the reserve: without one a task could not even say that it failed.
+        reserve = self.reserve_bytes if align < self.config.span_bytes else self.reserve_bytes // 4
+        return not growth or growth + self._untouched() + reserve <= available_bytes()
 
     def _untouched(self) -> int:
         """Bytes that are handed out, but whose pages the system has not given yet."""

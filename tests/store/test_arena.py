@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -90,7 +92,7 @@ class Walk(RuleBasedStateMachine):
     def coalesced(self) -> None:
         """Free neighbours of one temperature are one range."""
         free = sorted((start, size, warm) for start, (size, warm) in self.arena._free.items())
-        for (a, size, warm), (b, _, next_warm) in zip(free, free[1:], strict=False):
+        for (a, size, warm), (b, _, next_warm) in itertools.pairwise(free):
             assert a + size < b or (a + size == b and warm != next_warm)
 
 

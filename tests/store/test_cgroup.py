@@ -99,7 +99,9 @@ def test_more_than_the_group_allows(group: Group, where: str) -> None:
         import numpy as np, hoplite_mp
         from hoplite_mp import Config, StoreFullError
         def made(n):
-            return np.full(32 << 20, n, np.uint8)
+            array = hoplite_mp.current().empty(32 << 20, np.uint8)
+            array[:] = n
+            return array
         config = Config(put_wait_s=0.5)
         with hoplite_mp.Cluster(workers=2, memory="2GiB", config=config) as c:
             refs, arrays, full = [], [], 0

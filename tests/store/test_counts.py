@@ -204,10 +204,11 @@ def test_a_dead_workers_refs_and_pins_go_with_it(one: Cluster) -> None:
     ref = one.put(mib(1))
     victim = one.submit(keep, Box(ref), ref, make_ref).result()
     one.submit(keep_refs).result()
-    settles(lambda: len(header(one, ref)["pins"]), 1)
+    oid, slot = local_id(one, ref), client(one).slot
+    settles(lambda: len(client(one).inspect(oid)["pins"]), 1)
     assert objects(one) > before + 10
     os.kill(victim, signal.SIGKILL)
-    settles(lambda: (header(one, ref)["pins"], header(one, ref)["refs"]), ([], [client(one).slot]))
+    settles(lambda: [client(one).inspect(oid)[k] for k in ("pins", "refs")], [[], [slot]])
     assert (one.get(ref) == mib(1)).all()
     del ref
     falls_to(lambda: objects(one), before)

@@ -79,7 +79,7 @@ def test_the_child_of_a_driver_has_closed_everything(cluster: Cluster) -> None:
         assert ref is not None
         assert ref.contributors is None
         assert checksum(array) == checksum(mib(1)), "what was mapped stays readable"
-        del ref, array, made, future
+        ref = array = made = future = None
         cluster.shutdown()
 
     assert forked(child) == 0
@@ -88,7 +88,7 @@ def test_the_child_of_a_driver_has_closed_everything(cluster: Cluster) -> None:
     made[:] = 1
     assert checksum(cluster.get(cluster.put(made))) == 1 << 20
     assert future.result() == 5
-    del ref, array, made, future
+    ref = array = made = future = None
     settles(lambda: objects(cluster), before)
 
 

@@ -146,7 +146,7 @@ def test_a_pending_result_may_be_deleted(cluster: Cluster, gate: Gate) -> None:
     gate.open()
     eventually(lambda: header(cluster, running.ref)["state"] == "DELETED", "its end")
     before = cluster.stats()["bytes_used"]
-    del running, dependent
+    running = dependent = None
     falls_to(lambda: cluster.stats()["bytes_used"], before)
 
 

@@ -32,11 +32,9 @@ if TYPE_CHECKING:
 LIMIT = 32 * MIB
 
 
-def opened(
-    tmp_path: Path | None, workers: int = 1, put_wait_s: float = 10, **fields: Any
-) -> Cluster:
+def opened(tmp_path: Path, put_wait_s: float = 10, **fields: Any) -> Cluster:
     config = Config(populate_ahead_bytes=0, put_wait_s=put_wait_s, **fields)
-    return hoplite_mp.Cluster(workers, memory=LIMIT, spill_dir=tmp_path, config=config)
+    return hoplite_mp.Cluster(1, memory=LIMIT, spill_dir=tmp_path, config=config)
 
 
 @pytest.fixture
@@ -51,6 +49,12 @@ def state(c: Cluster, ref: Any) -> str:
 
 def made(seed: int) -> Any:
     return mib(4, seed)
+
+
+def next_stamp() -> None:
+    """When an object was used is known to a 64th of a second; two of them lie in between."""
+    stamp = int(time.monotonic() * 64)
+    eventually(lambda: int(time.monotonic() * 64) > stamp + 1, "the next stamp")
 
 
 def pin_and_wait(arrays: Any, path: str) -> int:
@@ -83,9 +87,12 @@ def test_four_times_the_limit_comes_back_whole(c: Cluster, tmp_path: Path) -> No
 
 
 def test_the_least_recently_used_goes_first(c: Cluster) -> None:
-    refs = [c.put(made(seed)) for seed in range(7)]
+    refs = [c.put(made(seed)) for seed in range(6)]
+    next_stamp()
+    refs.append(c.put(made(6)))
     for index in (0, 2, 4):
         c.get(refs[index])
+    next_stamp()
     more = [c.put(made(seed)) for seed in range(3)]
     assert [state(c, ref) for ref in refs] == [
         "SEALED" if index in (0, 2, 4, 6) else "SPILLED" for index in range(7)

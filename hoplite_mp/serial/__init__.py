@@ -1,0 +1,142 @@
+"""Payloads: the bytes of an object, and how values become payloads and come back without a copy.
+
+The layout is drawn in docs/architecture.md ("Payload of an object"). This package makes and reads
+heads; it never copies large data, and must never know the store, tasks or nodes. Here is only what
+other rooms may use:
+
+    layout    what stands where in a payload      dtypes     dtypes by name
+    values    any value: the choice of a kind     arrays     one array, without pickle
+    calls     the arguments of a task             numbers    one number, without pickle
+    errors    failures                            streams    pickle streams inside payloads
+    functions functions of tasks                  picklers   who writes the streams
+    reading   what the streams' functions need    reducers   how objects are reduced
+    copies    for readers that may write          code       code by name or by value
+"""
+
+from __future__ import annotations
+
+from hoplite_mp.serial.arrays import (
+    describe_array,
+    encode_array_head,
+    read_contributors,
+)
+from hoplite_mp.serial.calls import (
+    EncodedCall,
+    decode_call,
+    encode_call,
+)
+from hoplite_mp.serial.copies import (
+    large_copies,
+)
+from hoplite_mp.serial.dtypes import (
+    Array,
+    dtype_name,
+    named_dtype,
+)
+from hoplite_mp.serial.errors import (
+    RemoteTraceback,
+    decode_error,
+    encode_error,
+)
+from hoplite_mp.serial.functions import (
+    decode_function,
+    encode_function,
+    function_name,
+)
+from hoplite_mp.serial.layout import (
+    ARGS_ONLY,
+    ARRAY,
+    ARRAY_META,
+    BUFFER,
+    BUFFER_ALIGN,
+    BYTES,
+    ERROR,
+    ERROR_META,
+    HAS_CONTRIBUTORS,
+    HEAD,
+    META_BYTES_MAX,
+    MUTABLE,
+    NUMBER,
+    NUMBER_ALIGN,
+    NUMPY_SCALAR,
+    PICKLE,
+    PLAIN,
+    PY_BOOL,
+    PY_COMPLEX,
+    PY_FLOAT,
+    PY_INT,
+    PY_NONE,
+    REF_BYTES,
+    REFS_AT,
+    ArrayInfo,
+    Encoded,
+    payload_kind,
+    read_refs,
+)
+from hoplite_mp.serial.reducers import (
+    register_future_type,
+    register_pickle_by_value,
+)
+from hoplite_mp.serial.streams import (
+    PLAIN_ITEMS_MAX,
+    MakeRef,
+    ResolveRef,
+)
+from hoplite_mp.serial.values import (
+    decode,
+    encode,
+)
+
+__all__ = [
+    "ARGS_ONLY",
+    "ARRAY",
+    "ARRAY_META",
+    "BUFFER",
+    "BUFFER_ALIGN",
+    "BYTES",
+    "ERROR",
+    "ERROR_META",
+    "HAS_CONTRIBUTORS",
+    "HEAD",
+    "META_BYTES_MAX",
+    "MUTABLE",
+    "NUMBER",
+    "NUMBER_ALIGN",
+    "NUMPY_SCALAR",
+    "PICKLE",
+    "PLAIN",
+    "PLAIN_ITEMS_MAX",
+    "PY_BOOL",
+    "PY_COMPLEX",
+    "PY_FLOAT",
+    "PY_INT",
+    "PY_NONE",
+    "REFS_AT",
+    "REF_BYTES",
+    "Array",
+    "ArrayInfo",
+    "Encoded",
+    "EncodedCall",
+    "MakeRef",
+    "RemoteTraceback",
+    "ResolveRef",
+    "decode",
+    "decode_call",
+    "decode_error",
+    "decode_function",
+    "describe_array",
+    "dtype_name",
+    "encode",
+    "encode_array_head",
+    "encode_call",
+    "encode_error",
+    "encode_function",
+    "function_name",
+    "large_copies",
+    "named_dtype",
+    "payload_kind",
+    "read_contributors",
+    "read_refs",
+    "register_future_type",
+    "register_pickle_by_value",
+]

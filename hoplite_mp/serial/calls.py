@@ -1,0 +1,167 @@
+"""The arguments of a task as a payload: which refs the task waits for, and what takes their place.
+
+It must never know the task: neither its function nor where it will run.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from hoplite_mp.ref import ObjectRef
+from hoplite_mp.serial.layout import (
+    ARGS_ONLY,
+    HEAD,
+    PICKLE,
+    PLAIN,
+    REF_BYTES,
+    REFS_AT,
+    Encoded,
+    pack_head,
+    read_refs,
+    unpack_head,
+)
+from hoplite_mp.serial.picklers import Stream, write_stream
+from hoplite_mp.serial.reducers import RefMet, Resolve, ref_types
+from hoplite_mp.serial.streams import (
+    ATOMS,
+    PLAIN_ITEMS_MAX,
+    MakeRef,
+    ResolveRef,
+    all_atoms,
+    fill,
+    load_within,
+    unpicklable,
+)
+
+
+class EncodedCall(Encoded):
+    """The arguments of a call; the task waits for `dependencies`, whose values it receives."""
+
+    __slots__ = ("dependencies",)
+    dependencies: list[ObjectRef[Any]]
+
+
+def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> EncodedCall:
+    """The arguments of a task.
+
+    A ref or Future that is an argument, or stands inside list, tuple, dict (as key or value) or
+    set, is marked to be replaced by its value; elsewhere, and inside `by_ref`, refs stay refs.
+    """
+    if not kwargs and len(args) <= PLAIN_ITEMS_MAX:
+        simple = _encode_simple_call(args)
+        if simple is not None:
+            return simple
+    value, flags = ((args, kwargs), 0) if kwargs else (args, ARGS_ONLY)
+    try:
+        written = _write_call(value, args)
+        call = fill(EncodedCall, written, PICKLE, flags)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _blame_argument(args, kwargs, error) from error
+    call.dependencies = written.dependencies
+    return call
+
+
+def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
+    """A call of nothing but small immutable values and refs: most calls, and the quickest."""
+    refs: list[ObjectRef[Any]] = []
+    flags = PLAIN | ARGS_ONLY
+    if all_atoms(map(type, args)):
+        stream = pickle.dumps(args, 5)
+    else:
+        types: tuple[Any, ...] = ref_types()
+        plain, places = list(args), []
+        for place, arg in enumerate(args):
+            if isinstance(arg, types):
+                ref = arg if isinstance(arg, ObjectRef) else arg.ref
+                if ref not in refs:
+                    refs.append(ref)
+                plain[place] = refs.index(ref)
+                places.append(place)
+            elif type(arg) not in ATOMS:
+                return None
+        stream = pickle.dumps((plain, places), 5)
+        flags |= REFS_AT
+    head = pack_head(PICKLE, flags, 0, len(refs), 0, len(stream))
+    head = b"".join((head, *[ref._id for ref in refs], stream))
+    call = EncodedCall(head, [], [], len(head), refs)
+    call.dependencies = refs.copy()
+    return call
+
+
+def _write_call(value: Any, args: tuple[Any, ...]) -> Stream:
+    # Many calls hold no ref at all: then nobody has to walk through their lists in Python.
+    types = ref_types()
+    if not any(isinstance(arg, types) for arg in args):
+        try:
+            return write_stream(value, stop_at_refs=True)
+        except RefMet:
+            pass
+    return write_stream(_mark(value, types, {}, {}))
+
+
+def _mark(
+    value: Any,
+    types: tuple[Any, ...],
+    marks: dict[ObjectRef[Any], Resolve],
+    memo: dict[int, Any],
+) -> Any:
+    """A copy of nested exact containers with `Resolve` in the place of refs, cycles kept."""
+    cls = type(value)
+    if cls in ATOMS:
+        return value
+    if isinstance(value, types):
+        ref = value if isinstance(value, ObjectRef) else value.ref
+        return marks.setdefault(ref, Resolve(ref))
+    if cls not in _WALKED:
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    if cls is list:
+        copy: Any = memo.setdefault(id(value), [])
+        copy.extend(_mark(item, types, marks, memo) for item in value)
+    elif cls is dict:
+        copy = memo.setdefault(id(value), {})
+        for key, item in value.items():
+            copy[_mark(key, types, marks, memo)] = _mark(item, types, marks, memo)
+    else:
+        items = [_mark(item, types, marks, memo) for item in value]
+        copy = memo.setdefault(id(value), cls(items))  # A cycle through a tuple closed it below.
+    return copy
+
+
+_WALKED = frozenset({list, tuple, dict, set})
+
+
+def _blame_argument(
+    args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
+) -> TypeError:
+    labelled = [(f"argument {i}", arg) for i, arg in enumerate(args)]
+    labelled += [(f"argument {name}=", arg) for name, arg in kwargs.items()]
+    for what, arg in labelled:
+        try:
+            write_stream(arg)
+        except Exception as cause:
+            return unpicklable(what, arg, cause)
+    return unpicklable("arguments", args, error)
+
+
+def decode_call(
+    mem: memoryview, make_ref: MakeRef, resolve: ResolveRef, writable: bool = True
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of a call: arrays by value are the task's own, refs what `resolve` gives."""
+    head = unpack_head(mem)
+    flags, n_refs, meta_len = head[1], head[3], head[5]
+    if flags & PLAIN:
+        start = HEAD.size + REF_BYTES * n_refs
+        args = pickle.loads(mem[start : start + meta_len])
+        if flags & REFS_AT:
+            args, places = args
+            values = [resolve(make_ref(id)) for id in read_refs(mem)]
+            for place in places:
+                args[place] = values[args[place]]
+        return tuple(args), {}
+    value = load_within(mem, head, 0, make_ref, resolve, writable)
+    return (value, {}) if flags & ARGS_ONLY else value

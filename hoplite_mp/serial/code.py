@@ -1,0 +1,132 @@
+"""Functions and classes in streams: by reference where readers can import them, else by value.
+
+By value means cloudpickle: what `__main__` defines, lambdas, local functions and classes, modules
+registered to travel so. Plain pickle would "succeed" for `__main__` by reference, and readers never
+import `__main__`. This module must never know payloads, refs and arrays.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import pickle
+import sys
+import typing
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.serial.reading import OWN_IDS
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Callable
+
+
+by_value_modules: dict[str, types.ModuleType] = {}
+_MAIN_NAMES = frozenset({"__main__", "__mp_main__"})
+_BUILTIN_SINGLETON_TYPES = frozenset({type(None), type(...), type(NotImplemented)})
+# Classes that were defined in this process, not received: what comes back must not change them.
+_native_classes: weakref.WeakSet[type] = weakref.WeakSet()
+
+Reduced = Any  # What __reduce_ex__ may return, or NotImplemented.
+
+
+class NeedCloudpickle(Exception):
+    """Internal: the light pickler met something that has to travel by value."""
+
+
+def importable(obj: Any) -> bool:
+    """Will a reader find this very function or class by its module and qualified name?"""
+    module_name = getattr(obj, "__module__", None)
+    qualname = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
+    if type(module_name) is not str or type(qualname) is not str:
+        return False
+    if not module_travels(module_name):
+        return False
+    found: Any = sys.modules[module_name]
+    for name in qualname.split("."):  # "<locals>" and "<lambda>" are no attributes: not found.
+        found = getattr(found, name, None)
+        if found is None:
+            return False
+    return found is obj
+
+
+def module_travels(module_name: Any) -> bool:
+    """May readers import this module: not `__main__`, nor what is registered, nor what is gone."""
+    if module_name in _MAIN_NAMES or module_name not in sys.modules:
+        return False
+    while by_value_modules and module_name:
+        if module_name in by_value_modules:
+            return False
+        module_name = module_name.rpartition(".")[0]
+    return True
+
+
+def reduce_code(pickler: Any, obj: Any) -> Reduced:
+    """A function or class: by its name if that is enough."""
+    if id(obj) in OWN_IDS:
+        return NotImplemented
+    if importable(obj) or obj in _BUILTIN_SINGLETON_TYPES:
+        return NotImplemented
+    if not pickler.by_value:
+        raise NeedCloudpickle
+    return _reduce_by_value(pickler, obj)
+
+
+def _reduce_by_value(pickler: Any, obj: Any) -> Reduced:
+    """cloudpickle's reduction of a function or class that readers cannot import."""
+    from cloudpickle import cloudpickle
+
+    is_class = isinstance(obj, type)
+    if is_class and obj not in cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS:
+        _native_classes.add(obj)
+    reduced = cloudpickle.Pickler.reducer_override(pickler, obj)
+    if is_class and isinstance(reduced, tuple) and len(reduced) == 6:
+        return (*reduced[:5], load_class_state)
+    return reduced
+
+
+def load_class_state(cls: type, state: Any) -> None:
+    """Named in streams: fill in a class that came by value."""
+    # A class that comes home finds itself here. Its members are newer here than in the stream.
+    if cls not in _native_classes:
+        from cloudpickle import cloudpickle
+
+        cloudpickle._class_setstate(cls, state)
+
+
+def reduce_only_by_value(pickler: Any, obj: Any) -> Reduced:
+    """What pickle cannot write at all, such as modules."""
+    if not pickler.by_value:
+        raise NeedCloudpickle
+    return NotImplemented  # cloudpickle's dispatch table knows it.
+
+
+def reduce_named(pickler: Any, obj: Any) -> Reduced:
+    """Objects of the library that pickle would write as a mere name in `__main__`."""
+    if importable(obj):
+        return NotImplemented
+    if isinstance(obj, functools._lru_cache_wrapper):
+        return load_cached, (obj.__wrapped__, obj.cache_parameters())
+    if isinstance(obj, typing.NewType):
+        return typing.NewType, (obj.__name__, obj.__supertype__)
+    if isinstance(obj, typing.TypeVar):
+        return reduce_only_by_value(pickler, obj)
+    return type(obj), (obj.__name__,)
+
+
+def load_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    """Named in streams: a function behind `functools.lru_cache`."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def reduce_not_by_name(pickler: Any, obj: Any) -> Reduced:
+    """Instances of by-value classes that say themselves how they pickle."""
+    reducer = copyreg.dispatch_table.get(type(obj))
+    reduced: Any = obj.__reduce_ex__(5) if reducer is None else reducer(obj)
+    if isinstance(reduced, str) and not module_travels(getattr(obj, "__module__", None)):
+        raise pickle.PicklingError(
+            f"{type(obj).__name__} object pickles as the name {reduced!r}, "
+            f"which readers cannot import from {obj.__module__}"
+        )
+    return reduced

@@ -1,0 +1,61 @@
+"""The names that dtypes travel under, and the memory of an array of any of them as plain bytes.
+
+A name is what the node can read without pickle. This module must never know what the names and
+bytes are written into.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+CACHE_ENTRIES_MAX = 4096
+
+_dtype_names: dict[np.dtype[Any], str | None] = {}
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str | None:
+    """The name that `named_dtype` turns back into `dtype`; None for what only pickle describes."""
+    if dtype.metadata is not None:  # Equal to the dtype without, but not the same.
+        return None
+    try:
+        return _dtype_names[dtype]
+    except KeyError:
+        pass
+    name: str | None = None
+    if dtype.type.__module__ == "ml_dtypes":
+        name = dtype.name
+    elif dtype.kind in "biufcmMSU" and dtype.itemsize and dtype.isbuiltin != 2:
+        name = dtype.str
+    if len(_dtype_names) >= CACHE_ENTRIES_MAX:
+        _dtype_names.clear()
+    _dtype_names[dtype] = name
+    return name
+
+
+@functools.lru_cache(CACHE_ENTRIES_MAX)
+def named_dtype(name: str) -> np.dtype[Any]:
+    """The dtype that `dtype_name` named so."""
+    if name[0] in "<>|=":
+        return np.dtype(name)
+    import ml_dtypes  # Not needed, and perhaps not installed, where nobody uses its dtypes.
+
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
+
+
+def raw_bytes(array: Array) -> pickle.PickleBuffer:
+    """The memory of a contiguous array as a buffer, whatever its dtype and subclass."""
+    if type(array) is not np.ndarray:
+        array = np.ndarray.view(array, np.ndarray)
+    dtype = array.dtype
+    if dtype.kind not in "biufcSU" or dtype.isbuiltin == 2:
+        # Dates, records and foreign dtypes have no format in the buffer protocol; plain bytes do.
+        array = array.view(np.dtype((np.void, dtype.itemsize)))
+    buffer: Any = array  # numpy's stubs declare the buffer protocol from Python 3.12 on.
+    return pickle.PickleBuffer(buffer)

@@ -1,0 +1,124 @@
+"""Failures as payloads: the exception where it can travel, and always its text.
+
+What is raised in a worker is anyone's code, so nothing here trusts it: neither direction raises.
+It must never know what failed or who is told. The exceptions of the library itself are
+`hoplite_mp.errors`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from hoplite_mp.errors import TaskError
+from hoplite_mp.ref import ObjectRef
+from hoplite_mp.serial.layout import (
+    BUFFER,
+    ERROR,
+    ERROR_META,
+    HEAD,
+    REF_BYTES,
+    Encoded,
+    unpack_head,
+)
+from hoplite_mp.serial.picklers import Stream, write_stream
+from hoplite_mp.serial.reducers import BareException
+from hoplite_mp.serial.streams import MakeRef, all_atoms, fill, load_within
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception where it was raised, as text: its `__cause__` here."""
+
+    __module__ = "hoplite_mp.serial"  # As tracebacks show it, and as pickle finds it.
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+def encode_error(exc: BaseException, traceback_text: str | None = None) -> Encoded:
+    """The payload of a failure. Never raises: what cannot be pickled arrives as TaskError.
+
+    The text defaults to the formatted traceback, with those of `__cause__` and `__context__`.
+    """
+    summary = _summary(exc)
+    if traceback_text is None:
+        try:
+            traceback_text = "".join(traceback.format_exception(exc))
+        except Exception:
+            traceback_text = summary + "\n"
+    texts = [part.encode(errors="backslashreplace") for part in (traceback_text, summary)]
+    prefix = ERROR_META.pack(*map(len, texts)) + b"".join(texts)
+    for bare in (False, True):
+        try:
+            stream = write_stream(_bare(exc) if bare else exc)
+            encoded = fill(Encoded, stream, ERROR, 0, prefix)
+            if _surely_loads(exc) or type(_load_error(encoded)) is type(exc):
+                return encoded
+        except Exception:
+            continue
+    return fill(Encoded, Stream(), ERROR, 0, prefix)
+
+
+def _summary(exc: BaseException) -> str:
+    try:
+        return f"{type(exc).__qualname__}: {exc}"
+    except Exception:
+        return f"{type(exc).__qualname__}: (its text cannot be formatted)"
+
+
+def _bare(exc: BaseException) -> BareException:
+    """`exc` with those of its attributes that can be pickled."""
+    state = {name: part for name, part in exc.__dict__.items() if _can_pickle(part)}
+    return BareException(exc, state)
+
+
+def _can_pickle(value: Any) -> bool:
+    try:
+        write_stream(value)
+    except Exception:
+        return False
+    return True
+
+
+def _surely_loads(exc: BaseException) -> bool:
+    """Nothing but a builtin class and plain values: no need to try."""
+    return (
+        type(exc).__module__ == "builtins" and not exc.__dict__ and all_atoms(map(type, exc.args))
+    )
+
+
+def _load_error(encoded: Encoded) -> Any:
+    mem = memoryview(encoded.tobytes())
+    return load_within(mem, unpack_head(mem), _error_texts(mem)[2], ObjectRef, None, False)
+
+
+def _error_texts(mem: memoryview) -> tuple[str, str, int]:
+    """(traceback, summary, how much of the meta they take) of an ERROR."""
+    head = unpack_head(mem)
+    meta = HEAD.size + REF_BYTES * head[3] + BUFFER.size * head[4]
+    text_len, summary_len = ERROR_META.unpack_from(mem, meta)
+    start = meta + ERROR_META.size
+    middle, end = start + text_len, start + text_len + summary_len
+    text = str(mem[start:middle], "utf-8", "replace")
+    return text, str(mem[middle:end], "utf-8", "replace"), end - meta
+
+
+def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
+    """The exception of an ERROR payload, caused by its RemoteTraceback. Never raises."""
+    text, summary = "", "a failure whose description cannot be read"
+    loaded: Any = None
+    try:
+        text, summary, skip = _error_texts(mem)
+        head = unpack_head(mem)
+        if head[5] > skip:
+            loaded = load_within(mem, head, skip, make_ref, None, False)
+    except Exception:
+        pass  # The reader lacks a module, or the exception's own code fails: the text is left.
+    error = loaded if isinstance(loaded, BaseException) else TaskError(summary)
+    # Past a __setattr__ of its own, which may refuse.
+    BaseException.__setattr__(error, "__cause__", RemoteTraceback(text))
+    return error

@@ -1,0 +1,53 @@
+"""The functions of tasks as bytes, with a name in front that is read without unpickling.
+
+They are no payloads: whoever sends one picks its place. It must never know tasks or their
+arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.serial.picklers import LightPickler, Stream, heavy_pickler
+from hoplite_mp.serial.reading import load_foreign
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def encode_function(function: Callable[..., Any]) -> bytes:
+    """A function for a task: by reference where readers can import it, else by value.
+
+    Refs in its closure travel as in a foreign pickle: they hold nothing on the way, so the caller
+    keeps `function` alive until it has arrived.
+    """
+    name = _display_name(function).encode()[:255]
+    stream = Stream()
+    try:
+        try:
+            LightPickler(stream, 5).dump(function)
+        except Exception:
+            stream = Stream()
+            heavy_pickler()(stream, 5).dump(function)
+    except Exception as error:
+        what = type(function).__name__
+        raise TypeError(f"cannot pickle the {what} {_display_name(function)}: {error}") from error
+    return b"".join((bytes((len(name),)), name, *stream.chunks))
+
+
+def _display_name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(name).rpartition("<locals>.")[2]
+
+
+def function_name(data: bytes | memoryview) -> str:
+    """The display name of an encoded function, read without unpickling."""
+    return bytes(data[1 : 1 + data[0]]).decode(errors="replace")
+
+
+def decode_function(data: bytes | memoryview) -> Any:
+    """The function that `encode_function` wrote."""
+    return load_foreign(data[1 + data[0] :])

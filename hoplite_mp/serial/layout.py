@@ -1,0 +1,100 @@
+"""Payloads before anyone knows what they mean: structs, flags, and where things stand.
+
+docs/architecture.md draws the layout ("Payload of an object"); this is the one place in Python
+that spells it out. It must never know what a value or a pickle is.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from hoplite_mp.ref import ObjectRef
+
+
+PICKLE, ARRAY, BYTES, NUMBER, ERROR = range(5)
+
+HEAD = struct.Struct("<BBHIII")  # kind, flags, reserved, n_refs, n_buffers, meta_len
+BUFFER = struct.Struct("<QQ")  # offset, length
+ARRAY_META = struct.Struct("<BBHI")  # ndim, order, length of the dtype's name, n_contributors
+ERROR_META = struct.Struct("<II")  # lengths of the traceback and of the summary
+# A method of an imported object costs more to call than it costs to name it here, once.
+pack_head, unpack_head = HEAD.pack, HEAD.unpack_from
+pack_buffer, unpack_buffer = BUFFER.pack, BUFFER.unpack_from
+
+BUFFER_ALIGN = 64
+REF_BYTES = 16
+NUMBER_ALIGN = 16
+META_BYTES_MAX = 2**32 - 1  # The field in the head is a u32.
+
+# Flags of PICKLE: a stream without any function of ours in it; the arguments of a call without
+# keywords; such arguments and the places among them where an index of a ref stands for its value.
+PLAIN, ARGS_ONLY, REFS_AT = 1, 2, 4
+MUTABLE = 1  # Of BYTES: was a bytearray.
+HAS_CONTRIBUTORS = 1  # Of ARRAY.
+# Of NUMBER: which Python type it was; 0 is the numpy scalar that the description names.
+NUMPY_SCALAR, PY_INT, PY_FLOAT, PY_COMPLEX, PY_BOOL, PY_NONE = range(6)
+
+
+class Encoded:
+    """A payload ready to be copied: `head` at 0, each of `buffers` at its place in `offsets`.
+
+    `refs` are the refs inside, in the payload's order; the caller keeps them alive. The buffers
+    are one-dimensional memoryviews of the value's own memory.
+    """
+
+    __slots__ = ("buffers", "head", "nbytes", "offsets", "refs")
+
+    def __init__(
+        self,
+        head: bytes,
+        buffers: list[memoryview],
+        offsets: list[int],
+        nbytes: int,
+        refs: list[ObjectRef[Any]],
+    ) -> None:
+        self.head = head
+        self.buffers = buffers
+        self.offsets = offsets
+        self.nbytes = nbytes
+        self.refs = refs
+
+    def tobytes(self) -> bytes:
+        """The whole payload, copied: for small ones, and for tests."""
+        payload = bytearray(self.nbytes)
+        payload[: len(self.head)] = self.head
+        for offset, buffer in zip(self.offsets, self.buffers, strict=True):
+            payload[offset : offset + buffer.nbytes] = buffer
+        return bytes(payload)
+
+    @property
+    def kind(self) -> int:
+        """PICKLE, ARRAY, BYTES, NUMBER or ERROR."""
+        return self.head[0]
+
+
+class ArrayInfo(NamedTuple):
+    """An array or number inside a payload: its bytes stand at `offset`."""
+
+    dtype_name: str
+    shape: tuple[int, ...]
+    order: str
+    offset: int
+    nbytes: int
+
+
+def payload_kind(mem: memoryview) -> int:
+    """PICKLE, ARRAY, BYTES, NUMBER or ERROR."""
+    return mem[0]
+
+
+def read_refs(mem: memoryview) -> list[bytes]:
+    """The ids of the refs inside a payload."""
+    end = HEAD.size + REF_BYTES * unpack_head(mem)[3]
+    return [bytes(mem[i : i + REF_BYTES]) for i in range(HEAD.size, end, REF_BYTES)]
+
+
+def align(offset: int, to: int = BUFFER_ALIGN) -> int:
+    """The next multiple of `to`, or `offset` itself if it is one."""
+    return (offset + to - 1) // to * to

@@ -1,0 +1,89 @@
+"""The two picklers that write streams, and the stream they write.
+
+The *light* one is C's own with `reducer_override`, which is called for every object of a type that
+C does not know; `persistent_id` would do for refs as well, but costs a Python call for every
+element of every list. The *heavy* one is cloudpickle's, asked only when the light one meets code
+that readers cannot import. It must never know what becomes of a stream: its place in a payload is
+others' business.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.serial.code import by_value_modules
+from hoplite_mp.serial.reducers import RefMet, reducer_override
+
+if TYPE_CHECKING:
+    from hoplite_mp.ref import ObjectRef
+
+
+class Stream:
+    """A written pickle stream: what stays inside, the buffers beside it, the refs it names."""
+
+    __slots__ = ("buffers", "chunks", "dependencies", "index", "refs", "write")
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+        self.buffers: list[pickle.PickleBuffer] = []
+        self.refs: list[ObjectRef[Any]] = []
+        self.dependencies: list[ObjectRef[Any]] = []
+        self.index: dict[ObjectRef[Any], int] = {}
+        self.write = self.chunks.append  # The picklers take this object for their file.
+
+    def index_of(self, ref: ObjectRef[Any]) -> int:
+        """The place of `ref` in the payload's list of refs."""
+        index = self.index.setdefault(ref, len(self.refs))
+        if index == len(self.refs):
+            self.refs.append(ref)
+        return index
+
+
+class LightPickler(pickle.Pickler):
+    """Plain pickle, refs and arrays apart; raises NeedCloudpickle where that is not enough."""
+
+    by_value = False
+    stream: Stream | None = None  # None: refs are written as a foreign pickler would.
+    stop_at_refs = False
+    reducer_override = reducer_override
+
+
+@functools.cache
+def heavy_pickler() -> type[pickle.Pickler]:
+    """The class of the heavy pickler: cloudpickle is imported when first needed."""
+    import cloudpickle
+
+    for module in by_value_modules.values():
+        cloudpickle.register_pickle_by_value(module)
+
+    class HeavyPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
+        by_value = True
+        stream: Stream | None = None
+        stop_at_refs = False
+        reducer_override = reducer_override
+
+    return HeavyPickler
+
+
+def write_stream(value: Any, *, stop_at_refs: bool = False) -> Stream:
+    """Pickle `value` with its large buffers and its refs beside the stream.
+
+    Raises whatever the value's own reducers raise, or RefMet if asked to stop there.
+    """
+    stream = Stream()
+    light = LightPickler(stream, 5, buffer_callback=stream.buffers.append)
+    light.stream = stream
+    light.stop_at_refs = stop_at_refs
+    try:
+        light.dump(value)
+    except (RefMet, MemoryError):
+        raise
+    except Exception:  # NeedCloudpickle, or something that perhaps cloudpickle can do.
+        stream = Stream()
+        heavy: Any = heavy_pickler()(stream, 5, buffer_callback=stream.buffers.append)
+        heavy.stream = stream
+        heavy.stop_at_refs = stop_at_refs
+        heavy.dump(value)
+    return stream

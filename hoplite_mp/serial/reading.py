@@ -1,0 +1,170 @@
+"""What reading a pickle stream takes: who makes refs, whether arrays come out writable.
+
+A stream cannot hold that, so the functions that streams name find it in a thread-local `Reading`.
+They are all called `load_...`; their names are part of the payloads. It must never know how
+streams are written, nor where they stand.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp.serial.dtypes import Array, named_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hoplite_mp.ref import ObjectRef
+
+
+class Reading:
+    """What the functions named in a stream need to know while it is read."""
+
+    __slots__ = ("_ids", "_make_ref", "_refs", "_resolve", "_values", "writable")
+
+    def __init__(
+        self,
+        ids: Sequence[bytes],
+        make_ref: Callable[[bytes], ObjectRef[Any]],
+        resolve: Callable[[ObjectRef[Any]], Any] | None,
+        writable: bool,
+    ) -> None:
+        self._ids = ids
+        self._make_ref = make_ref
+        self._resolve = resolve
+        self._refs: dict[int, ObjectRef[Any]] = {}
+        self._values: dict[int, Any] = {}
+        self.writable = writable
+
+    def ref(self, index: int) -> ObjectRef[Any]:
+        """The ref at `index`, made when first asked for."""
+        if index not in self._refs:
+            self._refs[index] = self._make_ref(self._ids[index])
+        return self._refs[index]
+
+    def value(self, index: int) -> Any:
+        """The value of the ref at `index`: the same object wherever the arguments name it."""
+        if self._resolve is None:
+            return self.ref(index)
+        if index not in self._values:
+            self._values[index] = self._resolve(self.ref(index))
+        return self._values[index]
+
+
+class _Local(threading.local):
+    reading: Reading | None = None
+
+
+_local = _Local()
+
+
+def load_stream(stream: Any, buffers: Iterable[Any], reading: Reading) -> Any:
+    """Unpickle a stream; readings nest, since user code may read another object meanwhile."""
+    outer = _local.reading
+    _local.reading = reading
+    try:
+        return pickle.loads(stream, buffers=buffers)
+    finally:
+        _local.reading = outer
+
+
+def load_foreign(stream: Any) -> Any:
+    """Unpickle a stream that is part of no payload: arrays come out as pickle makes them."""
+    outer, _local.reading = _local.reading, None
+    try:
+        return pickle.loads(stream)
+    finally:
+        _local.reading = outer
+
+
+def _now() -> Reading:
+    reading = _local.reading
+    if reading is None:
+        raise pickle.UnpicklingError("this stream is part of a payload of hoplite_mp, not a pickle")
+    return reading
+
+
+def load_ref(index: int) -> ObjectRef[Any]:
+    """A ref that stays one."""
+    return _now().ref(index)
+
+
+def load_value(index: int) -> Any:
+    """The value of a ref that a call asked for."""
+    return _now().value(index)
+
+
+def load_same(value: Any) -> Any:
+    """What `by_ref` was given."""
+    return value
+
+
+def _writable_now() -> bool:
+    return _local.reading is None or _local.reading.writable
+
+
+def load_view(data: Any, format: str, shape: tuple[int, ...]) -> memoryview:
+    """A memoryview, of its own memory if what is read is to be writable."""
+    view = memoryview(data)
+    if not _writable_now():
+        view = view.toreadonly()
+    elif view.readonly:
+        view = memoryview(bytearray(view))
+    return view.cast("B").cast(format, shape)  # type: ignore[call-overload,no-any-return]
+
+
+def load_array(
+    data: Any,
+    dtype: np.dtype[Any] | str,
+    shape: tuple[int, ...],
+    order: str,
+    cls: type[Array] = np.ndarray,
+) -> Array:
+    """An array over `data`; of a subclass as numpy unpickles one: `__array_finalize__(None)`."""
+    if isinstance(dtype, str):
+        dtype = named_dtype(dtype)
+    writable = _writable_now()
+    if writable and type(data) is bytes:
+        data = bytearray(data)
+    # numpy keeps the *owner* of a memoryview, not an export of it; an array made by frombuffer
+    # keeps the memoryview itself, so that the memory is pinned by the rules of the buffer protocol.
+    flat = np.frombuffer(data, np.uint8) if len(data) else None
+    array = np.ndarray.__new__(cls, shape, dtype, flat, 0, None, order)  # type: ignore[arg-type]
+    if flat is None and not writable:
+        array.flags.writeable = False
+    return array
+
+
+def load_array_state(array: Any, state: tuple[Any, Any]) -> None:
+    """Set the state of an array that numpy or its subclass reduced; then close it for writing."""
+    inner, setter = state
+    if setter is not None:
+        setter(array, inner)
+    elif inner is not None:
+        array.__setstate__(inner)
+    if not _writable_now() and isinstance(array, np.ndarray):
+        array.flags.writeable = False
+        for part in getattr(array, "__dict__", {}).values():  # A masked array's mask.
+            if type(part) is np.ndarray and part.base is None:
+                part.flags.writeable = False
+
+
+def load_exception(
+    cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
+    """An exception without its own `__init__`."""
+    builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    exc: BaseException = builtin.__new__(cls, *args)
+    BaseException.__setattr__(exc, "args", args)  # Frozen dataclasses can be exceptions too.
+    exc.__dict__.update(state)
+    return exc
+
+
+# The functions that streams name most are found without being looked up.
+OWN_IDS = frozenset(
+    map(id, (load_ref, load_value, load_same, load_view, load_array, load_array_state))
+)

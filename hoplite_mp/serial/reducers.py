@@ -1,0 +1,211 @@
+"""How objects are reduced that pickle alone would not treat as we want, looked up by class.
+
+Refs become places in the payload's list of refs, arrays and views buffers beside the stream; code
+is the matter of `code`. The handlers are given the pickler that asks; they must never know which
+of the two it is, nor what the stream is for.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import sys
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hoplite_mp.ref import ByRef, ObjectRef
+from hoplite_mp.serial.code import (
+    Reduced,
+    by_value_modules,
+    importable,
+    reduce_code,
+    reduce_named,
+    reduce_not_by_name,
+    reduce_only_by_value,
+)
+from hoplite_mp.serial.dtypes import Array, dtype_name, raw_bytes
+from hoplite_mp.serial.reading import (
+    load_array,
+    load_array_state,
+    load_exception,
+    load_ref,
+    load_same,
+    load_value,
+    load_view,
+)
+
+# Below this an array inside a container stays in the stream: its own line in the buffer table,
+# alignment and memoryview would cost more than copying it.
+INBAND_BYTES_MAX = 1024
+
+CLASSES_MAX = 4096
+
+
+class RefMet(Exception):
+    """Internal: a pickler that was told to stop at the first ref has met one."""
+
+
+class Resolve:
+    """Stands in a call's arguments where the task receives the value of `ref`."""
+
+    __slots__ = ("ref",)
+
+    def __init__(self, ref: ObjectRef[Any]) -> None:
+        self.ref = ref
+
+
+class BareException:
+    """Stands for an exception to be rebuilt without its `__init__`, which refused its own args."""
+
+    __slots__ = ("exc", "state")
+
+    def __init__(self, exc: BaseException, state: dict[str, Any]) -> None:
+        self.exc = exc
+        self.state = state
+
+
+def _reduce_ref(pickler: Any, ref: ObjectRef[Any]) -> Reduced:
+    if pickler.stop_at_refs:
+        raise RefMet
+    stream = pickler.stream
+    return ref.__reduce__() if stream is None else (load_ref, (stream.index_of(ref),))
+
+
+def _reduce_future(pickler: Any, future: Any) -> Reduced:
+    return _reduce_ref(pickler, future.ref)
+
+
+def _reduce_resolve(pickler: Any, mark: Resolve) -> Reduced:
+    stream = pickler.stream
+    if mark.ref not in stream.dependencies:
+        stream.dependencies.append(mark.ref)
+    return load_value, (stream.index_of(mark.ref),)
+
+
+def _reduce_by_ref(pickler: Any, mark: ByRef[Any]) -> Reduced:
+    return load_same, (mark.value,)
+
+
+def _reduce_bare_exception(pickler: Any, mark: BareException) -> Reduced:
+    return load_exception, (type(mark.exc), mark.exc.args, mark.state)
+
+
+def _reduce_view(pickler: Any, view: memoryview) -> Reduced:
+    if view.c_contiguous and view.format in _CASTABLE and view.nbytes:
+        return load_view, (pickle.PickleBuffer(view.cast("B")), view.format, view.shape)
+    return memoryview, (np.asarray(view),)
+
+
+_CASTABLE = frozenset("cbB?hHiIlLqQnNfd")
+
+
+def _reduce_array(pickler: Any, array: Array) -> Reduced:
+    cls = type(array)
+    dtype = array.dtype
+    if dtype.hasobject or not dtype.itemsize or not _reduces_as_ndarray(cls):
+        # In band, by numpy or by the subclass; the setter makes the result read-only when read so.
+        reduced: Any = array.__reduce_ex__(5)
+        if isinstance(reduced, str):
+            return reduced
+        func, args, *rest = reduced
+        state = rest[0] if rest else None
+        setter = rest[3] if len(rest) > 3 else None
+        return func, args, (state, setter), None, None, load_array_state
+    flags = array.flags
+    if not (flags.c_contiguous or flags.f_contiguous):
+        array = np.array(array, order="C", copy=True, subok=False)
+        flags = array.flags
+    order = "C" if flags.c_contiguous else "F"
+    small = array.nbytes <= INBAND_BYTES_MAX
+    data = np.ndarray.tobytes(array, "A") if small else raw_bytes(array)
+    args = (data, dtype_name(dtype) or dtype, array.shape, order)
+    return load_array, (args if cls is np.ndarray else (*args, cls))
+
+
+def _reduces_as_ndarray(cls: type) -> bool:
+    base: Any = np.ndarray
+    own: Any = cls
+    return cls is base or (
+        own.__reduce__ is base.__reduce__
+        and own.__reduce_ex__ is base.__reduce_ex__
+        and own.__setstate__ is base.__setstate__
+    )
+
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not by C.
+
+Handler = Callable[[Any, Any], Reduced]
+_ref_types: tuple[type, ...] = (ObjectRef,)  # With the classes registered as Futures.
+_handlers: dict[type, Handler | None] = {}
+_HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
+    (ObjectRef, _reduce_ref),
+    (Resolve, _reduce_resolve),
+    (ByRef, _reduce_by_ref),
+    (BareException, _reduce_bare_exception),
+    (np.ndarray, _reduce_array),
+    (memoryview, _reduce_view),
+    ((type, types.FunctionType), reduce_code),
+    (types.ModuleType, reduce_only_by_value),
+    ((functools._lru_cache_wrapper, typing.NewType, typing.TypeVar), reduce_named),
+    (typing.ParamSpec, reduce_named),
+    (getattr(typing, "TypeVarTuple", typing.ParamSpec), reduce_named),
+)
+
+
+def _learn_handler(cls: type) -> Handler | None:
+    """Find out once per class how its instances are reduced; None leaves it to pickle."""
+    handler: Handler | None = None
+    if issubclass(cls, _ref_types[1:]):
+        handler = _reduce_future
+    else:
+        handler = next((h for base, h in _HANDLERS_BY_BASE if issubclass(cls, base)), None)
+    if handler is None and cls.__flags__ & _HEAP_TYPE and not importable(cls):
+        own_reduce = getattr(cls, "__reduce__", None) is not object.__reduce__
+        own_reduce_ex = getattr(cls, "__reduce_ex__", None) is not object.__reduce_ex__
+        handler = reduce_not_by_name if own_reduce or own_reduce_ex else None
+    if len(_handlers) >= CLASSES_MAX:
+        _handlers.clear()  # Else classes made at run time would live as long as the process.
+    _handlers[cls] = handler
+    return handler
+
+
+def reducer_override(pickler: Any, obj: Any) -> Reduced:
+    """Both picklers' method of that name."""
+    cls = type(obj)
+    try:
+        handler = _handlers[cls]
+    except KeyError:
+        handler = _learn_handler(cls)
+    return NotImplemented if handler is None else handler(pickler, obj)
+
+
+def register_future_type(cls: type) -> None:
+    """Let instances of `cls` stand for the ref in their attribute `ref`."""
+    global _ref_types
+    if cls not in _ref_types:
+        _ref_types = (*_ref_types, cls)
+        _handlers.clear()
+
+
+def ref_types() -> tuple[type, ...]:
+    """ObjectRef and the classes registered as Futures."""
+    return _ref_types
+
+
+def register_pickle_by_value(module: types.ModuleType) -> None:
+    """Send the functions and classes of `module` (and of modules below it) by value from now on.
+
+    For modules that exist only in this process, or are being edited: others need not import them.
+    """
+    if not isinstance(module, types.ModuleType):
+        raise TypeError(f"expected a module, not {type(module).__name__}")
+    if module.__name__ not in sys.modules:
+        raise ValueError(f"{module.__name__} was not imported: it is not in sys.modules")
+    by_value_modules[module.__name__] = module
+    _handlers.clear()
+    if "cloudpickle" in sys.modules:
+        sys.modules["cloudpickle"].register_pickle_by_value(module)

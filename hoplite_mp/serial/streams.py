@@ -1,0 +1,102 @@
+"""Pickle streams as payloads: laid out with their refs and buffers, and read back from there.
+
+What values, calls and errors share. It must never know what a stream stands for, nor how picklers
+come to write it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp.ref import ObjectRef
+from hoplite_mp.serial.copies import writable_copy
+from hoplite_mp.serial.layout import (
+    BUFFER,
+    HEAD,
+    META_BYTES_MAX,
+    PICKLE,
+    PLAIN,
+    REF_BYTES,
+    Encoded,
+    align,
+    pack_buffer,
+    pack_head,
+)
+from hoplite_mp.serial.reading import Reading, load_stream
+
+if TYPE_CHECKING:
+    from hoplite_mp.serial.picklers import Stream
+
+
+MakeRef = Callable[[bytes], ObjectRef[Any]]
+ResolveRef = Callable[[ObjectRef[Any]], Any]
+
+# Types whose instances pickle without any function of ours in the stream.
+ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
+all_atoms = ATOMS.issuperset  # Given types.
+PLAIN_ITEMS_MAX = 64  # Longer containers are left to the pickler: looking at each item costs more.
+
+
+def encode_plain(value: Any, flags: int = PLAIN) -> Encoded:
+    """The payload of what pickle alone writes as well as we do."""
+    stream = pickle.dumps(value, 5)
+    head = pack_head(PICKLE, flags, 0, 0, 0, len(stream)) + stream
+    return Encoded(head, [], [], len(head), [])
+
+
+def unpicklable(what: str, value: Any, error: BaseException) -> TypeError:
+    """What to raise for `value`, in the words of a user."""
+    return TypeError(f"cannot pickle {what} of type {type(value).__qualname__!r}: {error}")
+
+
+E = TypeVar("E", bound=Encoded)
+
+
+def fill(cls: type[E], stream: Stream, kind: int, flags: int, prefix: bytes = b"") -> E:
+    """Lay a written stream out as a payload."""
+    buffers = [buffer.raw() for buffer in stream.buffers]
+    refs = stream.refs
+    meta_len = len(prefix) + sum(map(len, stream.chunks))
+    if meta_len > META_BYTES_MAX:
+        raise ValueError(
+            f"{meta_len / 2**30:.1f} GiB of it are neither arrays nor buffers; the limit is "
+            f"{META_BYTES_MAX / 2**30:.0f} GiB"
+        )
+    parts = [pack_head(kind, flags, 0, len(refs), len(buffers), meta_len)]
+    parts += [ref._id for ref in refs]
+    end = HEAD.size + REF_BYTES * len(refs) + BUFFER.size * len(buffers) + meta_len
+    offsets = []
+    for buffer in buffers:
+        offset = align(end)
+        end = offset + buffer.nbytes
+        offsets.append(offset)
+        parts.append(pack_buffer(offset, buffer.nbytes))
+    head = b"".join((*parts, prefix, *stream.chunks))
+    return cls(head, buffers, offsets, end, refs)
+
+
+def load_within(
+    mem: memoryview,
+    head: tuple[int, ...],
+    skip: int,
+    make_ref: MakeRef,
+    resolve: ResolveRef | None,
+    writable: bool,
+) -> Any:
+    """Unpickle the stream in the meta, from `skip` on, with its refs and buffers."""
+    _, _, _, n_refs, n_buffers, meta_len = head
+    table = HEAD.size + REF_BYTES * n_refs
+    meta = table + BUFFER.size * n_buffers
+    ids = [bytes(mem[i : i + REF_BYTES]) for i in range(HEAD.size, table, REF_BYTES)]
+    reading = Reading(ids, make_ref, resolve, writable)
+    buffers = _buffers(mem, table, meta, writable) if n_buffers else ()
+    return load_stream(mem[meta + skip : meta + meta_len], buffers, reading)
+
+
+def _buffers(mem: memoryview, table: int, end: int, writable: bool) -> Iterator[Any]:
+    mem = mem.toreadonly()
+    for offset, nbytes in BUFFER.iter_unpack(mem[table:end]):
+        part = mem[offset : offset + nbytes]
+        yield writable_copy(part) if writable else part

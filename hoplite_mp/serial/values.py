@@ -1,0 +1,133 @@
+"""How a value becomes a payload and comes back without a copy: the choice among the kinds.
+
+What most objects are needs no pickle at all: one array, bytes, or a number is described by a few
+bytes; the rest is a pickle stream. Writing hands out the head and the buffers, which compiled code
+copies into the store; reading makes arrays that are views of the store's memory. It must never
+copy large data itself, nor know where the memory comes from.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp.serial.arrays import decode_array, encode_array
+from hoplite_mp.serial.errors import decode_error
+from hoplite_mp.serial.layout import (
+    ARRAY,
+    BUFFER_ALIGN,
+    BYTES,
+    ERROR,
+    HEAD,
+    MUTABLE,
+    NUMBER,
+    PICKLE,
+    PLAIN,
+    Encoded,
+    pack_buffer,
+    pack_head,
+    unpack_buffer,
+    unpack_head,
+)
+from hoplite_mp.serial.numbers import NUMBER_ENCODERS, decode_number, encode_scalar
+from hoplite_mp.serial.picklers import write_stream
+from hoplite_mp.serial.streams import (
+    PLAIN_ITEMS_MAX,
+    MakeRef,
+    ResolveRef,
+    all_atoms,
+    encode_plain,
+    fill,
+    load_within,
+    unpicklable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def encode(value: Any) -> Encoded:
+    """The payload of any value. Raises TypeError for what cannot be pickled."""
+    encoder = _ENCODERS.get(type(value), _encode_other)
+    encoded = encoder(value)
+    return _encode_other(value) if encoded is None else encoded
+
+
+def _encode_plain_items(value: Any) -> Encoded | None:
+    if len(value) <= PLAIN_ITEMS_MAX and all_atoms(map(type, value)):
+        return encode_plain(value)
+    return None
+
+
+def _encode_plain_dict(value: dict[Any, Any]) -> Encoded | None:
+    if (
+        len(value) <= PLAIN_ITEMS_MAX
+        and all_atoms(map(type, value))
+        and all_atoms(map(type, value.values()))
+    ):
+        return encode_plain(value)
+    return None
+
+
+def _encode_bytes(value: bytes | bytearray) -> Encoded:
+    nbytes = len(value)
+    flags = 0 if type(value) is bytes else MUTABLE
+    head = pack_head(BYTES, flags, 0, 0, 1, 0) + pack_buffer(BUFFER_ALIGN, nbytes)
+    return Encoded(head, [memoryview(value)], [BUFFER_ALIGN], BUFFER_ALIGN + nbytes, [])
+
+
+def _encode_other(value: Any) -> Encoded:
+    if isinstance(value, np.generic):
+        encoded = encode_scalar(value)
+        if encoded is not None:
+            return encoded
+    try:
+        return fill(Encoded, write_stream(value), PICKLE, 0)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise unpicklable("value", value, error) from error
+
+
+_ENCODERS: dict[type, Callable[[Any], Encoded | None]] = {
+    **NUMBER_ENCODERS,
+    str: encode_plain,
+    bytes: _encode_bytes,
+    bytearray: _encode_bytes,
+    tuple: _encode_plain_items,
+    list: _encode_plain_items,
+    dict: _encode_plain_dict,
+    np.ndarray: encode_array,
+}
+
+
+def decode(
+    mem: memoryview,
+    *,
+    make_ref: MakeRef,
+    writable: bool = False,
+    resolve: ResolveRef | None = None,
+) -> Any:
+    """The value of a payload: views of `mem`, read-only; or, if `writable`, private copies.
+
+    `mem` may be longer than the payload. What comes out keeps the exporter of `mem` alive through
+    the buffer protocol. An ERROR payload raises its exception.
+    """
+    kind, flags, _, _, _, meta_len = head = unpack_head(mem)
+    if kind == PICKLE:
+        if flags & PLAIN:
+            return pickle.loads(mem[HEAD.size : HEAD.size + meta_len])
+        return load_within(mem, head, 0, make_ref, resolve, writable)
+    if kind == ARRAY:
+        return decode_array(mem, meta_len, writable)
+    if kind == NUMBER:
+        return decode_number(mem, flags)
+    if kind == BYTES:
+        offset, nbytes = unpack_buffer(mem, HEAD.size)
+        data = mem[offset : offset + nbytes]
+        return bytearray(data) if flags & MUTABLE else data.tobytes()
+    if kind == ERROR:
+        raise decode_error(mem, make_ref)
+    raise ValueError(f"not a payload: its first byte is {kind}")

@@ -1,0 +1,185 @@
+"""Failures: what travels, and what a reader makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hoplite_mp import serial
+from hoplite_mp.errors import TaskError
+from hoplite_mp.ref import ObjectRef
+from hoplite_mp.serial import ERROR
+from tests.serial.helpers import round_trip
+
+
+def error_trip(exc: BaseException, text: str | None = "the text") -> BaseException:
+    encoded = serial.encode_error(exc, text)
+    assert encoded.kind == ERROR
+    return serial.decode_error(memoryview(encoded.tobytes()), ObjectRef)
+
+
+class OddInit(Exception):
+    def __init__(self, a: Any, *, b: Any) -> None:
+        super().__init__(f"{a} and {b}")
+        self.a, self.b = a, b
+
+
+class NoPickle(Exception):
+    def __init__(self) -> None:
+        super().__init__(threading.Lock())
+
+
+class LockInside(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code, self.lock = code, threading.Lock()
+
+
+class NoReduce(Exception):
+    def __reduce__(self) -> Any:
+        raise RuntimeError("no")
+
+
+class NoLoad(Exception):
+    loads = True
+
+    def __new__(cls, *args: Any) -> NoLoad:
+        if not cls.loads:
+            raise RuntimeError("this process cannot")
+        return super().__new__(cls, *args)
+
+
+class NoText(Exception):
+    def __init__(self) -> None:
+        super().__init__(threading.Lock())
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class BadSocket(OSError):
+    def __init__(self, code: int, *, host: str) -> None:
+        super().__init__(code, "bad socket")
+        self.host = host
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    code: int
+
+
+class Sly(Exception):
+    """Comes back as something else."""
+
+    def __reduce__(self) -> Any:
+        return dict, ()
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        "exc",
+        [
+            ValueError("x"),
+            KeyError(1),
+            OSError(2, "no such", "file"),
+            UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
+            KeyboardInterrupt(),
+            SystemExit(3),
+            StopIteration(5),
+            ExceptionGroup("group", [ValueError(1), TypeError(2)]),
+            json.JSONDecodeError("bad", "doc", 1),
+            np.exceptions.AxisError(3, 2),
+            FrozenError(4),
+            TaskError("was one already"),
+        ],
+    )
+    def test_keep_type_and_content(self, exc):
+        out = error_trip(exc)
+        assert type(out) is type(exc)
+        assert repr(out) == repr(exc)
+        assert isinstance(out.__cause__, serial.RemoteTraceback)
+        assert str(out.__cause__) == '\n"""\nthe text"""'
+
+    def test_odd_constructors(self):
+        out: Any = error_trip(OddInit(1, b=[2]))
+        assert type(out) is OddInit
+        assert (out.args, out.a, out.b) == (("1 and [2]",), 1, [2])
+        out = error_trip(BadSocket(5, host="a"))
+        assert type(out) is BadSocket
+        assert out.host == "a"
+
+    def test_an_attribute_that_does_not_pickle_is_left_out(self):
+        out: Any = error_trip(LockInside(4))
+        assert type(out) is LockInside
+        assert out.code == 4
+        assert not hasattr(out, "lock")
+
+    @pytest.mark.parametrize(("exc", "text"), [(NoPickle(), "NoPickle: <unlocked"), (NoText(), "")])
+    def test_what_does_not_pickle_is_a_task_error(self, exc, text):
+        out = error_trip(exc)
+        assert type(out) is TaskError
+        assert str(out).startswith(text)
+        assert "the text" in str(out.__cause__)
+
+    def test_a_reducer_that_fails_or_lies_is_passed_by(self):
+        assert type(error_trip(NoReduce(1))) is NoReduce
+        assert type(error_trip(Sly(1))) is Sly
+
+    def test_what_does_not_load_is_a_task_error(self, monkeypatch):
+        payload = serial.encode_error(NoLoad("here"), "the text").tobytes()
+        monkeypatch.setattr(NoLoad, "loads", False)
+        out = serial.decode_error(memoryview(payload), ObjectRef)
+        assert type(out) is TaskError
+        assert str(out) == "NoLoad: here"
+        assert "the text" in str(out.__cause__)
+
+    def test_rubbish_is_a_task_error(self):
+        for payload in (b"", bytes(8), b"\4" + bytes(20), b"\4" + b"\xff" * 100):
+            assert type(serial.decode_error(memoryview(payload), ObjectRef)) is TaskError
+
+    def test_the_text_tells_causes_and_contexts(self):
+        def fail() -> None:
+            try:
+                {}["missing"]
+            except KeyError as error:
+                raise ValueError("outer") from error
+
+        with pytest.raises(ValueError, match="outer") as caught:
+            fail()
+        text = str(error_trip(caught.value, None).__cause__)
+        assert "KeyError: 'missing'" in text
+        assert "direct cause" in text
+        assert "in fail" in text
+
+    def test_a_failure_passed_on_keeps_its_first_traceback(self):
+        again = error_trip(error_trip(ValueError(1), "first place"), None)
+        assert "first place" in str(again.__cause__)
+        assert type(round_trip(again.__cause__)) is serial.RemoteTraceback
+
+    def test_refs_and_arrays_inside(self):
+        ref: ObjectRef[int] = ObjectRef(bytes(16))
+        encoded = serial.encode_error(ValueError(ref, np.zeros(5000)), "")
+        assert encoded.refs == [ref]
+        assert len(encoded.buffers) == 1
+        out = serial.decode_error(memoryview(encoded.tobytes()), ObjectRef)
+        assert out.args[0] == ref
+        assert out.args[1].shape == (5000,)
+
+    def test_nesting_without_end_and_text_beyond_unicode(self):
+        deep: list[Any] = []
+        for _ in range(100_000):
+            deep = [deep]
+        assert type(error_trip(ValueError(deep))) in (TaskError, ValueError)
+        out = error_trip(ValueError("\ud800"), "\ud800")
+        assert type(out) is ValueError
+        assert "\\ud800" in str(out.__cause__)
+
+    def test_decode_raises_the_exception(self):
+        payload = serial.encode_error(KeyError("k"), "").tobytes()
+        with pytest.raises(KeyError, match="k"):
+            serial.decode(memoryview(payload), make_ref=ObjectRef)
