@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import dataclasses
 import os
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -72,6 +73,8 @@ class Cluster(TaskExecutor):
 
     `address hosts listen ports token tls` are for several hosts, which this version does not have.
     """
+
+    _finisher: threading.Thread | None = None
 
     def __init__(
         self,
@@ -137,7 +140,11 @@ class Cluster(TaskExecutor):
         wait=True returns when all tasks are done and all processes are gone; wait=False returns at
         once and does the same behind your back. Afterwards calls raise ClosedError.
         """
-        if self._host is None or self._closed:
+        if self._host is None:
+            return
+        if self._closed:  # ending already, behind the caller's back
+            if wait and self._finisher is not None:
+                self._finisher.join()
             return
         self._closed = True
         if self._runtime.client.usable and cancel_futures:
@@ -146,7 +153,8 @@ class Cluster(TaskExecutor):
         if wait:
             self._finish()
         else:
-            threading.Thread(target=self._finish, name="hoplite_mp shutdown").start()
+            self._finisher = threading.Thread(target=self._finish, name="hoplite_mp shutdown")
+            self._finisher.start()
 
     def _finish(self) -> None:
         runtime, host = self._runtime, self._host
@@ -178,6 +186,7 @@ class Cluster(TaskExecutor):
             host, self._host = self._host, None
             _open.discard(self)
             if host is not None:
+                host.runtime.submitter.keep_results()
                 host.end()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
@@ -491,7 +500,13 @@ def current() -> Cluster:
 
 @atexit.register
 def _close_all() -> None:
+    """At interpreter exit, as on leaving `with`: what an exception ends does not wait for tasks."""
+    failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
     for cluster in list(_open):
         with contextlib.suppress(HopliteTimeoutError):
-            if cluster._runtime.client.usable:
+            if not cluster._runtime.client.usable:
+                continue
+            if failed:
+                cluster._abort()
+            else:
                 cluster.shutdown(wait=True)

@@ -8,15 +8,17 @@ It must never know: how a host is started, collectives.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
+import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hoplite_mp import serial
 from hoplite_mp.client.memory import FOREVER_NS, deadline_ns
-from hoplite_mp.errors import ClosedError, HopliteTimeoutError
+from hoplite_mp.errors import ClosedError, HopliteTimeoutError, NodeLostError
 from hoplite_mp.protocol.local import ClosePool, OpenPool
 
 if TYPE_CHECKING:
@@ -108,7 +110,9 @@ class TaskExecutor(concurrent.futures.Executor):
         """
         if chunksize is not None and chunksize < 1:
             raise ValueError(f"chunksize={chunksize!r}: it must be 1 or more")
-        if buffersize is not None and (not isinstance(buffersize, int) or buffersize < 1):
+        if buffersize is not None and not isinstance(buffersize, int):
+            raise TypeError("buffersize must be an integer or None")
+        if buffersize is not None and buffersize < 1:
             raise ValueError(f"buffersize={buffersize!r}: it must be 1 or more, or None")
         deadline = None if timeout is None else time.monotonic() + timeout
         items: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
@@ -130,7 +134,7 @@ class TaskExecutor(concurrent.futures.Executor):
             limit = buffersize
         ahead = deque(itertools.islice(futures, limit))
         results = _results(ahead, futures, deadline, ordered)
-        return itertools.chain.from_iterable(results) if chunks is not None else results
+        return _flattened(results) if chunks is not None else results
 
     def _chunksize(self, count: int) -> int:
         workers = self._runtime.pool_sizes.get(self._pool, self._runtime.pool_sizes.get(0, 1))
@@ -161,6 +165,8 @@ class TaskExecutor(concurrent.futures.Executor):
 class PoolExecutor(TaskExecutor):
     """`c.executor()`: workers of its own on a cluster."""
 
+    _finisher: threading.Thread | None = None
+
     def __init__(self, runtime: Runtime, pool: int, options: Options, setup: Any) -> None:
         self._runtime, self._pool, self._options = runtime, pool, options
         self._setup = setup  # the initializer's object is held as long as workers may start
@@ -171,7 +177,11 @@ class PoolExecutor(TaskExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """As in the standard library."""
-        if self._closed or not self._runtime.client.usable:
+        if not self._runtime.client.usable:
+            return
+        if self._closed:  # ending already, behind the caller's back
+            if wait and self._finisher is not None:
+                self._finisher.join()
             return
         self._closed = True
         if cancel_futures:
@@ -180,9 +190,8 @@ class PoolExecutor(TaskExecutor):
             self._wait_pending()
             self._close(False)
         else:
-            import threading
-
-            threading.Thread(target=self._close_later, daemon=True).start()
+            self._finisher = threading.Thread(target=self._close_later, daemon=True)
+            self._finisher.start()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
         if kind is None:
@@ -204,8 +213,9 @@ class PoolExecutor(TaskExecutor):
             self._runtime.submitter.close_queue(self._pool)
 
     def _close_later(self) -> None:
-        self._wait_pending()
-        self._close(False)
+        with contextlib.suppress(ClosedError, NodeLostError):  # the cluster has ended meanwhile
+            self._wait_pending()
+            self._close(False)
 
 
 def open_pool(
@@ -256,13 +266,22 @@ def _results(
         while ahead:
             future = ahead.popleft() if ordered else _first(ahead, deadline)
             left = None if deadline is None else deadline - time.monotonic()
-            result = future.result(left)
-            del future
+            try:
+                result = future.result(left)
+            finally:
+                future.cancel()  # without effect once it is done
+                del future
             ahead.extend(itertools.islice(more, 1))
             yield result
     finally:
         for future in ahead:
             future.cancel()
+
+
+def _flattened(results: Iterator[list[Any]]) -> Iterator[Any]:
+    """The items of chunks; a generator, so that closing it closes `results`."""
+    for chunk in results:
+        yield from chunk
 
 
 def _first(ahead: deque[Future[Any]], deadline: float | None) -> Future[Any]:

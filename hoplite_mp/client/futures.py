@@ -48,6 +48,22 @@ class Future(concurrent.futures.Future[T]):
         self._made: threading.Condition | None = None
         self._value: Any = _NOTHING
         self._error: BaseException | None = None
+        self._kept: memoryview | None = None  # the payload of a cluster that has closed since
+
+    @property
+    def unread(self) -> bool:
+        """Nobody has fetched the result."""
+        return self._value is _NOTHING and self._error is None
+
+    def _keep(self) -> None:
+        """The cluster is closing: a result that nobody has asked for yet stays readable."""
+        if self.unread and not self.cancelled():
+            self._kept = self._submitter.memory.payload(self._oid, 0)
+
+    def _abandon(self, error: BaseException) -> None:
+        """Nothing will come any more."""
+        self._error = error
+        self._complete(False, True)
 
     # -- what the standard library's functions look at -----------------------------------------
 
@@ -65,7 +81,7 @@ class Future(concurrent.futures.Future[T]):
                 self._submitter.arm()
         return made
 
-    def _complete(self, cancelled: bool) -> None:
+    def _complete(self, cancelled: bool, failed: bool = False) -> None:
         """The submitter has seen the header done."""
         with _making:
             if self._state is not _PENDING:
@@ -77,7 +93,12 @@ class Future(concurrent.futures.Future[T]):
         with made:
             self._state = _CANCELLED if cancelled else _FINISHED
             for waiter in self._waiters:
-                waiter.add_cancelled(self) if cancelled else waiter.add_result(self)
+                if cancelled:
+                    waiter.add_cancelled(self)
+                elif failed:
+                    waiter.add_exception(self)
+                else:
+                    waiter.add_result(self)
             made.notify_all()
         self._submitter.disarm()
         self._invoke_callbacks()  # type: ignore[attr-defined]
@@ -132,13 +153,14 @@ class Future(concurrent.futures.Future[T]):
     def _fetch(self, timeout: float | None) -> None:
         if self._value is not _NOTHING or self._error is not None:
             return
-        deadline = FOREVER_NS if timeout is None else deadline_ns(timeout)
-        submitter = self._submitter
-        submitter.wait_done(self._oid, deadline)
-        if self.cancelled():
-            raise CancelledError
-        memory = submitter.memory
-        mem = memory.payload(self._oid, deadline)
+        memory = self._submitter.memory
+        mem = self._kept
+        if mem is None:
+            deadline = FOREVER_NS if timeout is None else deadline_ns(timeout)
+            self._submitter.wait_done(self._oid, deadline)
+            if self.cancelled():
+                raise CancelledError
+            mem = memory.payload(self._oid, deadline)
         if serial.payload_kind(mem) == serial.ERROR:
             self._error = memory.failure(mem)
             return

@@ -24,7 +24,7 @@ import msgspec
 from hoplite_mp import _shm, ids
 from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
 from hoplite_mp.client.runtime import Runtime
-from hoplite_mp.errors import ConfigError
+from hoplite_mp.errors import ConfigError, NodeLostError
 from hoplite_mp.protocol.local import Shutdown, Start
 from hoplite_mp.store.limits import cpu_count, total_bytes
 
@@ -129,6 +129,7 @@ class Host:
             _log.error("the node of this host has ended unexpectedly; its cluster is lost")
             if self.runtime.client.usable:
                 self.runtime.tasks.lose()
+            self.runtime.submitter.abandon(NodeLostError("the node of this host has ended"))
 
     def end(self) -> None:
         """Ends all processes; returns when they are gone."""

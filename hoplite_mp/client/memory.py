@@ -71,6 +71,7 @@ class Memory:
         self.channel = channel
         self.config = config
         self.wait_one: WaitOne = lambda oid, deadline: None
+        self.attached = 0  # refs that came in foreign pickles, functions among them
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # refs inside objects of ours
         self._mapped: set[int] = set()  # MiBs of the store whose pages this process has mapped
 

@@ -97,6 +97,7 @@ class Runtime:
             if self in _stack:
                 _stack.remove(self)
         self.client.close()
+        self.submitter.abandon(ClosedError("the cluster was closed before this was done"))
         self.channel.close()
         # No cycle keeps the mappings until the garbage collector happens to run.
         self.memory.wait_one = _closed
@@ -130,7 +131,10 @@ def _contributors(ref: ObjectRef[Any]) -> tuple[int, ...] | None:
 
 def _attach(object_id: bytes) -> object:
     memory = _owner(object_id)
-    return None if memory is None else memory.make_ref(object_id)._hold
+    if memory is None:
+        return None
+    memory.attached += 1
+    return memory.make_ref(object_id)._hold
 
 
 runtime_hooks.contributors = _contributors

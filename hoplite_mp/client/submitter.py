@@ -9,7 +9,6 @@ It must never know: how a task is run.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
@@ -17,6 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks, serial
+from hoplite_mp.client.functions import Functions
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, NodeLostError, ObjectLostError
@@ -33,6 +33,7 @@ KIND_TASK, KIND_OPERATION = 2, 3
 FLAG_OWN_STACK = 1  # not to be run in place by a waiting worker
 NAME_BYTES = 32
 BLOCKED_AFTER_NS = 2_000_000
+FINISHED_MIN = 1024
 
 
 class Pending:
@@ -57,13 +58,13 @@ class Submitter:
         self.tasks = tasks
         self.pending: dict[int, Pending] = {}
         self.run_in_place: Callable[[int], bool] | None = None  # set in a worker
-        self._functions: weakref.WeakKeyDictionary[Any, ObjectRef[Any]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._functions = Functions(memory)
         self._queues: dict[int, int] = {}
         self._waiting: dict[int, list[Pending]] = {}  # dependency -> tasks that need it
         self._overflow: deque[Pending] = deque()  # ready, but their queue's ring was full
         self._armed = 0
+        self._finished: list[weakref.ref[Future[Any]]] = []  # perhaps with results not yet read
+        self._finished_max = FINISHED_MIN
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -88,18 +89,6 @@ class Submitter:
             if queue is not None and self.client.usable:
                 self.tasks.close_queue(queue)
 
-    def function_ref(self, fn: Any) -> ObjectRef[Any]:
-        """The function as an object: it travels once, however often it is called."""
-        try:
-            ref = self._functions.get(fn)
-        except TypeError:  # not hashable, or not weakly referenceable: sent anew every time
-            return self.memory.put(serial.encode_function(fn))
-        if ref is None:
-            ref = self.memory.put(serial.encode_function(fn))
-            with contextlib.suppress(TypeError):
-                self._functions[fn] = ref
-        return ref
-
     def submit(
         self,
         fn: Callable[..., Any],
@@ -117,10 +106,9 @@ class Submitter:
         client, memory = self.client, self.memory
         if client.news():
             memory.collect()
-        function = self.function_ref(fn)
+        function, carried = self._functions.send(fn)
         call = serial.encode_call(args, kwargs)
-        # `fn` itself too: refs in its closure are held by nobody else on the way.
-        holds: list[Any] = [fn, function, *call.refs]
+        holds: list[Any] = [function, carried, *call.refs]
         inline, args_oid = call.head, 0
         if call.nbytes > _tasks.ARGS_INLINE_BYTES or call.buffers:
             if call.nbytes <= _tasks.ARGS_INLINE_BYTES:
@@ -272,16 +260,46 @@ class Submitter:
         state = self.client.state(oid)
         if not self.tasks.done(oid):
             return  # a bit of an earlier life of this header
-        if self.client.flags(oid)[0] and state == STATE["SEALED"]:
+        if state in (STATE["SEALED"], STATE["FAILED"]) and self.client.flags(oid)[0]:
             self.memory.inner[oid] = self.memory.inner_refs(oid)
             self.tasks.set_taken(oid)
         if self.pending.pop(oid, None) is None:
             return  # another thread was first
         pending.holds = None
-        if pending.future is not None:
-            pending.future._complete(state in (STATE["CANCELLED"], STATE["ABORTED"]))
+        future = pending.future
+        if future is not None:
+            self._finished.append(weakref.ref(future))
+            if len(self._finished) > self._finished_max:
+                self._forget_read()
+            cancelled = state in (STATE["CANCELLED"], STATE["ABORTED"])
+            future._complete(cancelled, state in (STATE["FAILED"], STATE["DELETED"]))
         if oid in self._waiting:
             self._release(oid)
+
+    def _forget_read(self) -> None:
+        """Drops Futures that are gone, or whose result has been read."""
+        living = [(ref, ref()) for ref in self._finished]
+        self._finished = [ref for ref, future in living if future is not None and future.unread]
+        self._finished_max = max(FINISHED_MIN, 2 * len(self._finished))
+
+    def keep_results(self) -> None:
+        """Before the end: results that nobody has asked for yet stay readable."""
+        for ref in self._finished:
+            future = ref()
+            try:
+                if future is not None:
+                    future._keep()
+            except HopliteTimeoutError:
+                return  # spilled, and there is no room to read them back
+            except Exception:  # lost already: result() will say so
+                continue
+
+    def abandon(self, error: BaseException) -> None:
+        """After the end: what is not finished fails, whoever waits for it."""
+        while self.pending:
+            _, pending = self.pending.popitem()
+            if pending.future is not None:
+                pending.future._abandon(error)
 
     def is_done(self, oid: int) -> bool:
         if not self.client.usable:

@@ -153,7 +153,7 @@ class Requests:
                 request.number,
                 {
                     "tasks_done": done + workers.tasks_done,
-                    "tasks_failed": failed + workers.tasks_failed,
+                    "tasks_failed": failed + workers.tasks_failed + self.node.sweeper.failed,
                     "tasks_retried": self.node.sweeper.retried,
                     "workers_lost": workers.lost,
                     "objects": objects,

@@ -37,7 +37,7 @@ class Sweeper:
         self.tasks = results.tasks
         self.inner: dict[int, list[Any]] = {}  # refs inside adopted objects
         self.own_tables: set[int] = set(self.client.tables)
-        self.retried = 0
+        self.retried = self.failed = 0  # tasks whose worker died
 
     def sweep(self, slot: int, worker: WorkerInfo | None, code: int) -> list[int]:
         """Returns the tasks that are queued again."""
@@ -118,6 +118,7 @@ class Sweeper:
             return False
         name = self.client.task_name(oid)
         tries = self.client.add_try(oid)
+        self.failed += task
         error: Exception
         if not task:
             error = ObjectLostError("the process that was writing this object has died")

@@ -41,7 +41,7 @@ class Workers:
         self.pipes: dict[int, list[int]] = {}
         self.queues: dict[int, int] = {}  # pool -> the node's own hint queue
         self.lost = 0
-        self.tasks_done = self.tasks_failed = 0  # of workers that have ended
+        self.tasks_done = self.tasks_failed = 0  # of workers that have ended, or never began
         self._due: float | None = None
 
     # -- pools ---------------------------------------------------------------------------------
@@ -124,13 +124,14 @@ class Workers:
         if worker is None:
             return
         info = self.client.client_info(worker.slot)
+        worker.worked = worker.worked or bool(info["tasks_done"] or info["running"])
         self.tasks_done += info["tasks_done"]
         self.tasks_failed += info["tasks_failed"]
         pool = self.pools.get(worker.pool)
         if pool is None:
             return
         pool.workers.pop(worker.slot, None)
-        if code != 0 and worker.verdict != "closing":
+        if (code != 0 or info["running"]) and worker.verdict != "closing":
             self.lost += 1
         pool.died(worker, code, SETUP_FAILED)
         if pool.broken:
@@ -172,6 +173,7 @@ class Workers:
     def fail(self, oid: int, why: str) -> None:
         name = self.client.task_name(oid)
         if self.client.take_over(oid, 0):
+            self.tasks_failed += 1
             self.node.results.store_error(
                 oid, WorkerLostError(f"no worker can run {name}(): {why}")
             )

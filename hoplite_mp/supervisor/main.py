@@ -282,12 +282,17 @@ def blas_environment(start: Start) -> dict[str, str]:
     chosen = start.config.get("blas_threads")
     count = str(chosen or max(1, start.cores // max(1, start.workers)))
     given = _given_blas
-    return {name: given.get(name, count) if not chosen else count for name in BLAS_VARIABLES}
+    if chosen:
+        return dict.fromkeys(BLAS_VARIABLES, count)
+    # Every BLAS follows OMP_NUM_THREADS unless its own variable says otherwise.
+    count = given.get("OMP_NUM_THREADS", count)
+    return {name: given.get(name, count) for name in BLAS_VARIABLES}
 
 
 def limit_blas(environment: dict[str, str]) -> None:
     """numpy's own OpenBLAS was loaded with one thread; raise that if there are more to use."""
-    threads = int(environment["OPENBLAS_NUM_THREADS"] or 1)
+    first = environment["OPENBLAS_NUM_THREADS"].split(",")[0].strip()  # OpenMP allows a list
+    threads = int(first) if first.isdecimal() else 1
     if threads <= 1:
         return
     with open("/proc/self/maps") as maps:

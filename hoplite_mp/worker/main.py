@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Worker", "main"]
 
 POLL_NS = 500_000_000
-FUNCTIONS_MAX = 512  # decoded functions that a worker keeps
+FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # decoded functions that a worker keeps
+ERROR_CHARS_MAX = 40  # of the last resort, which must fit into a record
 SETUP_FAILED = 97  # exit code: the initializer raised
 
 
@@ -51,7 +52,8 @@ class Worker:
         self.depth = 0
         self.in_user_code = False
         self.current = 0
-        self.functions: dict[int, tuple[Any, Any]] = {}
+        self.functions: dict[int, tuple[Any, int]] = {}  # id -> what was decoded, from how much
+        self.functions_bytes = 0
         self.untaken: list[tuple[int, Any]] = []  # results whose refs the submitter must take over
         runtime.own_pool = pool
         self.submitter.run_in_place = self.run_in_place
@@ -77,8 +79,18 @@ class Worker:
             self.memory.collect()
         if self.submitter.pending and not busy:
             self.submitter.drain()
+        if not busy:
+            self.memory.give_empty_spans()
+            self.forget_functions()
         if self.untaken:
             self.untaken = [item for item in self.untaken if not self.tasks.taken(item[0])]
+
+    def forget_functions(self) -> None:
+        """Functions whose submitter has dropped them go, and what their closures hold."""
+        for function_id in list(self.functions):
+            header = self.memory.client.inspect(function_id)
+            if header["owner"] not in header["refs"]:
+                del self.functions[function_id]
 
     # -- one task ------------------------------------------------------------------------------
 
@@ -134,12 +146,18 @@ class Worker:
         known = self.functions.get(function_id)
         if known is not None:
             return known[0]
-        ref = self.memory.make_ref(self.memory.public_id(function_id))
         data = self.memory.read(function_id, FOREVER_NS, False)
+        attached = self.memory.attached
         function = serial.decode_function(data)
-        if len(self.functions) >= FUNCTIONS_MAX:
-            self.functions.pop(next(iter(self.functions)))
-        self.functions[function_id] = (function, ref)
+        if self.memory.attached != attached:
+            return function  # it holds refs, and is to hold them no longer than it runs
+        # No ref is kept: an id names one object for ever, and what closures hold may be large.
+        self.functions[function_id] = (function, len(data))
+        self.functions_bytes += len(data)
+        while len(self.functions) > 1 and (
+            len(self.functions) > FUNCTIONS_MAX or self.functions_bytes > FUNCTIONS_BYTES_MAX
+        ):
+            self.functions_bytes -= self.functions.pop(next(iter(self.functions)))[1]
         return function
 
     def arguments(self, args_id: int, inline: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -155,22 +173,28 @@ class Worker:
 
     def store(self, oid: int, value: Any, failed: bool) -> bool:
         """Writes the result and says so. Returns whether the task failed in the end."""
-        while True:
-            try:
-                if not failed and type(value) is np.ndarray:
-                    block = self.memory.block_of(value)
-                    if block is not None and self.store_block(oid, value, block):
-                        return False
-                encoded = self.encode_error(value) if failed else serial.encode(value)
-                if self.submitter.store_result(oid, encoded, failed) and encoded.refs:
-                    self.untaken.append((oid, encoded.refs))
-                return failed
-            except BaseException as error:
-                if failed and self.depth < 0:
-                    raise
-                if failed:
-                    error = HopliteError(f"the error of this task could not be stored: {error}")
-                failed, value = True, error
+        try:
+            if not failed and type(value) is np.ndarray:
+                block = self.memory.block_of(value)
+                if block is not None and self.store_block(oid, value, block):
+                    return False
+            if not failed:
+                self.write(oid, serial.encode(value), False)
+                return False
+        except BaseException as error:  # it does not pickle, or finds no room
+            value = error
+        try:
+            self.write(oid, self.encode_error(value), True)
+        except BaseException as error:  # no room even for the error: a few words always fit
+            brief = f"its error found no room: {type(value).__name__}"
+            self.write(oid, serial.encode_error(HopliteError(brief[:ERROR_CHARS_MAX]), ""), True)
+            error.__traceback__ = None
+        value.__traceback__ = None  # or its frames keep the task's arrays until a collection
+        return True
+
+    def write(self, oid: int, encoded: serial.Encoded, failed: bool) -> None:
+        if self.submitter.store_result(oid, encoded, failed) and encoded.refs:
+            self.untaken.append((oid, encoded.refs))
 
     def encode_error(self, error: BaseException) -> serial.Encoded:
         frame = error.__traceback__

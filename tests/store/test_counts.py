@@ -251,7 +251,6 @@ def test_refs_in_results_and_in_exceptions(one: Cluster) -> None:
     falls_to(lambda: objects(one), before)
 
 
-@pytest.mark.xfail(reason="a worker keeps a function until 512 newer ones have come")
 def test_a_closure_alone_holds_what_it_needs(one: Cluster) -> None:
     before = objects(one)
 

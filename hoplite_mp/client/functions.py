@@ -1,0 +1,118 @@
+"""Functions on their way to workers: each travels once, as long as it stays what it is.
+
+Why it exists: a function that readers can import is a name. One that travels by value carries its
+defaults, its closure and the globals that it uses, and those may change between two calls; then it
+has to be written again. Writing takes ten times as long as all the rest of a submit, so what is
+carried along is compared first.
+It must never know: tasks, workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+import weakref
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import serial
+from hoplite_mp.serial.code import importable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp.client.memory import Memory
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["Functions"]
+
+_BY_IDENTITY = {types.FunctionType, types.BuiltinFunctionType, type}
+_IMMUTABLE = {
+    int, float, complex, str, bytes, bool, type(None), types.ModuleType, types.BuiltinFunctionType,
+}  # fmt: skip
+_BY_NAME: list[Any] = []  # what is carried along by a function that readers import: nothing
+
+
+class Functions:
+    """The functions that one process has sent."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._known: weakref.WeakKeyDictionary[Any, tuple[ObjectRef[Any], list[Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def send(self, fn: Any) -> tuple[ObjectRef[Any], Any]:
+        """The function as an object in the store; and what to hold until the task is done: refs
+        that the function carries along are held by nobody else on the way."""
+        if type(fn) not in _BY_IDENTITY:  # it may have a state, and an equality of its own
+            return self._memory.put(serial.encode_function(fn)), fn
+        known = self._known.get(fn)
+        if known is not None:
+            ref, before = known
+            if before is _BY_NAME:
+                return ref, None
+            now, constant = _carried(fn)
+            if constant and len(now) == len(before) and all(map(is_, now, before)):
+                return ref, None
+        elif importable(fn):
+            now, constant = _BY_NAME, True
+        else:
+            now, constant = _carried(fn)
+        ref = self._memory.put(serial.encode_function(fn))
+        if constant:
+            self._known[fn] = ref, now
+            return ref, None
+        self._known.pop(fn, None)
+        return ref, (fn, now)
+
+
+def _carried(fn: Any) -> tuple[list[Any], bool]:
+    """What travels with a function by value, and whether a change of it would be seen."""
+    if type(fn) is not types.FunctionType:
+        return [], False
+    found: list[Any] = []
+    constant = True
+    seen, ahead = {fn}, [fn]
+    while ahead:
+        function = ahead.pop()
+        constant = constant and not function.__dict__
+        found.append(function.__code__)
+        for value in _values(function):
+            kind = type(value)
+            if kind is types.FunctionType:
+                found.append(weakref.ref(value))  # the same object for the same function
+                if value not in seen and not importable(value):
+                    seen.add(value)
+                    ahead.append(value)
+            elif kind in _IMMUTABLE or (isinstance(value, type) and importable(value)):
+                found.append(value)
+            else:
+                found.append(value)
+                constant = False
+    return found, constant
+
+
+def _contents(cell: types.CellType) -> Iterator[Any]:
+    """Nothing if the cell is empty."""
+    with contextlib.suppress(ValueError):
+        yield cell.cell_contents
+
+
+def _values(function: types.FunctionType) -> Iterator[Any]:
+    """Defaults, closure, and the globals that the code names."""
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    for cell in function.__closure__ or ():
+        yield next(_contents(cell), cell)
+    scope = function.__globals__
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        for name in code.co_names:
+            if name in scope:
+                yield scope[name]
+        codes += [const for const in code.co_consts if type(const) is types.CodeType]

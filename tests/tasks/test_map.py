@@ -1,0 +1,203 @@
+"""map: the builtin's results, the standard library's laziness, and nothing left running."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import hoplite_mp
+from tests.tasks.helpers import PATIENCE_S, add, eventually, fail, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp import Cluster
+
+
+class Counting:
+    """An endless iterable that knows how far it has been read."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.read += 1
+            yield self.read - 1
+
+
+def note_after_first(path: str, n: int) -> int:
+    (Path(path).parent / str(n)).touch()
+    if n > 1:
+        wait_for(path)
+    return n
+
+
+def first_waits(path: str, n: int) -> int:
+    if n == 0:
+        wait_for(path)
+    return n
+
+
+def test_several_iterables_end_with_the_shortest(cluster: Cluster) -> None:
+    for chunksize in (None, 1, 2, 100):
+        found = cluster.map(add, range(9), itertools.count(), [10] * 7, chunksize=chunksize)
+        assert list(found) == [2 * n + 10 for n in range(7)]
+    assert list(cluster.map(add)) == []
+    assert list(cluster.map(add, [], itertools.count())) == []
+
+
+def test_refs_futures_and_arrays_as_items(cluster: Cluster) -> None:
+    refs = [cluster.put(n) for n in range(6)]
+    futures = [cluster.submit(abs, -n) for n in range(6)]
+    for chunksize in (1, 4):
+        found = cluster.map(add, refs, futures, chunksize=chunksize)
+        assert list(found) == [0, 2, 4, 6, 8, 10]
+    arrays = list(cluster.map(np.sqrt, [np.full(50_000, n * n, float) for n in range(4)]))
+    assert [array[-1] for array in arrays] == [0, 1, 2, 3]
+    assert not any(array.flags.writeable for array in arrays)
+    (writable,) = cluster.options(copy=True).map(np.sqrt, [np.ones(50_000)])
+    assert writable.flags.writeable
+
+
+def test_the_order_is_that_of_the_items_or_of_the_results(cluster: Cluster, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    results = cluster.map(first_waits, [str(go)] * 5, range(5), chunksize=1, ordered=False)
+    assert sorted(next(results) for _ in range(4)) == [1, 2, 3, 4]
+    go.touch()
+    assert list(results) == [0]
+    ordered = cluster.map(first_waits, [str(go)] * 5, range(5), chunksize=1)
+    assert list(ordered) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_endless_iterable_is_read_no_further_than_buffersize(
+    cluster: Cluster, ordered: bool
+) -> None:
+    source = Counting()
+    results = cluster.map(abs, source, buffersize=4, ordered=ordered)
+    assert source.read == 4
+    taken = [next(results) for _ in range(20)]
+    assert source.read <= 25
+    assert sorted(taken) == list(range(20)) if ordered else len(set(taken)) == 20
+    results.close()  # type: ignore[attr-defined]
+    assert source.read <= 25
+
+
+def test_a_buffer_in_chunks(cluster: Cluster) -> None:
+    source = Counting()
+    results = cluster.map(abs, source, buffersize=6, chunksize=3)
+    assert source.read <= 7
+    assert [next(results) for _ in range(10)] == list(range(10))
+    assert source.read <= 21
+    results.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("chunksize", [2, None])
+def test_closed_early_the_rest_never_runs(tmp_path: Path, chunksize: int | None) -> None:
+    go = tmp_path / "go"
+    with hoplite_mp.Cluster(workers=1) as one:
+        paths = [str(go)] * 40
+        results = one.map(note_after_first, paths, range(40), chunksize=chunksize)
+        assert next(results) == 0
+        eventually(lambda: (tmp_path / "2").exists())  # the second chunk waits now
+        results.close()  # type: ignore[attr-defined]
+        go.touch()
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2", "3", "go"}
+
+
+def test_the_timeout_counts_from_the_call_and_cancels(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with hoplite_mp.Cluster(workers=1) as one:
+        assert one.submit(abs, -1).result(PATIENCE_S) == 1
+        results = one.map(note_after_first, [str(go)] * 9, range(9), timeout=1, chunksize=1)
+        assert [next(results), next(results)] == [0, 1]
+        with pytest.raises(hoplite_mp.HopliteTimeoutError):
+            next(results)
+        go.touch()
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2", "go"}
+
+
+def test_a_timeout_of_results_in_any_order(cluster: Cluster, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    results = cluster.map(
+        first_waits, [str(go)] * 3, range(3), timeout=0.5, chunksize=1, ordered=False
+    )
+    assert sorted([next(results), next(results)]) == [1, 2]
+    with pytest.raises(hoplite_mp.HopliteTimeoutError):
+        next(results)
+    go.touch()
+
+
+@pytest.mark.parametrize("chunksize", [1, 3])
+def test_an_exception_ends_the_results(cluster: Cluster, chunksize: int) -> None:
+    results = cluster.map(divmod, [6, 6, 6, 6], [1, 2, 0, 3], chunksize=chunksize)
+    if chunksize == 1:
+        assert [next(results), next(results)] == [(6, 0), (3, 0)]
+    with pytest.raises(ZeroDivisionError) as caught:
+        next(results)
+    assert "worker" in str(caught.value.__cause__)
+    assert list(results) == []
+
+
+def test_refusals_come_at_the_call(cluster: Cluster) -> None:
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match="chunksize"):
+            cluster.map(abs, [1], chunksize=wrong)
+        with pytest.raises(ValueError, match="buffersize"):
+            cluster.map(abs, [1], buffersize=wrong)
+    with pytest.raises(TypeError, match="buffersize"):
+        cluster.map(abs, [1], buffersize="2")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="iter"):
+        cluster.map(abs, 5)  # type: ignore[arg-type]
+
+
+def test_the_standard_library_agrees(cluster: Cluster) -> None:
+    """What a thread pool gives for the same calls."""
+    calls: list[tuple[Any, ...]] = [
+        (abs, range(-5, 5)),
+        (add, range(4), range(9)),
+        (fail, ["x"]),
+        (divmod, [1, 1], [1, 0]),
+        (str, []),
+    ]
+
+    def outcome(executor: Any, call: tuple[Any, ...]) -> list[Any]:
+        found: list[Any] = []
+        try:
+            for value in executor.map(*call, chunksize=1):
+                found.append(value)
+        except Exception as error:
+            found.append((type(error), error.args))
+        return found
+
+    with ThreadPoolExecutor(2) as threads:
+        for call in calls:
+            assert outcome(cluster, call) == outcome(threads, call)
+
+
+def test_a_map_inside_a_task_and_in_threads(cluster: Cluster) -> None:
+    def inside(n: int) -> int:
+        return sum(hoplite_mp.current().map(abs, range(n), chunksize=2))
+
+    assert list(cluster.map(inside, [3, 4, 5], chunksize=1)) == [3, 6, 10]
+    found: list[list[int]] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(list(cluster.map(abs, range(100)))))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert found == [list(range(100))] * 3
+
+
+def test_thousands_of_items(cluster: Cluster) -> None:
+    assert sum(cluster.map(abs, range(-20_000, 0))) == 20_000 * 20_001 // 2
