@@ -27,10 +27,10 @@ from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import as_refs
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.errors import HopliteTimeoutError
-from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool
+from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
-from hoplite_mp.protocol.local import ClosePool, OpenPool, Stats
+from hoplite_mp.protocol.local import Stats
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.store.limits import cpu_count
 
@@ -317,25 +317,7 @@ class Cluster(TaskExecutor):
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= SPMD_SIZE_MAX:
             raise ValueError(f"size={size!r}: it must be from 1 to {SPMD_SIZE_MAX}")
         self._runtime.memory.check()
-        pool = int(self._runtime.channel.call(OpenPool(size, 0, 0)).value)
-        peers = PoolExecutor(self._runtime, pool, self._options, None)
-        futures = [peers.submit(fn, rank, *args) for rank in range(size)]
-        left = [size]
-        lock = threading.Lock()
-        runtime = self._runtime
-
-        def done(future: Any) -> None:
-            with lock:
-                left[0] -= 1
-                if left[0]:
-                    return
-            if runtime.client.usable:
-                runtime.channel.tell(ClosePool(pool, False))
-                runtime.submitter.close_queue(pool)
-
-        for future in futures:
-            future.add_done_callback(done)
-        return futures
+        return spmd(self._runtime, self._options, fn, size, args)
 
     # -- collectives ---------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
 
-__all__ = ["Options", "PoolExecutor", "TaskExecutor", "as_completed", "open_pool"]
+__all__ = ["Options", "PoolExecutor", "TaskExecutor", "as_completed", "open_pool", "spmd"]
 
 T = TypeVar("T")
 CHUNKS_PER_WORKER = 16  # of map(chunksize=None): enough to balance, few enough to be cheap
@@ -243,6 +243,30 @@ def open_pool(
     pool = int(reply.value)
     runtime.pool_sizes[pool] = workers
     return PoolExecutor(runtime, pool, options, setup)
+
+
+def spmd(
+    runtime: Runtime, options: Options, fn: Callable[..., T], size: int, args: tuple[Any, ...]
+) -> list[Future[T]]:
+    """Peers in a pool of their own, which closes with the last of them."""
+    pool = int(runtime.channel.call(OpenPool(size, 0, 0)).value)
+    peers = PoolExecutor(runtime, pool, options, None)
+    futures = [peers.submit(fn, rank, *args) for rank in range(size)]
+    left = [size]
+    lock = threading.Lock()
+
+    def done(future: Any) -> None:
+        with lock:
+            left[0] -= 1
+            if left[0]:
+                return
+        if runtime.client.usable:
+            runtime.channel.tell(ClosePool(pool, False))
+            runtime.submitter.close_queue(pool)
+
+    for future in futures:
+        future.add_done_callback(done)
+    return futures
 
 
 def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

@@ -145,7 +145,7 @@ def test_cancelled_while_somebody_waits(cluster: Cluster, tmp_path: Path) -> Non
         future.result,
         future.exception,
         lambda: cluster.get(future.ref),
-        lambda: list(concurrent.futures.as_completed([future]))[0].result(),
+        lambda: next(iter(concurrent.futures.as_completed([future]))).result(),
         lambda: asyncio.run(asyncio.wait_for(asyncio.wrap_future(future), PATIENCE_S)),
     ]
     threads = [threading.Thread(target=waits, args=(way,)) for way in ways]

@@ -1,6 +1,6 @@
 """One suite of behaviour for the standard library's pool and for what replaces it."""
 
-from __future__ import annotations
+from __future__ import contextlib
 
 import asyncio
 import concurrent.futures
@@ -246,10 +246,8 @@ def test_an_initializer(make: Callable[..., Executor]) -> None:
 def test_an_initializer_that_fails_breaks_the_executor(make: Callable[..., Executor]) -> None:
     with make(2, initializer=refuse) as own:
         futures = []
-        try:
+        with contextlib.suppress(BrokenExecutor):  # the standard library refuses at once
             futures += [own.submit(abs, -n) for n in range(4)]
-        except BrokenExecutor:
-            pass  # the standard library refuses at once
         for future in futures:
             with pytest.raises(BrokenExecutor):
                 future.result(PATIENCE_S)
