@@ -332,10 +332,11 @@ class Memory:
 
     def inner_refs(self, oid: int) -> list[ObjectRef[Any]]:
         """Refs listed inside a sealed object, each with a hold of this process."""
-        got = self.client.view(oid)
-        if isinstance(got, int):
+        try:
+            mem = self.payload(oid, FOREVER_NS)  # reads it back if it has been spilled
+        except (CancelledError, ObjectLostError):
             return []
-        return [self.make_ref(object_id) for object_id in serial.read_refs(memoryview(got))]
+        return [self.make_ref(object_id) for object_id in serial.read_refs(mem)]
 
     def contributors(self, ref: ObjectRef[Any]) -> tuple[int, ...] | None:
         """The indices of a reduction's sources; None before it is ready, and for other objects."""

@@ -260,7 +260,7 @@ class Submitter:
         state = self.client.state(oid)
         if not self.tasks.done(oid):
             return  # a bit of an earlier life of this header
-        if state in (STATE["SEALED"], STATE["FAILED"]) and self.client.flags(oid)[0]:
+        if state in (*_USABLE, STATE["FAILED"]) and self.client.flags(oid)[0]:
             self.memory.inner[oid] = self.memory.inner_refs(oid)
             self.tasks.set_taken(oid)
         if self.pending.pop(oid, None) is None:

@@ -1,9 +1,10 @@
 """One suite of behaviour for the standard library's pool and for what replaces it."""
 
-from __future__ import contextlib
+from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import multiprocessing
 import os
