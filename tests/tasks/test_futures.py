@@ -157,7 +157,7 @@ def test_force_kills_what_does_not_listen(tmp_path: Path) -> None:
 
 
 def test_a_task_that_runs_too_long_fails_and_its_worker_is_replaced(cluster: Cluster) -> None:
-    limited = cluster.options(timeout=0.3)
+    limited = cluster.options(timeout=1.0)
     pid = cluster.submit(os.getpid).result()
     assert pid != os.getpid()
     with pytest.raises(hoplite_mp.HopliteTimeoutError, match="sleep"):
