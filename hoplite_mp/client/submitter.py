@@ -121,30 +121,35 @@ class Submitter:
         oid = client.new(KIND_TASK, STATE["WAITING"], 0, pool)
         hold = client.hold(oid, False)
         future: Future[Any] = Future(self, oid, hold, copy)
-        pending = Pending(oid, queue, future, holds)
-        self.pending[oid] = pending
         if name is None:
             name = getattr(fn, "__name__", None) or type(fn).__name__
         ready = not call.dependencies and not self._overflow
-        posted = self.tasks.submit(
-            oid,
-            memory.local_id(function),
-            inline,
-            args_oid,
-            retries,
-            0 if timeout is None else max(1, int(timeout * 1e9)),
-            FLAG_OWN_STACK if timeout is not None else 0,
-            name.encode(errors="replace")[:NAME_BYTES],
-            queue,
-            ready,
-        )
-        if not posted:
-            if call.dependencies:
-                self._depend(pending, call.dependencies)
-            else:
-                self._overflow.append(pending)
-                self._post_overflow()
-                self.start_thread()
+        pending = Pending(oid, queue, future, holds)
+        try:
+            self.pending[oid] = pending
+            posted = self.tasks.submit(
+                oid,
+                memory.local_id(function),
+                inline,
+                args_oid,
+                retries,
+                0 if timeout is None else max(1, int(timeout * 1e9)),
+                FLAG_OWN_STACK if timeout is not None else 0,
+                name.encode(errors="replace")[:NAME_BYTES],
+                queue,
+                ready,
+            )
+            if not posted:
+                if call.dependencies:
+                    self._depend(pending, call.dependencies)
+                else:
+                    self._overflow.append(pending)
+                    self._post_overflow()
+                    self.start_thread()
+        except BaseException:  # Ctrl-C, say: nobody gets this Future, so nobody waits for the task
+            self.tasks.cancel(oid, False)
+            self.drain()
+            raise
         return future
 
     def _post_overflow(self) -> None:
@@ -405,11 +410,18 @@ class Submitter:
             self._check_waiting()
             if self._armed or self._overflow or self._waiting:
                 deadline = time.monotonic_ns() + int(interval * 1e9)
-                self.tasks.wait_event(seen, deadline, False)
+                if self.tasks.wait_event(seen, deadline, False) == _tasks.TIMEOUT:
+                    self._look_at_all()
             else:
                 busy = self.pending or self.memory.inner
                 self._wake.wait(interval if busy else None)
                 self._wake.clear()
+
+    def _look_at_all(self) -> None:
+        """A thread that Ctrl-C stopped in drain() had taken news with it."""
+        for oid, pending in list(self.pending.items()):
+            if self.tasks.done(oid):
+                self._finish(pending)
 
     def _park(self, parked: dict[int, list[int]]) -> None:
         for oid in list(self._waiting):

@@ -42,6 +42,7 @@ __all__ = ["Node", "main"]
 NODE_SLOT, DRIVER_SLOT = 0, 1
 POPULATE_DELAY_S = 0.3
 IDLE_LOOK_S = 0.1
+OUTPUT_PATIENCE_S = 0.8
 POPULATE_STEP_BYTES = 2 << 20
 
 
@@ -188,6 +189,7 @@ class Node:
         again = self.sweeper.sweep(slot, worker, message.code)
         self.send_manager(ClientLost(NODE_SLOT, slot, generation))
         self.workers.exited(worker, message.code, again)
+        self.workers.close_owned(slot)
         self.client.unregister(slot)
         self.look()
 
@@ -226,6 +228,7 @@ class Node:
             self.after(POPULATE_DELAY_S, self.populate)
         while not self._stop:
             self.turn()
+        self.output.finish(OUTPUT_PATIENCE_S)
 
     def turn(self) -> None:
         now = time.monotonic()

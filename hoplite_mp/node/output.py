@@ -8,6 +8,7 @@ It must never know: what the lines mean.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from collections import deque
@@ -86,6 +87,15 @@ class Output:
             if rest:
                 self.send(OutputLine(stream, label, bytes(rest)))
             self.close(fd)
+
+    def finish(self, patience_s: float) -> None:
+        """The host ends: what the workers wrote goes to the driver, to the last byte."""
+        for fd in list(self.pipes):
+            self.drain(fd)
+        self.sock.settimeout(patience_s)
+        with contextlib.suppress(OSError):  # the driver does not read, or is gone
+            while self.backlog:
+                self.sock.sendall(self.backlog.popleft())
 
     def close(self, fd: int) -> None:
         del self.pipes[fd]

@@ -83,6 +83,12 @@ class Workers:
                 self.kill(worker, "closing")
         self.forget_if_empty(pool)
 
+    def close_owned(self, owner: int) -> None:
+        """Pools that a dead process had opened: nobody is left who could give them a task."""
+        for pool in list(self.pools.values()):
+            if pool.owner == owner and not pool.closing:
+                self.close(pool.number, False)
+
     def forget_if_empty(self, pool: Pool) -> None:
         if pool.closing and not pool.workers:
             self.client.open_pool(pool.number, POOL_FREE)
@@ -165,6 +171,8 @@ class Workers:
                 return
 
     def fail_queued(self, pool: Pool) -> None:
+        if self.pools.get(pool.number) is not pool:
+            return  # its number is another pool's by now
         for oid in self.queued(pool.number):
             self.fail(oid, pool.broken)
         if not pool.closing:  # later submits fail as well

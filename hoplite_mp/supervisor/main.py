@@ -43,6 +43,7 @@ BLAS_VARIABLES = (
 PACKET_BYTES_MAX = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ENDING_POLL_MS = 20
+NODE_PATIENCE_S = 1.0
 FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -143,6 +144,8 @@ class Supervisor:
             os.dup2(err_fd, 2)
             os.close(out_fd)
             os.close(err_fd)
+            for stream in (sys.stdout, sys.stderr):  # lines are shown as they come
+                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             os.environ.update(environment)
             limit_blas(environment)
             main_of = getattr(importlib.import_module(WORKER_MAIN[0]), WORKER_MAIN[1])
@@ -240,17 +243,35 @@ class Supervisor:
             with contextlib.suppress(BlockingIOError):
                 os.read(self.wake_read, 4096)
             self.reap()
-        for pid in [*self.workers, self.node_pid, self.manager_pid]:
+        for pid in self.workers:
+            self.kill(pid)
+        if self.orderly:
+            self.let_node_finish()
+        for pid in (self.node_pid, self.manager_pid):
             if pid:
-                kill_group(pid)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                self.kill(pid)
         while True:
             try:
                 pid, _ = os.waitpid(-1, 0)
             except ChildProcessError:
                 return
             kill_group(pid)
+
+    def let_node_finish(self) -> None:
+        """What workers have written last is still on its way through the node to the driver."""
+        deadline = time.monotonic() + NODE_PATIENCE_S
+        with contextlib.suppress(OSError):
+            self.node.shutdown(socket.SHUT_WR)  # after the reports of the workers' ends
+        while self.node_pid and time.monotonic() < deadline:
+            select.select([self.wake_read], [], [], ENDING_POLL_MS / 1000)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wake_read, 4096)
+            self.reap()
+
+    def kill(self, pid: int) -> None:
+        kill_group(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _run_in_child(run: Any) -> int:

@@ -70,7 +70,7 @@ class Program:
             stderr=subprocess.PIPE,
             text=True,
             cwd=cwd,
-            env={**os.environ, **env},
+            env={**os.environ, "PYTHONUNBUFFERED": "", **env},
             start_new_session=True,
         )
         self.family: set[psutil.Process] = set()

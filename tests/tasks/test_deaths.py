@@ -218,21 +218,6 @@ def test_output_of_workers_comes_line_by_line() -> None:
     assert "(worker 2@h0) problem\n" in err
 
 
-def test_ctrl_c_leaves_nothing() -> None:
-    _, err = run(
-        """
-        with hoplite_mp.Cluster(workers=2) as c:
-            futures = [c.submit(time.sleep, 60) for _ in range(4)]
-            while not futures[0].running(): time.sleep(0.001)
-            print("ready", flush=True)
-            futures[0].result()
-        """,
-        expect=None,
-        interrupt=True,
-    )
-    assert "KeyboardInterrupt" in err
-
-
 def test_ctrl_c_during_a_wait_leaves_the_cluster_usable() -> None:
     out, _ = run(
         """
@@ -248,39 +233,6 @@ def test_ctrl_c_during_a_wait_leaves_the_cluster_usable() -> None:
         interrupt=True,
     )
     assert out.split() == ["interrupted", "3", "3"]
-
-
-@pytest.mark.parametrize("end", ["sys.exit(4)", "os._exit(4)", "os.kill(os.getpid(), 9)"])
-def test_the_driver_ends_in_the_middle(end: str) -> None:
-    out, _ = run(
-        f"""
-        c = hoplite_mp.Cluster(workers=2)
-        futures = [c.submit(time.sleep, 0.3) for _ in range(4)]
-        import psutil
-        print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
-        {end}
-        """,
-        expect=None,
-    )
-    pids = [int(word) for word in out.split()]
-    assert pids
-    end_time = time.monotonic() + 5
-    while left := [pid for pid in pids if psutil.pid_exists(pid)]:
-        assert time.monotonic() < end_time, left
-        time.sleep(0.01)
-
-
-def test_blas_threads_and_the_variable_that_overrides() -> None:
-    body = """
-        with hoplite_mp.Cluster(workers=1) as c:
-            print(c.submit(lambda: os.environ["OMP_NUM_THREADS"]).result())
-        """
-    from hoplite_mp.store.limits import cpu_count
-
-    assert run(body)[0].strip() == str(cpu_count())
-    assert run("os.environ['OMP_NUM_THREADS'] = '3'\n" + textwrap.dedent(body))[0].strip() == "3"
-    both = "os.environ.update(OMP_NUM_THREADS='3', HOPLITE_MP_BLAS_THREADS='2')\n"
-    assert run(both + textwrap.dedent(body))[0].strip() == "2"
 
 
 def test_workers_start_where_the_driver_is(tmp_path: Path) -> None:

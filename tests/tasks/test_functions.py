@@ -145,12 +145,14 @@ def test_an_unchanged_function_travels_once(cluster: Cluster) -> None:
     def by_value(x: int) -> int:
         return helper(x) if x else by_value(x + 1)
 
-    cluster.submit(by_value, 1).result()
-    cluster.submit(add, 1).result()
-    before = cluster.stats()["objects"]
+    functions = cluster._runtime.submitter._functions
+    sent = {functions.send(fn)[0] for _ in range(20) for fn in (by_value, add)}
+    assert len(sent) == 2
     futures = [cluster.submit(fn, 1) for fn in (by_value, add) for _ in range(20)]
     assert [f.result(PATIENCE_S) for f in futures] == [3] * 20 + [1] * 20
-    assert cluster.stats()["objects"] - before == 40  # the results, and no function
+    factor = 4
+    assert functions.send(by_value)[0] not in sent
+    assert functions.send(add)[0] in sent
     gone = weakref.ref(helper)
     del futures, helper, by_value
     import gc
