@@ -16,7 +16,7 @@ import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from hoplite_mp.demo.training import Floats
 
 NAME = "ProcessPoolExecutor"
+
+HUNG_SECONDS = 8.0
+"""The pool counts as hung when no gradient comes for so long: a worker killed while it writes a
+result leaves the pool's thread reading the rest of it for ever, and no future completes."""
 
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -85,6 +89,7 @@ class _Pool:
         self._plan = plan
         self._digits = digits
         self._executor: ProcessPoolExecutor | None = None
+        self._pids: list[int] = []
         self._flight: list[Future[Floats]] = []
         self._born: list[int] = []
         self.submitted = 0
@@ -100,9 +105,10 @@ class _Pool:
         )
         with _quiet_start():  # the first submits start the processes
             executor.submit(report_pid, 0.0)
-            return roster(
+            self._pids = roster(
                 lambda pause, count: executor.map(report_pid, [pause] * count), self._plan.workers
             )
+        return self._pids
 
     def close(self) -> None:
         """Give up what waits; returns without waiting for what runs."""
@@ -115,12 +121,17 @@ class _Pool:
         self._born = [0] * self._plan.workers
 
     def first(self, count: int) -> list[int]:
-        """The slots of the first `count` gradients that are ready; waits for them."""
+        """The slots of the first `count` gradients that are ready; waits for them.
+
+        Raises TimeoutError when none comes: the pool hangs.
+        """
         waiting = set(self._flight)
         while len(self._flight) - len(waiting) < count:
-            waiting = wait(waiting, return_when=FIRST_COMPLETED).not_done
-        done = [slot for slot, future in enumerate(self._flight) if future not in waiting]
-        return done[:count]
+            done, waiting = wait(waiting, HUNG_SECONDS, return_when=FIRST_COMPLETED)
+            if not done:
+                raise TimeoutError
+        ready = [slot for slot, future in enumerate(self._flight) if future not in waiting]
+        return ready[:count]
 
     def mean(self, slots: list[int]) -> Floats:
         """The mean of these gradients; raises BrokenProcessPool if one of them is lost."""
@@ -142,12 +153,27 @@ class _Pool:
 
     def reopen(self, params: Floats, step: int) -> int:
         """After a break: a new pool, and again what was lost; returns how much that was."""
-        wait(self._flight)  # every future of a broken pool is completed, most with the exception
+        # every future of a broken pool is completed, most with the exception; of a pool that hung,
+        # and of one that was asked for more while it broke, some never are
+        wait(self._flight, HUNG_SECONDS)
         self.close()
         self.open()
-        lost = [slot for slot, future in enumerate(self._flight) if future.exception() is not None]
+        lost = [
+            slot
+            for slot, future in enumerate(self._flight)
+            if not future.done() or future.exception() is not None
+        ]
         self.resubmit(lost, params, step)
         return len(lost)
+
+    def tear(self) -> None:
+        """Break a pool that hangs, so that it notices: there is no public way."""
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        # this process holds a writing end too: only without it does the reader meet the end
+        results: Any = getattr(self._executor, "_result_queue")  # noqa: B009
+        results._writer.close()
 
     def _submit(self, params: Floats) -> Future[Floats]:
         assert self._executor is not None
@@ -162,7 +188,7 @@ def train(plan: Plan, digits: Digits, progress: Callable[[int], None]) -> Run:
     optimiser = Momentum(params, plan.rate, plan.momentum)
     record = Record(plan, digits)
     pool = _Pool(plan, digits)
-    killed_pid, lost_tasks, breaks = None, 0, 0
+    killed_pid, lost_tasks, breaks, hangs = None, 0, 0, 0
     try:
         began = time.perf_counter()
         pids = pool.open()
@@ -182,6 +208,9 @@ def train(plan: Plan, digits: Digits, progress: Callable[[int], None]) -> Run:
                 except BrokenProcessPool:
                     lost_tasks += pool.reopen(params.copy(), step)
                     breaks += 1
+                except TimeoutError:
+                    pool.tear()
+                    hangs += 1
             optimiser.apply(mean)
             ages = pool.ages(slots, step)
             # a copy: the executor pickles it some time later, in a thread of its own, while the
@@ -216,4 +245,6 @@ def train(plan: Plan, digits: Digits, progress: Callable[[int], None]) -> Run:
             if breaks
             else "the pool did not notice"
         )
+        if hangs:
+            run.happened = f"the pool hung, ended by hand after {HUNG_SECONDS:g} s; {run.happened}"
     return run
