@@ -158,6 +158,11 @@ class Config:
     # Higher: large arrays reduce at memory speed. Lower: the tasks keep more of the cores.
     reduce_threads: int | None = None
 
+    # Refs in one collective. They travel to the node in one packet of 9 bytes each, and what a
+    # system without privileges gives a packet is 416 KiB.
+    # Lower: a mistaken list is refused before it costs memory in node and manager.
+    collective_refs_max: int = 32_768
+
     # How long a group waits for its missing members before it fails.
     # Higher: members may start late. Lower: a group that can never fill says so sooner.
     group_wait_s: float = 30.0
@@ -209,12 +214,14 @@ _SMALLEST: dict[str, int] = {
     "output_line_bytes_max": 80,
     "blas_threads": 1,
     "reduce_threads": 1,
+    "collective_refs_max": 1,
 }
 _LARGEST: dict[str, int] = {
     "spin_us_max": 10_000,
     "retries": 127,  # the attempt field of a header word has 8 bits, half of them in reserve
     "blocked_workers_max": 200,  # a host has 256 client slots
     "nested_depth_max": 200,
+    "collective_refs_max": 32_768,
     "group_members_max": 64,
     "blas_threads": 1024,
     "reduce_threads": 1024,

@@ -82,6 +82,11 @@ class TaskExecutor(concurrent.futures.Executor):
         options = self._options
         retries = options.retries
         runtime = self._runtime
+        if runtime.pool_sizes.get(self._pool) == 0:
+            raise RuntimeError(
+                "this cluster was made with workers=0, so no task can ever run: make it with "
+                "workers, or use c.executor(), which has workers of its own"
+            )
         return runtime.submitter.submit(
             fn,
             args,

@@ -71,6 +71,11 @@ class Runtime:
     ) -> list[int]:
         """Hands an operation to the node. Returns the ids of its results (one for each slice)."""
         self.memory.check()
+        if len(sources) > (most := self.config.collective_refs_max):
+            raise ValueError(
+                f"{kind} of {len(sources)} refs: one collective takes at most {most} "
+                f"(Config.collective_refs_max); {kind} parts of them, then the results"
+            )
         oids = [self.memory.local_id(ref) for ref in sources]
         results = [
             self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0) for _ in range(slices)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import hoplite_mp
 from tests.collectives.helpers import bits
 
 if TYPE_CHECKING:
@@ -164,3 +165,13 @@ def test_one_ref_alone_and_any_iterable(cluster: Cluster) -> None:
     assert cluster.get(cluster.reduce(future)).tolist() == [0, 1, 2]
     assert cluster.get(cluster.reduce((future, ref), to="h0")).tolist() == [0, 2, 4]
     assert cluster.get(cluster.reduce((future, ref), to=cluster.nodes)).tolist() == [0, 2, 4]
+
+
+def test_more_refs_than_one_collective_takes() -> None:
+    config = hoplite_mp.Config(collective_refs_max=8)
+    with hoplite_mp.Cluster(workers=0, config=config) as cluster:
+        refs = [cluster.put(1)] * 9
+        assert cluster.get(cluster.reduce(refs[:8])) == 8
+        for call in (cluster.reduce, cluster.gather, cluster.allreduce):
+            with pytest.raises(ValueError, match=r"of 9 refs: .* at most 8"):
+                call(refs)

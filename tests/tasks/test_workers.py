@@ -303,3 +303,13 @@ def test_nobody_is_busy_after_the_work(crew: Cluster) -> None:
         return used() - before <= 0.05 * (time.monotonic() - began)
 
     eventually(idle)
+
+
+def test_without_workers_a_task_is_refused_and_a_pool_works() -> None:
+    with hoplite_mp.Cluster(workers=0) as cluster:
+        with pytest.raises(RuntimeError, match="workers=0"):
+            cluster.submit(add, 1, 2)
+        with pytest.raises(RuntimeError, match="workers=0"):
+            list(cluster.map(add, [1], [2]))
+        with cluster.executor(1) as pool:
+            assert pool.submit(add, 1, 2).result() == 3
