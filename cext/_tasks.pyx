@@ -155,11 +155,12 @@ cdef class Tasks:
         STORE64(&header_of(self.c, oid).taken, 1)
 
     def taken(self, uint64_t oid) -> bool:
-        """True also when the result has been freed, or that generation is gone."""
+        """True also when nobody will take it: freed, deleted, cancelled, or that generation gone."""
         check(oid)
         cdef shm_header *h = header_of(self.c, oid)
         cdef uint64_t w = LOAD64(&h.word)
-        if WORD_GENERATION(w) != ID_GENERATION(oid) or WORD_STATE(w) == ST_FREED:
+        if WORD_GENERATION(w) != ID_GENERATION(oid) or WORD_STATE(w) in (
+                ST_FREED, ST_DELETED, ST_CANCELLED):
             return True
         return LOAD64(&h.taken) != 0
 
@@ -275,6 +276,10 @@ cdef class Tasks:
         wake_node(self.c)
 
     @property
+    def is_blocked(self) -> bool:
+        return LOAD32(&client_of(self.c, self.slot).blocked) != 0
+
+    @property
     def retire(self) -> bool:
         return LOAD32(&client_of(self.c, self.slot).retire) != 0
 
@@ -319,6 +324,8 @@ cdef class Tasks:
             result = wait_for(self.c, self.slot, NULL, &n, -1, NULL, 0, &seen, spin,
                               deadline_ns)
         PyErr_CheckSignals()
+        if result == WAIT_AGAIN and not self.keep.usable:
+            result = WAIT_CLOSING
         return result
 
     def wait(self, list oids, int need, uint64_t deadline_ns, bint news) -> int:
@@ -342,6 +349,8 @@ cdef class Tasks:
                     result = wait_for(self.c, self.slot, ids, &n, total - need, self.tables,
                                       self.n_tables if news else 0, NULL, 1, deadline_ns)
                 PyErr_CheckSignals()
+                if result == WAIT_AGAIN and not self.keep.usable:
+                    result = WAIT_CLOSING
         finally:
             self.unpark(buckets)
             free(ids)

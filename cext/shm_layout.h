@@ -66,6 +66,7 @@ enum shm_state {
 #define ID_MAKE(table, index, gen)                                                                 \
     (((uint64_t)(table) << 48) | ((uint64_t)(index) << 32) | (uint64_t)(gen))
 
+enum client_kind { CLIENT_NODE = 0, CLIENT_DRIVER = 1, CLIENT_WORKER = 2 };
 enum shm_kind { KIND_PUT = 1, KIND_TASK = 2, KIND_OPERATION = 3 };
 enum shm_flag {
     FLAG_INLINE = 1,        /* the payload lies in the record's result area */
@@ -144,7 +145,7 @@ typedef struct {
     uint32_t state;        /* node */
     uint32_t pid;
     uint32_t pool;
-    uint32_t kind;         /* 0 node, 1 driver, 2 worker */
+    uint32_t kind;         /* enum client_kind */
     uint64_t generation;
     uint64_t pad[5];
     uint32_t event;        /* futex: something done or changed */

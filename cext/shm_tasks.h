@@ -94,12 +94,15 @@ static inline int queue_open(char *c, unsigned queue, unsigned slot, unsigned po
 static inline int task_claim(char *c, uint64_t id, unsigned slot) {
     return change_state(c, id, ST_QUEUED, ST_CLAIMED, -1, (int)slot);
 }
-/* The next task that this worker has claimed, or 0. Starts at another queue every time. */
-static inline uint64_t queue_take(char *c, unsigned pool, unsigned slot, unsigned *start) {
-    unsigned queues = LOAD(&root_of(c)->queues_high);
+/* Of the hints of workers (nested) or of others: the first that this worker can claim, or 0. */
+static inline uint64_t queue_take_some(char *c, unsigned pool, unsigned slot, unsigned *start,
+                                       unsigned queues, int nested) {
     for (unsigned k = 0; k < queues; k++) {
-        shm_queue *q = queue_of(c, (*start + k) % queues);
-        if (!LOAD(&q->owner) || LOAD(&q->pool) != pool)
+        unsigned number = (*start + k) % queues;
+        shm_queue *q = queue_of(c, number);
+        uint32_t owner = LOAD(&q->owner);
+        if (!owner || LOAD(&q->pool) != pool ||
+            (LOAD(&client_of(c, owner - 1)->kind) == CLIENT_WORKER) != nested)
             continue;
         for (;;) {
             uint64_t head = LOAD(&q->head), tail = LOAD(&q->tail);
@@ -109,12 +112,20 @@ static inline uint64_t queue_take(char *c, unsigned pool, unsigned slot, unsigne
             if (!CAS64(&q->head, head, head + 1))
                 continue;
             if (id_valid(id) && task_claim(c, id, slot)) {
-                *start = (*start + k) % queues;
+                *start = (number + 1) % queues;
                 return id;
             }
         }
     }
     return 0;
+}
+/* The next task that this worker has claimed, or 0. Starts at another queue every time. Tasks that
+ * workers have sent come first: workers wait for them, and if those who stand in took one outer
+ * task after the other, all of them would wait in the end. */
+static inline uint64_t queue_take(char *c, unsigned pool, unsigned slot, unsigned *start) {
+    unsigned queues = LOAD(&root_of(c)->queues_high);
+    uint64_t id = queue_take_some(c, pool, slot, start, queues, 1);
+    return id ? id : queue_take_some(c, pool, slot, start, queues, 0);
 }
 /* A poster that saw this worker spin woke nobody, and one that saw it idle woke nobody else; if it
  * has found other work, another must look after what is left. */
@@ -163,10 +174,12 @@ static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned
         uint64_t left = deadline - now;
         futex_wait(&me->task, seen, (int64_t)(left < SLICE_NS ? left : SLICE_NS));
     }
-    int woken = !(AND(&p->idle[slot / 64], ~bit) & bit);
-    if (id && woken)
+    AND(&p->idle[slot / 64], ~bit);
+    if (id) { /* found after it had stopped spinning: who saw it spin, or idle, counts on it */
         wake_for_rest(c, pool);
-    return id ? id : queue_take(c, pool, slot, start);
+        return id;
+    }
+    return queue_take(c, pool, slot, start);
 }
 
 /* -- waiting ------------------------------------------------------------------------------ */

@@ -33,6 +33,7 @@ T = TypeVar("T")
 CHUNKS_PER_WORKER = 16  # of map(chunksize=None): enough to balance, few enough to be cheap
 CHUNK_ITEMS_MAX = 256
 RETRIES_MAX = 127
+TIMEOUT_S_MAX = 1e9  # 31 years; more is none
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,8 +58,17 @@ class Options:
         retries, timeout = changes.get("retries"), changes.get("timeout")
         if retries is not None and not (isinstance(retries, int) and 0 <= retries <= RETRIES_MAX):
             raise ValueError(f"retries={retries!r}: it must be from 0 to {RETRIES_MAX}")
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout={timeout!r}: it must be seconds above 0, or None")
+        if timeout is not None:
+            if (
+                isinstance(timeout, bool)
+                or not isinstance(timeout, (int, float))
+                or not timeout > 0
+            ):
+                raise ValueError(f"timeout={timeout!r}: it must be seconds above 0, or None")
+            changes["timeout"] = None if timeout > TIMEOUT_S_MAX else timeout
+        name = changes.get("name")
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name={name!r}: it must be a text, or None")
         return dataclasses.replace(self, **changes)
 
 

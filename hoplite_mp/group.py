@@ -260,13 +260,14 @@ class Group:
                     raise HopliteTimeoutError(f"group {self.name!r}: {why()}")
                 if in_worker and not blocked and now >= blocked_at:
                     blocked = True
-                    self._tasks.set_blocked(True)
+                    self._runtime.submitter.count_blocked(1)
                 until = min(deadline, blocked_at) if in_worker and not blocked else deadline
                 if self._tasks.wait_event(seen, until, True) == _tasks.CLOSING:
+                    self._memory.check()
                     raise NodeLostError("the node of this host has ended")
         finally:
-            if blocked and self._memory.client.usable:
-                self._tasks.set_blocked(False)
+            if blocked:
+                self._runtime.submitter.count_blocked(-1)
 
     # -- leading -------------------------------------------------------------------------------
 

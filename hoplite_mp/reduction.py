@@ -58,7 +58,7 @@ def fold(op: str, arrays: Sequence[Array]) -> Array:
     total = np.asarray(functools.reduce(getattr(np, _FUNCTIONS.get(op, op)), arrays))
     if op == "mean":
         total = np.asarray(total / len(arrays))
-    if op == "mean" or total.dtype == wide:
+    if op == "mean" or (wide is not None and total.dtype == wide):
         total = total.astype(dtype.newbyteorder("="))
     return total
 

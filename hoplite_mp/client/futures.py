@@ -76,9 +76,9 @@ class Future(concurrent.futures.Future[T]):
                     self._waiters: list[Any] = []
                     self._done_callbacks: list[Any] = []
                     self._made = threading.Condition()
+                    if self._state is _PENDING:
+                        self._submitter.collector.arm()
                 made = self._made
-            if self._state is _PENDING:
-                self._submitter.arm()
         return made
 
     def _complete(self, cancelled: bool, failed: bool = False) -> None:
@@ -100,7 +100,7 @@ class Future(concurrent.futures.Future[T]):
                 else:
                     waiter.add_result(self)
             made.notify_all()
-        self._submitter.disarm()
+        self._submitter.collector.disarm()
         self._invoke_callbacks()  # type: ignore[attr-defined]
 
     # -- the face ------------------------------------------------------------------------------
@@ -122,9 +122,11 @@ class Future(concurrent.futures.Future[T]):
 
     def cancelled(self) -> bool:
         if self._state is _PENDING:
-            return self._submitter.memory.client.state(self._oid) in (
-                STATE["CANCELLED"],
-                STATE["ABORTED"],
+            client = self._submitter.memory.client
+            state = client.state(self._oid)
+            # deleted while it ran: that is no cancellation
+            return state == STATE["CANCELLED"] or (
+                state == STATE["ABORTED"] and not client.flags(self._oid)[1]
             )
         return self._state is _CANCELLED
 
@@ -156,6 +158,7 @@ class Future(concurrent.futures.Future[T]):
         memory = self._submitter.memory
         mem = self._kept
         if mem is None:
+            memory.check()
             deadline = FOREVER_NS if timeout is None else deadline_ns(timeout)
             self._submitter.wait_done(self._oid, deadline)
             if self.cancelled():

@@ -39,7 +39,8 @@ PREFIX_BIG = 4096 - _shm.BLOCK_HEAD_BYTES  # the array of c.empty() begins on a 
 PREFIX_SMALL = 256
 MAP_UNIT = 1 << 20
 POPULATE_BYTES_MIN = 1 << 20
-DELETE_RETRY_NS = 1_000_000
+SPILLING_LOOK_S = 0.001
+SIZE_BYTES_MAX = 1 << 62
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WaitOne = Callable[[int, int], None]
@@ -198,8 +199,7 @@ class Memory:
     def delete(self, oid: int) -> None:
         """Drops it for everybody; waits while the node is just moving it to disk."""
         while self.client.delete(oid) < 0:
-            self.wait_one(oid, time.monotonic_ns() + DELETE_RETRY_NS)
-            time.sleep(0.001)  # SPILLING counts as done for waiters; it ends with the write
+            time.sleep(SPILLING_LOOK_S)
 
     # -- arrays made in the store --------------------------------------------------------------
 
@@ -215,6 +215,8 @@ class Memory:
         nbytes = kind.itemsize
         for n in dims:
             nbytes *= n
+        if nbytes >= SIZE_BYTES_MAX:
+            raise StoreFullError(f"empty of {nbytes} bytes: no store is as large")
         prefix = PREFIX_BIG if nbytes > self.config.small_object_bytes_max else PREFIX_SMALL
         payload = self.allocate(prefix + nbytes)
         block: Any = self.client.block(payload, prefix + nbytes)
@@ -273,11 +275,16 @@ class Memory:
     def payload(self, oid: int, deadline: int) -> memoryview:
         """The payload of a finished object (a value's, or an error's), pinned while it is used."""
         while True:
+            self.check()
             got = self.client.view(oid)
             if not isinstance(got, int):
                 return memoryview(got)
-            if got in PENDING or got == STATE["SPILLING"]:
+            if got in PENDING:
                 self.wait_one(oid, deadline)
+            elif got == STATE["SPILLING"]:  # done for those who wait; it ends with the write
+                if time.monotonic_ns() >= deadline:
+                    raise HopliteTimeoutError("the object is on its way to the spill file")
+                time.sleep(SPILLING_LOOK_S)
             elif got == STATE["SPILLED"]:
                 self._restore(oid, deadline)
             elif got in (STATE["CANCELLED"], STATE["ABORTED"]):
@@ -307,8 +314,6 @@ class Memory:
         mem = self.payload(oid, deadline)
         if serial.payload_kind(mem) == serial.ERROR:
             raise self.failure(mem)
-        if len(mem) >= POPULATE_BYTES_MIN:
-            pass  # pages are mapped by the reader's first touch; a view costs nothing before
         return serial.decode(mem, make_ref=self.make_ref, writable=writable)
 
     def error(self, oid: int, deadline: int) -> BaseException | None:

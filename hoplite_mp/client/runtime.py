@@ -77,12 +77,18 @@ class Runtime:
                 f"(Config.collective_refs_max); {kind} parts of them, then the results"
             )
         oids = [self.memory.local_id(ref) for ref in sources]
-        results = [
-            self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0) for _ in range(slices)
-        ]
-        for oid in results:
-            self.submitter.expect(oid, None, [list(sources), self.client.hold(oid)])
-        self.channel.tell(Collective(results, oids, kind, op, num, deadline_s, reproducible))
+        results: list[int] = []
+        try:
+            for _ in range(slices):
+                results.append(self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0))
+            for oid in results:
+                self.submitter.expect(oid, None, [list(sources), self.client.hold(oid)])
+            self.channel.tell(Collective(results, oids, kind, op, num, deadline_s, reproducible))
+        except BaseException:  # Ctrl-C, say: the node may not have heard of it
+            for oid in results:
+                self.tasks.cancel(oid, True)
+            self.submitter.drain()
+            raise
         return results
 
     def operation_future(self, oid: int) -> Future[None]:
@@ -102,6 +108,7 @@ class Runtime:
             if self in _stack:
                 _stack.remove(self)
         self.client.close()
+        self.tasks.wake(self.client.slot)  # threads that still wait find it closed
         self.submitter.abandon(ClosedError("the cluster was closed before this was done"))
         self.channel.close()
         # No cycle keeps the mappings until the garbage collector happens to run.

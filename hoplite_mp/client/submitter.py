@@ -2,13 +2,14 @@
 
 Why it exists: the truth about a task is its header, but its submitter must hold the arguments until
 it is done, send it when its arguments are there, take over refs inside its result, and tell whoever
-waits. Whoever comes first does that: the thread in `result()`, the next submit, or the collector
-thread, which sleeps unless a callback, a standard waiter or a dependency needs it.
+waits. Whoever comes first does that: the thread in `result()`, the next submit, or the collector.
 It must never know: how a task is run.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
 import weakref
@@ -16,10 +17,18 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks, serial
+from hoplite_mp.client.collector import Collector
 from hoplite_mp.client.functions import Functions
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
-from hoplite_mp.errors import ClosedError, HopliteTimeoutError, NodeLostError, ObjectLostError
+from hoplite_mp.errors import (
+    ClosedError,
+    HopliteError,
+    HopliteTimeoutError,
+    NodeLostError,
+    ObjectLostError,
+    StoreFullError,
+)
 from hoplite_mp.protocol.local import Interrupt
 
 if TYPE_CHECKING:
@@ -34,12 +43,15 @@ FLAG_OWN_STACK = 1  # not to be run in place by a waiting worker
 NAME_BYTES = 32
 BLOCKED_AFTER_NS = 2_000_000
 FINISHED_MIN = 1024
+ERROR_CHARS_MAX = 40  # of the last resort, which must fit into a record
+
+_log = logging.getLogger("hoplite_mp")
 
 
 class Pending:
     """What the submitter keeps of one task until it is done."""
 
-    __slots__ = ("future", "holds", "missing", "oid", "queue")
+    __slots__ = ("future", "holds", "missing", "needs", "oid", "queue")
 
     def __init__(self, oid: int, queue: int, future: Future[Any] | None, holds: Any) -> None:
         self.oid = oid
@@ -47,6 +59,7 @@ class Pending:
         self.future = future
         self.holds = holds
         self.missing = 0  # dependencies that are not done
+        self.needs: list[ObjectRef[Any]] = []  # all its dependencies
 
 
 class Submitter:
@@ -61,14 +74,13 @@ class Submitter:
         self._functions = Functions(memory)
         self._queues: dict[int, int] = {}
         self._waiting: dict[int, list[Pending]] = {}  # dependency -> tasks that need it
-        self._overflow: deque[Pending] = deque()  # ready, but their queue's ring was full
-        self._armed = 0
+        # queue -> tasks that are ready, but the queue's ring was full
+        self._overflow: dict[int, deque[Pending]] = {}
         self._finished: list[weakref.ref[Future[Any]]] = []  # perhaps with results not yet read
         self._finished_max = FINISHED_MIN
+        self._blocked = 0  # threads of a worker that wait inside a task
         self._lock = threading.RLock()
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._idle = threading.Condition()
+        self.collector = Collector(self)
         self.closed = False
 
     # -- sending -------------------------------------------------------------------------------
@@ -86,7 +98,10 @@ class Submitter:
     def close_queue(self, pool: int) -> None:
         with self._lock:
             queue = self._queues.pop(pool, None)
-            if queue is not None and self.client.usable:
+            if queue is None:
+                return
+            self._overflow.pop(queue, None)  # cancelled, all of them
+            if self.client.usable:
                 self.tasks.close_queue(queue)
 
     def submit(
@@ -123,7 +138,7 @@ class Submitter:
         future: Future[Any] = Future(self, oid, hold, copy)
         if name is None:
             name = getattr(fn, "__name__", None) or type(fn).__name__
-        ready = not call.dependencies and not self._overflow
+        ready = not call.dependencies and queue not in self._overflow
         pending = Pending(oid, queue, future, holds)
         try:
             self.pending[oid] = pending
@@ -143,69 +158,94 @@ class Submitter:
                 if call.dependencies:
                     self._depend(pending, call.dependencies)
                 else:
-                    self._overflow.append(pending)
-                    self._post_overflow()
-                    self.start_thread()
+                    self._post_later(pending)
+                    self.collector.start()
         except BaseException:  # Ctrl-C, say: nobody gets this Future, so nobody waits for the task
             self.tasks.cancel(oid, False)
             self.drain()
             raise
         return future
 
+    def _post_later(self, pending: Pending) -> None:
+        """Posts it behind what waits for room in the same queue."""
+        with self._lock:
+            if pending.queue not in self._queues.values():
+                return  # its pool has been closed: it is cancelled
+            self._overflow.setdefault(pending.queue, deque()).append(pending)
+            self._post_overflow()
+
     def _post_overflow(self) -> None:
         with self._lock:
-            while self._overflow:
-                task = self._overflow[0]
-                if not self.tasks.post(task.oid, task.queue):
-                    return
-                self._overflow.popleft()
+            for queue, tasks in list(self._overflow.items()):
+                while tasks:
+                    task = tasks[0]
+                    if task.oid in self.pending and not self.tasks.post(task.oid, queue):
+                        break
+                    tasks.popleft()
+                else:
+                    del self._overflow[queue]
+
+    @property
+    def wants_news(self) -> bool:
+        """Somebody must look for completions though nobody waits."""
+        return bool(self._overflow or self._waiting)
 
     # -- dependencies --------------------------------------------------------------------------
 
     def _depend(self, pending: Pending, refs: Sequence[ObjectRef[Any]]) -> None:
+        lost: ObjectLostError | None = None
         with self._lock:
             pending.missing = 1  # not sent before all have been looked at
+            pending.needs = list(refs)
             for ref in refs:
                 try:
                     oid = self.memory.local_id(ref)
                 except ObjectLostError as error:
-                    self._fail(pending, error)
-                    return
+                    lost = error
+                    break
                 if not self.tasks.done(oid):
                     pending.missing += 1
                     self._waiting.setdefault(oid, []).append(pending)
-            pending.holds = [pending.holds, list(refs)]
-        self._arrived(pending, refs)
+        if lost is not None:
+            self._fail(pending, lost)
+            return
+        self._arrived(pending)
         if pending.missing:
-            self.start_thread()
-            self._wake.set()
+            self.collector.start()
+            self.collector.wake()
 
-    def _arrived(self, pending: Pending, refs: Sequence[ObjectRef[Any]] = ()) -> None:
+    def _arrived(self, pending: Pending) -> None:
         """One thing less is missing; with nothing missing the task is sent, or fails."""
         with self._lock:
             pending.missing -= 1
             if pending.missing or pending.oid not in self.pending:
                 return
-        for ref in pending.holds[1]:
+            needs = pending.needs
+        for ref in needs:
             oid = self.memory.local_id(ref)
             if self.client.state(oid) not in _USABLE:
                 try:
                     error = self.memory.error(oid, FOREVER_NS)
-                except BaseException as lost:
+                except Exception as lost:
                     error = lost
                 if error is not None:
                     self._fail(pending, error)
                     return
-        with self._lock:
-            self._overflow.append(pending)
-        self._post_overflow()
+        self._post_later(pending)
 
     def _fail(self, pending: Pending, error: BaseException) -> None:
         """The task will not run: it fails with what its argument failed with."""
         oid = pending.oid
         if not self.tasks.take(oid):
             return  # cancelled meanwhile
-        self.store_result(oid, serial.encode_error(error), True)
+        try:
+            self.store_result(oid, serial.encode_error(error), True)
+        except BaseException as problem:  # it found no room: a few words always fit
+            if self.client.state(oid) == STATE["CLAIMED"]:
+                brief = f"its error found no room: {type(error).__name__}"[:ERROR_CHARS_MAX]
+                self.store_result(oid, serial.encode_error(HopliteError(brief), ""), True)
+            if not isinstance(problem, Exception):
+                raise
 
     def store_result(self, oid: int, encoded: serial.Encoded, failed: bool) -> bool:
         """Writes and finishes a result that this client has claimed; False: it was aborted."""
@@ -225,17 +265,24 @@ class Submitter:
         self.tasks.settle(oid)
         return False
 
-    def _check_waiting(self) -> None:
+    def check_waiting(self) -> None:
         """Dependencies that others own: has one become done?"""
-        for oid in list(self._waiting):
+        for oid in self.awaited():
             if self.tasks.done(oid):
                 self._release(oid)
 
+    def awaited(self) -> set[int]:
+        """Ids that tasks of ours wait for."""
+        with self._lock:
+            return set(self._waiting)
+
     def _release(self, oid: int) -> None:
         with self._lock:
-            tasks = self._waiting.pop(oid, ())
-        for pending in tasks:
-            self._arrived(pending)
+            tasks = self._waiting.get(oid)
+        while tasks:
+            self._arrived(tasks.pop())
+        with self._lock:  # it is done, so nothing has been added meanwhile
+            self._waiting.pop(oid, None)
 
     # -- completions ---------------------------------------------------------------------------
 
@@ -248,36 +295,57 @@ class Submitter:
 
     def drain(self) -> None:
         """Looks after everything of ours that has become done."""
-        for oid in self.tasks.drain():
+        try:
+            for oid in self.tasks.drain():
+                self._look_after(oid)
+        except BaseException:  # Ctrl-C: what had been taken out of the tables must be found again
+            self.collector.look_again()
+            raise
+        if self._overflow:
+            self._post_overflow()
+
+    def look_at_all(self) -> None:
+        """As drain(), without being told which."""
+        for oid in list(self.pending):
+            if self.tasks.done(oid):
+                self._look_after(oid)
+
+    def _look_after(self, oid: int) -> None:
+        try:
             pending = self.pending.get(oid)
             if pending is not None:
                 self._finish(pending)
             elif oid in self._waiting:
                 self._release(oid)
-        if self._overflow:
-            self._post_overflow()
-        if not self.pending:
-            with self._idle:
-                self._idle.notify_all()
+        except Exception as error:  # no room for refs inside it, say: later again, the others now
+            full = isinstance(error, (StoreFullError, HopliteTimeoutError))
+            _log.log(logging.DEBUG if full else logging.ERROR, "result %#x", oid, exc_info=True)
+            self.collector.look_again()
 
     def _finish(self, pending: Pending) -> None:
         oid = pending.oid
-        state = self.client.state(oid)
         if not self.tasks.done(oid):
             return  # a bit of an earlier life of this header
-        if state in (*_USABLE, STATE["FAILED"]) and self.client.flags(oid)[0]:
-            self.memory.inner[oid] = self.memory.inner_refs(oid)
-            self.tasks.set_taken(oid)
-        if self.pending.pop(oid, None) is None:
-            return  # another thread was first
-        pending.holds = None
+        state = self.client.state(oid)
+        has_refs, deleted = self.client.flags(oid)
+        if has_refs and state in (*_USABLE, STATE["FAILED"]) and oid in self.pending:
+            # Held meanwhile: another thread may finish it too, and its Future may be dropped.
+            hold = self.client.hold(oid)
+            if hold is not None:
+                self.memory.inner[oid] = self.memory.inner_refs(oid)
+                self.tasks.set_taken(oid)
+            del hold
         future = pending.future
         if future is not None:
+            cancelled = state == STATE["CANCELLED"] or (state == STATE["ABORTED"] and not deleted)
+            future._complete(cancelled, state not in _USABLE)
+        # The last step: what Ctrl-C stops before it is done again by whoever looks at all.
+        if self.pending.pop(oid, None) is not None and future is not None:
             self._finished.append(weakref.ref(future))
             if len(self._finished) > self._finished_max:
                 self._forget_read()
-            cancelled = state in (STATE["CANCELLED"], STATE["ABORTED"])
-            future._complete(cancelled, state in (STATE["FAILED"], STATE["DELETED"]))
+        pending.holds = None
+        pending.needs = []
         if oid in self._waiting:
             self._release(oid)
 
@@ -288,16 +356,23 @@ class Submitter:
         self._finished_max = max(FINISHED_MIN, 2 * len(self._finished))
 
     def keep_results(self) -> None:
-        """Before the end: results that nobody has asked for yet stay readable."""
+        """Before the end: results that nobody has asked for yet stay readable; those on disk last,
+        as long as there is room to read them back."""
+        later = []
         for ref in self._finished:
             future = ref()
-            try:
-                if future is not None:
-                    future._keep()
-            except HopliteTimeoutError:
-                return  # spilled, and there is no room to read them back
-            except Exception:  # lost already: result() will say so
+            if future is None:
                 continue
+            if self.client.state(future._oid) in (STATE["SPILLING"], STATE["SPILLED"]):
+                later.append(future)
+            else:
+                self._keep(future)
+        for future in later:
+            self._keep(future)
+
+    def _keep(self, future: Future[Any]) -> None:
+        with contextlib.suppress(Exception):  # lost, or no room: result() will say so
+            future._keep()
 
     def abandon(self, error: BaseException) -> None:
         """After the end: what is not finished fails, whoever waits for it."""
@@ -307,8 +382,7 @@ class Submitter:
                 pending.future._abandon(error)
 
     def is_done(self, oid: int) -> bool:
-        if not self.client.usable:
-            return True
+        self.memory.check()
         if self.tasks.done(oid):
             self.drain()
             return True
@@ -323,43 +397,76 @@ class Submitter:
             self.drain()
         return outcome != 0
 
+    def stop(self) -> None:
+        """No more tasks; the collector ends."""
+        self.closed = True
+        self.collector.stop()
+
     # -- waiting -------------------------------------------------------------------------------
 
     def wait_done(self, oid: int, deadline: int) -> None:
         """Until the object is done. A worker runs what it waits for, or counts as blocked."""
-        if self.tasks.done(oid):
-            return
-        if self.run_in_place is not None:
-            while not self.tasks.done(oid) and self.run_in_place(oid):
-                pass
-        self.wait_many([oid], 1, deadline)
-        if not self.tasks.done(oid):
-            raise HopliteTimeoutError("the result was not ready within the timeout")
+        while not self.tasks.done(oid):
+            if deadline == FOREVER_NS and self._run_needed(oid):
+                self.drain()  # what it was needed for may be sent now
+            elif not self.wait_many([oid], 1, deadline, deadline == FOREVER_NS):
+                raise HopliteTimeoutError("the result was not ready within the timeout")
 
-    def wait_many(self, oids: list[int], need: int, deadline: int) -> bool:
-        """Until `need` of them are done; False at the deadline."""
-        blocked = False
+    def _run_needed(self, oid: int) -> bool:
+        """In a worker: runs in place this task of its own, or one that this one waits for. False:
+        there is none that others are not running already. Without it, workers that all wait for
+        tasks that they have sent would leave nobody to run them."""
+        if self.run_in_place is None:
+            return False
+        seen = {oid}
+        path = [oid]
+        while path:
+            oid = path.pop()
+            if self.run_in_place(oid):
+                return True
+            pending = self.pending.get(oid)
+            for ref in pending.needs if pending is not None else ():
+                need = self.memory.local_id(ref)
+                if need not in seen and not self.tasks.done(need):
+                    seen.add(need)
+                    path.append(need)
+        return False
+
+    def wait_many(self, oids: list[int], need: int, deadline: int, news: bool = False) -> bool:
+        """Until `need` of them are done; False at the deadline. `news`: True also when something
+        else has become done."""
+        counted, blocked = self.run_in_place is None, False
         try:
             while True:
                 self.memory.check()
                 until = deadline
-                if self.run_in_place is not None and not blocked:
+                if not counted:
                     until = min(deadline, time.monotonic_ns() + BLOCKED_AFTER_NS)
                 outcome = self.tasks.wait(oids, need, until, True)
                 if outcome == _tasks.NEWS:
                     self.drain()
+                    if news:
+                        return True
                 elif outcome == _tasks.DONE:
                     return True
                 elif outcome == _tasks.CLOSING:
+                    self.memory.check()
                     raise NodeLostError("the node of this host has ended")
                 elif time.monotonic_ns() >= deadline:
                     return False
-                elif not blocked:
-                    blocked = True
-                    self.tasks.set_blocked(True)
+                elif not counted:
+                    counted = blocked = True
+                    self.count_blocked(1)
         finally:
-            if blocked and self.client.usable:
-                self.tasks.set_blocked(False)
+            if blocked:
+                self.count_blocked(-1)
+
+    def count_blocked(self, change: int) -> None:
+        """While any thread of a task waits, its worker counts as blocked: others stand in."""
+        with self._lock:
+            self._blocked += change
+            if self.client.usable:
+                self.tasks.set_blocked(self._blocked > 0)
 
     def wait_idle(self, deadline: int) -> bool:
         """Until every task of this process is done."""
@@ -369,75 +476,11 @@ class Submitter:
             if oids and not self.wait_many(oids, len(oids), deadline):
                 return False
             self.drain()
-            if oids and all(self.tasks.done(oid) for oid in oids):
-                for oid in oids:  # the bits of the last ones may still be on their way
-                    pending = self.pending.get(oid)
-                    if pending is not None:
-                        self._finish(pending)
+            if all(self.tasks.done(oid) for oid in oids):
+                self.look_at_all()  # the bits of the last ones may still be on their way
+                if not self.pending.keys() - oids:
+                    break  # what is left cannot be looked after now: no room for refs inside it
         return True
-
-    # -- the collector thread ------------------------------------------------------------------
-
-    def arm(self) -> None:
-        """Somebody waits with the standard library's means: completions must be looked for."""
-        with self._lock:
-            self._armed += 1
-        self.start_thread()
-        self._wake.set()
-
-    def disarm(self) -> None:
-        with self._lock:
-            self._armed -= 1
-
-    def start_thread(self) -> None:
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None and not self.closed:
-                    self._thread = threading.Thread(
-                        target=self._collect, name="hoplite_mp collector", daemon=True
-                    )
-                    self._thread.start()
-
-    def _collect(self) -> None:
-        interval = self.memory.config.drain_interval_s
-        parked: dict[int, list[int]] = {}
-        while not self.closed and self.client.usable:
-            seen = self.tasks.event()
-            self.drain()
-            if self.client.news():
-                self.memory.collect()
-            self._park(parked)
-            self._check_waiting()
-            if self._armed or self._overflow or self._waiting:
-                deadline = time.monotonic_ns() + int(interval * 1e9)
-                if self.tasks.wait_event(seen, deadline, False) == _tasks.TIMEOUT:
-                    self._look_at_all()
-            else:
-                busy = self.pending or self.memory.inner
-                self._wake.wait(interval if busy else None)
-                self._wake.clear()
-
-    def _look_at_all(self) -> None:
-        """A thread that Ctrl-C stopped in drain() had taken news with it."""
-        for oid, pending in list(self.pending.items()):
-            if self.tasks.done(oid):
-                self._finish(pending)
-
-    def _park(self, parked: dict[int, list[int]]) -> None:
-        for oid in list(self._waiting):
-            if oid not in parked:
-                parked[oid] = self.tasks.park([oid])
-        for oid in [o for o in parked if o not in self._waiting]:
-            self.tasks.unpark(parked.pop(oid))
-
-    def stop(self) -> None:
-        """No more tasks; the collector ends."""
-        self.closed = True
-        self._wake.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            self.tasks.wake(self.client.slot)
-            thread.join(1.0)
 
 
 _USABLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])

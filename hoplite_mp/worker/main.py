@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from hoplite_mp import serial
 from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.memory import FOREVER_NS, _freeze
 from hoplite_mp.client.runtime import Runtime
-from hoplite_mp.client.submitter import FLAG_OWN_STACK
+from hoplite_mp.client.submitter import ERROR_CHARS_MAX, FLAG_OWN_STACK
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
 
@@ -33,7 +34,6 @@ __all__ = ["Worker", "main"]
 
 POLL_NS = 500_000_000
 FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # decoded functions that a worker keeps
-ERROR_CHARS_MAX = 40  # of the last resort, which must fit into a record
 SETUP_FAILED = 97  # exit code: the initializer raised
 
 
@@ -70,9 +70,21 @@ class Worker:
             elif tasks.retire or tasks.pool_state(self.pool) != 1:
                 break
             self.keep_house(bool(oid))
-        while self.untaken and not client.closing:  # refs in results outlive nobody else
+        self.finish_own()
+
+    def finish_own(self) -> None:
+        """Tasks that were sent from here would fail with this process: it stays until they are
+        done, and counts as blocked, so that another worker can run them. Refs inside its results
+        need nobody: what is not taken over yet, the node holds."""
+        client, tasks, pending = self.memory.client, self.tasks, self.submitter.pending
+        if not pending:
+            return
+        self.submitter.count_blocked(1)
+        while pending and not client.closing and tasks.pool_state(self.pool) == 1:
+            oids = list(pending)
+            tasks.wait(oids, len(oids), time.monotonic_ns() + POLL_NS, True)
             self.keep_house(False)
-            tasks.wait_event(tasks.event(), FOREVER_NS, False)
+            self.submitter.look_at_all()
 
     def keep_house(self, busy: bool) -> None:
         if self.memory.client.news():
@@ -89,8 +101,8 @@ class Worker:
         """Functions whose submitter has dropped them go, and what their closures hold."""
         for function_id in list(self.functions):
             header = self.memory.client.inspect(function_id)
-            if header["owner"] not in header["refs"]:
-                del self.functions[function_id]
+            if header["id"] != function_id or header["owner"] not in header["refs"]:
+                self.functions_bytes -= self.functions.pop(function_id)[1]
 
     # -- one task ------------------------------------------------------------------------------
 

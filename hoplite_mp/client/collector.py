@@ -1,0 +1,117 @@
+"""The collector: the thread that looks for completions when nobody waits in a call.
+
+Why it exists: a result is looked after by the thread that waits for it or submits next. Callbacks,
+the standard library's waiters and dependencies between tasks have no such thread; for them this one
+runs, and sleeps otherwise. It survives whatever a callback or a full store does to it.
+It must never know: what looking after a result means.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hoplite_mp.client.submitter import Submitter
+
+__all__ = ["Collector"]
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Collector:
+    """One thread of a process, started when it is first needed."""
+
+    def __init__(self, submitter: Submitter) -> None:
+        self._submitter = submitter
+        self._armed = 0
+        self._look_again = False
+        self._closed = False
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._parked: dict[int, list[int]] = {}
+
+    def arm(self) -> None:
+        """Somebody waits with the standard library's means: completions must be looked for."""
+        with self._lock:
+            self._armed += 1
+        self.start()
+        self._wake.set()
+
+    def disarm(self) -> None:
+        with self._lock:
+            self._armed -= 1
+
+    def look_again(self) -> None:
+        """News were taken and not looked after: everything must be looked at."""
+        self._look_again = True
+        self.start()
+        self._wake.set()
+
+    def start(self) -> None:
+        """The thread runs from here on."""
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None and not self._closed:
+                    thread = threading.Thread(
+                        target=self._run, name="hoplite_mp collector", daemon=True
+                    )
+                    thread.start()
+                    self._thread = thread
+
+    def wake(self) -> None:
+        """There is something new to wait for."""
+        self._wake.set()
+        self._submitter.tasks.wake(self._submitter.client.slot)
+
+    def stop(self) -> None:
+        """The thread ends; returns when it has, unless it is the caller or busy in a callback."""
+        self._closed = True
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self.wake()
+            thread.join(1.0)
+
+    def _run(self) -> None:
+        while not self._closed and self._submitter.client.usable:
+            try:
+                self._turn()
+            except BaseException:  # of a callback, say SystemExit: the others must not wait
+                if not self._closed:
+                    _log.exception("in the collector thread")
+                    self._look_again = True
+                    time.sleep(self._submitter.memory.config.drain_interval_s)
+
+    def _turn(self) -> None:
+        submitter = self._submitter
+        tasks, memory = submitter.tasks, submitter.memory
+        seen = tasks.event()
+        submitter.drain()
+        if submitter.client.news():
+            memory.collect()
+        self._park()
+        submitter.check_waiting()
+        interval = memory.config.drain_interval_s
+        if self._look_again:
+            self._look_again = False
+            submitter.look_at_all()
+            if self._look_again:  # nothing can be done about it now
+                self._wake.clear()
+                self._wake.wait(interval)
+                return
+        if self._armed or submitter.wants_news:
+            tasks.wait_event(seen, time.monotonic_ns() + int(interval * 1e9), False)
+        else:
+            self._wake.wait(interval if submitter.pending or memory.inner else None)
+            self._wake.clear()
+
+    def _park(self) -> None:
+        waiting, tasks = self._submitter.awaited(), self._submitter.tasks
+        for oid in waiting:
+            if oid not in self._parked:
+                self._parked[oid] = tasks.park([oid])
+        for oid in [o for o in self._parked if o not in waiting]:
+            tasks.unpark(self._parked.pop(oid))
