@@ -7,12 +7,14 @@ It must never know: how a reduction is executed.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp.client.futures import Future
+from hoplite_mp.client.memory import whole
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["OPS", "as_refs", "operation_name", "reduce", "wait_all"]
 
 OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
+DEADLINE_S_MAX = 1e9  # 31 years; more is none
 _KERNELS = {
     "add": "sum", "multiply": "prod", "minimum": "min", "maximum": "max",
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
@@ -76,7 +79,7 @@ def reduce(
     refs: Sequence[ObjectRef[Any]],
     op: str | Callable[..., Any],
     num: int | None,
-    deadline: float | None,
+    deadline: Any,
     reproducible: bool,
     slices: int = 1,
 ) -> list[ObjectRef[Any]]:
@@ -84,11 +87,16 @@ def reduce(
     name = operation_name(op)
     if not refs:
         raise ValueError("there is nothing to reduce: no refs were given")
-    wanted = len(refs) if num is None else num
-    if not isinstance(wanted, int) or isinstance(wanted, bool) or not 1 <= wanted <= len(refs):
+    wanted = len(refs) if num is None else whole(num)
+    if wanted is None or not 1 <= wanted <= len(refs):
         raise ValueError(f"num={num!r}: it must be from 1 to the number of refs, {len(refs)}")
-    if deadline is not None and not deadline >= 0:
-        raise ValueError(f"deadline={deadline!r}: it must be seconds from now, 0 or more")
+    if deadline is not None:
+        number = isinstance(deadline, numbers.Real) and not isinstance(deadline, bool)
+        seconds = float(deadline) if number else -1.0
+        if not seconds >= 0:
+            raise ValueError(f"deadline={deadline!r}: it must be seconds from now, 0 or more")
+        deadline = None if seconds > DEADLINE_S_MAX else seconds
+    reproducible = bool(reproducible)
     results = runtime.collective(refs, "reduce", name, wanted, deadline, reproducible, slices)
     return [runtime.memory.own_ref(oid) for oid in results]
 

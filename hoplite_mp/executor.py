@@ -17,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hoplite_mp import serial
-from hoplite_mp.client.memory import FOREVER_NS, deadline_ns
+from hoplite_mp.client.memory import FOREVER_NS, deadline_ns, whole
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, NodeLostError
 from hoplite_mp.protocol.local import ClosePool, OpenPool
 
@@ -33,6 +33,9 @@ T = TypeVar("T")
 CHUNKS_PER_WORKER = 16  # of map(chunksize=None): enough to balance, few enough to be cheap
 CHUNK_ITEMS_MAX = 256
 RETRIES_MAX = 127
+WORKERS_MAX = 200
+SHUT_DOWN = "this executor has been shut down: it takes no new tasks"
+MAX_TASKS_MAX = 1 << 62
 TIMEOUT_S_MAX = 1e9  # 31 years; more is none
 
 
@@ -56,8 +59,10 @@ class Options:
                 f"there are {', '.join(sorted(known))}"
             )
         retries, timeout = changes.get("retries"), changes.get("timeout")
-        if retries is not None and not (isinstance(retries, int) and 0 <= retries <= RETRIES_MAX):
-            raise ValueError(f"retries={retries!r}: it must be from 0 to {RETRIES_MAX}")
+        if retries is not None:
+            changes["retries"] = whole(retries)
+            if changes["retries"] is None or not 0 <= changes["retries"] <= RETRIES_MAX:
+                raise ValueError(f"retries={retries!r}: it must be from 0 to {RETRIES_MAX}")
         if timeout is not None:
             if (
                 isinstance(timeout, bool)
@@ -79,6 +84,20 @@ class TaskExecutor(concurrent.futures.Executor):
     _options: Options
     _pool: int
     _closed: bool = False
+    _parent: TaskExecutor | None = None  # of a view
+
+    def _was_closed(self) -> bool:
+        return self._closed or (self._parent is not None and self._parent._was_closed())
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As in the standard library; of a view: of what it is a view of."""
+        if self._parent is not None:
+            self._parent.shutdown(wait, cancel_futures=cancel_futures)
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
+        if self._parent is not None:
+            return self._parent.__exit__(kind, value, traceback)
+        return super().__exit__(kind, value, traceback)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Runs `fn(*args, **kwargs)` in a worker.
@@ -87,8 +106,8 @@ class TaskExecutor(concurrent.futures.Executor):
         value, for which the task waits; arrays passed by value are the task's own. The Future has
         `.ref`, valid at once. A task whose worker dies runs again, `retries` times.
         """
-        if self._closed:
-            raise ClosedError("this executor has been shut down: it takes no new tasks")
+        if self._was_closed():
+            raise ClosedError(SHUT_DOWN)
         options = self._options
         retries = options.retries
         runtime = self._runtime
@@ -97,7 +116,7 @@ class TaskExecutor(concurrent.futures.Executor):
                 "this cluster was made with workers=0, so no task can ever run: make it with "
                 "workers, or use c.executor(), which has workers of its own"
             )
-        return runtime.submitter.submit(
+        future: Future[T] = runtime.submitter.submit(
             fn,
             args,
             kwargs,
@@ -107,6 +126,9 @@ class TaskExecutor(concurrent.futures.Executor):
             options.copy,
             options.name,
         )
+        if self._was_closed() and future.cancel():  # by another thread, which did not see this one
+            raise ClosedError(SHUT_DOWN)
+        return future
 
     def map(
         self,
@@ -158,6 +180,7 @@ class TaskExecutor(concurrent.futures.Executor):
     def _view(self, options: Options) -> TaskExecutor:
         view = TaskExecutor()
         view._runtime, view._pool, view._options = self._runtime, self._pool, options
+        view._parent = self
         return view
 
     def _pending(self) -> list[int]:
@@ -242,21 +265,22 @@ def open_pool(
     options: Options,
 ) -> PoolExecutor:
     """Starts a pool of its own."""
-    if not isinstance(workers, int) or workers < 1:
-        raise ValueError(f"max_workers={workers!r}: it must be 1 or more")
+    count = whole(workers)
+    if count is None or not 1 <= count <= WORKERS_MAX:
+        raise ValueError(f"max_workers={workers!r}: it must be from 1 to {WORKERS_MAX}, or None")
     if initializer is not None and not callable(initializer):
         raise TypeError(f"initializer={initializer!r}: it must be callable")
-    if max_tasks_per_child is not None and (
-        not isinstance(max_tasks_per_child, int) or max_tasks_per_child < 1
-    ):
+    max_tasks = 0 if max_tasks_per_child is None else whole(max_tasks_per_child)
+    if max_tasks is None or max_tasks < (max_tasks_per_child is not None):
         raise ValueError(f"max_tasks_per_child={max_tasks_per_child!r}: it must be 1 or more")
+    max_tasks = min(max_tasks, MAX_TASKS_MAX)
     setup, oid = None, 0
     if initializer is not None:
         setup = runtime.memory.put((serial.encode_function(initializer), tuple(initargs)))
         oid = runtime.memory.local_id(setup)
-    reply = runtime.channel.call(OpenPool(workers, max_tasks_per_child or 0, oid))
+    reply = runtime.channel.call(OpenPool(count, max_tasks, oid))
     pool = int(reply.value)
-    runtime.pool_sizes[pool] = workers
+    runtime.pool_sizes[pool] = count
     return PoolExecutor(runtime, pool, options, setup)
 
 
@@ -266,7 +290,15 @@ def spmd(
     """Peers in a pool of their own, which closes with the last of them."""
     pool = int(runtime.channel.call(OpenPool(size, 0, 0)).value)
     peers = PoolExecutor(runtime, pool, options, None)
-    futures = [peers.submit(fn, rank, *args) for rank in range(size)]
+    futures: list[Future[T]] = []
+    try:
+        for rank in range(size):
+            futures.append(peers.submit(fn, rank, *args))
+    except BaseException:  # it does not pickle, say: no peer is left waiting for the others
+        for future in futures:
+            future.cancel(force=True)
+        peers._close(True)
+        raise
     left = [size]
     lock = threading.Lock()
 

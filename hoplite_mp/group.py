@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 __all__ = ["Group", "join"]
 
 BLOCKED_AFTER_NS = 2_000_000
+MISTAKE = "mistake"  # the kind of a part whose rank could not make its call
+NAME_CHARS_MAX = 1024
+PLACE_MAX = 1 << 31
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -70,6 +73,7 @@ class Group:
         self._timeout = timeout
         self.calls: int | None = None  # the next call's number; None until the first one begins
         self.contributors: tuple[int, ...] = ()
+        self._part: Any = None  # what this member has published of an uncommitted call
         self._result: Any = None  # a committed result that this member led
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._closed = False
@@ -85,14 +89,14 @@ class Group:
 
     def allreduce(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
         """The reduction of every living rank's x, on every rank."""
-        result: Array = self._here(self._call, "allreduce", operation_name(op), 0, x, out)
+        result: Array = self._here(self._call, "allreduce", op, 0, x, out)
         return result
 
     def reduce(
         self, x: Any, op: Any = "sum", root: int = 0, *, out: Array | None = None
     ) -> Array | None:
         """The reduction at `root`; None elsewhere."""
-        result: Array | None = self._here(self._call, "reduce", operation_name(op), root, x, out)
+        result: Array | None = self._here(self._call, "reduce", op, root, x, out)
         return result
 
     def broadcast(self, x: Any = None, root: int = 0, *, out: Array | None = None) -> Array:
@@ -113,14 +117,12 @@ class Group:
 
     def reduce_scatter(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
         """Slice `rank` of the reduction, cut as np.array_split(axis=0) by size."""
-        result: Array = self._here(self._call, "reduce_scatter", operation_name(op), 0, x, out)
+        result: Array = self._here(self._call, "reduce_scatter", op, 0, x, out)
         return result
 
     def alltoall(self, parts: list[Any]) -> list[Array | None]:
         """parts[j] goes to rank j; returns what each rank sent here, None for the dead."""
-        if len(parts) != self.size:
-            raise ValueError(f"alltoall needs {self.size} parts, one for each rank: {len(parts)}")
-        result: list[Array | None] = self._here(self._call, "alltoall", "", 0, list(parts), None)
+        result: list[Array | None] = self._here(self._call, "alltoall", "", 0, parts, None)
         return result
 
     def barrier(self) -> None:
@@ -157,7 +159,7 @@ class Group:
         self._runtime.task_leaves = [leave for leave in leaves if leave != self.close]
         if self._memory.client.usable:
             self._runtime.channel.call(GroupLeave(self.name, self._generation, self.rank))
-        self._result = None
+        self._result = self._part = None
 
     def __enter__(self) -> Group:
         return self
@@ -167,20 +169,36 @@ class Group:
 
     # -- one call ------------------------------------------------------------------------------
 
-    def _call(self, kind: str, op: str, root: int, x: Any, out: Array | None) -> Any:
+    def _call(self, kind: str, op: Any, root: int, x: Any, out: Array | None) -> Any:
         if self._closed:
             raise ClosedError(f"group {self.name!r}: this member has left")
         self._memory.check()
-        if not 0 <= root < self.size:
-            raise ValueError(f"root={root}: it must be from 0 to {self.size - 1}")
         call = self._begin()
-        part = self._memory.put((kind, op, root, _as_parts(kind, x)))
+        mistake: Exception | None = None
+        try:
+            part = self._memory.put(self._part_of(kind, op, root, x))
+        except Exception as error:  # everybody's: the others would wait for this rank for ever
+            mistake = error
+            part = self._memory.put((MISTAKE, f"rank {self.rank}: {error}", 0, None))
+        self._part = part  # held until the commit, whatever becomes of this call
         self._board.publish(self.rank, call, self._memory.local_id(part))
         result = self._committed(call)
         self._result, led = result if self._leads else None, self._result
         self.calls = call + 1
+        self._part = None
         del led, part  # everybody has finished the call before this one
+        if mistake is not None:
+            raise mistake
         return self._take(kind, root, result, out)
+
+    def _part_of(self, kind: str, op: Any, root: int, x: Any) -> tuple[str, str, int, Any]:
+        """What this rank contributes; raises for what is wrong with it."""
+        if not 0 <= root < self.size:
+            raise ValueError(f"root={root}: it must be from 0 to {self.size - 1}")
+        name = operation_name(op) if kind in ("allreduce", "reduce", "reduce_scatter") else ""
+        if kind == "alltoall" and len(x) != self.size:
+            raise ValueError(f"alltoall needs {self.size} parts, one for each rank: {len(x)}")
+        return kind, name, root, _as_parts(kind, x)
 
     def _begin(self) -> int:
         """The number of the next call; the first one waits for all, or for being let in."""
@@ -297,6 +315,9 @@ class Group:
         return committed
 
     def _combine(self, parts: dict[int, Any], refs: dict[int, ObjectRef[Any]]) -> Any:
+        for part in parts.values():
+            if part[0] == MISTAKE:
+                raise ValueError(part[1])
         first_rank = min(parts)
         kind, op, root, _ = parts[first_rank]
         for rank, part in parts.items():
@@ -427,8 +448,12 @@ def join(
     runtime.memory.check()
     if not isinstance(name, str) or not name:
         raise ValueError(f"name={name!r}: a group needs a name")
+    if len(name) > NAME_CHARS_MAX:
+        raise ValueError(f"a group's name of {len(name)} characters: at most {NAME_CHARS_MAX}")
     for what, value in (("size", size), ("rank", rank)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer, type(None))):
             raise TypeError(f"{what}={value!r}: it must be an integer")
+        if value is not None and abs(int(value)) > PLACE_MAX:
+            raise ValueError(f"{what}={value!r}: no group is as large")
     place = runtime.channel.call(GroupJoin(name, int(size), None if rank is None else int(rank)))
     return Group(runtime, name, int(size), place.value, strict, timeout)

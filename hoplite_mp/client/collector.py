@@ -62,6 +62,11 @@ class Collector:
                     thread.start()
                     self._thread = thread
 
+    def notice(self) -> None:
+        """There is something to be looked after now and then."""
+        if not self._wake.is_set():
+            self._wake.set()
+
     def wake(self) -> None:
         """There is something new to wait for."""
         self._wake.set()

@@ -71,6 +71,8 @@ class Future(concurrent.futures.Future[T]):
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         made = self._made
         if made is None:
+            if self._state is _PENDING:
+                self._submitter.memory.check()
             with _making:
                 if self._made is None:
                     self._waiters: list[Any] = []

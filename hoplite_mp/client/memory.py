@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hoplite_mp.client.channel import Channel
     from hoplite_mp.config import Config
 
-__all__ = ["FOREVER_NS", "STATE", "Memory", "deadline_ns", "format_bytes"]
+__all__ = ["FOREVER_NS", "STATE", "Memory", "deadline_ns", "format_bytes", "whole"]
 
 FOREVER_NS = 1 << 62
 STATE = {name: number for number, name in enumerate(_shm.STATES)}
@@ -50,9 +50,18 @@ def deadline_ns(timeout: float | None) -> int:
     """Seconds from now as a point of the monotonic clock; None: never; <= 0: a poll."""
     if timeout is None:
         return FOREVER_NS
+    if timeout != timeout:
+        raise ValueError("timeout=nan: it must be seconds, or None")
     if timeout <= 0:
         return 0
     return time.monotonic_ns() + int(min(timeout, 1e9) * 1e9)
+
+
+def whole(value: Any) -> int | None:
+    """A whole number, numpy's too, as int; None for anything else, bool among it."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        return None
+    return int(value)
 
 
 def format_bytes(nbytes: float) -> str:
@@ -72,6 +81,7 @@ class Memory:
         self.channel = channel
         self.config = config
         self.wait_one: WaitOne = lambda oid, deadline: None
+        self.drain: Callable[[], None] = lambda: None  # drops what finished tasks held
         self.attached = 0  # refs that came in foreign pickles, functions among them
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # refs inside objects of ours
         self._mapped: set[int] = set()  # MiBs of the store whose pages this process has mapped
@@ -159,6 +169,7 @@ class Memory:
                 if not payload:
                     self.give_empty_spans()
             return payload
+        self.drain()
         self.collect()
         payload = 0
         deadline = time.monotonic() + self.config.put_wait_s
@@ -181,6 +192,7 @@ class Memory:
             return int(reply.value)
         if reply.value == "never" or time.monotonic() >= deadline:
             raise StoreFullError(f"put of {format_bytes(nbytes)}: {reply.error}")
+        self.drain()
         self.collect()
         if isinstance(ask, Lease):
             self.give_empty_spans()

@@ -52,6 +52,7 @@ class Runtime:
         self.memory = Memory(self.client, channel, config)
         self.submitter = Submitter(self.memory, self.tasks)
         self.memory.wait_one = self.submitter.wait_done
+        self.memory.drain = self.submitter.drain
         self.own_pool = 0  # the pool whose tasks may be run in place
         self.face: Any = None  # the Cluster over this runtime, made when first asked for
         self.pool_sizes: dict[int, int] = {}
@@ -71,18 +72,20 @@ class Runtime:
     ) -> list[int]:
         """Hands an operation to the node. Returns the ids of its results (one for each slice)."""
         self.memory.check()
-        if len(sources) > (most := self.config.collective_refs_max):
+        named = len(sources) + (slices if slices > 1 else 0)
+        if named > (most := self.config.collective_refs_max):
             raise ValueError(
-                f"{kind} of {len(sources)} refs: one collective takes at most {most} "
+                f"{kind} of {named} refs: one collective takes at most {most} "
                 f"(Config.collective_refs_max); {kind} parts of them, then the results"
             )
         oids = [self.memory.local_id(ref) for ref in sources]
         results: list[int] = []
+        shared = list(sources)
         try:
             for _ in range(slices):
                 results.append(self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0))
             for oid in results:
-                self.submitter.expect(oid, None, [list(sources), self.client.hold(oid)])
+                self.submitter.expect(oid, None, [shared, self.client.hold(oid)])
             self.channel.tell(Collective(results, oids, kind, op, num, deadline_s, reproducible))
         except BaseException:  # Ctrl-C, say: the node may not have heard of it
             for oid in results:
@@ -113,6 +116,7 @@ class Runtime:
         self.channel.close()
         # No cycle keeps the mappings until the garbage collector happens to run.
         self.memory.wait_one = _closed
+        self.memory.drain = _nothing
         self.face = None
 
 
@@ -126,6 +130,10 @@ def current_runtime() -> Runtime:
 
 def _closed(oid: int, deadline: int) -> None:
     raise ClosedError("this cluster is closed")
+
+
+def _nothing() -> None:
+    pass
 
 
 def _owner(object_id: bytes) -> Memory | None:

@@ -43,6 +43,7 @@ FLAG_OWN_STACK = 1  # not to be run in place by a waiting worker
 NAME_BYTES = 32
 BLOCKED_AFTER_NS = 2_000_000
 FINISHED_MIN = 1024
+HOLDS_OF_CALL = 2  # the function, and what it carries
 ERROR_CHARS_MAX = 40  # of the last resort, which must fit into a record
 
 _log = logging.getLogger("hoplite_mp")
@@ -160,6 +161,9 @@ class Submitter:
                 else:
                     self._post_later(pending)
                     self.collector.start()
+            if len(holds) > HOLDS_OF_CALL:  # what it holds is to go soon after, asked for or not
+                self.collector.start()
+                self.collector.notice()
         except BaseException:  # Ctrl-C, say: nobody gets this Future, so nobody waits for the task
             self.tasks.cancel(oid, False)
             self.drain()
@@ -280,7 +284,8 @@ class Submitter:
         with self._lock:
             tasks = self._waiting.get(oid)
         while tasks:
-            self._arrived(tasks.pop())
+            with contextlib.suppress(IndexError):  # another thread took the last one
+                self._arrived(tasks.pop())
         with self._lock:  # it is done, so nothing has been added meanwhile
             self._waiting.pop(oid, None)
 

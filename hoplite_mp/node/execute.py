@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["Execution", "PlanError", "SourcesGone", "prepare"]
 
 
+NAMED_MAX = 10  # sources that a message lists
+
+
 class PlanError(Exception):
     """The plan cannot be executed whoever takes part: the message is for the user."""
 
@@ -33,7 +36,9 @@ class SourcesGone(Exception):
     def __init__(
         self, indices: tuple[int, ...], spilled: list[int], pins: list[memoryview]
     ) -> None:
-        super().__init__(f"sources {', '.join(map(str, indices))} were deleted")
+        named = ", ".join(map(str, indices[:NAMED_MAX]))
+        more = f" and {len(indices) - NAMED_MAX} more" if len(indices) > NAMED_MAX else ""
+        super().__init__(f"sources {named}{more} were deleted")
         self.indices = indices
         self.spilled = spilled
         self.pins = pins  # the members that are there: not to be spilled for the others

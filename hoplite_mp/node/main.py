@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import logging
 import os
 import select
 import signal
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Node", "main"]
+
+_log = logging.getLogger("hoplite_mp")
 
 NODE_SLOT, DRIVER_SLOT = 0, 1
 POPULATE_DELAY_S = 0.3
@@ -116,10 +119,20 @@ class Node:
         self.workers.pipes[slot] = [out, err]
         self.add_client(slot, line)
 
-    def spawn(self, slot: int, pool: int, max_tasks: int, setup: int) -> None:
-        """Asks the supervisor for a worker; its line and its pipes are made here."""
-        mine, theirs = seqpacket_pair()
-        out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+    def spawn(self, slot: int, pool: int, max_tasks: int, setup: int) -> bool:
+        """Asks the supervisor for a worker; its line and its pipes are made here. False: they
+        cannot be made now."""
+        made: list[int] = []
+        try:
+            mine, theirs = seqpacket_pair()
+            for _ in range(2):
+                made += os.pipe2(os.O_CLOEXEC)
+        except OSError as error:  # no descriptor is left: fewer workers, then
+            for fd in made:
+                os.close(fd)
+            _log.error("cannot start a worker: %s", error)
+            return False
+        out, err = made[:2], made[2:]
         self.connect(slot, mine, out[0], err[0])
         message = self._encode(Spawn(slot, pool, max_tasks, setup))
         try:
@@ -129,6 +142,7 @@ class Node:
         theirs.close()
         os.close(out[1])
         os.close(err[1])
+        return True
 
     # -- what comes in -------------------------------------------------------------------------
 
@@ -143,7 +157,22 @@ class Node:
             self.handlers.pop(sock.fileno(), None)
             self.poll.unregister(sock)
             return  # workers: the supervisor says when; the driver: the supervisor ends us
-        self.requests.take(slot, self._request_decoder.decode(data))
+        try:
+            self.requests.take(slot, self._request_decoder.decode(data))
+        except Exception as error:  # one client's mistake is not the end of the host
+            _log.exception("a request of client %d", slot)
+            self.refuse(slot, data, f"{type(error).__name__}: {error}")
+
+    def refuse(self, slot: int, data: bytes, why: str) -> None:
+        """A request that could not be served: who waits for it is told."""
+        try:
+            number, _, ask = msgspec.msgpack.decode(data)
+        except (msgspec.MsgspecError, ValueError, TypeError):
+            return
+        if number:
+            self.reply(slot, Reply(number, None, f"the node refused the request: {why}"))
+        elif ask and ask[0] == "Collective":
+            self.operations.refuse(ask[1], why)
 
     def from_supervisor(self) -> None:
         data = self.supervisor.recv(PACKET_BYTES_MAX)

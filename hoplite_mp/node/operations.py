@@ -142,6 +142,12 @@ class Operations:
             if all(self.client.state(oid) == STATE["ABORTED"] for oid in operation.results):
                 self.send(OperationDropped(operation.number))  # deleted while it ran
 
+    def refuse(self, results: list[int], why: str) -> None:
+        """A request that made no sense: its results fail."""
+        for oid in results:
+            if self.client.state(oid) == STATE["CLAIMED"]:
+                self.results.store_error(oid, ValueError(f"the node refused the request: {why}"))
+
     # -- the plan ------------------------------------------------------------------------------
 
     def receive(self, message: Any) -> bool:

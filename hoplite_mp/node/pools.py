@@ -27,6 +27,7 @@ class WorkerInfo:
     verdict_oid: int = 0
     retiring: bool = False
     worked: bool = False
+    interrupted: int = 0  # a task to be interrupted as soon as the pid is known
 
 
 @dataclass(slots=True)
@@ -66,11 +67,12 @@ class Pool:
 
     def died(self, worker: WorkerInfo, code: int, setup_failed: int) -> None:
         """Counts deaths before the first task: a pool that cannot start is broken."""
-        if code == setup_failed:
+        if code == setup_failed and self.setup and not worker.worked:
             self.broken = "its initializer raised an exception"
         elif not worker.worked and code != 0 and not worker.verdict:
             self.startup_deaths += 1
-            if self.startup_deaths >= STARTUP_DEATHS_MAX:
+            healthy = any(other.worked for other in self.workers.values())
+            if self.startup_deaths >= STARTUP_DEATHS_MAX and not healthy:
                 self.broken = f"its workers end while they start (exit code {code})"
         else:
             self.startup_deaths = 0

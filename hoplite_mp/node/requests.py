@@ -34,6 +34,7 @@ __all__ = ["Requests"]
 
 PATIENCE_S = 0.2  # a full store answers after this
 RETRY_S = 0.01
+NO_POOL = "every pool or every process slot of this host is in use: close an executor"
 
 
 class Requests:
@@ -44,6 +45,7 @@ class Requests:
         self.client = node.client
         self.store = node.store
         self.last_lease: dict[int, tuple[int, int]] = {}  # slot -> (number of the reply, payload)
+        self.latest: dict[int, int] = {}  # slot -> number of its last question
         self._answers: dict[type, Any] = {
             Lease: self.lease,
             LeaseSpan: self.lease_span,
@@ -66,6 +68,7 @@ class Requests:
         }
 
     def take(self, slot: int, request: Request) -> None:
+        self.latest[slot] = request.number or self.latest.get(slot, 0)
         lost = self.last_lease.pop(slot, None)
         if lost is not None and request.seen < lost[0] and lost[1] in self.store.leases:
             self.store.free(lost[1])  # that reply was never read: Ctrl-C in the middle
@@ -101,10 +104,13 @@ class Requests:
     def patiently(self, slot: int, request: Request, attempt: Any) -> None:
         """Answers at once if it can; else tries again for a while as things come back."""
         deadline = time.monotonic() + PATIENCE_S
+        line = self.node.clients.get(slot)
 
         def again() -> None:
-            if slot not in self.node.clients:
-                return
+            if line is None or self.node.clients.get(slot) is not line:
+                return  # it has died; the slot may be another's by now
+            if self.latest.get(slot) != request.number:
+                return  # Ctrl-C: it has asked something else since
             value = attempt()
             if value is not None:
                 self.client.set_hungry(False)
@@ -129,7 +135,7 @@ class Requests:
     def open_pool(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         number = self.node.workers.open_next(ask.workers, slot, ask.max_tasks, ask.setup)
-        error = "" if number is not None else "all pools of this host are in use: close an executor"
+        error = "" if number is not None else NO_POOL
         self.node.reply(slot, Reply(request.number, number, error))
 
     # -- counters ------------------------------------------------------------------------------

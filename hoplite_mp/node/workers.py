@@ -68,7 +68,11 @@ class Workers:
         """The number of a new pool; None if all are taken."""
         for number in range(1, POOLS_MAX):
             if number not in self.pools:
-                return self.open(number, target, owner, max_tasks, setup).number
+                pool = self.open(number, target, owner, max_tasks, setup)
+                if pool.workers:
+                    return number
+                self.close(number, False)  # no worker can be started
+                return None
         return None
 
     def close(self, number: int, kill: bool) -> None:
@@ -103,10 +107,11 @@ class Workers:
             slot = self.client.register(0, WORKER_KIND, pool.number)
             if slot < 0:
                 return  # every client slot of the host is taken: what runs goes on
-            worker = WorkerInfo(slot, pool.number)
-            pool.workers[slot] = worker
-            self.all[slot] = worker
-            self.node.spawn(slot, pool.number, pool.max_tasks, pool.setup)
+            if not self.node.spawn(slot, pool.number, pool.max_tasks, pool.setup):
+                self.client.unregister(slot)
+                self.node.after(LOOK_AGAIN_S, lambda: None)
+                return
+            self.all[slot] = pool.workers[slot] = WorkerInfo(slot, pool.number)
 
     def blocked(self, pool: Pool) -> int:
         return sum(
@@ -124,6 +129,8 @@ class Workers:
             self.tasks.set_pid(slot, pid)
             if worker.verdict:
                 self.kill(worker, worker.verdict)
+            elif worker.interrupted and self._runs(slot, worker.interrupted):
+                os.kill(pid, signal.SIGUSR1)
 
     def exited(self, worker: WorkerInfo | None, code: int, again: list[int]) -> None:
         """After the sweep: replacement, and hints for what is queued."""
@@ -191,10 +198,13 @@ class Workers:
     def interrupt(self, oid: int, slot: int) -> None:
         """Interrupts the task if it still runs there; kills the worker if that does not help."""
         worker = self.all.get(slot)
-        if worker is None or not self._runs(slot, oid) or not worker.pid:
+        if worker is None or not self._runs(slot, oid):
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(worker.pid, signal.SIGUSR1)
+        if worker.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGUSR1)
+        else:  # the supervisor's report of its birth is still on the way
+            worker.interrupted = oid
 
         def end() -> None:
             if self.all.get(slot) is worker and self._runs(slot, oid):

@@ -14,6 +14,7 @@ import ctypes
 import gc
 import importlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -41,6 +42,7 @@ BLAS_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
 )
 PACKET_BYTES_MAX = 1 << 16
+DESCRIPTORS_MAX = 4096
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ENDING_POLL_MS = 20
 NODE_PATIENCE_S = 1.0
@@ -251,6 +253,8 @@ class Supervisor:
             if pid:
                 self.kill(pid)
         while True:
+            for pid in _children():  # adopted too: what tasks had started goes with the host
+                self.kill(pid)
             try:
                 pid, _ = os.waitpid(-1, 0)
             except ChildProcessError:
@@ -272,6 +276,15 @@ class Supervisor:
         kill_group(pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _children() -> list[int]:
+    """Pids of this single-threaded process's children."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel without it: they end by themselves
+        return []
 
 
 def _run_in_child(run: Any) -> int:
@@ -330,10 +343,19 @@ def limit_blas(environment: dict[str, str]) -> None:
 _given_blas: dict[str, str] = {}
 
 
+def _raise_descriptor_limit() -> None:
+    """Each worker has a line and two pipes at the node: 1024 are used up by about 170 workers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def main(start: Start) -> None:
     """Runs in the exec'ed process until the host ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setsid()
+    _raise_descriptor_limit()
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _given_blas.update({k: os.environ[k] for k in BLAS_VARIABLES if k in os.environ})
     supervisor = Supervisor(start)

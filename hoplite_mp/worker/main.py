@@ -52,6 +52,7 @@ class Worker:
         self.depth = 0
         self.in_user_code = False
         self.current = 0
+        self.limited = False  # the task at the bottom of the stack may be ended by its timeout
         self.functions: dict[int, tuple[Any, int]] = {}  # id -> what was decoded, from how much
         self.functions_bytes = 0
         self.untaken: list[tuple[int, Any]] = []  # results whose refs the submitter must take over
@@ -108,6 +109,8 @@ class Worker:
 
     def run_in_place(self, oid: int) -> bool:
         """A task that this worker waits for, if it may run here and now."""
+        if self.limited:
+            return False  # its end would be the end of the other task, too
         if self.depth >= self.runtime.config.nested_depth_max or threading.get_ident() != MAIN:
             return False
         if self.tasks.pool_of(oid) != self.pool or self.tasks.task(oid)[3] & FLAG_OWN_STACK:
@@ -126,7 +129,9 @@ class Worker:
         failed = False
         value: Any = None
         try:
-            function_id, args_id, inline, _, _, _ = self.tasks.task(oid)
+            function_id, args_id, inline, _, timeout_ns, _ = self.tasks.task(oid)
+            if self.depth == 1:
+                self.limited = timeout_ns != 0
             function = self.function(function_id)
             args, kwargs = self.arguments(args_id, inline)
             self.in_user_code = True

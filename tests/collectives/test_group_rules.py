@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,14 +68,14 @@ OWN: dict[str, Callable[[Group], Any]] = {
 
 
 @pytest.mark.parametrize("wrong", OWN)
-def test_mistakes_of_ones_own_do_not_use_up_a_call(cluster: Cluster, wrong: str) -> None:
+def test_a_mistake_of_one_thread_uses_up_the_call_of_all(cluster: Cluster, wrong: str) -> None:
     def body(group: Group) -> Any:
-        if group.rank == 0:
-            with pytest.raises(ValueError, match=f"{wrong}|reduce"):
-                OWN[wrong](group)
+        call = (lambda g: g.allreduce(np.ones(1))) if group.rank else OWN[wrong]
+        with pytest.raises(ValueError, match=f"{wrong}|reduce"):
+            call(group)
         return group.allreduce(np.ones(1)).tolist(), group.calls
 
-    assert in_threads(cluster, f"own {wrong}", 2, body) == [([2.0], 1)] * 2
+    assert in_threads(cluster, f"own {wrong}", 2, body) == [([2.0], 2)] * 2
 
 
 def test_who_is_refused(cluster: Cluster) -> None:
@@ -242,3 +243,47 @@ def test_groups_leave_nothing_in_the_store(cluster: Cluster) -> None:
 def _settled(cluster: Cluster) -> int:
     first = cluster.stats()["objects"]
     return first if first == cluster.stats()["objects"] else 0
+
+
+@pytest.mark.parametrize("mistake", ["op", "parts", "pickle"])
+def test_a_mistake_of_one_rank_is_a_value_error_of_all(cluster: Cluster, mistake: str) -> None:
+    def peer(rank: int, size: int, mistake: str) -> list[str]:
+        group = hoplite_mp.current().group(f"mistake {mistake}", size, rank)
+        wrong = rank == 1
+        seen = []
+        for _ in range(2):
+            try:
+                if mistake == "op":
+                    group.allreduce(1.0, "plus" if wrong else "sum")
+                elif mistake == "parts":
+                    group.alltoall([1.0] * (size - wrong))
+                else:
+                    group.allgather((lambda: (yield))() if wrong else 1.0)
+            except (ValueError, TypeError) as error:
+                seen.append(type(error).__name__)
+        seen.append(str(float(group.allreduce(1.0))))
+        return seen
+
+    futures = cluster.spmd(peer, 3, 3, mistake)
+    for rank, future in enumerate(futures):
+        first, second, total = future.result(30)
+        assert total == "3.0"
+        assert first == second
+        assert first == "ValueError" or (rank == 1 and first == "TypeError")
+
+
+def test_a_member_whose_call_timed_out_does_not_stop_the_others(cluster: Cluster) -> None:
+    def run(rank: int) -> str:
+        group = hoplite_mp.current().group("timed out", 3, rank)
+        group.barrier()
+        group._timeout = 0.3 if rank == 1 else None
+        if rank == 2:
+            time.sleep(1.0)
+        try:
+            total = float(group.allreduce(1.0))
+        except TimeoutError:
+            time.sleep(1.5)  # goes on living, and does not call again
+            return "late"
+        return str(total)
+
+    assert [f.result(30) for f in cluster.spmd(run, 3)] == ["3.0", "late", "3.0"]

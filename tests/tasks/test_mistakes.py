@@ -1,0 +1,182 @@
+"""Wrong arguments and hostile requests: one clear error each, and the host lives on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import pytest
+
+import hoplite_mp
+from hoplite_mp.protocol.local import Collective, GroupJoin, OpenPool
+from tests.tasks.helpers import PATIENCE_S, add, eventually
+
+if TYPE_CHECKING:
+    from hoplite_mp import Cluster
+
+
+@pytest.mark.parametrize("deadline", [float("inf"), 1e300, np.float32(1), 1])
+def test_deadlines_of_every_kind(cluster: Cluster, deadline: Any) -> None:
+    refs = [cluster.put(1), cluster.put(2)]
+    result = cluster.reduce(refs, deadline=deadline, reproducible=1, num=np.int64(2))  # type: ignore[arg-type]
+    assert cluster.get(result) == 3
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: c.reduce([c.put(1)], deadline=True),
+        lambda c: c.reduce([c.put(1)], deadline=Decimal(1)),
+        lambda c: c.reduce([c.put(1)], num=True),
+        lambda c: c.group("x" * 2000, 1),
+        lambda c: c.group("x", 2**63),
+        lambda c: c.group("x", 2, 2**63),
+        lambda c: c.executor(True),
+        lambda c: c.executor(260),
+        lambda c: c.executor(10**30),
+        lambda c: c.executor(1, max_tasks_per_child=True),
+        lambda c: c.options(retries=True),
+        lambda c: c.get(c.put(1), timeout=float("nan")),
+    ],
+)
+def test_wrong_arguments(cluster: Cluster, call: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be|at most|no group"):
+        call(cluster)
+    assert cluster.submit(add, 1, 2).result(PATIENCE_S) == 3
+
+
+def test_requests_that_no_method_would_send(cluster: Cluster) -> None:
+    runtime = cluster._runtime
+    for ask in (GroupJoin("x" * 3000, 1, None), OpenPool(1 << 70, 0, 0), OpenPool(1, -1, 1 << 63)):
+        with pytest.raises((ValueError, OverflowError)):
+            runtime.channel.call(ask)
+    (oid,) = runtime.collective([cluster.put(1)], "reduce", "sum", 1, None, False, 1)
+    cluster.wait([runtime.memory.own_ref(oid)])
+    result = runtime.client.new(3, 3, 0, 0)  # an operation, CLAIMED by the node
+    runtime.submitter.expect(result, None, None)
+    runtime.channel.tell(Collective([result], [], "reduce", "sum", 0, None, False))
+    with pytest.raises(ValueError, match="refused"):
+        cluster.get(runtime.memory.own_ref(result), PATIENCE_S)
+    assert cluster.submit(add, 1, 2).result(PATIENCE_S) == 3
+
+
+def test_thousands_of_sources_are_deleted(cluster: Cluster) -> None:
+    refs = [cluster.put(n) for n in range(14_000)]
+    result = cluster.reduce([*refs, cluster.submit(time.sleep, 0.2)])
+    cluster.delete(refs)
+    with pytest.raises(hoplite_mp.ReduceError):
+        cluster.get(result, PATIENCE_S)
+    assert cluster.submit(add, 1, 2).result(PATIENCE_S) == 3
+
+
+def test_an_exit_code_of_the_users_breaks_no_pool(cluster: Cluster) -> None:
+    with pytest.raises(hoplite_mp.WorkerLostError):
+        cluster.options(retries=0).submit(os._exit, 97).result(PATIENCE_S)
+    assert cluster.submit(add, 1, 2).result(PATIENCE_S) == 3
+
+
+def test_a_view_of_a_closed_executor_is_closed(cluster: Cluster) -> None:
+    pool = cluster.executor(1)
+    view = pool.options(name="x")
+    left = pool.map(abs, range(10), buffersize=2, chunksize=2)
+    assert next(left) == 0
+    pool.shutdown()
+    with pytest.raises(hoplite_mp.ClosedError):
+        view.submit(abs, -1)
+    with pytest.raises(hoplite_mp.ClosedError):
+        list(left)
+
+
+def test_leaving_a_view_ends_its_executor(cluster: Cluster) -> None:
+    pool = cluster.executor(1)
+    with pool.options(name="x") as view:
+        future = view.submit(time.sleep, 0.1)
+    assert future.done()
+    with pytest.raises(hoplite_mp.ClosedError):
+        pool.submit(abs, -1)
+
+
+def test_a_submit_while_another_thread_shuts_down(cluster: Cluster) -> None:
+    class Slow:
+        def __reduce__(self) -> Any:
+            entered.set()
+            ended.wait(PATIENCE_S)
+            return (int, ())
+
+    entered, ended = threading.Event(), threading.Event()
+    pool = cluster.executor(1)
+    outcome: list[Any] = []
+
+    def submits() -> None:
+        try:
+            outcome.append(pool.submit(abs, Slow()).result(PATIENCE_S))
+        except hoplite_mp.ClosedError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=submits)
+    thread.start()
+    entered.wait(PATIENCE_S)
+    pool.shutdown()
+    ended.set()
+    thread.join(PATIENCE_S)
+    assert isinstance(outcome[0], hoplite_mp.ClosedError)
+
+
+def test_spmd_of_what_does_not_pickle_leaves_no_process() -> None:
+    with hoplite_mp.Cluster(1) as cluster:
+        cluster.submit(add, 1, 2).result()
+        before = len(psutil.Process().children(recursive=True))
+        with pytest.raises(TypeError):
+            cluster.spmd(threading.Lock(), 3)  # type: ignore[arg-type]
+        eventually(lambda: len(psutil.Process().children(recursive=True)) == before)
+
+
+def test_a_forced_cancel_at_once_after_the_start() -> None:
+    for _ in range(3):
+        with hoplite_mp.Cluster(2) as cluster:
+            futures = [cluster.submit(time.sleep, 1000) for _ in range(2)]
+            eventually(lambda f=futures: all(future.running() for future in f))
+            for future in reversed(futures):
+                assert future.cancel(force=True)
+            both = [cluster.spmd(add, 2)[1], *(cluster.submit(add, 1, 2) for _ in range(4))]
+            assert [future.result(PATIENCE_S) for future in both] == [1, 3, 3, 3, 3]
+
+
+def test_the_arguments_of_a_finished_task_go_by_themselves() -> None:
+    config = hoplite_mp.Config(spill_bytes_max=0, put_wait_s=3.0)
+    with hoplite_mp.Cluster(1, memory="96MiB", config=config) as cluster:
+        assert cluster.submit(len, np.zeros(60 << 20, "u1")).result() == 60 << 20
+        cluster.put(np.zeros(60 << 20, "u1"))
+
+
+def test_what_a_task_has_started_goes_with_the_host() -> None:
+    def starts() -> int:
+        return subprocess.Popen(["sleep", "60"], start_new_session=True).pid
+
+    began = time.monotonic()
+    with hoplite_mp.Cluster(1) as cluster:
+        pid = cluster.submit(starts).result()
+        assert psutil.pid_exists(pid)
+    eventually(
+        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    )
+    assert time.monotonic() - began < 30  # that is: it was not waited for
+
+
+def test_as_completed_in_a_forked_child(cluster: Cluster) -> None:
+    future = cluster.submit(time.sleep, 0.3)
+    child = os.fork()
+    if child == 0:
+        try:
+            list(hoplite_mp.as_completed([future], PATIENCE_S))
+        except hoplite_mp.ClosedError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    future.result(PATIENCE_S)
