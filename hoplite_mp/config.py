@@ -99,11 +99,6 @@ class Config:
     # every wait costs a system call and a wake-up.
     spin_us_max: int = 50
 
-    # The longest single sleep; then a waiter looks again by itself, even if nobody woke it.
-    # Higher: fewer needless wake-ups. Lower: a wake-up lost with a killed process, and Ctrl-C,
-    # are noticed sooner.
-    wait_slice_s: float = 0.5
-
     # How often the owner of a table collects what was freed and finished without a wake-up.
     # Higher: less background work. Lower: memory returns sooner in a process that only waits.
     drain_interval_s: float = 0.25
@@ -140,10 +135,6 @@ class Config:
     # stopped sooner.
     nested_depth_max: int = 32
 
-    # How long one batch of `map` should run; sets the chunk size that is chosen for you.
-    # Higher: less overhead per item. Lower: the load is spread more evenly, results come sooner.
-    map_chunk_target_s: float = 0.005
-
     # The longest line of a worker's output that is forwarded whole; longer ones are cut in pieces.
     # Higher: long lines stay in one piece. Lower: less memory per worker in the node.
     output_line_bytes_max: int = 64 * KIB
@@ -170,11 +161,6 @@ class Config:
     # The largest size of a group; the masks of a board have 64 bits, so it cannot be raised.
     # Lower: a mistaken size is refused before it fills the host with waiting workers.
     group_members_max: int = 64
-
-    # Contributions up to this size travel through memory that the group keeps for itself.
-    # Higher: fewer objects for mid-sized arrays, more memory per member. Lower: less memory, and
-    # every larger contribution is an object of the store.
-    group_inline_bytes_max: int = 64 * KIB
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -225,10 +211,9 @@ _LARGEST: dict[str, int] = {
     "group_members_max": 64,
     "blas_threads": 1024,
     "reduce_threads": 1024,
-    "wait_slice_s": 60,
     "drain_interval_s": 60,
 }
-_ABOVE_ZERO = {"wait_slice_s", "drain_interval_s", "map_chunk_target_s", "start_timeout_s"}
+_ABOVE_ZERO = {"drain_interval_s", "start_timeout_s"}
 _POWERS_OF_TWO = {"span_bytes"}  # spans are aligned to their size
 _MULTIPLES: dict[str, int] = {"span_bytes": 4096}
 

@@ -46,7 +46,7 @@ def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: object) -> 
     ("name", "value", "says"),
     [
         ("retries", 128, "a whole number from 0 up to 127"),
-        ("wait_slice_s", 0, "a finite number above 0 up to 60"),
+        ("drain_interval_s", 0, "a finite number above 0 up to 60"),
         ("blas_threads", 0, "a whole number from 1 up to 1024, or None"),
         ("group_members_max", 65, "a whole number from 1 up to 64"),
         ("span_bytes", (1 << 20) + 1, "a whole number from 65536, a power of two"),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Host"]
 
-DRIVER_SLOT = 1
+NODE_SLOT, DRIVER_SLOT = 0, 1
 STORE_BYTES_MIN = 64 << 30  # address space, not memory
 STORE_FACTOR = 8  # so that fragments never keep an object out while there is memory
 BOOT_FILE = os.path.join("supervisor", "boot.py")
@@ -108,11 +108,19 @@ class Host:
 
     def _read_output(self) -> None:
         """Prints workers' lines; its end is the node's end."""
+        self.output.settimeout(self._config.start_timeout_s)
         decoder = msgspec.msgpack.Decoder(tuple[int, str, bytes])
         data = bytearray()
         while True:
             try:
                 piece = self.output.recv(READ_BYTES)
+            except TimeoutError:
+                self.output.settimeout(None)
+                if not self.runtime.tasks.pid(NODE_SLOT):
+                    waited = self._config.start_timeout_s
+                    _log.error("the host did not start within %g s (start_timeout_s)", waited)
+                    os.kill(self.process.pid, signal.SIGKILL)  # not reaped yet: it is ours
+                continue
             except OSError:
                 piece = b""
             if not piece:

@@ -112,6 +112,8 @@ class Runtime:
                 _stack.remove(self)
         self.client.close()
         self.tasks.wake(self.client.slot)  # threads that still wait find it closed
+        for leave in list(self.task_leaves):
+            leave()  # threads of groups: what they wait for has just failed
         self.submitter.abandon(ClosedError("the cluster was closed before this was done"))
         self.channel.close()
         # No cycle keeps the mappings until the garbage collector happens to run.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from concurrent.futures import as_completed
@@ -252,3 +253,23 @@ def test_a_poll_in_a_worker_does_not_run_the_task() -> None:
 
     with hoplite_mp.Cluster(workers=1) as alone:
         assert alone.submit(polls).result(PATIENCE_S) == "polled"
+
+
+def test_a_host_that_does_not_start_is_given_up() -> None:
+    cluster = hoplite_mp.Cluster(1, config=hoplite_mp.Config(start_timeout_s=1.0))
+    try:
+        os.kill(cluster._host.process.pid, signal.SIGSTOP)  # type: ignore[union-attr]
+        with pytest.raises(hoplite_mp.NodeLostError):
+            cluster.submit(add, 1, 2).result(PATIENCE_S)
+    finally:
+        cluster.shutdown(wait=False, cancel_futures=True)
+
+
+def test_groups_in_the_driver_leave_no_thread() -> None:
+    before = threading.active_count()
+    with hoplite_mp.Cluster(workers=0) as cluster:
+        group = cluster.group("alone", 2, 0)
+        waiting = group.allreduce_async(1.0)
+    with pytest.raises(hoplite_mp.HopliteError):
+        waiting.result(PATIENCE_S)
+    eventually(lambda: threading.active_count() == before)
