@@ -68,7 +68,8 @@ def test_leaving_a_pool_by_an_exception_with_a_full_ring(tmp_path: Path) -> None
             pool.submit(wait_for, str(tmp_path / "go"))
             rest = [pool.submit(add, 1, 2) for _ in range(_tasks.QUEUED_HINTS_MAX + 200)]
             1 / 0  # noqa: B018
-        assert rest[-1].cancelled()
+        # the first one may be cancelled before it runs: then the worker races with the rest
+        assert all(task.cancelled() or task.result(PATIENCE_S) == 3 for task in rest)
         with cluster.executor(1) as pool:
             assert pool.submit(add, 1, 2).result(PATIENCE_S) == 3
 
