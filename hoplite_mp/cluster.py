@@ -212,7 +212,7 @@ class Cluster(TaskExecutor):
     def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Array:
         """A writable array inside the store, uninitialised. `put(a)`, or returning it from a task,
         publishes it without a copy and makes it read-only; never published, it is freed with the
-        last array over it."""
+        last array over it. Views of it that were made before stay writable: do not use them."""
         return self._runtime.memory.empty(shape, dtype, order)
 
     def get(self, refs: Any, timeout: float | None = None, copy: bool = False) -> Any:
