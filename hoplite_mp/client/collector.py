@@ -2,13 +2,18 @@
 
 Why it exists: a result is looked after by the thread that waits for it or submits next. Callbacks,
 the standard library's waiters and dependencies between tasks have no such thread; for them this one
-runs, and sleeps otherwise. It survives whatever a callback or a full store does to it.
+runs, and sleeps otherwise. It survives whatever a callback or a full store does to it. Those who
+wake it may be interrupted anywhere (Ctrl-C), so nothing here is a Condition, an Event or a Thread
+of the standard library: interrupted inside, they keep their inner locks for ever.
 It must never know: what looking after a result means.
 """
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import logging
+import queue
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Collector"]
 
+STOP_PATIENCE_S = 1.0
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -30,8 +36,9 @@ class Collector:
         self._look_again = False
         self._closed = False
         self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._thread = 0  # its ident; 0: not started
         self._parked: dict[int, list[int]] = {}
 
     def arm(self) -> None:
@@ -39,7 +46,7 @@ class Collector:
         with self._lock:
             self._armed += 1
         self.start()
-        self._wake.set()
+        self.notice()
 
     def disarm(self) -> None:
         with self._lock:
@@ -49,38 +56,44 @@ class Collector:
         """News were taken and not looked after: everything must be looked at."""
         self._look_again = True
         self.start()
-        self._wake.set()
+        self.notice()
 
     def start(self) -> None:
         """The thread runs from here on."""
-        if self._thread is None:
+        if not self._thread:
             with self._lock:
-                if self._thread is None and not self._closed:
-                    thread = threading.Thread(
-                        target=self._run, name="hoplite_mp collector", daemon=True
-                    )
-                    thread.start()
-                    self._thread = thread
+                if not self._thread and not self._closed:
+                    self._thread = _thread.start_new_thread(self._run, ())
 
     def notice(self) -> None:
         """There is something to be looked after now and then."""
-        if not self._wake.is_set():
-            self._wake.set()
+        if self._woken.empty():
+            self._woken.put(None)
 
     def wake(self) -> None:
         """There is something new to wait for."""
-        self._wake.set()
+        self.notice()
         self._submitter.tasks.wake(self._submitter.client.slot)
 
     def stop(self) -> None:
         """The thread ends; returns when it has, unless it is the caller or busy in a callback."""
         self._closed = True
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if self._thread and self._thread != threading.get_ident():
             self.wake()
-            thread.join(1.0)
+            with contextlib.suppress(queue.Empty):
+                self._ended.get(timeout=STOP_PATIENCE_S)
 
     def _run(self) -> None:
+        try:
+            self._turns()
+        finally:
+            self._ended.put(None)
+
+    def _sleep(self, seconds: float | None) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._woken.get(timeout=seconds)
+
+    def _turns(self) -> None:
         while not self._closed and self._submitter.client.usable:
             try:
                 self._turn()
@@ -104,14 +117,12 @@ class Collector:
             self._look_again = False
             submitter.look_at_all()
             if self._look_again:  # nothing can be done about it now
-                self._wake.clear()
-                self._wake.wait(interval)
+                self._sleep(interval)
                 return
         if self._armed or submitter.wants_news:
             tasks.wait_event(seen, time.monotonic_ns() + int(interval * 1e9), False)
         else:
-            self._wake.wait(interval if submitter.pending or memory.inner else None)
-            self._wake.clear()
+            self._sleep(interval if submitter.pending or memory.inner else None)
 
     def _park(self) -> None:
         waiting, tasks = self._submitter.awaited(), self._submitter.tasks

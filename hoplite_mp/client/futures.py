@@ -160,6 +160,8 @@ class Future(concurrent.futures.Future[T]):
         memory = self._submitter.memory
         mem = self._kept
         if mem is None:
+            if self._state is _CANCELLED:
+                raise CancelledError
             memory.check()
             deadline = FOREVER_NS if timeout is None else deadline_ns(timeout)
             self._submitter.wait_done(self._oid, deadline)

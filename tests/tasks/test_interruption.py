@@ -186,8 +186,8 @@ def test_cancelled_while_somebody_waits(cluster: Cluster, tmp_path: Path) -> Non
     assert set(seen) <= {CancelledError, asyncio.CancelledError}
 
 
-def test_cancelling_an_awaited_task(cluster: Cluster, tmp_path: Path) -> None:
-    async def run() -> bool:
+def test_cancelling_an_awaited_task(tmp_path: Path) -> None:
+    async def run(cluster: Cluster) -> bool:
         go = str(tmp_path / "go")
         blocked = [cluster.submit(wait_for, go) for _ in range(2)]
         queued = cluster.submit(abs, -1)
@@ -201,7 +201,8 @@ def test_cancelling_an_awaited_task(cluster: Cluster, tmp_path: Path) -> None:
             await future
         return queued.cancelled()
 
-    assert asyncio.run(run())
+    with hoplite_mp.Cluster(workers=2) as made:  # without stand-ins from another test
+        assert asyncio.run(run(made))
 
 
 def test_many_cancels_at_every_moment(cluster: Cluster) -> None:

@@ -273,4 +273,4 @@ def test_groups_in_the_driver_leave_no_thread() -> None:
         waiting = group.allreduce_async(1.0)
     with pytest.raises(hoplite_mp.HopliteError):
         waiting.result(PATIENCE_S)
-    eventually(lambda: threading.active_count() == before)
+    eventually(lambda: threading.active_count() <= before)
