@@ -162,7 +162,7 @@ class Cluster(TaskExecutor):
             return
         try:
             if not host.lost:
-                runtime.submitter.wait_idle(FOREVER_NS)
+                runtime.submitter.waiting.wait_idle(FOREVER_NS)
         except BaseException:
             self._abort()
             raise
@@ -244,7 +244,7 @@ class Cluster(TaskExecutor):
         if not 0 <= wanted <= len(oids):
             raise ValueError(f"num={num!r}: it must be from 0 to the number of refs, {len(oids)}")
         if wanted:
-            submitter.wait_many(oids, wanted, deadline_ns(timeout))
+            submitter.waiting.wait_many(oids, wanted, deadline_ns(timeout))
         flags = [submitter.tasks.done(oid) for oid in oids]
         done = [ref for ref, flag in zip(given, flags, strict=True) if flag]
         return done, [ref for ref, flag in zip(given, flags, strict=True) if not flag]
@@ -272,8 +272,9 @@ class Cluster(TaskExecutor):
 
         node: a node (or its id) to run on. retries: how often a task is run again after the death
         of its worker, never after an exception. timeout: seconds of running, then the worker is
-        killed and the task fails with HopliteTimeoutError. copy: results are writable. name: shown
-        in errors. Later options override; unknown names are a TypeError.
+        killed and the task fails with HopliteTimeoutError. copy: results, and values of refs
+        among the arguments, are writable. name: shown in errors. Later options override; unknown
+        names are a TypeError.
         """
         self._check_nodes(changes.get("node"))
         view = _View.__new__(_View)

@@ -127,7 +127,7 @@ class Config:
 
     # How many extra workers a pool may start in place of workers that wait inside a task.
     # Higher: deeper trees of tasks and larger groups make progress. Lower: fewer processes; when
-    # it is reached, what would need one more waits for a worker to come free.
+    # it is reached and all workers wait, tasks that they have sent fail with a WorkerLostError.
     blocked_workers_max: int = 128
 
     # How deep tasks that wait for tasks may nest.

@@ -192,7 +192,7 @@ class TaskExecutor(concurrent.futures.Executor):
     def _wait_pending(self) -> None:
         submitter = self._runtime.submitter
         while oids := self._pending():
-            submitter.wait_many(oids, len(oids), FOREVER_NS)
+            submitter.waiting.wait_many(oids, len(oids), FOREVER_NS)
             submitter.drain()
 
     def _cancel_pending(self, force: bool) -> None:
@@ -359,7 +359,7 @@ def _first(ahead: deque[Future[Any]], deadline: float | None) -> Future[Any]:
     submitter = ahead[0]._submitter
     oids = [future._oid for future in ahead]
     limit = FOREVER_NS if deadline is None else deadline_ns(deadline - time.monotonic())
-    if not submitter.wait_many(oids, 1, limit):
+    if not submitter.waiting.wait_many(oids, 1, limit):
         raise HopliteTimeoutError("no result was ready within the timeout of map()")
     for future in ahead:
         if submitter.tasks.done(future._oid):

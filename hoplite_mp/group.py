@@ -265,7 +265,7 @@ class Group:
     def _wait(self, condition: Callable[[], Any], deadline: int, why: Callable[[], str]) -> None:
         """Until the condition holds; a worker that waits long counts as blocked."""
         blocked = False
-        in_worker = self._runtime.submitter.run_in_place is not None
+        in_worker = self._runtime.submitter.waiting.run_in_place is not None
         blocked_at = time.monotonic_ns() + BLOCKED_AFTER_NS
         try:
             while True:
@@ -278,14 +278,14 @@ class Group:
                     raise HopliteTimeoutError(f"group {self.name!r}: {why()}")
                 if in_worker and not blocked and now >= blocked_at:
                     blocked = True
-                    self._runtime.submitter.count_blocked(1)
+                    self._runtime.submitter.waiting.count_blocked(1)
                 until = min(deadline, blocked_at) if in_worker and not blocked else deadline
                 if self._tasks.wait_event(seen, until, True) == _tasks.CLOSING:
                     self._memory.check()
                     raise NodeLostError("the node of this host has ended")
         finally:
             if blocked:
-                self._runtime.submitter.count_blocked(-1)
+                self._runtime.submitter.waiting.count_blocked(-1)
 
     # -- leading -------------------------------------------------------------------------------
 

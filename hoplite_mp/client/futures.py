@@ -164,7 +164,7 @@ class Future(concurrent.futures.Future[T]):
                 raise CancelledError
             memory.check()
             deadline = FOREVER_NS if timeout is None else deadline_ns(timeout)
-            self._submitter.wait_done(self._oid, deadline)
+            self._submitter.waiting.wait_done(self._oid, deadline)
             if self.cancelled():
                 raise CancelledError
             mem = memory.payload(self._oid, deadline)

@@ -51,7 +51,7 @@ class Runtime:
         self.label = label  # "driver" or "worker 3@h0"
         self.memory = Memory(self.client, channel, config)
         self.submitter = Submitter(self.memory, self.tasks)
-        self.memory.wait_one = self.submitter.wait_done
+        self.memory.wait_one = self.submitter.waiting.wait_done
         self.memory.drain = self.submitter.drain
         self.own_pool = 0  # the pool whose tasks may be run in place
         self.face: Any = None  # the Cluster over this runtime, made when first asked for

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -21,11 +20,11 @@ from hoplite_mp.client.collector import Collector
 from hoplite_mp.client.functions import Functions
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
+from hoplite_mp.client.waiting import Waiting
 from hoplite_mp.errors import (
     ClosedError,
     HopliteError,
     HopliteTimeoutError,
-    NodeLostError,
     ObjectLostError,
     StoreFullError,
 )
@@ -39,9 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["KIND_OPERATION", "KIND_TASK", "Pending", "Submitter"]
 
 KIND_TASK, KIND_OPERATION = 2, 3
-FLAG_OWN_STACK = 1  # not to be run in place by a waiting worker
+# Of a task: not to be run in place by a waiting worker; values of refs are writable copies for it.
+FLAG_OWN_STACK, FLAG_COPY = 1, 2
 NAME_BYTES = 32
-BLOCKED_AFTER_NS = 2_000_000
 FINISHED_MIN = 1024
 HOLDS_OF_CALL = 2  # the function, and what it carries
 ERROR_CHARS_MAX = 40  # of the last resort, which must fit into a record
@@ -71,7 +70,6 @@ class Submitter:
         self.client: _shm.Client = memory.client
         self.tasks = tasks
         self.pending: dict[int, Pending] = {}
-        self.run_in_place: Callable[[int], bool] | None = None  # set in a worker
         self._functions = Functions(memory)
         self._queues: dict[int, int] = {}
         self._waiting: dict[int, list[Pending]] = {}  # dependency -> tasks that need it
@@ -79,8 +77,8 @@ class Submitter:
         self._overflow: dict[int, deque[Pending]] = {}
         self._finished: list[weakref.ref[Future[Any]]] = []  # perhaps with results not yet read
         self._finished_max = FINISHED_MIN
-        self._blocked = 0  # threads of a worker that wait inside a task
         self._lock = threading.RLock()
+        self.waiting = Waiting(self)
         self.collector = Collector(self)
         self.closed = False
 
@@ -150,7 +148,7 @@ class Submitter:
                 args_oid,
                 retries,
                 0 if timeout is None else max(1, int(timeout * 1e9)),
-                FLAG_OWN_STACK if timeout is not None else 0,
+                (0 if timeout is None else FLAG_OWN_STACK) | (FLAG_COPY if copy else 0),
                 name.encode(errors="replace")[:NAME_BYTES],
                 queue,
                 ready,
@@ -406,86 +404,6 @@ class Submitter:
         """No more tasks; the collector ends."""
         self.closed = True
         self.collector.stop()
-
-    # -- waiting -------------------------------------------------------------------------------
-
-    def wait_done(self, oid: int, deadline: int) -> None:
-        """Until the object is done. A worker runs what it waits for, or counts as blocked."""
-        while not self.tasks.done(oid):
-            if deadline == FOREVER_NS and self._run_needed(oid):
-                self.drain()  # what it was needed for may be sent now
-            elif not self.wait_many([oid], 1, deadline, deadline == FOREVER_NS):
-                raise HopliteTimeoutError("the result was not ready within the timeout")
-
-    def _run_needed(self, oid: int) -> bool:
-        """In a worker: runs in place this task of its own, or one that this one waits for. False:
-        there is none that others are not running already. Without it, workers that all wait for
-        tasks that they have sent would leave nobody to run them."""
-        if self.run_in_place is None:
-            return False
-        seen = {oid}
-        path = [oid]
-        while path:
-            oid = path.pop()
-            if self.run_in_place(oid):
-                return True
-            pending = self.pending.get(oid)
-            for ref in pending.needs if pending is not None else ():
-                need = self.memory.local_id(ref)
-                if need not in seen and not self.tasks.done(need):
-                    seen.add(need)
-                    path.append(need)
-        return False
-
-    def wait_many(self, oids: list[int], need: int, deadline: int, news: bool = False) -> bool:
-        """Until `need` of them are done; False at the deadline. `news`: True also when something
-        else has become done."""
-        counted, blocked = self.run_in_place is None, False
-        try:
-            while True:
-                self.memory.check()
-                until = deadline
-                if not counted:
-                    until = min(deadline, time.monotonic_ns() + BLOCKED_AFTER_NS)
-                outcome = self.tasks.wait(oids, need, until, True)
-                if outcome == _tasks.NEWS:
-                    self.drain()
-                    if news:
-                        return True
-                elif outcome == _tasks.DONE:
-                    return True
-                elif outcome == _tasks.CLOSING:
-                    self.memory.check()
-                    raise NodeLostError("the node of this host has ended")
-                elif time.monotonic_ns() >= deadline:
-                    return False
-                elif not counted:
-                    counted = blocked = True
-                    self.count_blocked(1)
-        finally:
-            if blocked:
-                self.count_blocked(-1)
-
-    def count_blocked(self, change: int) -> None:
-        """While any thread of a task waits, its worker counts as blocked: others stand in."""
-        with self._lock:
-            self._blocked += change
-            if self.client.usable:
-                self.tasks.set_blocked(self._blocked > 0)
-
-    def wait_idle(self, deadline: int) -> bool:
-        """Until every task of this process is done."""
-        while self.pending:
-            self.drain()
-            oids = list(self.pending)
-            if oids and not self.wait_many(oids, len(oids), deadline):
-                return False
-            self.drain()
-            if all(self.tasks.done(oid) for oid in oids):
-                self.look_at_all()  # the bits of the last ones may still be on their way
-                if not self.pending.keys() - oids:
-                    break  # what is left cannot be looked after now: no room for refs inside it
-        return True
 
 
 _USABLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])

@@ -14,6 +14,7 @@ __all__ = ["Pool", "WorkerInfo"]
 
 STARTUP_DEATHS_MAX = 5
 SURPLUS_PATIENCE_S = 1.0
+STUCK_PATIENCE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Pool:
     broken: str = ""
     startup_deaths: int = 0
     surplus_since: float | None = None
+    stuck_since: float | None = None
     setup_hold: object = None
 
     def missing(self, blocked: int, blocked_max: int) -> int:
@@ -53,6 +55,16 @@ class Pool:
         living = sum(not worker.retiring for worker in self.workers.values())
         wanted = self.target + min(blocked, blocked_max)
         return max(0, wanted - living)
+
+    def stuck(self, blocked: int, blocked_max: int, now: float) -> bool:
+        """All its workers have waited inside tasks for a while, and no other one may be started:
+        what they have sent to this pool would never run."""
+        living = sum(not worker.retiring for worker in self.workers.values())
+        if self.closing or blocked <= blocked_max or blocked < living:
+            self.stuck_since = None
+        elif self.stuck_since is None:
+            self.stuck_since = now
+        return self.stuck_since is not None and now - self.stuck_since >= STUCK_PATIENCE_S
 
     def surplus(self, blocked: int, now: float) -> int:
         """How many idle workers may retire; only after the surplus has lasted a while."""

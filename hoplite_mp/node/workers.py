@@ -185,6 +185,15 @@ class Workers:
         if not pool.closing:  # later submits fail as well
             self.node.after(LOOK_AGAIN_S / 10, lambda: self.fail_queued(pool))
 
+    def fail_waited_for(self, pool: Pool) -> None:
+        """The waiting workers' own tasks: each of them, and who waits for it, learns why."""
+        limit = self.node.config.blocked_workers_max
+        why = f"all {len(pool.workers)} workers of its pool wait inside tasks, and no stand-in more"
+        why += f" is allowed (blocked_workers_max={limit}); raise it, or wait for fewer at once"
+        for oid in self.queued(pool.number):
+            if self.client.inspect(oid)["owner"] in pool.workers:
+                self.fail(oid, why)
+
     def fail(self, oid: int, why: str) -> None:
         name = self.client.task_name(oid)
         if self.client.take_over(oid, 0):
@@ -241,10 +250,12 @@ class Workers:
             blocked = self.blocked(pool)
             if not pool.broken:
                 self.start_missing(pool)
+            if pool.stuck(blocked, self.node.config.blocked_workers_max, now):
+                self.fail_waited_for(pool)
             surplus = pool.surplus(blocked, now)
             if surplus:
                 self.retire(pool, surplus)
-            if pool.surplus_since is not None:
+            if pool.surplus_since is not None or pool.stuck_since is not None:
                 due = min(due or 1 << 62, now_ns + int(LOOK_AGAIN_S * 1e9))
         self._wake_at(due)
 

@@ -23,7 +23,7 @@ from hoplite_mp import serial
 from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.memory import FOREVER_NS, _freeze
 from hoplite_mp.client.runtime import Runtime
-from hoplite_mp.client.submitter import ERROR_CHARS_MAX, FLAG_OWN_STACK
+from hoplite_mp.client.submitter import ERROR_CHARS_MAX, FLAG_COPY, FLAG_OWN_STACK
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
 
@@ -57,7 +57,7 @@ class Worker:
         self.functions_bytes = 0
         self.untaken: list[tuple[int, Any]] = []  # results whose refs the submitter must take over
         runtime.own_pool = pool
-        self.submitter.run_in_place = self.run_in_place
+        self.submitter.waiting.run_in_place = self.run_in_place
 
     def loop(self) -> None:
         """Until the cluster or the pool closes, or this worker is to retire."""
@@ -80,7 +80,7 @@ class Worker:
         client, tasks, pending = self.memory.client, self.tasks, self.submitter.pending
         if not pending:
             return
-        self.submitter.count_blocked(1)
+        self.submitter.waiting.count_blocked(1)
         while pending and not client.closing and tasks.pool_state(self.pool) == 1:
             oids = list(pending)
             tasks.wait(oids, len(oids), time.monotonic_ns() + POLL_NS, True)
@@ -129,11 +129,11 @@ class Worker:
         failed = False
         value: Any = None
         try:
-            function_id, args_id, inline, _, timeout_ns, _ = self.tasks.task(oid)
+            function_id, args_id, inline, flags, timeout_ns, _ = self.tasks.task(oid)
             if self.depth == 1:
                 self.limited = timeout_ns != 0
             function = self.function(function_id)
-            args, kwargs = self.arguments(args_id, inline)
+            args, kwargs = self.arguments(args_id, inline, bool(flags & FLAG_COPY))
             self.in_user_code = True
             value = function(*args, **kwargs)
         except BaseException as error:
@@ -177,14 +177,16 @@ class Worker:
             self.functions_bytes -= self.functions.pop(next(iter(self.functions)))[1]
         return function
 
-    def arguments(self, args_id: int, inline: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(
+        self, args_id: int, inline: bytes, copy: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         mem = self.memory.payload(args_id, FOREVER_NS) if args_id else memoryview(inline)
         return serial.decode_call(
-            mem, make_ref=self.memory.make_ref, resolve=self.resolve, writable=True
+            mem,
+            make_ref=self.memory.make_ref,
+            resolve=lambda ref: self.memory.read(self.memory.local_id(ref), FOREVER_NS, copy),
+            writable=True,
         )
-
-    def resolve(self, ref: ObjectRef[Any]) -> Any:
-        return self.memory.read(self.memory.local_id(ref), FOREVER_NS, False)
 
     # -- its result ----------------------------------------------------------------------------
 

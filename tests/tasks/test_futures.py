@@ -180,4 +180,7 @@ def test_read_only_results_and_writable_arguments(cluster: Cluster) -> None:
         cluster.submit(double_in_place, ref).result()
     assert cluster.options(copy=True).submit(double_in_place, mine).result().flags.writeable
     with hoplite_mp.Executor(1) as executor:
-        assert executor.submit(double_in_place, mine).result().flags.writeable
+        first = executor.submit(double_in_place, mine)
+        assert first.result().flags.writeable
+        assert (executor.submit(double_in_place, first).result() == 4).all()
+        assert (first.result() == 2).all()

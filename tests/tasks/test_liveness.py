@@ -53,6 +53,23 @@ def test_a_tree_deeper_than_the_stand_ins() -> None:
         assert cluster.submit(tree, 5).result(PATIENCE_S) == 32
 
 
+def test_no_more_stand_ins_is_an_error() -> None:
+    """Tasks with a timeout need a worker of their own: they cannot run inside the waiting one."""
+
+    def nest(depth: int) -> int:
+        if depth == 0:
+            return 0
+        view = hoplite_mp.current().options(timeout=PATIENCE_S)
+        return 1 + int(view.submit(nest, depth - 1).result())
+
+    config = hoplite_mp.Config(blocked_workers_max=3)
+    with hoplite_mp.Cluster(workers=1, config=config) as cluster:
+        assert cluster.submit(nest, 3).result(PATIENCE_S) == 3
+        with pytest.raises(hoplite_mp.WorkerLostError, match="blocked_workers_max=3"):
+            cluster.submit(nest, 6).result(PATIENCE_S)
+        assert cluster.submit(nest, 2).result(PATIENCE_S) == 2
+
+
 def test_a_full_ring_of_one_pool_does_not_hold_back_another(tmp_path: Path) -> None:
     with hoplite_mp.Cluster(workers=1) as cluster, cluster.executor(1) as other:
         first = cluster.submit(wait_for, str(tmp_path / "go"))
@@ -190,7 +207,7 @@ def test_a_task_is_blocked_while_any_of_its_threads_waits() -> None:
         runtime = hoplite_mp.current()._runtime
         words = []
         for change in (1, 1, -1, -1):
-            runtime.submitter.count_blocked(change)
+            runtime.submitter.waiting.count_blocked(change)
             words.append(runtime.tasks.is_blocked)
         return words
 

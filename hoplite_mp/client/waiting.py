@@ -1,0 +1,116 @@
+"""How a process waits for its objects: in a worker by running them, or as one that is stood in for.
+
+Why it exists: a worker that only waited would be one worker less; if all wait for tasks that they
+have sent, nobody runs them. So what is waited for runs in place where it may, and a worker that has
+waited for a while counts as blocked, and the node starts another one.
+It must never know: how tasks are sent, who starts workers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from hoplite_mp import _tasks
+from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.errors import HopliteTimeoutError, NodeLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.client.submitter import Submitter
+
+__all__ = ["Waiting"]
+
+BLOCKED_AFTER_NS = 2_000_000
+
+
+class Waiting:
+    """The waits of one process."""
+
+    def __init__(self, submitter: Submitter) -> None:
+        self.submitter = submitter
+        self.memory = submitter.memory
+        self.tasks = submitter.tasks
+        self.run_in_place: Callable[[int], bool] | None = None  # set in a worker
+        self._blocked = 0  # threads of a worker that wait inside a task
+        self._lock = threading.Lock()
+
+    def wait_done(self, oid: int, deadline: int) -> None:
+        """Until the object is done. A worker runs what it waits for, or counts as blocked."""
+        while not self.tasks.done(oid):
+            if deadline == FOREVER_NS and self._run_needed(oid):
+                self.submitter.drain()  # what it was needed for may be sent now
+            elif not self.wait_many([oid], 1, deadline, deadline == FOREVER_NS):
+                raise HopliteTimeoutError("the result was not ready within the timeout")
+
+    def _run_needed(self, oid: int) -> bool:
+        """In a worker: runs in place this task of its own, or one that this one waits for. False:
+        there is none that others are not running already. Without it, workers that all wait for
+        tasks that they have sent would leave nobody to run them."""
+        if self.run_in_place is None:
+            return False
+        seen = {oid}
+        path = [oid]
+        while path:
+            oid = path.pop()
+            if self.run_in_place(oid):
+                return True
+            pending = self.submitter.pending.get(oid)
+            for ref in pending.needs if pending is not None else ():
+                need = self.memory.local_id(ref)
+                if need not in seen and not self.tasks.done(need):
+                    seen.add(need)
+                    path.append(need)
+        return False
+
+    def wait_many(self, oids: list[int], need: int, deadline: int, news: bool = False) -> bool:
+        """Until `need` of them are done; False at the deadline. `news`: True also when something
+        else has become done."""
+        counted, blocked = self.run_in_place is None, False
+        try:
+            while True:
+                self.memory.check()
+                until = deadline
+                if not counted:
+                    until = min(deadline, time.monotonic_ns() + BLOCKED_AFTER_NS)
+                outcome = self.tasks.wait(oids, need, until, True)
+                if outcome == _tasks.NEWS:
+                    self.submitter.drain()
+                    if news:
+                        return True
+                elif outcome == _tasks.DONE:
+                    return True
+                elif outcome == _tasks.CLOSING:
+                    self.memory.check()
+                    raise NodeLostError("the node of this host has ended")
+                elif time.monotonic_ns() >= deadline:
+                    return False
+                elif not counted:
+                    counted = blocked = True
+                    self.count_blocked(1)
+        finally:
+            if blocked:
+                self.count_blocked(-1)
+
+    def count_blocked(self, change: int) -> None:
+        """While any thread of a task waits, its worker counts as blocked: others stand in."""
+        with self._lock:
+            self._blocked += change
+            if self.memory.client.usable:
+                self.tasks.set_blocked(self._blocked > 0)
+
+    def wait_idle(self, deadline: int) -> bool:
+        """Until every task of this process is done."""
+        while self.submitter.pending:
+            self.submitter.drain()
+            oids = list(self.submitter.pending)
+            if oids and not self.wait_many(oids, len(oids), deadline):
+                return False
+            self.submitter.drain()
+            if all(self.tasks.done(oid) for oid in oids):
+                self.submitter.look_at_all()  # the bits of the last ones may still be on their way
+                if not self.submitter.pending.keys() - oids:
+                    break  # what is left cannot be looked after now: no room for refs inside it
+        return True
