@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -31,6 +32,8 @@ def main() -> int:
             )
             return 1
 
+    # An installed package has its bytecode, and so have ours and the peers here.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     code, found = run_pytest(options.quick, options.k)
     rows = [
         row for bench in found.get("benchmarks", []) for row in bench["extra_info"].get("rows", [])

@@ -95,6 +95,8 @@ class Host:
         self.runtime = Runtime(
             control_fd, store_fd, event_fd, DRIVER_SLOT, Channel(rpc), config, "driver"
         )
+        # The node starts by leasing just this span to the driver, which need not wait for it.
+        self.runtime.client.add_span(config.span_bytes)
         for fd in (control_fd, store_fd):
             os.close(fd)
         self._event_fd = event_fd

@@ -246,6 +246,7 @@ class Node:
         self.poll.register(self.output.sock, 0)
         self.handlers[self.output.sock.fileno()] = self.output.flush
         self.client.register(DRIVER_SLOT, 1, 0)
+        self.store.lease_first_span(DRIVER_SLOT)
         self.tasks.set_pid(DRIVER_SLOT, self.start.driver_pid)
         self.tasks.set_pid(NODE_SLOT, os.getpid())
         self.add_client(DRIVER_SLOT, socket.socket(fileno=self.start.rpc_fd))

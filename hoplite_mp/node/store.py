@@ -75,6 +75,13 @@ class Store:
             self.spans[start] = slot
         return start
 
+    def lease_first_span(self, slot: int) -> None:
+        """What the driver has been using since before there was a node: the very first span."""
+        size = self.config.span_bytes
+        start = self.arena.allocate(size, size)
+        assert start == size, start
+        self.spans[start] = slot
+
     def _allocate(self, nbytes: int, align: int, slot: int = NODE_SLOT) -> int | None:
         self.returned_to = NODE_SLOT
         if not self._room(nbytes, align) and not self._make_room(nbytes, align, slot):

@@ -9,6 +9,7 @@ It must never know: what the supervisor does.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -48,6 +49,7 @@ def place_package(folder: str) -> None:
 
 def boot(fd: int) -> None:
     """Reads what launch wrote: length and JSON of sys.path, then the start message."""
+    gc.disable()  # imports make no garbage worth looking for; supervisor and children enable it
     with open(fd, "rb") as info:
         size = int.from_bytes(info.read(8), "little")
         sys.path[:] = json.loads(info.read(size))

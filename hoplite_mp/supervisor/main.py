@@ -83,6 +83,7 @@ class Supervisor:
             signal.set_wakeup_fd(-1)
             for thing in close:
                 thing.close() if hasattr(thing, "close") else os.close(thing)
+            gc.enable()
             module, name = entry
             code = getattr(importlib.import_module(module), name)(*args) or 0
         except SystemExit as error:
@@ -372,6 +373,7 @@ def main(start: Start) -> None:
         importlib.import_module(WORKER_MAIN[0]).warm_up()
         gc.collect()
         gc.freeze()
+        gc.enable()
         supervisor.spawn_first()
         supervisor.run()
     finally:
