@@ -1,0 +1,31 @@
+"""Emulated hosts for the tests of this folder; where there can be none they skip, and say why."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lan import Lan, why_not
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def lan_permitted() -> None:
+    """Skips where namespaces are not permitted; never where it is the check that counts."""
+    reason = why_not()
+    if reason is None:
+        return
+    if os.environ.get("CI") == "true" and os.geteuid() == 0:
+        pytest.fail(f"no emulated hosts: {reason}")
+    pytest.skip(f"no emulated hosts: {reason}")
+
+
+@pytest.fixture
+def lan4(lan_permitted: None) -> Iterator[Lan]:
+    """Four hosts of a test's own, links not limited."""
+    with Lan(4) as lan:
+        yield lan
