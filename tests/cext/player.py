@@ -76,6 +76,7 @@ class Player:
         self.inner: dict[int, list[Any]] = {}
         self.pending: dict[int, tuple[Any, list[Any]]] = {}
         self.untaken: list[tuple[int, list[Any]]] = []
+        self.spilled: set[int] = set()  # results with refs inside that were not readable when done
         self.steps = 0
         self.games = [
             (self.put, 20),
@@ -242,13 +243,17 @@ class Player:
                 self.tasks.cancel(oid, self.random.random() < 0.5)
 
     def drain(self) -> None:
-        for oid in self.tasks.drain():
+        for oid in [*self.tasks.drain(), *self.spilled]:
             if oid in self.pending and self.tasks.done(oid):
                 self.finished(oid)
 
     def finished(self, oid: int) -> None:
+        self.spilled.discard(oid)
         if self.client.flags(oid)[0] and self.client.state(oid) in STORED:
             inside = self.read(oid)
+            if inside is None and self.client.state(oid) in STORED:
+                self.spilled.add(oid)  # what is inside can be taken over when its bytes are back
+                return
             if inside is not None:
                 self.inner[oid] = inside
             self.tasks.set_taken(oid)
