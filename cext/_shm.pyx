@@ -302,7 +302,8 @@ cdef class Client(_Holders):
         return False
 
     def collect(self) -> list[int]:
-        """Takes back what nobody holds. Returns the ids that listed refs: drop those now."""
+        """Takes back what nobody holds. Returns the ids that listed refs: drop those now. To the
+        node it returns all: other hosts may be concerned."""
         cdef list inner = []
         cdef int t
         cdef uint64_t summary, bits, w, oid
@@ -328,13 +329,13 @@ cdef class Client(_Holders):
                     oid = ID_MAKE(t, word * 64 + bit, WORD_GENERATION(w))
                     if WORD_STATE(w) == ST_FREED:
                         self.forget(oid)
-                        if h.flags & FLAG_REFS:
+                        if h.flags & FLAG_REFS or self.slot == NODE_SLOT:
                             inner.append(oid)
                         self.free_header(t, word * 64 + bit)
                     elif WORD_STATE(w) == ST_DELETED and mask_empty(h.pins):
                         self.forget(oid)
                         OR8(&h.flags, FLAG_RETURNED)
-                        if h.flags & FLAG_REFS:
+                        if h.flags & FLAG_REFS or self.slot == NODE_SLOT:
                             inner.append(oid)
                         try_free(self.c, oid)
         return inner

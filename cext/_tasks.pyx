@@ -28,6 +28,7 @@ cdef extern from "shm_tasks.h" nogil:
     void wake_worker(char *, unsigned, uint64_t)
     int task_claim(char *, uint64_t, unsigned)
     uint64_t task_next(char *, unsigned, unsigned, unsigned *, uint64_t)
+    uint64_t queue_take(char *, unsigned, unsigned, unsigned *)
     int wait_for(char *, unsigned, uint64_t *, int *, int, const uint16_t *, int,
                  const uint32_t *, int, uint64_t)
 
@@ -199,6 +200,19 @@ cdef class Tasks:
         if not oid:  # a handler that raises must not take a claimed task with it
             PyErr_CheckSignals()
         return oid
+
+    def take_queued(self, unsigned pool) -> int:
+        """As next(), without waiting: a task that was queued and is now claimed here; 0: none."""
+        return queue_take(self.c, pool, self.slot, &self.start)
+
+    def offer(self, unsigned pool, bint free) -> None:
+        """The node: to be woken for hints that no worker of this pool is idle for, or not. Look
+        with take_queued() afterwards: what was posted before woke nobody."""
+        cdef uint64_t bit = 1ULL << (self.slot % 64)
+        if free:
+            OR64(&pool_of(self.c, pool).idle[self.slot // 64], bit)
+        else:
+            AND64(&pool_of(self.c, pool).idle[self.slot // 64], ~bit)
 
     def claim(self, uint64_t oid) -> bool:
         check(oid)

@@ -67,7 +67,7 @@ enum shm_state {
     (((uint64_t)(table) << 48) | ((uint64_t)(index) << 32) | (uint64_t)(gen))
 
 enum client_kind { CLIENT_NODE = 0, CLIENT_DRIVER = 1, CLIENT_WORKER = 2 };
-enum shm_kind { KIND_PUT = 1, KIND_TASK = 2, KIND_OPERATION = 3 };
+enum shm_kind { KIND_PUT = 1, KIND_TASK = 2, KIND_OPERATION = 3, KIND_FOREIGN = 4 };
 enum shm_flag {
     FLAG_INLINE = 1,        /* the payload lies in the record's result area */
     FLAG_REFS = 2,          /* the payload lists refs */

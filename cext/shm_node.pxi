@@ -130,6 +130,14 @@ cdef class NodeClient(Client):
         r.tries += 1
         return change_state(self.c, oid, ST_CLAIMED, ST_QUEUED, slot, -1)
 
+    def give_task_back(self, uint64_t oid) -> bool:
+        """A task that the node had claimed for another host waits again, as if nothing had been."""
+        cdef uint64_t w = LOAD64(&header_of(self.c, oid).word)
+        if WORD_GENERATION(w) != ID_GENERATION(oid) or WORD_STATE(w) != ST_CLAIMED:
+            return False
+        self.void_location(oid, ST_CLAIMED)
+        return change_state(self.c, oid, ST_CLAIMED, ST_QUEUED, NODE_SLOT, -1)
+
     def add_try(self, uint64_t oid) -> int:
         record_of(self.c, oid).tries += 1
         return record_of(self.c, oid).tries
@@ -312,6 +320,18 @@ cdef class NodeClient(Client):
         return_block(self.c, self.map.store, payload, oid)
         announce_done(self.c, oid)
         try_free(self.c, oid)
+
+    def finish_elsewhere(self, uint64_t oid, uint64_t nbytes, bint refs) -> bool:
+        """CLAIMED by the node -> SPILLED: the whole value is there, but on another host; its bytes
+        come by way of restore(). False: it was aborted meanwhile."""
+        cdef shm_header *h = header_of(self.c, oid)
+        self.check(oid)
+        h.block = 0
+        h.size = nbytes
+        h.spill = 0
+        if refs:
+            OR8(&h.flags, FLAG_REFS)
+        return finish(self.c, oid, NODE_SLOT, ST_SPILLED)
 
     def restore(self, uint64_t oid, uint64_t payload) -> bool:
         """SPILLED -> SPILLING -> SEALED over a LEASED block that holds the bytes again; False: it has gone."""

@@ -16,6 +16,9 @@ enum wait_result {
     WAIT_TIMEOUT = 0, WAIT_DONE = 1, WAIT_AGAIN = 2, WAIT_NEWS = 3, WAIT_CLOSING = 4,
 };
 
+#define NODE_BIT (1ULL << NODE_SLOT)
+_Static_assert(NODE_SLOT < 64, "the node's bit stands in the first word of a mask");
+
 static inline void pause_burst(void) {
     for (int i = 0; i < BURST_PAUSES; i++)
 #if defined(__x86_64__) || defined(__i386__)
@@ -51,7 +54,7 @@ static inline void wake_worker(char *c, unsigned pool, uint64_t hints) {
         return; /* who spins looks at the queues once more before it sleeps */
     for (int i = 0; i < MASK_WORDS; i++) {
         uint64_t mask;
-        while ((mask = LOAD(&p->idle[i]))) {
+        while ((mask = LOAD(&p->idle[i]) & (i ? ~0ULL : ~NODE_BIT))) {
             unsigned bit = (unsigned)__builtin_ctzll(mask);
             if (!(AND(&p->idle[i], ~(1ULL << bit)) & (1ULL << bit)))
                 continue; /* somebody else wakes that one */
@@ -61,6 +64,9 @@ static inline void wake_worker(char *c, unsigned pool, uint64_t hints) {
             return;
         }
     }
+    /* The node last: it takes tasks for workers of other hosts. */
+    if (LOAD(&p->idle[0]) & NODE_BIT && AND(&p->idle[0], ~NODE_BIT) & NODE_BIT)
+        wake_node(c);
 }
 /* One producer. Returns 0 when the ring is full. */
 static inline int queue_post(char *c, unsigned queue, uint64_t id) {

@@ -78,7 +78,10 @@ AMENDED_IN = frozenset(
         (S.QUEUED, S.CLAIMED, A.OWNER),  # claim first, then write the error, then FAILED
     ]
 )
-TRANSITIONS = (AS_WRITTEN - AMENDED_AWAY) | AMENDED_IN
+# What several hosts add: whoever claimed may say that the bytes are there, but on another host.
+# A task that was claimed for another host and is not begun there goes back into the queue.
+BETWEEN_HOSTS = frozenset([(S.CLAIMED, S.SPILLED, A.CLAIMANT)])
+TRANSITIONS = (AS_WRITTEN - AMENDED_AWAY) | AMENDED_IN | BETWEEN_HOSTS
 
 DONE = frozenset([S.SEALED, S.SPILLING, S.SPILLED, S.FAILED, S.CANCELLED, S.DELETED, S.ABORTED])
 FREEABLE = frozenset([S.SEALED, S.FAILED, S.CANCELLED, S.DELETED, S.SPILLED])

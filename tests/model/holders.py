@@ -16,6 +16,7 @@ from .header import (
     INLINE,
     JUNK,
     LEASED,
+    NOWHERE,
     ONE_ACQUIRE,
     WITHOUT_ACQUIRES,
     Actor,
@@ -313,6 +314,27 @@ def new_put(w: World, slot: int, h: int, block: int) -> Generator[Op, int, int]:
     if late:
         yield fetch_or(w.refs[h], 1 << slot)
     return id_
+
+
+def new_import(w: World, h: int) -> Generator[Op, int, int]:
+    """The node makes a header for an object of another host; the result is its id."""
+    yield fetch_or(w.refs[h], 1)
+    word = yield load(w.word[h])
+    while not (yield from move(w, h, word, State.CLAIMED, Actor.OWNER, 0, claimed=True)):
+        word = yield load(w.word[h])
+    yield ghost(w.holds[0][h], generation_of(word))
+    yield store(w.location[h], NOWHERE)
+    return make_id(h, generation_of(word))
+
+
+def arrive_elsewhere(w: World, h: int, id_: int) -> Generator[Op, int, None]:
+    """The other host has the whole value: done, to be fetched when somebody wants the bytes."""
+    yield store(w.file[h], id_)
+    yield store(w.location[h], IN_FILE)
+    word = yield load(w.word[h])
+    while not (yield from move(w, h, word, State.SPILLED, Actor.CLAIMANT, 0)):
+        word = yield load(w.word[h])
+    yield from settled(w, 0, h)
 
 
 def write_block(w: World, h: int, block: int, id_: int, data: int) -> Generator[Op, int, None]:

@@ -22,9 +22,11 @@ from .header import (
 from .holders import (
     OK,
     acquire,
+    arrive_elsewhere,
     delete,
     drain_freed,
     drain_returned,
+    new_import,
     new_put,
     read,
     release,
@@ -238,6 +240,39 @@ def spilling(
 
     name = "spilling and deletion" if deleted else "spilling"
     return scenario(w, name, {1: putter, 0: mover, 2: other}, kills=kills)
+
+
+def from_another_host(mutation: str = "", kills: int = 1, *, lives: int = 1) -> Scenario:
+    """The node imports an object, which becomes ready elsewhere and is fetched while others come,
+    read, delete and go."""
+    w = World([Header(0)], [0], slots=2, mutation=mutation)
+
+    def importer() -> Steps:
+        id_ = yield from new_import(w, 0)
+        yield store(w.mail[0], id_)
+        yield from arrive_elsewhere(w, 0, id_)
+        yield from restore(w, 0, 0)
+        yield from release(w, 0, 0)
+        if lives == 2:
+            yield _freed(w, 0)
+            if (yield from drain_freed(w, 0, 0)):
+                yield from new_import(w, 0)
+                yield from arrive_elsewhere(w, 0, make_id(0, 2))
+                yield from release(w, 0, 0)
+
+    def reader() -> Steps:
+        yield _mail(w, 0)
+        id_ = yield load(w.mail[0])
+        if (yield from acquire(w, 1, id_)) == OK:
+            yield from read(w, 1, id_)
+            yield from release(w, 1, 0)
+
+    def deleter() -> Steps:
+        yield _mail(w, 0)
+        id_ = yield load(w.mail[0])
+        yield from delete(w, 2, id_)
+
+    return scenario(w, "from another host", {0: importer, 1: reader, 2: deleter}, kills=kills)
 
 
 def _worker(w: World, slot: int, *, block: int = -1, fail: bool = False) -> Callable[[], Steps]:

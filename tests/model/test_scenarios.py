@@ -25,6 +25,8 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "spilled while it is read": scenarios.spilling,
     "spilled, and a second life, nobody killed": lambda: scenarios.spilling(kills=0, lives=2),
     "spilled while it is deleted": lambda: scenarios.spilling(deleted=True),
+    "from another host": scenarios.from_another_host,
+    "from another host, and a second life": lambda: scenarios.from_another_host(kills=0, lives=2),
     "a task, one kill": scenarios.tasks,
     "a task, two kills": lambda: scenarios.tasks(kills=2),
     "a task and a second life": lambda: scenarios.tasks(lives=2),
