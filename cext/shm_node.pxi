@@ -333,8 +333,9 @@ cdef class NodeClient(Client):
             OR8(&h.flags, FLAG_REFS)
         return finish(self.c, oid, NODE_SLOT, ST_SPILLED)
 
-    def restore(self, uint64_t oid, uint64_t payload) -> bool:
-        """SPILLED -> SPILLING -> SEALED over a LEASED block that holds the bytes again; False: it has gone."""
+    def restore(self, uint64_t oid, uint64_t payload, uint64_t nbytes=0) -> bool:
+        """SPILLED -> SPILLING -> SEALED over a LEASED block that holds the bytes again; False: it
+        has gone. `nbytes`: others than before (an error in place of a lost value)."""
         cdef shm_header *h = header_of(self.c, oid)
         # By way of SPILLING: written into a SPILLED header, the location could land in the next
         # object of that header, if the last holder leaves just now.
@@ -342,6 +343,8 @@ cdef class NodeClient(Client):
             return False
         STORE64(&block_of(self.map.store, payload).owner, oid)
         h.block = payload
+        if nbytes:
+            h.size = nbytes
         h.stamp = now_stamp()
         change_state(self.c, oid, ST_SPILLING, ST_SEALED, -1, -1)
         announce_done(self.c, oid)

@@ -1,0 +1,133 @@
+"""Objects of this host that other hosts hold.
+
+Why it exists: the home of an object counts which hosts hold it, one entry for each import, and
+keeps it with a hold of its own. A pending object is watched, and every importer told when it is
+done: with the payload if that is small and at hand, else with the nodes that have the bytes.
+It must never know: how messages travel, what importers do.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import ids, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, Described
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.places import Places
+    from hoplite_mp.node.results import Results
+    from hoplite_mp.protocol.peers import Acquire, PeerMessage, Release
+
+__all__ = ["Exports"]
+
+_ENDED = (STATE["CANCELLED"], STATE["ABORTED"])
+
+
+@dataclass(slots=True)
+class Export:
+    """One object that other hosts hold."""
+
+    oid: int
+    hold: Any
+    importers: set[tuple[int, int]] = field(default_factory=set)  # (home of the host, number)
+
+
+class Exports:
+    """All objects of this host that are in use elsewhere."""
+
+    def __init__(
+        self,
+        results: Results,
+        places: Places,
+        send: Callable[[int, PeerMessage], bool],
+        node: Callable[[], int],
+    ) -> None:
+        self.results = results
+        self.client = results.client
+        self.tasks = results.tasks
+        self.places = places
+        self.send = send
+        self.node = node  # this node's number
+        self.exports: dict[int, Export] = {}
+        self.pending: dict[int, list[int]] = {}  # not done yet -> where this process is parked
+
+    def acquire(self, peer: int, message: Acquire) -> None:
+        """A host holds one of our objects from now on."""
+        home, oid = ids.unpack_id(message.object)
+        export = self.exports.get(oid)
+        hold = None
+        if export is None and home == self.client.home:
+            hold = self.client.hold(oid)
+        if export is None and hold is None:
+            self.send(peer, Described(message.object, message.number, "gone"))
+            return
+        if export is None:
+            export = self.exports[oid] = Export(oid, hold)
+        export.importers.add((peer, message.number))
+        if not self.tasks.done(oid) and oid not in self.pending:
+            self.pending[oid] = self.tasks.park([oid])  # first parked, then looked at again
+        self.send(peer, self.describe(oid, message.object, message.number))
+
+    def release(self, peer: int, message: Release) -> None:
+        """Nobody holds it there any more."""
+        _, oid = ids.unpack_id(message.object)
+        export = self.exports.get(oid)
+        if export is not None:
+            export.importers.discard((peer, message.number))
+            self._forget_if_unused(export)
+
+    def drop(self, object_id: bytes) -> None:
+        """Another host's process has deleted it."""
+        home, oid = ids.unpack_id(object_id)
+        if home == self.client.home:
+            self.client.delete(oid)
+
+    def lose_peer(self, peer: int) -> None:
+        """That host is gone, and with it what it held."""
+        for export in list(self.exports.values()):
+            export.importers = {one for one in export.importers if one[0] != peer}
+            self._forget_if_unused(export)
+
+    def _forget_if_unused(self, export: Export) -> None:
+        if export.importers:
+            return
+        del self.exports[export.oid]
+        self.tasks.unpark(self.pending.pop(export.oid, []))
+
+    def look(self) -> None:
+        """Something has become done: were others waiting for it?"""
+        for oid in [oid for oid in self.pending if self.tasks.done(oid)]:
+            self.tasks.unpark(self.pending.pop(oid))
+            object_id = ids.pack_id(self.client.home, oid)
+            for peer, number in self.exports[oid].importers:
+                self.send(peer, self.describe(oid, object_id, number))
+
+    def describe(self, oid: int, object_id: bytes, number: int) -> Described:
+        """How the object stands now."""
+        if not self.tasks.done(oid):
+            return Described(object_id, number, "pending")
+        got = self.client.view(oid)
+        if isinstance(got, int):
+            if got in _ENDED and not (got == STATE["ABORTED"] and self.client.flags(oid)[1]):
+                error = serial.encode_error(CancelledError(), "").tobytes()
+                return Described(object_id, number, "failed", len(error), error)
+            if got not in (STATE["SPILLED"], STATE["SPILLING"]):
+                return Described(object_id, number, "gone")
+            place = self.places.places.get(oid)
+            holders = (self.node(),) if place is None else place.holders
+            return Described(
+                object_id, number, "ready", self.client.inspect(oid)["size"], None, holders
+            )
+        mem = memoryview(got)
+        failed = serial.payload_kind(mem) == serial.ERROR
+        if failed and mem.nbytes > PAYLOAD_BYTES_MAX:
+            short = serial.encode_error(MemoryError("its error is too large to travel"), "")
+            return Described(object_id, number, "failed", short.nbytes, short.tobytes())
+        payload = bytes(mem) if failed or mem.nbytes <= INLINE_BYTES_MAX else None
+        standing = "failed" if failed else "ready"
+        return Described(object_id, number, standing, mem.nbytes, payload, (self.node(),))

@@ -1,0 +1,189 @@
+"""Objects of other hosts that processes of this host use.
+
+Why it exists: a ref of another host's becomes a header of this host's, which the node claims until
+the object's home says how it stands; from then on every process uses it like any other object. The
+home is told once when the first process here holds it, and once when the last one has let go.
+It must never know: who asks for what, how messages travel, where big bytes come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _shm, ids, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.node.store import NODE_SLOT
+from hoplite_mp.protocol.peers import Acquire, Drop, Release
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.places import Places
+    from hoplite_mp.node.results import Results
+    from hoplite_mp.protocol.peers import Described, PeerMessage
+
+__all__ = ["KIND_FOREIGN", "Import", "Imports"]
+
+KIND_FOREIGN = 4
+
+
+@dataclass(slots=True)
+class Import:
+    """One object of another host."""
+
+    object: bytes
+    home: int
+    number: int
+    oid: int
+    hold: Any  # the node's own, until somebody else holds it
+    described: bool = False
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Imports:
+    """All objects of other hosts that are in use here."""
+
+    def __init__(
+        self, results: Results, places: Places, send: Callable[[int, PeerMessage], bool]
+    ) -> None:
+        self.results = results
+        self.client = results.client
+        self.tasks = results.tasks
+        self.places = places
+        self.send = send  # to the node whose host has this home id; False: there is none
+        self.by_object: dict[bytes, Import] = {}
+        self.by_oid: dict[int, Import] = {}
+        self._next = 1
+
+    def ask(self, objects: list[bytes], done: Callable[[list[Any]], None]) -> None:
+        """Calls `done` with a hold on each object's header here (None: it is gone), as soon as the
+        homes have said that the objects stay as long as these holds do."""
+        found = [self._hold(one) for one in objects]
+        open_ = {id(one): one for one, _ in found if one is not None and not one.described}
+        left = len(open_)
+        holds = [hold for _, hold in found]
+
+        def one_less() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                done(holds)
+
+        for one in open_.values():
+            one.waiting.append(one_less)
+        if not open_:
+            done(holds)
+
+    def _hold(self, object_id: bytes) -> tuple[Import | None, Any]:
+        home, oid = ids.unpack_id(object_id)
+        if home == self.client.home:
+            return None, self.client.hold(oid)
+        known = self.by_object.get(object_id)
+        if known is not None:
+            hold = self.client.hold(known.oid)
+            if hold is not None:
+                return known, hold
+        return self._begin(object_id, home)
+
+    def _begin(self, object_id: bytes, home: int) -> tuple[Import, Any]:
+        oid = self.client.new(KIND_FOREIGN, STATE["CLAIMED"], NODE_SLOT, 0)
+        hold = self.client.hold(oid, False)
+        number, self._next = self._next, self._next + 1
+        one = Import(object_id, home, number, oid, hold)
+        self.by_object[object_id] = self.by_oid[oid] = one
+        if not self.send(home, Acquire(object_id, number)):
+            self._fail(one, "its host is not in this cluster, or has left it")
+        return one, self.client.hold(oid)
+
+    def adopt(self, object_id: bytes, oid: int) -> None:
+        """A header of this host's that stands for that object already (a task that runs here)."""
+        self.by_object[object_id] = self.by_oid[oid] = Import(
+            object_id, ids.unpack_id(object_id)[0], 0, oid, None, True
+        )
+
+    # -- what the home says --------------------------------------------------------------------
+
+    def described(self, message: Described) -> None:
+        """How an object of ours stands at its home: at once, and when a pending one is done."""
+        one = self.by_object.get(message.object)
+        if one is None or one.number != message.number or one.oid not in self.by_oid:
+            return
+        if self.client.state(one.oid) not in _UNWRITTEN:
+            return  # said before
+        if message.standing == "ready":
+            self._ready(one, message)
+        elif message.standing == "failed":
+            assert message.payload is not None
+            self._store(one, message.payload, True)
+        elif message.standing == "gone":
+            self._fail(one, "it was deleted, or nobody held it any more")
+        self._answer(one)
+
+    def _ready(self, one: Import, message: Described) -> None:
+        if message.payload is None or not self._store(one, message.payload, False):
+            if self.client.finish_elsewhere(one.oid, message.nbytes, False):
+                self.places.add(one.oid, message.object, message.nbytes, message.holders)
+            else:
+                self.tasks.settle(one.oid)
+
+    def _store(self, one: Import, payload: bytes, failed: bool) -> bool:
+        """False: there is no room for it now (an error finds a shorter one)."""
+        if len(payload) <= _shm.INLINE_BYTES_MAX:
+            self.client.bind_inline(one.oid, payload, [], [], len(payload), False)
+            at = 0
+        else:
+            got = self.results.lease(len(payload))
+            if got is None:
+                if failed:
+                    self._fail(one, "its error found no room here")
+                return failed
+            at = got
+            self.client.write(at, payload, [], [])
+            self.client.bind(one.oid, at, len(payload), False)
+        if not self.tasks.finish(one.oid, failed):
+            if at:
+                self.client.give_back(at, one.oid)
+            self.tasks.settle(one.oid)
+        return True
+
+    def _fail(self, one: Import, why: str) -> None:
+        if self.client.state(one.oid) == STATE["CLAIMED"]:
+            error = ObjectLostError(f"object {one.object.hex()} is lost: {why}")
+            self._store(one, serial.encode_error(error, "").tobytes(), True)
+        self._answer(one)
+
+    def _answer(self, one: Import) -> None:
+        one.described = True
+        waiting, one.waiting = one.waiting, []
+        for done in waiting:
+            done()
+        one.hold = None  # who asked has a hold by now, or does not want it
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def freed(self, oid: int) -> None:
+        """The node has collected a header of its own; its last holder here may have gone."""
+        one = self.by_oid.get(oid)
+        if one is None or self.client.state(oid) not in (STATE["FREE"], STATE["FREED"]):
+            return
+        del self.by_oid[oid]
+        if self.by_object.get(one.object) is one:
+            del self.by_object[one.object]
+        self.places.drop(oid)
+        self.send(one.home, Release(one.object, one.number))
+
+    def drop(self, oid: int) -> None:
+        """Somebody here has deleted it."""
+        one = self.by_oid.get(oid)
+        if one is not None:
+            self.send(one.home, Drop(one.object))
+
+    def lose_home(self, home: int) -> None:
+        """That host is gone: what it had not finished is lost."""
+        for one in [one for one in self.by_object.values() if one.home == home]:
+            self._fail(one, "its host is gone")
+
+
+_UNWRITTEN = (STATE["CLAIMED"], STATE["ABORTED"])

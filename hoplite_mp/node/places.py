@@ -1,0 +1,131 @@
+"""Values of which this host knows only where they are: which nodes hold the bytes, who waits here.
+
+Why it exists: an object whose bytes are on another host looks like a spilled one to every process
+of this host: done, to be asked for. Asked for, it is fetched once, whoever else comes meanwhile;
+what cannot be fetched any more becomes an error that readers raise.
+It must never know: sockets, plans, user classes; how bytes move is the fetcher's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.node.store import NODE_SLOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.results import Results
+
+__all__ = ["Fetcher", "Place", "Places"]
+
+
+@dataclass(slots=True)
+class Place:
+    """Where one object's bytes are."""
+
+    object: bytes
+    nbytes: int
+    holders: tuple[int, ...]  # numbers of nodes that hold the whole value
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    payload: int = 0  # the block that is being filled; 0: nothing has begun
+
+
+class Fetcher(Protocol):
+    """Who brings bytes here."""
+
+    def fetch(self, oid: int, place: Place) -> None:
+        """Fills `place.payload`, then calls `arrived` or `lost`."""
+
+    def forget(self, oid: int, place: Place) -> None:
+        """Nobody wants it any more."""
+
+
+class Places:
+    """All values of this host's headers whose bytes are elsewhere."""
+
+    def __init__(self, results: Results) -> None:
+        self.results = results
+        self.client = results.client
+        self.store = results.store
+        self.fetcher: Fetcher | None = None  # set when there is a network
+        self.places: dict[int, Place] = {}
+
+    def __contains__(self, oid: int) -> bool:
+        return oid in self.places
+
+    def add(self, oid: int, object_id: bytes, nbytes: int, holders: tuple[int, ...]) -> None:
+        """A header that finish_elsewhere() has just completed."""
+        self.places[oid] = Place(object_id, nbytes, holders)
+
+    def want(self, oid: int, done: Callable[[], None]) -> bool:
+        """Calls `done` when the bytes are here, or will never be. False: there is no room for them
+        now, and nothing has been begun."""
+        place = self.places[oid]
+        if not place.payload:
+            payload = self.store.lease(place.nbytes, NODE_SLOT)
+            if payload is None:
+                return False
+            place.payload = payload
+            assert self.fetcher is not None
+            self.fetcher.fetch(oid, place)
+        place.waiting.append(done)
+        if oid not in self.places:  # it was that quick
+            done()
+        return True
+
+    def arrived(self, oid: int) -> None:
+        """The block holds the whole payload."""
+        place = self.places.pop(oid)
+        if not self.client.restore(oid, place.payload):
+            self.store.free(place.payload)  # dropped or deleted meanwhile
+        for done in place.waiting:
+            done()
+
+    def lost(self, oid: int, why: str) -> None:
+        """No living node holds it: whoever reads it learns that."""
+        place = self.places.pop(oid)
+        if place.payload:
+            self.store.free(place.payload)
+        encoded = serial.encode_error(ObjectLostError(why), "")
+        payload = self.results.lease(encoded.nbytes)
+        if payload is None:  # not even for that: to be deleted says nearly the same
+            self.client.delete(oid)
+        else:
+            self.client.write(payload, encoded.head, encoded.buffers, encoded.offsets)
+            if not self.client.restore(oid, payload, encoded.nbytes):
+                self.store.free(payload)
+        for done in place.waiting:
+            done()
+
+    def drop(self, oid: int) -> Place | None:
+        """The header is gone, or holds something else now."""
+        place = self.places.pop(oid, None)
+        if place is None:
+            return None
+        if place.payload:
+            if self.fetcher is not None:
+                self.fetcher.forget(oid, place)
+            self.store.free(place.payload)
+        for done in place.waiting:
+            done()
+        return place
+
+    def purge(self) -> list[Place]:
+        """Those whose header is not waiting for its bytes any more (freed, deleted)."""
+        gone = [oid for oid in self.places if self.client.state(oid) not in _AWAY]
+        return [place for oid in gone if (place := self.drop(oid)) is not None]
+
+    def lose_node(self, number: int) -> None:
+        """What only that node held, and nobody is fetching from others, is lost."""
+        for oid, place in list(self.places.items()):
+            place.holders = tuple(holder for holder in place.holders if holder != number)
+            if not place.holders:
+                self.lost(oid, f"object {place.object.hex()} is lost: node h{number} had it")
+
+
+_AWAY: Any = (STATE["SPILLED"], STATE["SPILLING"])

@@ -1,0 +1,181 @@
+"""What nodes say to each other: objects of one that the other uses, and tasks.
+
+    importer ── Acquire Release Drop ─►  home          the home counts which hosts hold an object
+             ◄─ Described ──                           at once, and again when a pending one is done
+    sender   ── RunTask CancelTask RecallTasks ─►  runner
+             ◄─ TaskEnded ──
+
+An object's *home* is the host that made its id. An import has a number of the importer's, so that a
+late word about an import that is over is never taken for the next one of the same object. Small
+values travel inside these messages; big ones are fetched over data connections, by plans.
+
+This module must never know how messages travel, nor what anybody does with them.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from hoplite_mp.ids import ID_BYTES
+from hoplite_mp.protocol.fields import Message, between, counts, flags, one_of
+
+__all__ = [
+    "OUTCOMES",
+    "STANDINGS",
+    "Acquire",
+    "CancelTask",
+    "Described",
+    "Drop",
+    "PeerMessage",
+    "RecallTasks",
+    "Release",
+    "RunTask",
+    "TaskEnded",
+]
+
+# How an object stands at its home: "ready" the whole value is held by a living node, "failed" its
+# payload is the error, "gone" it was deleted or nobody held it any more.
+STANDINGS = ("pending", "ready", "failed", "gone")
+# How a task ended at its runner; "returned": it has not begun, and may run anywhere.
+OUTCOMES = ("ready", "failed", "cancelled", "returned")
+# Limit of a value inside a message. Higher: fewer fetches; lower: shorter turns for the others.
+INLINE_BYTES_MAX = 64 << 10
+# A payload's own head may come on top.
+PAYLOAD_BYTES_MAX = INLINE_BYTES_MAX + (16 << 10)
+HOLDERS_MAX = 1 << 16
+NAME_BYTES_MAX = 64
+_U16_MAX = (1 << 16) - 1
+
+
+def _object(name: str, value: bytes) -> None:
+    if type(value) is not bytes or len(value) != ID_BYTES:
+        raise ValueError(f"{name} must be {ID_BYTES} bytes, not {value!r}")
+
+
+def _payload(value: bytes | None) -> None:
+    if value is not None and len(value) > PAYLOAD_BYTES_MAX:
+        raise ValueError(f"a payload of {len(value)} bytes; at most {PAYLOAD_BYTES_MAX} travel so")
+
+
+class Acquire(Message, frozen=True):
+    """The importer's host holds this object from now on; answered by Described."""
+
+    object: bytes
+    number: int
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+        counts(number=self.number)
+
+
+class Described(Message, frozen=True):
+    """How the object stands. `payload`: the whole payload, if it is small and at hand; without it
+    the bytes are at `holders` (numbers of nodes). Pending: another one follows."""
+
+    object: bytes
+    number: int
+    standing: str
+    nbytes: int = 0
+    payload: bytes | None = None
+    holders: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+        counts(number=self.number, nbytes=self.nbytes)
+        one_of("standing", self.standing, STANDINGS)
+        _payload(self.payload)
+        between("number of holders", len(self.holders), 0, HOLDERS_MAX)
+        if self.standing == "ready" and self.payload is None and not self.holders:
+            raise ValueError("a ready object has a payload or holders")
+        if self.standing == "failed" and self.payload is None:
+            raise ValueError("a failed object has its error as payload")
+
+
+class Release(Message, frozen=True):
+    """Nobody on the importer's host holds it any more."""
+
+    object: bytes
+    number: int
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+        counts(number=self.number)
+
+
+class Drop(Message, frozen=True):
+    """Somebody there deleted it: for everybody."""
+
+    object: bytes
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+
+
+class RunTask(Message, frozen=True):
+    """A task for any worker of the runner's host.
+
+    `task` is the id of its result. `args` are the arguments' payload, or `args_object` is the
+    object that they are (16 zero bytes: none). The sender holds everything that is named here until
+    the task has ended.
+    """
+
+    task: bytes
+    function: bytes
+    args: bytes
+    args_object: bytes
+    retries: int
+    timeout_ns: int
+    flags: int
+    name: bytes
+
+    def __post_init__(self) -> None:
+        for name in ("task", "function", "args_object"):
+            _object(name, getattr(self, name))
+        _payload(self.args)
+        counts(timeout_ns=self.timeout_ns)
+        between("retries", self.retries, 0, _U16_MAX)
+        between("flags", self.flags, 0, _U16_MAX)
+        between("bytes of name", len(self.name), 0, NAME_BYTES_MAX)
+
+
+class TaskEnded(Message, frozen=True):
+    """`payload`: the result or the error if it is small; otherwise its bytes stay with the runner,
+    which keeps them until Release(task, 0)."""
+
+    task: bytes
+    outcome: str
+    nbytes: int = 0
+    refs: bool = False
+    payload: bytes | None = None
+
+    def __post_init__(self) -> None:
+        _object("task", self.task)
+        one_of("outcome", self.outcome, OUTCOMES)
+        counts(nbytes=self.nbytes)
+        flags(refs=self.refs)
+        _payload(self.payload)
+        if self.outcome == "failed" and self.payload is None:
+            raise ValueError("a failed task has its error as payload")
+
+
+class CancelTask(Message, frozen=True):
+    """A forced cancel: interrupt it if it runs."""
+
+    task: bytes
+
+    def __post_init__(self) -> None:
+        _object("task", self.task)
+
+
+class RecallTasks(Message, frozen=True):
+    """Up to `count` tasks that the runner has not begun come back as "returned", latest first."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        counts(count=self.count)
+
+
+PeerMessage: TypeAlias = (
+    Acquire | Described | Release | Drop | RunTask | TaskEnded | CancelTask | RecallTasks
+)

@@ -1,0 +1,184 @@
+"""Two or more hosts in one process: their nodes' tables, and lines that deliver when pumped.
+
+Every message goes through the wire's encoder and decoder, so an illegal one fails the test.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from hoplite_mp import _tasks, ids, serial
+from hoplite_mp.node.exports import Exports
+from hoplite_mp.node.imports import Imports
+from hoplite_mp.node.places import Place, Places
+from hoplite_mp.protocol.peers import Acquire, Described, Drop, PeerMessage, Release
+from tests.cext.host import KIND_TASK, POOL, STATE, Host
+
+if TYPE_CHECKING:
+    from hoplite_mp import _shm
+
+
+class Side(Host):
+    """One host, with what its node keeps for others."""
+
+    def __init__(self, network: Network, number: int) -> None:
+        super().__init__(home=1000 + number)
+        self.network, self.number = network, number
+        self.home = 1000 + number
+        self.places = Places(self.results)
+        self.places.fetcher = self
+        self.imports = Imports(self.results, self.places, self.send)
+        self.exports = Exports(self.results, self.places, self.send, lambda: number)
+        self.party = self.client()
+        self.tasks = _tasks.Tasks(self.party)
+        self.give_span(self.party)
+        self.fetching: dict[int, Place] = {}
+
+    def send(self, home: int, message: PeerMessage) -> bool:
+        return self.network.send(self.home, home, message)
+
+    def take(self, peer: int, message: Any) -> None:
+        match message:
+            case Acquire():
+                self.exports.acquire(peer, message)
+            case Release():
+                self.exports.release(peer, message)
+            case Drop():
+                self.exports.drop(message.object)
+            case Described():
+                self.imports.described(message)
+
+    def look(self) -> None:
+        self.exports.look()
+        for oid in self.node.collect():
+            self.imports.freed(oid)
+        self.places.purge()
+
+    # -- the fetcher ---------------------------------------------------------------------------
+
+    def fetch(self, oid: int, place: Place) -> None:
+        self.fetching[oid] = place
+
+    def forget(self, oid: int, place: Place) -> None:
+        self.fetching.pop(oid, None)
+
+    def bring(self) -> None:
+        """Copies what is being fetched from its first holder."""
+        for oid, place in list(self.fetching.items()):
+            source = self.network.sides[place.holders[0]]
+            mem = memoryview(source.node.view(ids.unpack_id(place.object)[1]))  # type: ignore[arg-type]
+            self.node.memory(place.payload, place.nbytes)[:] = mem
+            del self.fetching[oid]
+            self.places.arrived(oid)
+
+    # -- a process of this host ----------------------------------------------------------------
+
+    def put(self, value: Any) -> tuple[bytes, Any]:
+        """(public id, hold of the process)."""
+        encoded = serial.encode(value)
+        at = self.party.allocate(encoded.nbytes)
+        if not at:
+            got = self.store.lease(encoded.nbytes, self.party.slot)
+            assert got is not None
+            at = got
+        self.party.write(at, encoded.head, encoded.buffers, encoded.offsets)
+        oid = self.party.publish(at, encoded.nbytes, False)
+        return ids.pack_id(self.home, oid), self.party.hold(oid, False)
+
+    def pending(self) -> tuple[bytes, Any]:
+        """A task that this host's process has sent and that runs."""
+        oid = self.party.new(KIND_TASK, STATE["CLAIMED"], self.party.slot, POOL)
+        return ids.pack_id(self.home, oid), self.party.hold(oid, False)
+
+    def finish(self, object_id: bytes, value: Any) -> None:
+        oid = ids.unpack_id(object_id)[1]
+        failed = isinstance(value, Exception)
+        encoded = serial.encode_error(value, "") if failed else serial.encode(value)
+        at = self.party.allocate(encoded.nbytes)
+        self.party.write(at, encoded.head, encoded.buffers, encoded.offsets)
+        self.party.bind(oid, at, encoded.nbytes, False)
+        assert self.tasks.finish(oid, failed)
+
+    def hold(self, object_id: bytes) -> list[Any]:
+        """Asks the node for a foreign object; the holds of the process are in the list when the
+        answer has come."""
+        found: list[Any] = []
+
+        def done(holds: list[Any]) -> None:
+            found.extend(None if hold is None else self.party.hold(hold.oid) for hold in holds)
+
+        self.imports.ask([object_id], done)
+        return found
+
+    def value(self, hold: Any) -> Any:
+        """What a process reads; an int is the header's state."""
+        got = self.party.view(hold.oid)
+        if isinstance(got, int):
+            return STATES[got]
+        mem = memoryview(got)
+        if serial.payload_kind(mem) == serial.ERROR:
+            return serial.decode_error(mem, lambda i: None)  # type: ignore[arg-type,return-value]
+        value = serial.decode(mem, make_ref=lambda i: None, writable=True)  # type: ignore[arg-type,return-value]
+        return value.copy() if isinstance(value, np.ndarray) else value
+
+
+class Network:
+    """Lines between sides; a message waits in its line until it is delivered."""
+
+    def __init__(self, size: int) -> None:
+        self.lines: dict[tuple[int, int], deque[bytes]] = {}
+        self.sides = [Side(self, number) for number in range(size)]
+        self.by_home = {side.home: side for side in self.sides}
+        self.dead: set[int] = set()
+        self._decoder = msgspec.msgpack.Decoder(PeerMessage)
+
+    def send(self, source: int, target: int, message: PeerMessage) -> bool:
+        if target not in self.by_home or target in self.dead:
+            return False
+        line = self.lines.setdefault((source, target), deque())
+        line.append(msgspec.msgpack.encode(message))
+        return True
+
+    def deliver(self, source: int, target: int) -> bool:
+        """The oldest message of one line; False: it is empty."""
+        line = self.lines.get((source, target))
+        if not line:
+            return False
+        message = self._decoder.decode(line.popleft())
+        if source not in self.dead and target not in self.dead:
+            self.by_home[target].take(source, message)
+        return True
+
+    def pump(self) -> None:
+        """Until nothing is under way and nobody has anything to say."""
+        while True:
+            for side in self.sides:
+                if side.home not in self.dead:
+                    side.look()
+            if not any([self.deliver(*line) for line in list(self.lines)]):
+                return
+
+    def lose(self, side: Side) -> None:
+        """That host dies; the others learn of it."""
+        self.dead.add(side.home)
+        for other in self.sides:
+            if other.home not in self.dead:
+                other.imports.lose_home(side.home)
+                other.exports.lose_peer(side.home)
+                other.places.lose_node(side.number)
+
+    def close(self) -> None:
+        for side in self.sides:
+            side.close()
+
+
+def states_of(client: _shm.Client) -> list[str]:
+    """The states of all headers in use."""
+    return [header["state"] for header in client.scan()]
+
+
+STATES = list(STATE)

@@ -1,0 +1,248 @@
+"""Objects of one host in the hands of another: holds, values, failures, deaths."""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from hoplite_mp import ids
+from hoplite_mp.errors import ObjectLostError
+from tests.node.pair import Network, Side, states_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BIG = np.arange(40_000, dtype=np.float64)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    made = Network(3)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def home(network: Network) -> Side:
+    return network.sides[0]
+
+
+@pytest.fixture
+def away(network: Network) -> Side:
+    return network.sides[1]
+
+
+def clean(network: Network) -> None:
+    """Nobody holds anything any more: nothing is kept anywhere."""
+    network.pump()
+    for side in network.sides:
+        if side.home in network.dead:
+            continue
+        side.party.collect()
+        network.pump()
+        assert states_of(side.node) == []
+        assert not side.imports.by_object
+        assert not side.imports.by_oid
+        assert not side.exports.exports
+        assert not side.exports.pending
+        assert not side.places.places
+
+
+def test_a_small_value_travels_at_once(network: Network, home: Side, away: Side) -> None:
+    object_id, mine = home.put({"a": [1, 2, 3]})
+    (hold,) = away_hold(network, away, object_id)
+    assert away.value(hold) == {"a": [1, 2, 3]}
+    del mine
+    network.pump()
+    home.party.collect()
+    assert home.node.state(ids.unpack_id(object_id)[1]) != 0  # the other host holds it
+    del hold
+    clean(network)
+
+
+def away_hold(network: Network, side: Side, object_id: bytes) -> list[object]:
+    found = side.hold(object_id)
+    network.pump()
+    assert len(found) == 1
+    return found
+
+
+def test_nobody_is_answered_before_the_home_has_heard_of_it(
+    network: Network, home: Side, away: Side
+) -> None:
+    object_id, mine = home.put(1)
+    found = away.hold(object_id)
+    assert found == []
+    assert network.deliver(away.home, home.home)
+    del mine  # the importer's hold is counted now
+    home.party.collect()
+    network.pump()
+    assert away.value(found[0]) == 1
+    found.clear()
+    clean(network)
+
+
+def test_a_big_value_is_fetched_when_it_is_wanted(network: Network, home: Side, away: Side) -> None:
+    object_id, mine = home.put(BIG)
+    (hold,) = away_hold(network, away, object_id)
+    assert away.value(hold) == "SPILLED"
+    heard: list[int] = []
+    oid = away.imports.by_object[object_id].oid
+    assert away.places.want(oid, lambda: heard.append(1))
+    assert away.places.want(oid, lambda: heard.append(2))
+    assert len(away.fetching) == 1
+    away.bring()
+    assert heard == [1, 2]
+    assert (away.value(hold) == BIG).all()
+    del mine, hold
+    clean(network)
+
+
+def test_two_importers_of_one_host_share_a_header(network: Network, home: Side, away: Side) -> None:
+    object_id, mine = home.put("x")
+    first, second = away.hold(object_id), away.hold(object_id)
+    network.pump()
+    assert first[0].oid == second[0].oid
+    assert len(home.exports.exports[ids.unpack_id(object_id)[1]].importers) == 1
+    first.clear()
+    network.pump()
+    assert away.value(second[0]) == "x"
+    del mine
+    second.clear()
+    clean(network)
+
+
+def test_let_go_before_the_answer_and_taken_again(network: Network, home: Side, away: Side) -> None:
+    object_id, mine = home.put("x")
+    for _ in range(5):
+        found = away.hold(object_id)
+        network.deliver(away.home, home.home)
+        found.clear()
+        again = away.hold(object_id)
+        network.pump()
+        assert away.value(again[0]) == "x"
+        again.clear()
+        found.clear()
+    del mine
+    clean(network)
+
+
+@pytest.mark.parametrize("outcome", [7, ValueError("no"), BIG[:50]])
+def test_pending_then_done(network: Network, home: Side, away: Side, outcome: object) -> None:
+    object_id, mine = home.pending()
+    (hold,) = away_hold(network, away, object_id)
+    assert away.value(hold) == "CLAIMED"
+    home.finish(object_id, outcome)
+    network.pump()
+    got = away.value(hold)
+    if isinstance(outcome, Exception):
+        assert isinstance(got, ValueError)
+        assert got.args == ("no",)
+    else:
+        assert np.array_equal(got, outcome)  # type: ignore[arg-type]
+    del mine, hold
+    clean(network)
+
+
+def test_cancelled(network: Network, home: Side, away: Side) -> None:
+    object_id, mine = home.pending()
+    (hold,) = away_hold(network, away, object_id)
+    oid = ids.unpack_id(object_id)[1]
+    assert home.tasks.cancel(oid, True) == 2
+    network.pump()
+    assert isinstance(away.value(hold), CancelledError)
+    assert home.tasks.settle(oid)
+    del mine, hold
+    clean(network)
+
+
+def test_gone_before_it_was_asked_for(network: Network, home: Side, away: Side) -> None:
+    object_id, mine = home.put(1)
+    del mine
+    home.party.collect()
+    (hold,) = away_hold(network, away, object_id)
+    assert isinstance(away.value(hold), ObjectLostError)
+    del hold
+    clean(network)
+
+
+def test_of_a_host_that_nobody_knows(network: Network, away: Side) -> None:
+    (hold,) = away_hold(network, away, ids.pack_id(999, 1 << 32))
+    assert isinstance(away.value(hold), ObjectLostError)
+    del hold
+    clean(network)
+
+
+def test_deleted_by_the_importer(network: Network, home: Side, away: Side) -> None:
+    object_id, mine = home.put(1)
+    (hold,) = away_hold(network, away, object_id)
+    away.party.delete(hold.oid)
+    away.imports.drop(hold.oid)
+    network.pump()
+    assert home.value(mine) == "DELETED"
+    assert away.value(hold) == "DELETED"
+    del mine, hold
+    clean(network)
+
+
+def test_the_home_dies(network: Network, home: Side, away: Side) -> None:
+    pending, mine = home.pending()
+    big, theirs = home.put(BIG)
+    (first,), (second,) = away_hold(network, away, pending), away_hold(network, away, big)
+    asked = away.hold(home.put(3)[0])  # not answered yet
+    heard: list[int] = []
+    away.places.want(second.oid, lambda: heard.append(1))
+    network.lose(home)
+    network.pump()
+    for hold in (first, second, asked[0]):
+        error = away.value(hold)
+        assert isinstance(error, ObjectLostError)
+    assert heard == [1]
+    assert "h0" in str(away.value(second))
+    del first, second, hold, mine, theirs
+    asked.clear()
+    clean(network)
+
+
+def test_the_importer_dies(network: Network, home: Side, away: Side) -> None:
+    object_id, mine = home.put(1)
+    found = away_hold(network, away, object_id)
+    network.lose(away)
+    assert not home.exports.exports
+    del mine
+    clean(network)
+    assert found
+
+
+def test_many_in_random_order(network: Network) -> None:
+    """Every host imports, reads, lets go and takes again, while lines deliver as they like."""
+    rng = np.random.default_rng(5)
+    objects = [(side, *side.put((side.number, n))) for side in network.sides for n in range(6)]
+    held: list[tuple[Side, list[object], tuple[int, int]]] = []
+    for _ in range(3000):
+        side = network.sides[rng.integers(3)]
+        match rng.integers(4):
+            case 0:
+                owner, object_id, _ = objects[rng.integers(len(objects))]
+                n = int(np.flatnonzero([o[1] == object_id for o in objects])[0]) % 6
+                held.append((side, side.hold(object_id), (owner.number, n)))
+            case 1 if held:
+                held.pop(int(rng.integers(len(held))))
+            case 2 if network.lines:
+                lines = list(network.lines)
+                network.deliver(*lines[rng.integers(len(lines))])
+            case _:
+                side.look()
+        for holder, found, value in held[-3:]:
+            if found:
+                assert holder.value(found[0]) == value
+    network.pump()
+    for holder, found, value in held:
+        assert holder.value(found[0]) == value
+    held.clear()
+    objects.clear()
+    found = []
+    clean(network)
