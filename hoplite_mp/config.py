@@ -162,6 +162,17 @@ class Config:
     # Lower: a mistaken size is refused before it fills the host with waiting workers.
     group_members_max: int = 64
 
+    # -- other hosts ---------------------------------------------------------------------------
+
+    # How long one who connects may take for everything until both sides believe each other.
+    # Higher: loaded hosts and far ones get in. Lower: who only holds the door open leaves sooner.
+    handshake_timeout_s: float = 5.0
+
+    # Connections that are not believed yet, at a time and at each door; each can make the process
+    # hold some 100 KiB. One more takes the place of the oldest of the host that has the most.
+    # Higher: more hosts can join in the same moment. Lower: strangers cost less memory.
+    unauthenticated_max: int = 64
+
     def __post_init__(self) -> None:
         for field in fields(self):
             _check(field.name, field.type, getattr(self, field.name))
@@ -201,6 +212,7 @@ _SMALLEST: dict[str, int] = {
     "blas_threads": 1,
     "reduce_threads": 1,
     "collective_refs_max": 1,
+    "unauthenticated_max": 1,
 }
 _LARGEST: dict[str, int] = {
     "spin_us_max": 10_000,
@@ -212,8 +224,9 @@ _LARGEST: dict[str, int] = {
     "blas_threads": 1024,
     "reduce_threads": 1024,
     "drain_interval_s": 60,
+    "unauthenticated_max": 4096,
 }
-_ABOVE_ZERO = {"drain_interval_s", "start_timeout_s"}
+_ABOVE_ZERO = {"drain_interval_s", "handshake_timeout_s", "start_timeout_s"}
 _POWERS_OF_TWO = {"span_bytes"}  # spans are aligned to their size
 _MULTIPLES: dict[str, int] = {"span_bytes": 4096}
 

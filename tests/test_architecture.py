@@ -19,7 +19,7 @@ LINES_MAX = 500
 FLOORS = [
     {"ids", "errors", "config", "_version"},
     {"protocol", "serial", "ref", "_shm", "_tasks", "_reduce"},
-    {"planner", "store", "reduction"},
+    {"planner", "store", "reduction", "transport"},
     {"client"},
     {"supervisor", "manager", "node", "worker"},
     {"executor", "collectives"},

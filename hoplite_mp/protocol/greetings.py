@@ -1,0 +1,198 @@
+"""What two processes say to each other before either may believe the other, as bytes.
+
+    preamble | "HOPLITE" | protocol version u8 |                      each side, once, first
+    frame    | body length u16, little-endian | body: MessagePack array [name, field, ...] |
+
+Why it exists: these few messages are read from anybody who can reach the port. They have a small
+limit, fields of fixed or limited length, and a decoder that builds only what the type says. The
+preamble never changes its form, so that two versions of this protocol can tell each other so.
+
+This module must never know the order of the messages, the key, nor any connection.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TypeAlias, cast
+
+import msgspec
+
+from hoplite_mp.errors import ProtocolError
+from hoplite_mp.protocol.fields import Message, between, one_of, text
+
+__all__ = [
+    "PREAMBLE",
+    "Challenge",
+    "Greeting",
+    "Hello",
+    "Introduction",
+    "Proof",
+    "Refused",
+    "Welcome",
+    "decode_body",
+    "encode_frame",
+    "printable",
+    "refusal",
+]
+
+PROTOCOL_VERSION = 1
+MAGIC = b"HOPLITE"
+PREAMBLE = MAGIC + bytes((PROTOCOL_VERSION,))
+
+# The longest is an Introduction, or a refusal with its table: well below a quarter of this. It is
+# what a stranger can make us hold for each of `Config.unauthenticated_max` connections.
+GREETING_BYTES_MAX = 4 << 10
+NONCE_BYTES = 32
+MAC_BYTES = 32  # HMAC-SHA256
+CLUSTER_BYTES = 16
+REASON_CHARS_MAX = 1000
+VERSIONS_MAX = 16
+VERSION_CHARS_MAX = 64
+
+# What a connection is for, and which service answers it. A role is part of what is proved, so a
+# connection for one thing cannot be turned into one for another.
+SERVICE_OF = {"node": "manager", "tool": "manager", "peer": "node", "data": "node"}
+ROLES = tuple(SERVICE_OF)
+SERVICES = ("manager", "node")
+# Why somebody is not let in, and what to do about it, as the one who called reads it.
+REFUSED_TEXTS = {
+    "tls": (
+        "it speaks TLS and this side was told not to. Leave out tls=False (--no-tls), or start "
+        "the cluster with it"
+    ),
+    "plain": (
+        "it speaks no TLS. If it was started with tls=False (--no-tls) on purpose, say so here too"
+    ),
+    "role": "it does not serve this kind of connection: is that the right port?",
+    "cluster": "it is another cluster than the one that was looked for",
+    "token": (
+        "the token is not the cluster's. Give every process the same one: token=, "
+        "HOPLITE_MP_TOKEN, HOPLITE_MP_TOKEN_FILE or --token-file"
+    ),
+    "software": "its software does not match",
+}
+REFUSALS = tuple(REFUSED_TEXTS)
+
+LENGTH = struct.Struct("<H")
+_U64_MAX = (1 << 64) - 1
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Hello(Message, frozen=True, tag=True, array_like=True):
+    """The client begins. cluster: the one it wants, or empty for whichever is there."""
+
+    role: str
+    nonce: bytes
+    cluster: bytes = b""
+
+    def __post_init__(self) -> None:
+        one_of("role", self.role, ROLES)
+        _exactly("nonce", self.nonce, NONCE_BYTES)
+        if self.cluster:
+            _exactly("cluster", self.cluster, CLUSTER_BYTES)
+
+
+class Challenge(Message, frozen=True, tag=True, array_like=True):
+    """The server answers with its own nonce, and says what it is."""
+
+    service: str
+    nonce: bytes
+    cluster: bytes
+
+    def __post_init__(self) -> None:
+        one_of("service", self.service, SERVICES)
+        _exactly("nonce", self.nonce, NONCE_BYTES)
+        _exactly("cluster", self.cluster, CLUSTER_BYTES)
+
+
+class Proof(Message, frozen=True, tag=True, array_like=True):
+    """The client has the key: a MAC over what both have said and the certificate that it sees."""
+
+    mac: bytes
+
+    def __post_init__(self) -> None:
+        _exactly("mac", self.mac, MAC_BYTES)
+
+
+class Welcome(Message, frozen=True, tag=True, array_like=True):
+    """The server believes the client, and has the key too: the same under another label."""
+
+    mac: bytes
+
+    def __post_init__(self) -> None:
+        _exactly("mac", self.mac, MAC_BYTES)
+
+
+class Refused(Message, frozen=True, tag=True, array_like=True):
+    """The server will not go on. reason: only a client that knows the server believes it."""
+
+    code: str
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        one_of("code", self.code, REFUSALS)
+        text("reason", self.reason, REASON_CHARS_MAX)
+
+
+class Introduction(Message, frozen=True, tag=True, array_like=True):
+    """Who speaks, once both are believed. host: its id; node: its number, None if it has none."""
+
+    host: int
+    versions: dict[str, str]
+    node: int | None = None
+
+    def __post_init__(self) -> None:
+        between("host", self.host, 1, _U64_MAX)
+        if self.node is not None:
+            between("node", self.node, 0, (1 << 31) - 1)
+        between("number of versions", len(self.versions), 0, VERSIONS_MAX)
+        for name, version in self.versions.items():
+            text("name of a version", name, VERSION_CHARS_MAX, 1)
+            text(f"version of {name}", version, VERSION_CHARS_MAX, 1)
+
+
+Greeting: TypeAlias = Hello | Challenge | Proof | Welcome | Refused | Introduction
+
+_decoder = msgspec.msgpack.Decoder(Greeting)
+
+
+def encode_frame(message: Greeting) -> bytes:
+    """The frame of one message. ValueError if the other side would not read so long a one."""
+    body = _encoder.encode(message)
+    if len(body) > GREETING_BYTES_MAX:
+        raise ValueError(f"a greeting of {len(body)} bytes; {GREETING_BYTES_MAX} are allowed")
+    return LENGTH.pack(len(body)) + body
+
+
+def frame_length(head: bytes | bytearray) -> int:
+    """The length of the body that follows. ProtocolError before anything is set aside for it."""
+    (length,) = LENGTH.unpack(head)
+    if not 0 < length <= GREETING_BYTES_MAX:
+        raise ProtocolError(
+            f"a greeting of {length} bytes was announced; 1 to {GREETING_BYTES_MAX} are allowed"
+        )
+    return int(length)
+
+
+def decode_body(body: bytes | bytearray) -> Greeting:
+    """The message in a frame's body; ProtocolError for everything else."""
+    try:
+        return cast("Greeting", _decoder.decode(body))
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        # What the stranger sent is not repeated: it may end in a log or on a terminal.
+        raise ProtocolError(f"{len(body)} bytes that are no greeting") from error
+
+
+def refusal(code: str) -> bytes:
+    """All that a server says to whom it does not even let begin."""
+    return PREAMBLE + encode_frame(Refused(code))
+
+
+def printable(reason: str) -> str:
+    """A text of the other side without what could move a terminal's cursor."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in reason)
+
+
+def _exactly(name: str, value: bytes, nbytes: int) -> None:
+    if not isinstance(value, bytes) or len(value) != nbytes:
+        raise ValueError(f"{name} must be {nbytes} bytes")

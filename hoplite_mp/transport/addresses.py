@@ -1,0 +1,212 @@
+"""Where processes are: "host:port" as people write it, and which of a host's addresses others use.
+
+Why it exists: a host name says little about how others reach a host (it often leads to 127.0.0.1),
+and a host has addresses that lead nowhere (a bridge for containers has the same one everywhere).
+So the address to advertise is that of the interface through which the manager is reached, and
+several are offered, best first.
+
+This module must never know connections: it asks the system's tables and resolver only, and sends
+no packet of its own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from typing import NamedTuple, TypeAlias
+
+import psutil
+
+from hoplite_mp.errors import ConfigError, ManagerLostError
+
+__all__ = [
+    "Address",
+    "Endpoint",
+    "advertised_addresses",
+    "own_addresses",
+    "parse_address",
+    "parse_ports",
+    "resolve",
+    "routed_address",
+]
+
+PORT_MAX = 65535
+HOST_CHARS_MAX = 255
+# Interfaces that lead to containers and virtual machines of this host, not to other hosts. Their
+# addresses come last: they often are the same on every host.
+INWARD = re.compile(r"(docker|br-|veth|virbr|lxc|lxd|cni|podman|flannel|cali|kube|vmnet|vboxnet)")
+# Of the ranges for documentation (RFC 5737, RFC 3849): nobody is there, but the routing table has
+# an answer, which names the interface that leads out.
+OUTSIDE = ("192.0.2.1", "2001:db8::1")
+_DISCARD_PORT = 9
+
+IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Address(NamedTuple):
+    """A host, by name or number, and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class Endpoint(NamedTuple):
+    """What a socket connects to: a number, and what the system calls it."""
+
+    family: socket.AddressFamily
+    sockaddr: tuple[str, int] | tuple[str, int, int, int]
+
+    def __str__(self) -> str:
+        return str(Address(self.sockaddr[0], self.sockaddr[1]))
+
+
+def parse_address(text: str, default_port: int | None = None) -> Address:
+    """ "host:port", "1.2.3.4:port", "[v6]:port"; with a default port also without ":port".
+
+    Port 0 stands for any free one, which only makes sense for listening. ConfigError otherwise.
+    """
+    host, port = _split(text.strip())
+    if port is None and default_port is not None:
+        return _address(text, host, default_port)
+    if port is None or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > PORT_MAX:
+        raise ConfigError(
+            f"address {text!r} is not understood; write host:port with a port up to {PORT_MAX}, "
+            'such as "10.0.0.1:7000", "[fd00::1]:7000" or "node1:7000"'
+        )
+    return _address(text, host, int(port))
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    """Host and port as written; the port is None where there is none."""
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or ":" not in host or (rest and not rest.startswith(":")):
+            return "", None
+        return host, rest[1:] if rest else None
+    if text.count(":") > 1:  # a bare IPv6 address: nobody can say which colon is the port's
+        return text, None
+    host, colon, port = text.partition(":")
+    return host, port if colon else None
+
+
+def _address(text: str, host: str, port: int) -> Address:
+    good = 0 < len(host) <= HOST_CHARS_MAX and re.fullmatch(r"[A-Za-z0-9._:%-]+", host)
+    if good and ":" in host:
+        good = good if _ip(host) is not None else None
+    if not good:
+        raise ConfigError(f"address {text!r} is not understood: {host!r} is no host")
+    return Address(host, port)
+
+
+def parse_ports(text: str) -> range:
+    """ "7000-7010" or "7000": the ports from which a process takes the first free one."""
+    match = re.fullmatch(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?", text)
+    if match is not None:
+        first = int(match[1])
+        last = int(match[2] or first)
+        if 1 <= first <= last <= PORT_MAX:
+            return range(first, last + 1)
+    raise ConfigError(
+        f"ports {text!r} are not understood; write A-B with 1 <= A <= B <= {PORT_MAX}, such as "
+        '"7000-7010"'
+    )
+
+
+def resolve(address: Address) -> list[Endpoint]:
+    """Everything that the name stands for, in the system's order of preference. May wait for the
+    name service. ManagerLostError if there is no such host."""
+    if address.port == 0:
+        raise ConfigError(f"address {address} cannot be called: port 0 is for listening only")
+    try:
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ManagerLostError(f"there is no host {address.host}: {error}") from error
+    ours = (socket.AF_INET, socket.AF_INET6)
+    endpoints = [Endpoint(family, where) for family, _, _, _, where in found if family in ours]  # type: ignore[arg-type]
+    return list(dict.fromkeys(endpoints))
+
+
+def routed_address(endpoint: Endpoint) -> str | None:
+    """This host's own address on the way to `endpoint`; None if no way leads there."""
+    try:
+        with socket.socket(endpoint.family, socket.SOCK_DGRAM) as sock:
+            sock.connect(endpoint.sockaddr)  # of a datagram socket: no packet is sent
+            host: str = sock.getsockname()[0]
+    except OSError:
+        return None
+    return host
+
+
+def own_addresses() -> list[str]:
+    """The addresses that other hosts may reach, best first; never loopback or link-local.
+
+    First those on the way out, then the rest, then those of interfaces that lead to containers;
+    IPv4 before IPv6 each time.
+    """
+    out = [
+        routed_address(Endpoint(family, (host, _DISCARD_PORT)))
+        for family, host in zip((socket.AF_INET, socket.AF_INET6), OUTSIDE, strict=True)
+    ]
+    statistics = psutil.net_if_stats()
+    ranked: list[tuple[tuple[bool, bool, bool, str], str]] = []
+    for name, entries in psutil.net_if_addrs().items():
+        if name in statistics and not statistics[name].isup:
+            continue
+        for entry in entries:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            ip = _ip(entry.address)
+            if ip is None or not _reachable(ip):
+                continue
+            inward = INWARD.match(name) is not None
+            rank = (inward, entry.address not in out, ip.version == 6, name)
+            ranked.append((rank, entry.address))
+    return [address for _, address in sorted(ranked)]
+
+
+def advertised_addresses(listening: str, manager: Endpoint | None) -> list[str]:
+    """What a process that listens at `listening` tells others, best first; never empty.
+
+    manager: as this process reaches it, None on the manager's own host before anybody has joined.
+    Only who listens on loopback alone advertises it, and only to a cluster that lives on this host:
+    ConfigError if the manager is elsewhere.
+    """
+    ip = _ip(listening)
+    if ip is None:
+        raise ConfigError(f"{listening!r} is no IP address to listen at")
+    remote = manager is not None and not _is_loopback(manager.sockaddr[0])
+    if not ip.is_unspecified:
+        if remote and ip.is_loopback:
+            raise ConfigError(
+                f"this process listens at {listening}, which {manager} cannot reach; listen at an "
+                "address of the network"
+            )
+        return [listening]
+    routed = routed_address(manager) if manager is not None and remote else None
+    found = [*([routed] if routed else []), *own_addresses()]
+    if ip.version == 4:
+        found = [one for one in found if ":" not in one]
+    usable = [one for one in dict.fromkeys(found) if not _is_loopback(one)]
+    # A host without any network has a cluster of its own.
+    return usable or ["::1" if ip.version == 6 else "127.0.0.1"]
+
+
+def _reachable(ip: IpAddress) -> bool:
+    return not (ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast)
+
+
+def _is_loopback(host: str) -> bool:
+    ip = _ip(host)
+    return ip is not None and ip.is_loopback
+
+
+def _ip(host: str) -> IpAddress | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None

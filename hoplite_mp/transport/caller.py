@@ -1,0 +1,236 @@
+"""Calls a manager or node: tries its addresses until one answers and both sides believe each other.
+
+Why it exists: a host has several addresses and not all lead to it; a cluster may be just about to
+start; an address may lead to somebody else. What is worth trying again is tried again until the
+deadline, what is not is said at once.
+
+For any loop: watch `fileno()` for reading, call `turn(now)` when it is ready and when `deadline`
+has come, until it returns the connection or raises. `wait` does that for who has no loop.
+
+This module must never know what is said after the handshake, nor the name service: addresses are
+numbers here.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.errors import HopliteError, ManagerLostError
+from hoplite_mp.protocol.greetings import SERVICE_OF
+from hoplite_mp.protocol.handshake import ClientHandshake
+from hoplite_mp.transport.conversation import Admission, Conversation
+from hoplite_mp.transport.listen import begin_connect, connect_error
+from hoplite_mp.transport.stream import TcpStream
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.handshake import Outcome
+    from hoplite_mp.transport.addresses import Endpoint
+
+__all__ = ["Caller"]
+
+# How long one address may be silent before the next is tried: one lost packet costs the kernel 1 s.
+ARRIVE_S = 2.0
+ROUND_PAUSE_S = 0.2  # between two rounds over all addresses
+
+
+class Caller:
+    """One call, from several addresses to one connection."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        key: bytes,
+        role: str,
+        mine: Introduction,
+        tls: bool,
+        now: float,
+        timeout_s: float,
+        handshake_timeout_s: float,
+        cluster: bytes = b"",
+        host: int | None = None,
+    ) -> None:
+        """endpoints: best first. cluster, host: whom it must be; other ids are somebody else."""
+        if not endpoints:
+            raise ValueError("nobody to call: no endpoints")
+        self._endpoints = tuple(endpoints)
+        self._key = key
+        self._role = role
+        self._mine = mine
+        self._tls = tls
+        self._began = now
+        self._timeout_s = timeout_s
+        self._handshake_timeout_s = handshake_timeout_s
+        self._cluster = cluster
+        self._host = host
+        self._next = 0  # of the endpoints
+        self._attempt_ends = now
+        self._again_at: float | None = now  # when to begin an attempt; None while one runs
+        self._coming: socket.socket | None = None  # on its way
+        self._conversation: Conversation | None = None
+        self._stream: TcpStream | None = None
+        self._refusal: HopliteError | None = None  # of this round
+        self._last = "no attempt was made"
+        self._poll = select.epoll()
+
+    @property
+    def deadline(self) -> float:
+        """When `turn` has something to do even if nothing comes."""
+        soonest = self._attempt_ends if self._again_at is None else self._again_at
+        return min(soonest, self._began + self._timeout_s)
+
+    def fileno(self) -> int:
+        return self._poll.fileno()
+
+    def turn(self, now: float) -> Admission | None:
+        """Do what can be done now; the connection once there is one.
+
+        AuthError, ProtocolError: somebody is there, but it cannot be. When nobody is there within
+        the timeout: ManagerLostError, or ConnectionError if it is a node that was called. After
+        an error, and after a connection was returned, the caller is closed.
+        """
+        try:
+            admission = self._turn(now)
+        except BaseException:
+            self.close()
+            raise
+        if admission is not None:
+            self._poll.unregister(admission.stream.fileno())
+            self._stream = None
+            self.close()
+        return admission
+
+    def wait(self, clock: Callable[[], float] = time.monotonic) -> Admission:
+        """Block until there is a connection; errors as `turn`."""
+        while True:
+            admission = self.turn(clock())
+            if admission is not None:
+                return admission
+            self._poll.poll(max(0.0, self.deadline - clock()))
+
+    def close(self) -> None:
+        """Give up. May be repeated."""
+        self._abandon()
+        self._poll.close()
+
+    def _turn(self, now: float) -> Admission | None:
+        while now < self._began + self._timeout_s:
+            if self._again_at is not None and now < self._again_at:
+                return None
+            try:
+                if self._again_at is not None:
+                    self._begin(now)
+                outcome = self._go_on(now)
+            except HopliteError as error:  # before OSError, which some of them are
+                self._refusal = type(error)(f"{self._who}: {error}")
+                self._fail(str(error), now)
+            except OSError as error:
+                self._fail(error.strerror or str(error), now)
+            else:
+                return None if outcome is None else self._admit(outcome)
+        seconds = f"{self._timeout_s:g} s"
+        raise self._lost(f"{self._name} did not answer within {seconds} ({self._last})")
+
+    # -- one attempt ---------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> None:
+        self._again_at = None
+        self._attempt_ends = now + ARRIVE_S
+        self._coming = begin_connect(self._endpoints[self._next])
+        self._poll.register(self._coming, select.EPOLLOUT)
+
+    def _go_on(self, now: float) -> Outcome | None:
+        if self._coming is not None:
+            events = dict(self._poll.poll(0))
+            if events:
+                self._arrive(self._coming, now)
+            elif self._attempt_ends <= now:
+                raise TimeoutError("no answer")
+            else:
+                return None
+        assert self._conversation is not None
+        assert self._stream is not None
+        outcome = self._conversation.go_on()
+        if outcome is None:
+            if self._attempt_ends <= now:
+                raise TimeoutError("it answers, but not to the handshake")
+            self._poll.modify(self._stream.fileno(), self._events(self._stream))
+        elif self._host is not None and outcome.peer.host != self._host:
+            raise ConnectionError("another host answers there")
+        return outcome
+
+    def _arrive(self, sock: socket.socket, now: float) -> None:
+        """The socket is connected, or it never will be."""
+        why_not = connect_error(sock)
+        if why_not is not None:
+            raise ConnectionError(why_not)
+        self._coming = None
+        self._attempt_ends = now + self._handshake_timeout_s
+        if self._tls:
+            from hoplite_mp.transport.tls import TlsStream, client_context
+
+            self._stream = TlsStream(sock, client_context())
+        else:
+            self._stream = TcpStream(sock)
+        self._conversation = Conversation(self._stream, self._handshake)
+
+    def _handshake(self, sees: bytes) -> ClientHandshake:
+        return ClientHandshake(
+            self._key,
+            self._role,
+            self._mine,
+            cluster=self._cluster,
+            certificate_sha256=sees,
+            deadline=self._attempt_ends,
+        )
+
+    @staticmethod
+    def _events(stream: TcpStream) -> int:
+        read = select.EPOLLIN if stream.wants_read else 0
+        return read | (select.EPOLLOUT if stream.wants_write else 0)
+
+    def _admit(self, outcome: Outcome) -> Admission:
+        assert self._stream is not None
+        address = str(self._endpoints[self._next])
+        return Admission(self._stream, outcome.role, outcome.cluster, outcome.peer, address)
+
+    def _fail(self, why: str, now: float) -> None:
+        """On to the next address; after the last one a refusal is final, silence is not."""
+        self._last = f"{self._endpoints[self._next]}: {why}"
+        self._abandon()
+        self._next = (self._next + 1) % len(self._endpoints)
+        if self._next:
+            self._again_at = now
+        elif self._refusal is not None:
+            raise self._refusal
+        else:
+            self._again_at = now + ROUND_PAUSE_S
+
+    def _abandon(self) -> None:
+        """Closing takes it out of the epoll as well."""
+        if self._coming is not None:
+            self._coming.close()
+        if self._stream is not None:
+            self._stream.close()
+        self._coming = self._stream = self._conversation = None
+
+    # -- words ---------------------------------------------------------------------------------
+
+    @property
+    def _who(self) -> str:
+        return f"{SERVICE_OF[self._role]} at {self._endpoints[self._next]}"
+
+    @property
+    def _name(self) -> str:
+        return f"{SERVICE_OF[self._role]} at {', '.join(map(str, self._endpoints))}"
+
+    def _lost(self, words: str) -> Any:
+        if SERVICE_OF[self._role] == "manager":
+            return ManagerLostError(f"{words}: check the address, and whether the cluster runs")
+        return ConnectionError(words)

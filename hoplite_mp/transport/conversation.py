@@ -1,0 +1,95 @@
+"""A stream and the handshake on it: one step after the other, as far as the bytes go.
+
+Why it exists: client and server, TLS and plain, TCP and memory do the same here. Only as many bytes
+are read as the handshake needs, so that what follows it is left for whoever gets the stream.
+
+This module must never know how streams are made, nor loops and clocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hoplite_mp.errors import HopliteError, ProtocolError
+from hoplite_mp.protocol.greetings import REFUSED_TEXTS
+from hoplite_mp.transport.stream import NOT_TLS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.handshake import ClientHandshake, Outcome, ServerHandshake
+    from hoplite_mp.transport.stream import Stream, TcpStream
+
+__all__ = ["Admission", "Conversation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A connection that both sides believe.
+
+    stream: read it once at once: what came with the handshake's last bytes is announced by no loop.
+    For role "data" `stream.detach()` gives the socket (an SSLSocket under TLS), not blocking, with
+    nothing buffered outside it. address: the other end as the system has it.
+    """
+
+    stream: TcpStream
+    role: str
+    cluster: bytes
+    peer: Introduction
+    address: str
+
+
+class Conversation:
+    """The handshake of one connection. begin: makes it from the certificate's hash."""
+
+    def __init__(
+        self, stream: Stream, begin: Callable[[bytes], ClientHandshake | ServerHandshake]
+    ) -> None:
+        self.stream = stream
+        self._begin = begin
+        self._handshake: ClientHandshake | ServerHandshake | None = None
+
+    def go_on(self) -> Outcome | None:
+        """Do what can be done now; the outcome once everything is said and sent.
+
+        AuthError, ProtocolError: as the handshake raises them; what it has to say to the other side
+        has been sent then. ConnectionError: the connection is over.
+        """
+        while True:
+            self._send()
+            handshake = self._handshake
+            if handshake is None:  # TLS is not through
+                return None
+            if handshake.result is not None:
+                return None if self.stream.wants_write else handshake.result
+            data = self.stream.read(handshake.wanted)
+            if data is None:
+                raise ConnectionError(self.stream.failure or "the other side closed the connection")
+            if not data:
+                return None
+            try:
+                handshake.feed(data)
+            except HopliteError:
+                self.stream.write(handshake.outgoing())
+                self.stream.flush()
+                raise
+
+    def _send(self) -> None:
+        """What is to be sent, and the steps of TLS, which happen in between."""
+        stream = self.stream
+        stream.flush()
+        if self._handshake is None and stream.certificate_sha256 is not None:
+            self._handshake = self._begin(stream.certificate_sha256)
+        if self._handshake is not None:
+            stream.write(self._handshake.outgoing())
+            stream.flush()
+        if stream.failure == NOT_TLS:
+            raise ProtocolError(REFUSED_TEXTS["plain"])
+        # Before the other side has said anything, a failure is all there is to say. Later its last
+        # words may still be readable.
+        if stream.failure is not None and (
+            self._handshake is None or self._handshake.result is not None
+        ):
+            raise ConnectionError(stream.failure)

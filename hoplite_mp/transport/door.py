@@ -1,0 +1,263 @@
+"""The door of a manager or node: who calls is a stranger until the handshake is through.
+
+Why it exists: everything that a stranger can do happens here, under limits: how many there are at a
+time, how long each may take, how many bytes each can make us hold. The loop that owns the door sees
+only connections that both sides believe.
+
+For any loop: watch `fileno()` for reading (it is an epoll of the door's own, which holds listener
+and strangers), call `turn(now)` when it is ready and when `deadline` has come.
+
+This module must never know what is said after the handshake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import select
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hoplite_mp.errors import AuthError, HopliteError, ProtocolError
+from hoplite_mp.protocol.greetings import refusal
+from hoplite_mp.protocol.handshake import PLAIN, ServerHandshake
+from hoplite_mp.transport.addresses import Address
+from hoplite_mp.transport.conversation import Admission, Conversation
+from hoplite_mp.transport.listen import bound_address, prepare
+from hoplite_mp.transport.stream import TcpStream
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.transport.certificates import Certificate
+
+__all__ = ["Door"]
+
+# The first byte of a TLS connection. What begins with it cannot be a preamble, and the other way
+# round, so either kind of client can be told which kind of door this is.
+TLS_OPENER = 22
+# How long one who was refused may take to read why. Then the connection is closed on unread bytes.
+LEAVE_S = 1.0
+# Without descriptors or memory for another connection the listener would wake the loop for nothing.
+ACCEPT_PAUSE_S = 0.1
+OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+WARNING_PAUSE_S = 1.0  # whoever knocks all day must not fill the log
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class _Guest:
+    """One connection before it is believed."""
+
+    def __init__(self, sock: socket.socket, address: Address, deadline: float) -> None:
+        self.address = address
+        self.deadline = deadline
+        self.stream = TcpStream(sock)
+        self.conversation: Conversation | None = None
+        self.leaving = False
+
+    @property
+    def events(self) -> int:
+        stream = self.stream
+        read = self.leaving or self.conversation is None or stream.wants_read
+        write = not self.leaving and stream.wants_write
+        return (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
+
+
+class Door:
+    """Lets in whom the handshake lets in. `mine`, how this side introduces itself, may be changed
+    for those who come later."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        key: bytes,
+        service: str,
+        cluster: bytes,
+        mine: Introduction,
+        certificate: Certificate | None,
+        handshake_timeout_s: float,
+        unauthenticated_max: int,
+    ) -> None:
+        """listener: as of `listen`, taken over. certificate: None speaks plain TCP."""
+        self.mine = mine
+        self.refused = 0
+        self._listener = listener
+        self._key = key
+        self._service = service
+        self._cluster = cluster
+        self._timeout_s = handshake_timeout_s
+        self._guests_max = unauthenticated_max
+        self._sees = PLAIN
+        self._context: ssl.SSLContext | None = None
+        if certificate is not None:
+            from hoplite_mp.transport.tls import server_context
+
+            self._context = server_context(certificate)
+            self._sees = certificate.sha256
+        self._guests: dict[int, _Guest] = {}  # by descriptor, the oldest first
+        self._accept_again_at: float | None = None
+        self._warn_again_at = 0.0
+        self._unwarned = 0
+        listener.setblocking(False)
+        self._poll = select.epoll()
+        self._poll.register(listener, select.EPOLLIN)
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, with the port that was free."""
+        return bound_address(self._listener)
+
+    @property
+    def strangers(self) -> int:
+        """Connections that are not believed yet, or never will be."""
+        return len(self._guests)
+
+    @property
+    def deadline(self) -> float | None:
+        """When `turn` has something to do even if nothing comes."""
+        times = [guest.deadline for guest in self._guests.values()]
+        if self._accept_again_at is not None:
+            times.append(self._accept_again_at)
+        return min(times, default=None)
+
+    def fileno(self) -> int:
+        return self._poll.fileno()
+
+    def turn(self, now: float) -> list[Admission]:
+        """Do what can be done now; returns the connections that this has let in."""
+        if self._accept_again_at is not None and self._accept_again_at <= now:
+            self._accept_again_at = None
+            self._poll.modify(self._listener, select.EPOLLIN)
+        admitted: list[Admission] = []
+        for fd, _ in self._poll.poll(0):
+            if fd == self._listener.fileno():
+                self._accept(now)
+            elif fd in self._guests:  # not one that made room for another just now
+                self._serve(fd, now, admitted)
+        for fd, guest in list(self._guests.items()):
+            if guest.deadline <= now:
+                if not guest.leaving:
+                    self._report(guest, "it took too long", now)
+                self._drop(fd)
+        return admitted
+
+    def close(self) -> None:
+        """Lets nobody in any more; connections that were handed out live on."""
+        for fd in list(self._guests):
+            self._drop(fd)
+        self._poll.close()
+        self._listener.close()
+
+    # -- strangers -----------------------------------------------------------------------------
+
+    def _accept(self, now: float) -> None:
+        for _ in range(self._guests_max):
+            try:
+                sock, where = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in OUT_OF:
+                    _log.error("no connection can be accepted: %s", error.strerror)
+                    self._accept_again_at = now + ACCEPT_PAUSE_S
+                    self._poll.modify(self._listener, 0)
+                    return
+                continue  # this one has gone already
+            if len(self._guests) >= self._guests_max:
+                self._make_room()
+            address = Address(where[0], where[1]) if where else Address("local", 0)
+            guest = _Guest(prepare(sock), address, now + self._timeout_s)
+            self._guests[sock.fileno()] = guest
+            self._poll.register(sock, guest.events)
+
+    def _make_room(self) -> None:
+        """The oldest one of the host that has the most: who floods the door is in its own way."""
+        counts = Counter(guest.address.host for guest in self._guests.values())
+        ((host, _),) = counts.most_common(1)
+        self._drop(next(fd for fd, guest in self._guests.items() if guest.address.host == host))
+
+    def _serve(self, fd: int, now: float, admitted: list[Admission]) -> None:
+        guest = self._guests[fd]
+        try:
+            if guest.leaving:
+                if not guest.stream.discard():
+                    self._drop(fd)
+                return
+            if guest.conversation is None and not self._open(guest):
+                return
+            assert guest.conversation is not None
+            outcome = guest.conversation.go_on()
+        except HopliteError as error:
+            self._report(guest, error, now)
+            self._send_away(guest, now)
+        except OSError as error:  # it has gone; HopliteErrors that are OSErrors came before
+            _log.info("%s: %s left: %s", self._service, guest.address, error)
+            self._drop(fd)
+            return
+        else:
+            if outcome is not None:
+                self._poll.unregister(fd)
+                del self._guests[fd]
+                address = str(guest.address)
+                role, cluster, peer = outcome.role, outcome.cluster, outcome.peer
+                admitted.append(Admission(guest.stream, role, cluster, peer, address))
+                return
+        self._poll.modify(fd, guest.events)
+
+    def _open(self, guest: _Guest) -> bool:
+        """By its first byte: TLS or not, and whether that fits. False if nothing has come."""
+        opener = guest.stream.opener()
+        if opener is None:
+            return False
+        if (opener == TLS_OPENER) != (self._context is not None):
+            guest.stream.write(refusal("plain" if self._context is None else "tls"))
+            guest.stream.flush()
+            spoken = "TLS" if opener == TLS_OPENER else "no TLS"
+            raise ProtocolError(f"it speaks {spoken}, unlike this cluster")
+        if self._context is not None:
+            from hoplite_mp.transport.tls import TlsStream
+
+            sock = guest.stream.detach()
+            guest.stream = TlsStream(sock, self._context, server_sha256=self._sees)
+        guest.conversation = Conversation(guest.stream, partial(self._begin, guest.deadline))
+        return True
+
+    def _begin(self, deadline: float, sees: bytes) -> ServerHandshake:
+        return ServerHandshake(
+            self._key,
+            self._service,
+            self._cluster,
+            self.mine,
+            certificate_sha256=sees,
+            deadline=deadline,
+        )
+
+    def _send_away(self, guest: _Guest, now: float) -> None:
+        guest.leaving = True
+        guest.deadline = min(guest.deadline, now + LEAVE_S)
+        guest.stream.finish()
+
+    def _drop(self, fd: int) -> None:
+        guest = self._guests.pop(fd)
+        with contextlib.suppress(OSError):  # it was closed where it broke
+            self._poll.unregister(fd)
+        guest.stream.close()
+
+    def _report(self, guest: _Guest, why: HopliteError | str, now: float) -> None:
+        """Who has the wrong token is worth a warning; who has lost the way is not."""
+        self.refused += 1
+        words = ("%s refused %s: %s", self._service, guest.address, why)
+        if not isinstance(why, AuthError):
+            _log.info(*words)
+        elif now < self._warn_again_at:
+            self._unwarned += 1
+        else:
+            more = f" (and {self._unwarned} more since the last warning)" if self._unwarned else ""
+            _log.warning(words[0] + "%s", *words[1:], more)
+            self._warn_again_at, self._unwarned = now + WARNING_PAUSE_S, 0

@@ -1,0 +1,123 @@
+"""Sockets that wait for others, and sockets on their way to others; nothing here blocks.
+
+Why it exists: the settings that every connection between hosts has, in one place, and the one clear
+error for each way in which listening fails.
+This module must never know what is said on a connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from hoplite_mp.errors import ConfigError
+from hoplite_mp.transport.addresses import Address, Endpoint, own_addresses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["begin_connect", "connect_error", "listen", "prepare"]
+
+BACKLOG = 256  # connections that the kernel completes before they are accepted
+# The kernel notices a peer whose host has gone without a word after about 10 + 3 * 5 seconds. The
+# heartbeats of a cluster are faster; this is for connections that have none.
+KEEPALIVE = (
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+
+
+def prepare(sock: socket.socket) -> socket.socket:
+    """Settings of every TCP connection: not blocking, no delay of small packets, kept alive."""
+    sock.setblocking(False)
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for level, name, value in KEEPALIVE:
+            sock.setsockopt(level, name, value)
+    return sock
+
+
+def listen(host: str, ports: Iterable[int]) -> socket.socket:
+    """Listens at `host` on the first of `ports` that is free; 0 is any free one.
+
+    "::" serves IPv4 as well. ConfigError: `host` is not this host's, or no port is free.
+    """
+    tried = 0
+    for family, where in _local(host):
+        for port in ports:
+            tried += 1
+            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            try:
+                # A successor need not wait for connections of the last life to fade out.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(where[0] != "::"))
+                sock.bind((where[0], port, *where[2:]))
+                sock.listen(BACKLOG)
+                sock.setblocking(False)
+            except OSError as error:
+                sock.close()
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    continue
+                raise ConfigError(_words(host, error)) from error
+            return sock
+    raise ConfigError(
+        f"none of {tried} ports is free at {host} (or they need privileges); give others, or 0 "
+        "for any"
+    )
+
+
+def _local(host: str) -> list[Endpoint]:
+    """What `host` means for listening; one address, the first."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"cannot listen at {host}: {error}") from error
+    return [Endpoint(family, where) for family, _, _, _, where in found[:1]]  # type: ignore[arg-type]
+
+
+def _words(host: str, error: OSError) -> str:
+    words = f"cannot listen at {host}: {error.strerror}"
+    if error.errno == errno.EADDRNOTAVAIL:
+        words += f"; this host's addresses are {', '.join(own_addresses()) or '127.0.0.1'}"
+    return words
+
+
+def begin_connect(endpoint: Endpoint) -> socket.socket:
+    """A socket on its way; writable means that it has arrived, or `connect_error` says why not.
+
+    OSError if it cannot even begin.
+    """
+    sock = socket.socket(endpoint.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        prepare(sock)
+        code = sock.connect_ex(endpoint.sockaddr)
+        if code not in (0, errno.EINPROGRESS):
+            raise OSError(code, os.strerror(code))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def connect_error(sock: socket.socket) -> str | None:
+    """Why a socket that was on its way has not arrived; None if it has."""
+    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        return os.strerror(code)
+    with contextlib.suppress(OSError):
+        here, there = sock.getsockname(), sock.getpeername()
+        # A free port of this host can be given to the very socket that calls it.
+        return "it reached itself: nobody listens there" if here == there else None
+    return "the connection has ended"
+
+
+def bound_address(sock: socket.socket) -> Address:
+    """Where a socket listens."""
+    name = sock.getsockname()
+    return Address(name[0], name[1])

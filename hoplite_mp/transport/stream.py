@@ -1,0 +1,230 @@
+"""A connection as a loop sees it: bytes in, bytes out, never waiting.
+
+Why it exists: manager and node speak over TCP, over TLS and, in tests, over memory; the code around
+a connection must not know which. `Stream` is the smallest interface that is honest about all three:
+what is written is queued up to a limit, and an end has a reason.
+
+This module must never know what the bytes mean, nor which loop drives it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from typing import Protocol
+
+from hoplite_mp.protocol.handshake import PLAIN
+
+__all__ = [
+    "NOT_TLS",
+    "QUEUE_BYTES_MAX",
+    "READ_BYTES",
+    "Outgoing",
+    "Stream",
+    "TcpStream",
+]
+
+READ_BYTES = 256 << 10  # taken from one connection before the others get their turn
+# What may wait for a peer that does not read: four of the longest frames of the vocabulary.
+# Higher: slower peers are ridden out. Lower: one that has stopped costs less memory until it is
+# given up.
+QUEUE_BYTES_MAX = 64 << 20
+SEND_BYTES = 256 << 10  # handed to the kernel at once; it seldom takes more
+NOT_TLS = "the other side does not speak TLS"  # one failure that has a remedy of its own
+
+_AGAIN = (BlockingIOError, InterruptedError)
+
+
+class Stream(Protocol):
+    """What every kind of connection can do. None of these waits."""
+
+    # Application bytes that have passed, for counters.
+    bytes_received: int
+    bytes_sent: int
+
+    @property
+    def certificate_sha256(self) -> bytes | None:
+        """SHA-256 of the server's certificate as this side sees it, zeros if there is no TLS;
+        None until it is known."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it ended or broke, in words; None while it works and after an orderly end."""
+
+    @property
+    def buffered(self) -> bool:
+        """Whether bytes can be read that no loop will announce, because they have left the socket.
+        Never after a read of READ_BYTES; after one of few bytes, and in a stream that was taken
+        over: read it once at once."""
+
+    @property
+    def wants_read(self) -> bool:
+        """Whether the loop should wake this stream when something can be read."""
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether the loop should wake this stream when something can be written."""
+
+    def fileno(self) -> int:
+        """The descriptor for the loop."""
+
+    def read(self, nbytes_max: int = READ_BYTES) -> bytes | None:
+        """What has come, b"" if nothing has now, None once it has ended."""
+
+    def write(self, data: bytes) -> None:
+        """Queue. ConnectionAbortedError, and nothing queued, if too much would wait: the peer does
+        not read, and whoever writes gives it up."""
+
+    def flush(self) -> bool:
+        """Send what the connection takes now; False if it is broken."""
+
+    def close(self) -> None:
+        """End it; what is still queued is lost. May be repeated."""
+
+
+class Outgoing:
+    """The queue of one stream."""
+
+    def __init__(self, nbytes_max: int) -> None:
+        self.waiting = bytearray()
+        self._nbytes_max = nbytes_max
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def add(self, data: bytes) -> None:
+        if len(self.waiting) + len(data) > self._nbytes_max:
+            raise ConnectionAbortedError(
+                errno.ECONNABORTED,
+                f"the other side does not read: {len(self.waiting)} bytes wait for it, and with "
+                f"{len(data)} more it would be above {self._nbytes_max}",
+            )
+        self.waiting += data
+
+
+class TcpStream:
+    """A connected stream socket, made non-blocking."""
+
+    certificate_sha256: bytes | None = PLAIN
+
+    def __init__(self, sock: socket.socket, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
+        sock.setblocking(False)
+        self.failure: str | None = None
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self._sock = sock
+        self._queue = Outgoing(queue_bytes_max)
+        self._ended = False  # nothing more can be read
+        self._detached = False
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def buffered(self) -> bool:
+        return False
+
+    @property
+    def wants_read(self) -> bool:
+        return not self._ended
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._queue) and self.failure is None
+
+    def read(self, nbytes_max: int = READ_BYTES) -> bytes | None:
+        if self._ended:
+            return None
+        try:
+            data = self._sock.recv(nbytes_max)
+        except _AGAIN:
+            return b""
+        except OSError as error:
+            self._ended = True
+            self.failure = self._words(error)
+            return None
+        self.bytes_received += len(data)
+        self._ended = not data
+        return data or None
+
+    def opener(self) -> int | None:
+        """The first byte that waits to be read, left where it is; None if there is none yet.
+
+        OSError if the connection is broken or has ended.
+        """
+        try:
+            # The base class' own method: that of an SSLSocket refuses to peek.
+            data = socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
+        except _AGAIN:
+            return None
+        if not data:
+            raise ConnectionError("the other side closed the connection")
+        return data[0]
+
+    def write(self, data: bytes) -> None:
+        self._queue.add(data)
+
+    def flush(self) -> bool:
+        # A broken way out is not the end of the way in: what the other side had to say about it
+        # may still be there.
+        while self._queue and self.failure is None:
+            try:
+                sent = self._send_some(self._queue.waiting)
+            except _AGAIN:
+                break
+            except OSError as error:
+                self.failure = self._words(error)
+                break
+            self.bytes_sent += sent
+            del self._queue.waiting[:sent]
+        return self.failure is None
+
+    def _send_some(self, waiting: bytearray) -> int:
+        # The views must be gone before the queue can shrink.
+        with memoryview(waiting) as whole, whole[:SEND_BYTES] as piece:
+            return self._sock.send(piece)
+
+    def finish(self) -> None:
+        """Say that nothing more will be sent. What still comes can only be discarded."""
+        self._ended = True
+        with contextlib.suppress(OSError):  # it is gone already
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def discard(self) -> bool:
+        """Throw away what has come, whatever it is; False at its end.
+
+        After `finish`: closing with bytes unread would make the kernel send a reset, which can
+        overtake the last words.
+        """
+        try:
+            return bool(socket.socket.recv(self._sock, READ_BYTES))
+        except _AGAIN:
+            return True
+        except OSError:
+            return False
+
+    def detach(self) -> socket.socket:
+        """The socket itself, still non-blocking, for another owner; this stream is closed.
+
+        ValueError if bytes are still queued: they would be lost.
+        """
+        if self._queue:
+            raise ValueError(f"{len(self._queue)} bytes are still to be sent")
+        self._detached = self._ended = True
+        return self._sock
+
+    def close(self) -> None:
+        self._ended = True
+        self._queue.waiting.clear()
+        if not self._detached:
+            self._sock.close()
+
+    def _words(self, error: OSError) -> str:
+        return reason_of(error)
+
+
+def reason_of(error: OSError) -> str:
+    """An error of the system in words."""
+    return os.strerror(error.errno) if error.errno is not None else str(error)

@@ -1,0 +1,166 @@
+"""The token: the one secret of a cluster, where it is looked for, and the key that is made of it.
+
+Why it exists: who has the token can run code on every host of the cluster. So it is read only from
+places that nobody else can read, made with enough chance in it that nobody guesses it, and never
+shown: not in argv, messages, reprs or logs.
+
+    token=text or Path > HOPLITE_MP_TOKEN > HOPLITE_MP_TOKEN_FILE > ~/.config/hoplite_mp/token
+
+This module must never know connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from hoplite_mp.errors import AuthError
+
+__all__ = ["Token", "load_token", "token_path"]
+
+TOKEN_BYTES = 32  # of chance, in a token that is made here
+# Whoever sees or forges one handshake can try guesses at home, a billion a second. 16 random
+# characters cannot be guessed; a word of 16 characters can, so the message says to make one.
+TOKEN_CHARS_MIN = 16
+TOKEN_CHARS_MAX = 1024
+VARIABLE, FILE_VARIABLE = "HOPLITE_MP_TOKEN", "HOPLITE_MP_TOKEN_FILE"
+MAKE_ONE = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
+# Another process may be writing the file that this one finds; it is one write of 44 bytes.
+WRITING_S_MAX = 1.0
+WRITING_LOOK_S = 0.01
+
+# The token is not used as a key itself: the label keeps keys for different uses apart (HKDF's
+# extraction, RFC 5869, with the label as its salt).
+_KEY_LABEL = b"hoplite_mp handshake key"
+
+
+class Token:
+    """A secret, its key for handshakes, and the file it came from, if any. Shows neither."""
+
+    __slots__ = ("_text", "file", "key")
+
+    def __init__(self, text: str, file: Path | None = None, source: str = "token=") -> None:
+        """`source` is for the message: where the text was found. AuthError if it cannot be one."""
+        text = text.strip()
+        if not TOKEN_CHARS_MIN <= len(text) <= TOKEN_CHARS_MAX:
+            raise AuthError(
+                f"the token in {source} has {len(text)} characters; {TOKEN_CHARS_MIN} to "
+                f"{TOKEN_CHARS_MAX} are allowed. Make a random one: {MAKE_ONE}"
+            )
+        self._text = text
+        self.file = file
+        # Bytes that are no UTF-8 have become lone surrogates, in a file and a variable alike.
+        secret = text.encode("utf-8", "surrogatepass")
+        self.key = hmac.digest(_KEY_LABEL, secret, hashlib.sha256)
+
+    def __repr__(self) -> str:
+        return f"<Token of {self.file}>" if self.file else "<Token>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a token is a secret: send its key where it must go")
+
+
+def load_token(argument: str | Path | None = None, *, make: bool = False) -> Token:
+    """The token from the first place that names one. `make`: a missing file is made.
+
+    AuthError: there is none, or it is too short, or others could read the file.
+    """
+    if isinstance(argument, str):
+        return Token(argument)
+    path = token_path(argument)
+    if path is None:
+        return Token(os.environ[VARIABLE], source=VARIABLE)
+    if make:
+        _make(path)
+    return Token(_read(path), path, str(path))
+
+
+def token_path(argument: str | Path | None = None) -> Path | None:
+    """The file that `load_token` would read; None if it needs none."""
+    if isinstance(argument, Path):
+        return _expand(argument)
+    if argument is not None and not isinstance(argument, str):
+        raise TypeError(f"token= is a text or a Path to read, not {type(argument).__name__}")
+    if argument is not None or os.environ.get(VARIABLE):
+        return None
+    named = os.environ.get(FILE_VARIABLE)
+    if named:
+        return _expand(Path(named))
+    # As the XDG specification says: what is not absolute is to be ignored.
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    folder = Path(base) if os.path.isabs(base) else _expand(Path("~/.config"))
+    return folder / "hoplite_mp" / "token"
+
+
+def _expand(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise AuthError(f"there is no token: {path} leads nowhere: {error}") from error
+
+
+def _read(path: Path) -> str:
+    """The file's text, once it is there whole and if only its owner can read it."""
+    end = time.monotonic() + WRITING_S_MAX
+    while not (text := _read_now(path)):
+        if time.monotonic() > end:
+            raise AuthError(f"the token file {path} is empty: remove it, and a new one is made")
+        time.sleep(WRITING_LOOK_S)
+    return text
+
+
+def _read_now(path: Path) -> str:
+    try:
+        # Not blocking: opening a pipe would wait for somebody to write.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise AuthError(
+            f"there is no token: {path} does not exist. Copy it from the host where the cluster "
+            f"was started, or give token=, {VARIABLE}, {FILE_VARIABLE} or --token-file"
+        ) from None
+    except OSError as error:
+        raise AuthError(f"the token file {path} cannot be read: {error.strerror}") from error
+    with open(fd, "rb") as file:
+        # The open file is looked at, not its name, which might lead elsewhere by now.
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise AuthError(f"the token file {path} is not a regular file")
+        if status.st_uid not in (os.geteuid(), 0):
+            raise AuthError(f"the token file {path} belongs to user {status.st_uid}, not to you")
+        if status.st_mode & 0o077:
+            raise AuthError(
+                f"the token file {path} is open to others (mode {status.st_mode & 0o777:04o}): "
+                f"chmod 600 {path}, and make a new token if somebody may have read it"
+            )
+        data = file.read(4 * TOKEN_CHARS_MAX + 1)
+    return data.decode("utf-8", "surrogateescape").strip()
+
+
+def _make(path: Path) -> None:
+    """Write a new token if there is no such file. Of several who try, one does."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o600)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise AuthError(f"the token file {path} cannot be made: {error.strerror}") from error
+    try:
+        with open(fd, "wb", buffering=0) as file:
+            os.fchmod(fd, 0o600)  # whatever the umask took away
+            data = secrets.token_urlsafe(TOKEN_BYTES).encode() + b"\n"
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise AuthError(f"the token file {path} cannot be written: {error.strerror}") from error
