@@ -14,6 +14,11 @@ cdef class Hold:
         if self.client is not None:
             self.client.release_ref(self.oid)
 
+    @property
+    def home(self) -> int:
+        """The host in whose tables it holds."""
+        return self.client.home
+
 
 @cython.final
 @cython.no_gc

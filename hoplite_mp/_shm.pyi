@@ -119,6 +119,8 @@ class NodeClient(Client):
 class Hold:
     @property
     def oid(self) -> int: ...
+    @property
+    def home(self) -> int: ...
 
 @final
 class View(Buffer):

@@ -255,7 +255,7 @@ class Cluster(TaskExecutor):
         memory = self._runtime.memory
         memory.check()
         for ref in as_refs(refs):
-            memory.delete(memory.local_id(ref))
+            memory.delete(ref)
 
     def locations(self, ref: Any) -> list[str]:
         """Ids of the nodes that hold the whole value."""

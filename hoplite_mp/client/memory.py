@@ -22,7 +22,16 @@ from hoplite_mp.errors import (
     ReduceError,
     StoreFullError,
 )
-from hoplite_mp.protocol.local import GiveSpans, Lease, LeaseSpan, Restore
+from hoplite_mp.protocol.local import (
+    ON_ITS_WAY,
+    DropForeign,
+    GiveSpans,
+    Import,
+    Imported,
+    Lease,
+    LeaseSpan,
+    Restore,
+)
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -81,6 +90,7 @@ class Memory:
         self.channel = channel
         self.config = config
         self.wait_one: WaitOne = lambda oid, deadline: None
+        self.wait_moved: Callable[[int, int], bool] = lambda oid, deadline: True
         self.drain: Callable[[], None] = lambda: None  # drops what finished tasks held
         self.attached = 0  # refs that came in foreign pickles, functions among them
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # refs inside objects of ours
@@ -101,8 +111,17 @@ class Memory:
     def local_id(self, ref: ObjectRef[Any]) -> int:
         home, oid = ids.unpack_id(ref._id)
         if home != self.client.home:
-            raise ObjectLostError(f"{ref} belongs to another cluster, or to one that has ended")
+            return self._local_id_of_foreign(ref)
         return oid
+
+    def _local_id_of_foreign(self, ref: ObjectRef[Any]) -> int:
+        """Of an object of another host: where it lies on this one as long as the ref holds it."""
+        hold: Any = ref._hold
+        if type(hold) is not _shm.Hold or hold.home != self.client.home:
+            raise ObjectLostError(
+                f"{ref} is gone, or belongs to another cluster or to one that has ended"
+            )
+        return hold.oid
 
     def own_ref(self, oid: int) -> ObjectRef[Any]:
         """A ref over the hold that new() or publish() made."""
@@ -112,9 +131,23 @@ class Memory:
         """A ref with a hold of its own; without one if the object is gone."""
         home, oid = ids.unpack_id(object_id)
         hold = None
-        if home == self.client.home and self.client.usable:
-            hold = self.client.hold(oid)
+        if home == self.client.home:
+            if self.client.usable:
+                hold = self.client.hold(oid)
+        elif self.client.usable:
+            hold = self._import(object_id)
         return ObjectRef(object_id, hold)
+
+    def _import(self, object_id: bytes) -> Any:
+        """Holds an object of another host; None if it is gone, or there are no other hosts."""
+        reply = self.channel.call(Import([object_id]))
+        (oid,) = reply.value
+        if not oid:
+            return None
+        try:
+            return self.client.hold(oid)
+        finally:
+            self.channel.tell(Imported(reply.number))
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -208,8 +241,11 @@ class Memory:
         for oid in self.client.collect():
             self.inner.pop(oid, None)
 
-    def delete(self, oid: int) -> None:
+    def delete(self, ref: ObjectRef[Any]) -> None:
         """Drops it for everybody; waits while the node is just moving it to disk."""
+        oid = self.local_id(ref)
+        if ids.unpack_id(ref._id)[0] != self.client.home:
+            self.channel.tell(DropForeign(oid))
         while self.client.delete(oid) < 0:
             time.sleep(SPILLING_LOOK_S)
 
@@ -313,6 +349,8 @@ class Memory:
         while True:
             reply = self.channel.call(Restore(oid))
             if not reply.full:
+                if reply.value == ON_ITS_WAY:
+                    self._wait_arrived(oid, deadline)
                 return
             if deadline == 0 or time.monotonic_ns() >= deadline:
                 raise HopliteTimeoutError("the object is being read back from the spill file")
@@ -320,6 +358,11 @@ class Memory:
                 raise StoreFullError(f"get of a spilled object: {reply.error}")
             self.collect()
             self.give_empty_spans()
+
+    def _wait_arrived(self, oid: int, deadline: int) -> None:
+        """Until the bytes have come from another host, or never will."""
+        if not self.wait_moved(oid, deadline):
+            raise HopliteTimeoutError("the object is on its way from another host")
 
     def read(self, oid: int, deadline: int, writable: bool) -> Any:
         """The value; raises what the object failed with."""
@@ -357,10 +400,11 @@ class Memory:
 
     def contributors(self, ref: ObjectRef[Any]) -> tuple[int, ...] | None:
         """The indices of a reduction's sources; None before it is ready, and for other objects."""
-        got = self.client.view(self.local_id(ref))
-        if isinstance(got, int):
+        oid = self.local_id(ref)
+        got = self.client.view(oid)
+        if isinstance(got, int) and got != STATE["SPILLED"]:
             return None
-        mem = memoryview(got)
+        mem = self.payload(oid, FOREVER_NS) if isinstance(got, int) else memoryview(got)
         return None if serial.payload_kind(mem) == serial.ERROR else serial.read_contributors(mem)
 
 

@@ -14,7 +14,7 @@ from hoplite_mp import _shm, _tasks, serial
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import STATE, Memory
 from hoplite_mp.client.submitter import KIND_OPERATION, Submitter
-from hoplite_mp.errors import ClosedError
+from hoplite_mp.errors import ClosedError, ObjectLostError
 from hoplite_mp.protocol.local import Collective
 from hoplite_mp.ref import ObjectRef, runtime_hooks
 
@@ -52,6 +52,7 @@ class Runtime:
         self.memory = Memory(self.client, channel, config)
         self.submitter = Submitter(self.memory, self.tasks)
         self.memory.wait_one = self.submitter.waiting.wait_done
+        self.memory.wait_moved = self.submitter.waiting.wait_moved
         self.memory.drain = self.submitter.drain
         self.own_pool = 0  # the pool whose tasks may be run in place
         self.face: Any = None  # the Cluster over this runtime, made when first asked for
@@ -118,6 +119,7 @@ class Runtime:
         self.channel.close()
         # No cycle keeps the mappings until the garbage collector happens to run.
         self.memory.wait_one = _closed
+        self.memory.wait_moved = _gone
         self.memory.drain = _nothing
         self.face = None
 
@@ -134,21 +136,29 @@ def _closed(oid: int, deadline: int) -> None:
     raise ClosedError("this cluster is closed")
 
 
+def _gone(oid: int, deadline: int) -> bool:
+    raise ClosedError("this cluster is closed")
+
+
 def _nothing() -> None:
     pass
 
 
 def _owner(object_id: bytes) -> Memory | None:
     home = int.from_bytes(object_id[:8], "little")
-    for runtime in reversed(_stack):
-        if runtime.client.usable and runtime.client.home == home:
+    usable = [runtime for runtime in reversed(_stack) if runtime.client.usable]
+    for runtime in usable:
+        if runtime.client.home == home:
             return runtime.memory
-    return None
+    return usable[0].memory if usable else None  # of another host, if of any
 
 
 def _contributors(ref: ObjectRef[Any]) -> tuple[int, ...] | None:
     memory = _owner(ref._id)
-    return None if memory is None else memory.contributors(ref)
+    try:
+        return None if memory is None else memory.contributors(ref)
+    except ObjectLostError:  # deleted, or of a cluster that is not open here
+        return None
 
 
 def _attach(object_id: bytes) -> object:

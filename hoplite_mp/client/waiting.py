@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hoplite_mp import _tasks
-from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.client.memory import FOREVER_NS, STATE
 from hoplite_mp.errors import HopliteTimeoutError, NodeLostError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Waiting"]
 
 BLOCKED_AFTER_NS = 2_000_000
+_AWAY = (STATE["SPILLED"], STATE["SPILLING"])
 
 
 class Waiting:
@@ -91,6 +92,33 @@ class Waiting:
                     counted = blocked = True
                     self.count_blocked(1)
         finally:
+            if blocked:
+                self.count_blocked(-1)
+
+    def wait_moved(self, oid: int, deadline: int) -> bool:
+        """Until the bytes of a done object are no longer elsewhere; False at the deadline."""
+        counted, blocked = self.run_in_place is None, False
+        parked = self.tasks.park([oid])
+        try:
+            while True:
+                seen = self.tasks.event()
+                self.memory.check()
+                if self.memory.client.state(oid) not in _AWAY:
+                    return True
+                until = deadline
+                if not counted:
+                    until = min(deadline, time.monotonic_ns() + BLOCKED_AFTER_NS)
+                outcome = self.tasks.wait_event(seen, until, False)
+                if outcome == _tasks.CLOSING:
+                    self.memory.check()
+                    raise NodeLostError("the node of this host has ended")
+                if time.monotonic_ns() >= deadline:
+                    return False
+                if not counted:
+                    counted = blocked = True
+                    self.count_blocked(1)
+        finally:
+            self.tasks.unpark(parked)
             if blocked:
                 self.count_blocked(-1)
 

@@ -23,9 +23,12 @@ import msgspec
 from hoplite_mp import _shm, _tasks
 from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
 from hoplite_mp.config import Config
+from hoplite_mp.node.exports import Exports
 from hoplite_mp.node.groups import Groups
+from hoplite_mp.node.imports import Imports
 from hoplite_mp.node.operations import Operations
 from hoplite_mp.node.output import Output
+from hoplite_mp.node.places import Places
 from hoplite_mp.node.requests import Requests
 from hoplite_mp.node.results import Results
 from hoplite_mp.node.store import Store
@@ -37,6 +40,8 @@ from hoplite_mp.protocol.messages import ClientLost, NodeJoined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from hoplite_mp.protocol.peers import PeerMessage
 
 __all__ = ["Node", "main"]
 
@@ -68,6 +73,11 @@ class Node:
         self.store = Store(self.client, self.config, start.memory_bytes, start.store_fd)
         self.results = Results(self.client, self.tasks, self.store, self.config)
         self.sweeper = Sweeper(self.results)
+        self.number = 0  # among the nodes of the cluster
+        self.places = Places(self.results)
+        self.imports = Imports(self.results, self.places, self.send_peer)
+        self.exports = Exports(self.results, self.places, self.send_peer, lambda: self.number)
+        self.sweeper.freed = self.imports.freed
         threads = self.config.reduce_threads or start.cores
         self.operations = Operations(self.results, self.send_manager, self.tasks.wake_node, threads)
         self.groups = Groups(self.client, self.tasks, self.send_manager, self.reply)
@@ -103,6 +113,10 @@ class Node:
             self.manager.sendall(encode(message))
         except OSError:
             self._stop = True  # without a manager there is no host: the supervisor ends the rest
+
+    def send_peer(self, home: int, message: PeerMessage) -> bool:
+        """To the node of the host with that id; False if there is none."""
+        return False
 
     def reply(self, slot: int, reply: Reply) -> None:
         sock = self.clients.get(slot)
@@ -217,6 +231,7 @@ class Node:
         self.groups.hold_committed(slot)
         again = self.sweeper.sweep(slot, worker, message.code)
         self.send_manager(ClientLost(NODE_SLOT, slot, generation))
+        self.requests.forget_client(slot)
         self.workers.exited(worker, message.code, again)
         self.workers.close_owned(slot)
         self.client.unregister(slot)
@@ -229,6 +244,7 @@ class Node:
         done = self.tasks.drain()
         if done:
             self.sweeper.completed(done)
+        self.exports.look()
         self.operations.look()
         again = self.operations.collect()
         if again is not None:

@@ -11,12 +11,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.protocol.local import (
+    ON_ITS_WAY,
+    RESTORED,
     ClosePool,
     Collective,
+    DropForeign,
     GiveSpans,
     GroupAdmit,
     GroupJoin,
     GroupLeave,
+    Import,
+    Imported,
     Interrupt,
     Lease,
     LeaseSpan,
@@ -45,12 +50,16 @@ class Requests:
         self.client = node.client
         self.store = node.store
         self.last_lease: dict[int, tuple[int, int]] = {}  # slot -> (number of the reply, payload)
+        self.granted: dict[int, dict[int, Any]] = {}  # slot -> number -> holds not yet taken over
         self.latest: dict[int, int] = {}  # slot -> number of its last question
         self._answers: dict[type, Any] = {
             Lease: self.lease,
             LeaseSpan: self.lease_span,
             Restore: self.restore,
             GiveSpans: self.give_spans,
+            Import: self.import_,
+            Imported: self.imported,
+            DropForeign: lambda slot, request: node.imports.drop(request.ask.oid),
             Interrupt: lambda slot, request: node.workers.interrupt(
                 request.ask.oid, request.ask.slot
             ),
@@ -97,7 +106,10 @@ class Requests:
         oid = request.ask.oid  # type: ignore[union-attr]
 
         def attempt() -> int | None:
-            return None if self.store.restore(oid, slot) is None else 1
+            places = self.node.places
+            if oid in places:
+                return ON_ITS_WAY if places.want(oid, _nothing) else None
+            return None if self.store.restore(oid, slot) is None else RESTORED
 
         self.patiently(slot, request, attempt)
 
@@ -125,6 +137,32 @@ class Requests:
                 self.node.after(RETRY_S, again)
 
         again()
+
+    # -- objects of other hosts ----------------------------------------------------------------
+
+    def import_(self, slot: int, request: Request) -> None:
+        """The holds in `granted` keep what the caller has not taken a hold on yet."""
+        line = self.node.clients.get(slot)
+        objects = request.ask.objects  # type: ignore[union-attr]
+
+        def done(holds: list[Any]) -> None:
+            if line is None or self.node.clients.get(slot) is not line:
+                return  # it has died
+            self.granted.setdefault(slot, {})[request.number] = holds
+            oids = [0 if hold is None else hold.oid for hold in holds]
+            self.node.reply(slot, Reply(request.number, oids))
+
+        self.node.imports.ask(objects, done)
+
+    def imported(self, slot: int, request: Request) -> None:
+        number = request.ask.number  # type: ignore[union-attr]
+        granted = self.granted.get(slot, {})
+        for old in [old for old in granted if old <= number]:  # Ctrl-C: some were never confirmed
+            del granted[old]
+
+    def forget_client(self, slot: int) -> None:
+        """Its process has ended."""
+        self.granted.pop(slot, None)
 
     def give_spans(self, slot: int, request: Request) -> None:
         for offset in request.ask.offsets:  # type: ignore[union-attr]
@@ -172,3 +210,7 @@ class Requests:
                 },
             ),
         )
+
+
+def _nothing() -> None:
+    """Who waits for an object that arrives is woken by the header itself."""

@@ -18,6 +18,8 @@ from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.store.limits import available_bytes, total_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp.node.pools import WorkerInfo
     from hoplite_mp.node.results import Results
 
@@ -36,6 +38,7 @@ class Sweeper:
         self.client = results.client
         self.tasks = results.tasks
         self.inner: dict[int, list[Any]] = {}  # refs inside adopted objects
+        self.freed: Callable[[int], None] = lambda oid: None  # told of everything that goes
         self.own_tables: set[int] = set(self.client.tables)
         self.retried = self.failed = 0  # tasks whose worker died
 
@@ -138,6 +141,7 @@ class Sweeper:
         """What nobody holds in adopted tables goes, and the refs that were inside."""
         for oid in self.client.collect():
             self.inner.pop(oid, None)
+            self.freed(oid)
         self.client.release_tables(self.own_tables)
         self.tasks.watch_only(self.client.tables)
 

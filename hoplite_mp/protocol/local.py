@@ -13,15 +13,20 @@ from typing import Any, TypeAlias
 import msgspec
 
 __all__ = [
+    "ON_ITS_WAY",
+    "RESTORED",
     "Ask",
     "ClosePool",
     "Collective",
+    "DropForeign",
     "Exited",
     "FromSupervisor",
     "GiveSpans",
     "GroupAdmit",
     "GroupJoin",
     "GroupLeave",
+    "Import",
+    "Imported",
     "Interrupt",
     "Lease",
     "LeaseSpan",
@@ -36,6 +41,9 @@ __all__ = [
     "Stats",
     "ToSupervisor",
 ]
+
+
+RESTORED, ON_ITS_WAY = 1, 2  # replies to Restore
 
 
 class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -55,7 +63,27 @@ class GiveSpans(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Restore(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A spilled object is wanted in memory. Reply: done, or full=True and the message."""
+    """A spilled object is wanted in memory. Reply: RESTORED, or ON_ITS_WAY from another
+    host (who waits for the object is woken), or full=True and the message."""
+
+    oid: int
+
+
+class Import(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Objects of other hosts are used here. Reply: their ids on this host, 0 for one that is gone;
+    the node keeps them until Imported says that the caller holds them."""
+
+    objects: list[bytes]
+
+
+class Imported(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The objects of that Import (its number) are held now. No reply."""
+
+    number: int
+
+
+class DropForeign(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """An object of another host was deleted here: it is to go everywhere. No reply."""
 
     oid: int
 
@@ -131,6 +159,9 @@ Ask: TypeAlias = (
     | LeaseSpan
     | GiveSpans
     | Restore
+    | Import
+    | Imported
+    | DropForeign
     | Interrupt
     | Collective
     | OpenPool
