@@ -182,7 +182,7 @@ class Imports:
 
     def lose_home(self, home: int) -> None:
         """That host is gone: what it had not finished is lost."""
-        for one in [one for one in self.by_object.values() if one.home == home]:
+        for one in [one for one in self.by_oid.values() if one.home == home and one.number]:
             self._fail(one, "its host is gone")
 
 

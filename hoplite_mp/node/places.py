@@ -33,6 +33,7 @@ class Place:
     holders: tuple[int, ...]  # numbers of nodes that hold the whole value
     waiting: list[Callable[[], None]] = field(default_factory=list)
     payload: int = 0  # the block that is being filled; 0: nothing has begun
+    released: Callable[[], Any] | None = None  # called when this host needs no holder any more
 
 
 class Fetcher(Protocol):
@@ -83,8 +84,7 @@ class Places:
         place = self.places.pop(oid)
         if not self.client.restore(oid, place.payload):
             self.store.free(place.payload)  # dropped or deleted meanwhile
-        for done in place.waiting:
-            done()
+        _close(place)
 
     def lost(self, oid: int, why: str) -> None:
         """No living node holds it: whoever reads it learns that."""
@@ -99,8 +99,7 @@ class Places:
             self.client.write(payload, encoded.head, encoded.buffers, encoded.offsets)
             if not self.client.restore(oid, payload, encoded.nbytes):
                 self.store.free(payload)
-        for done in place.waiting:
-            done()
+        _close(place)
 
     def drop(self, oid: int) -> Place | None:
         """The header is gone, or holds something else now."""
@@ -111,8 +110,7 @@ class Places:
             if self.fetcher is not None:
                 self.fetcher.forget(oid, place)
             self.store.free(place.payload)
-        for done in place.waiting:
-            done()
+        _close(place)
         return place
 
     def purge(self) -> list[Place]:
@@ -126,6 +124,13 @@ class Places:
             place.holders = tuple(holder for holder in place.holders if holder != number)
             if not place.holders:
                 self.lost(oid, f"object {place.object.hex()} is lost: node h{number} had it")
+
+
+def _close(place: Place) -> None:
+    for done in place.waiting:
+        done()
+    if place.released is not None:
+        place.released()
 
 
 _AWAY: Any = (STATE["SPILLED"], STATE["SPILLING"])

@@ -12,14 +12,29 @@ import msgspec
 import numpy as np
 
 from hoplite_mp import _tasks, ids, serial
+from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.exports import Exports
+from hoplite_mp.node.guests import Guests
 from hoplite_mp.node.imports import Imports
 from hoplite_mp.node.places import Place, Places
-from hoplite_mp.protocol.peers import Acquire, Described, Drop, PeerMessage, Release
+from hoplite_mp.protocol.peers import (
+    Acquire,
+    CancelTask,
+    Described,
+    Drop,
+    PeerMessage,
+    RecallTasks,
+    Release,
+    RunTask,
+    TaskEnded,
+)
 from tests.cext.host import KIND_TASK, POOL, STATE, Host
 
 if TYPE_CHECKING:
     from hoplite_mp import _shm
+
+
+COMMON = 0  # the pool of every host's own workers
 
 
 class Side(Host):
@@ -28,33 +43,70 @@ class Side(Host):
     def __init__(self, network: Network, number: int) -> None:
         super().__init__(home=1000 + number)
         self.network, self.number = network, number
+        self.common_queue: int | None = None
         self.home = 1000 + number
         self.places = Places(self.results)
         self.places.fetcher = self
         self.imports = Imports(self.results, self.places, self.send)
         self.exports = Exports(self.results, self.places, self.send, lambda: number)
+        self.delegation = Delegation(
+            self.results, self.imports, self.places, self.send, self.post_again
+        )
+        self.guests = Guests(
+            self.results, self.imports, self.send, self.queue_to, self.interrupted_at
+        )
+        self.interrupted: list[tuple[int, int]] = []
+        self.node.open_pool(COMMON, 1)
         self.party = self.client()
         self.tasks = _tasks.Tasks(self.party)
         self.give_span(self.party)
         self.fetching: dict[int, Place] = {}
+        self.sent: dict[int, Any] = {}  # tasks of this host's process -> what it holds for them
 
     def send(self, home: int, message: PeerMessage) -> bool:
         return self.network.send(self.home, home, message)
+
+    def queue_to(self, pool: int) -> int:
+        if self.common_queue is None:
+            self.common_queue = self.node_tasks.open_queue(pool)
+        return self.common_queue
+
+    def post_again(self, oid: int) -> None:
+        self.node_tasks.post(oid, self.queue_to(COMMON))
+
+    def interrupted_at(self, oid: int, slot: int) -> None:
+        self.interrupted.append((oid, slot))
 
     def take(self, peer: int, message: Any) -> None:
         match message:
             case Acquire():
                 self.exports.acquire(peer, message)
             case Release():
-                self.exports.release(peer, message)
+                if not self.guests.release(peer, message):
+                    self.exports.release(peer, message)
+            case RunTask():
+                self.guests.run(peer, message)
+            case TaskEnded():
+                self.delegation.ended(peer, message)
+            case CancelTask():
+                self.guests.cancel(message.task)
+            case RecallTasks():
+                self.guests.recall(peer, message.count)
             case Drop():
                 self.exports.drop(message.object)
             case Described():
                 self.imports.described(message)
 
     def look(self) -> None:
+        done = self.node_tasks.drain()
+        self.sweeper.completed(done)
+        self.guests.completed(done)
+        self.guests.look()
+        self.delegation.look()
+        self.results.look()
         self.exports.look()
         for oid in self.node.collect():
+            self.sweeper.inner.pop(oid, None)
             self.imports.freed(oid)
         self.places.purge()
 
@@ -77,10 +129,18 @@ class Side(Host):
 
     # -- a process of this host ----------------------------------------------------------------
 
+    def small(self, nbytes: int) -> int:
+        """A block of a span; 0 for what is too large for one."""
+        at = self.party.allocate(nbytes)
+        if not at and nbytes <= 4096:
+            self.give_span(self.party)
+            at = self.party.allocate(nbytes)
+        return at
+
     def put(self, value: Any) -> tuple[bytes, Any]:
         """(public id, hold of the process)."""
         encoded = serial.encode(value)
-        at = self.party.allocate(encoded.nbytes)
+        at = self.small(encoded.nbytes)
         if not at:
             got = self.store.lease(encoded.nbytes, self.party.slot)
             assert got is not None
@@ -98,10 +158,61 @@ class Side(Host):
         oid = ids.unpack_id(object_id)[1]
         failed = isinstance(value, Exception)
         encoded = serial.encode_error(value, "") if failed else serial.encode(value)
-        at = self.party.allocate(encoded.nbytes)
+        at = self.small(encoded.nbytes)
         self.party.write(at, encoded.head, encoded.buffers, encoded.offsets)
         self.party.bind(oid, at, encoded.nbytes, False)
         assert self.tasks.finish(oid, failed)
+
+    # -- tasks ---------------------------------------------------------------------------------
+
+    def submit(
+        self, args: tuple[Any, ...] = (), *, holds: Any = (), retries: int = 3, pool: int = COMMON
+    ) -> int:
+        """A task of this host's process. Its function is an object as any other here."""
+        if not self.sent:
+            self.queue_of_party = {COMMON: self.tasks.open_queue(COMMON)}
+        if pool not in self.queue_of_party:
+            self.queue_of_party[pool] = self.tasks.open_queue(pool)
+        function_id, function = self.put("the function")
+        call = serial.encode_call(args, {})
+        oid = self.party.new(KIND_TASK, STATE["WAITING"], 0, pool)
+        self.sent[oid] = [self.party.hold(oid, False), function, holds]
+        function_oid = ids.unpack_id(function_id)[1]
+        self.tasks.submit(
+            oid,
+            function_oid,
+            call.tobytes(),
+            0,
+            retries,
+            0,
+            0,
+            b"f",
+            self.queue_of_party[pool],
+            True,
+        )
+        return oid
+
+    def take_task(self) -> int:
+        """A worker of this host claims a task; 0: there is none."""
+        return self.tasks.next(COMMON, 0)
+
+    def answer(self, oid: int, value: Any) -> None:
+        """That worker's result."""
+        failed = isinstance(value, Exception)
+        encoded = serial.encode_error(value, "") if failed else serial.encode(value)
+        refs = bool(encoded.refs)
+        at = 0
+        if encoded.nbytes > 4096:
+            got = self.store.lease(encoded.nbytes, self.party.slot)
+            assert got is not None
+            at = got
+        else:
+            at = self.small(encoded.nbytes)
+        self.party.write(at, encoded.head, encoded.buffers, encoded.offsets)
+        self.party.bind(oid, at, encoded.nbytes, refs)
+        if not self.tasks.finish(oid, failed):
+            self.party.give_back(at, oid)
+            self.tasks.settle(oid)
 
     def hold(self, object_id: bytes) -> list[Any]:
         """Asks the node for a foreign object; the holds of the process are in the list when the
@@ -167,6 +278,8 @@ class Network:
         self.dead.add(side.home)
         for other in self.sides:
             if other.home not in self.dead:
+                other.delegation.lose_runner(side.home)
+                other.guests.lose_peer(side.home)
                 other.imports.lose_home(side.home)
                 other.exports.lose_peer(side.home)
                 other.places.lose_node(side.number)

@@ -1,0 +1,267 @@
+"""Tasks of this host that workers of other hosts run.
+
+Why it exists: the node is one more claimant of this host's tasks, for workers elsewhere. It takes a
+task only when a runner has room for it, by the same claim as any worker; what comes back is written
+into the task's own header, or told to be elsewhere. So submitters cannot tell where a task has run,
+and what no host has begun stays queued for whoever is free first.
+It must never know: how messages travel, what tasks do, which hosts there could be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _shm, ids, serial
+from hoplite_mp.errors import NodeLostError, StoreFullError
+from hoplite_mp.node.guests import NO_OBJECT
+from hoplite_mp.node.store import NODE_SLOT
+from hoplite_mp.protocol.peers import CancelTask, RecallTasks, Release, RunTask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.imports import Imports
+    from hoplite_mp.node.places import Places
+    from hoplite_mp.node.results import Results
+    from hoplite_mp.protocol.peers import PeerMessage, TaskEnded
+
+__all__ = ["Delegation"]
+
+COMMON_POOL = 0
+# How many tasks a runner has beyond its workers: so many begin without a message in between.
+# Higher: no worker waits for the wire; lower: less is queued at a host that turns out to be slow.
+AHEAD_TASKS = 2
+
+
+@dataclass(slots=True)
+class Runner:
+    """Another host, as far as it runs tasks."""
+
+    number: int
+    workers: int
+    running: dict[int, Any] = field(default_factory=dict)  # oid -> what is held for it
+
+    @property
+    def room(self) -> int:
+        return self.workers + AHEAD_TASKS - len(self.running) if self.workers else 0
+
+
+class Delegation:
+    """All tasks of this host that are elsewhere."""
+
+    def __init__(
+        self,
+        results: Results,
+        imports: Imports,
+        places: Places,
+        send: Callable[[int, PeerMessage], bool],
+        post: Callable[[int], None],
+    ) -> None:
+        """post: announces a task that is queued again to all workers."""
+        self.results = results
+        self.client = results.client
+        self.tasks = results.tasks
+        self.imports = imports
+        self.places = places
+        self.send = send
+        self.post = post
+        self.runners: dict[int, Runner] = {}  # by home
+        self.where: dict[int, int] = {}  # oid -> home of its runner
+        self.pools: dict[int, int] = {}  # a pool whose tasks all go to one host -> its home
+        self._offered: set[int] = set()
+
+    # -- who runs ------------------------------------------------------------------------------
+
+    def set_runner(self, home: int, number: int, workers: int) -> None:
+        """A host has joined, or has other workers than before."""
+        known = self.runners.get(home)
+        if known is None:
+            self.runners[home] = Runner(number, workers)
+        else:
+            known.workers = workers
+        self.look()
+
+    def lose_runner(self, home: int) -> None:
+        """That host is gone: its tasks are run again elsewhere, or fail."""
+        runner = self.runners.pop(home, None)
+        for oid in list(runner.running) if runner is not None else ():
+            self._lost(oid, runner.number if runner is not None else 0)
+
+    def look(self) -> None:
+        """Takes queued tasks for those that have room."""
+        if not self.runners and not self._offered:
+            return
+        for pool in (COMMON_POOL, *self.pools):
+            wanted = self._room(pool)
+            if wanted:
+                self.tasks.offer(
+                    pool, True
+                )  # first the offer, then the look: nothing falls between
+                self._offered.add(pool)
+                while wanted and (oid := self.tasks.take_queued(pool)):
+                    self._delegate(oid, pool)
+                    wanted = self._room(pool)
+            if not wanted and pool in self._offered:
+                self.tasks.offer(pool, False)
+                self._offered.discard(pool)
+
+    def _room(self, pool: int) -> bool:
+        return any(runner.room > 0 for runner in self._suitable(pool).values())
+
+    def _suitable(self, pool: int) -> dict[int, Runner]:
+        if pool == COMMON_POOL:
+            return self.runners
+        home = self.pools[pool]
+        return {home: self.runners[home]} if home in self.runners else {}
+
+    def _delegate(self, oid: int, pool: int) -> None:
+        function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
+        suitable = {h: r for h, r in self._suitable(pool).items() if r.room > 0}
+        near = self._bytes_at(args, args_oid)
+        home = max(suitable, key=lambda h: (near.get(suitable[h].number, 0), suitable[h].room))
+        header = self.client.inspect(oid)
+        holds = [self.client.hold(one) for one in (function, args_oid) if one]
+        if None in holds:  # its submitter has just died
+            self._lost(oid, suitable[home].number)
+            return
+        message = RunTask(
+            ids.pack_id(self.client.home, oid),
+            self._public(function),
+            args,
+            self._public(args_oid) if args_oid else NO_OBJECT,
+            header["retries_left"],
+            timeout_ns,
+            flags,
+            self.client.task_name(oid).encode()[:64],
+        )
+        suitable[home].running[oid] = holds
+        self.where[oid] = home
+        if not self.send(home, message):
+            self.lose_runner(home)
+
+    def _public(self, oid: int) -> bytes:
+        one = self.imports.by_oid.get(oid)
+        return ids.pack_id(self.client.home, oid) if one is None else one.object
+
+    def _bytes_at(self, args: bytes, args_oid: int) -> dict[int, int]:
+        """How many bytes of the arguments' objects each other node holds."""
+        if args_oid:
+            got = self.client.view(args_oid)
+            refs = [] if isinstance(got, int) else serial.read_refs(memoryview(got))
+        else:
+            refs = serial.read_refs(memoryview(args))
+        found: dict[int, int] = {}
+        for ref in refs:
+            home, oid = ids.unpack_id(ref)
+            one = self.imports.by_object.get(ref)
+            at = oid if home == self.client.home else (one.oid if one is not None else 0)
+            place = self.places.places.get(at)
+            for number in place.holders if place is not None else ():
+                found[number] = found.get(number, 0) + (place.nbytes if place is not None else 0)
+        return found
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def ended(self, peer: int, message: TaskEnded) -> None:
+        """What a runner says of one of our tasks; ignored if it is not with that runner."""
+        _, oid = ids.unpack_id(message.task)
+        if self.where.get(oid) != peer:
+            return
+        if message.outcome == "returned":
+            self._take_back(oid)
+            if self.client.give_task_back(oid):
+                self.post(oid)
+            else:
+                self.tasks.settle(oid)
+        elif message.outcome == "cancelled":
+            self._take_back(oid)
+            if not self.tasks.settle(
+                oid
+            ):  # deleted or cancelled there, not by us: it was asked for
+                self.tasks.cancel(oid, True)
+                self.tasks.settle(oid)
+        elif message.payload is None:
+            self._elsewhere(oid, peer, message)
+        elif message.refs:
+            refs = serial.read_refs(memoryview(message.payload))
+            self.imports.ask(refs, lambda holds: self._store(oid, peer, message, holds))
+        else:
+            self._store(oid, peer, message, [])
+        self.look()
+
+    def _take_back(self, oid: int) -> Runner | None:
+        runner = self.runners.get(self.where.pop(oid, 0))
+        if runner is not None:
+            runner.running.pop(oid, None)
+        return runner
+
+    def _elsewhere(self, oid: int, peer: int, message: TaskEnded) -> None:
+        runner = self._take_back(oid)
+        assert runner is not None
+        if self.client.finish_elsewhere(oid, message.nbytes, message.refs):
+            self.places.add(oid, message.task, message.nbytes, (runner.number,))
+            self.places.places[oid].released = lambda: self.send(peer, Release(message.task, 0))
+        else:
+            self.tasks.settle(oid)
+            self.send(peer, Release(message.task, 0))
+
+    def _store(self, oid: int, peer: int, message: TaskEnded, holds: list[Any]) -> None:
+        if self.where.get(oid) != peer:
+            return  # lost meanwhile, and run again
+        payload, failed = message.payload, message.outcome == "failed"
+        assert payload is not None
+        self._take_back(oid)
+        if message.refs:
+            self.send(peer, Release(message.task, 0))
+        at = 0
+        if len(payload) <= _shm.INLINE_BYTES_MAX:
+            self.client.bind_inline(oid, payload, [], [], len(payload), message.refs)
+        else:
+            got = self.results.lease(len(payload))
+            if got is None:
+                error = StoreFullError(f"the result of a task found no room: {len(payload)} bytes")
+                self.results.store_error(oid, error)
+                return
+            at = got
+            self.client.write(at, payload, [], [])
+            self.client.bind(oid, at, len(payload), message.refs)
+        if self.tasks.finish(oid, failed):
+            if message.refs:
+                self.results.untaken[oid] = holds
+            return
+        if at:
+            self.client.give_back(at, oid)
+        self.tasks.settle(oid)
+
+    def _lost(self, oid: int, number: int) -> None:
+        self.where.pop(oid, None)
+        if self.tasks.aborted(oid):
+            self.client.settle(oid, NODE_SLOT)
+        elif self.client.inspect(oid)["retries_left"] and self.client.requeue(oid, NODE_SLOT):
+            self.post(oid)
+        elif self.client.take_over(oid, NODE_SLOT):
+            name, tries = self.client.task_name(oid), self.client.add_try(oid)
+            self.results.store_error(
+                oid,
+                NodeLostError(
+                    f"node h{number} was lost while it ran {name}(); "
+                    f"tried {tries} time{'s' if tries != 1 else ''}."
+                ),
+            )
+
+    # -- before the end ------------------------------------------------------------------------
+
+    def cancel(self, oid: int) -> bool:
+        """By force, after the submitter has aborted it. False: it is not elsewhere."""
+        home = self.where.get(oid)
+        if home is None:
+            return False
+        self.send(home, CancelTask(ids.pack_id(self.client.home, oid)))
+        return True
+
+    def recall(self, home: int) -> None:
+        """Our own workers are idle: what that host has not begun may come back."""
+        runner = self.runners.get(home)
+        if runner is not None and len(runner.running) > runner.workers:
+            self.send(home, RecallTasks(len(runner.running) - runner.workers))

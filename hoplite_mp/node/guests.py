@@ -1,0 +1,194 @@
+"""Tasks of other hosts that workers of this host run.
+
+Why it exists: a task from elsewhere becomes a task of the node's own table as soon as everything
+that it names is held here; the workers cannot tell the difference. Its end is told to the host that
+sent it, with the result if that is small; a big one stays until that host lets go of it.
+It must never know: how messages travel, what tasks do, which host it would be best to run on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import ids, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, TaskEnded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.imports import Imports
+    from hoplite_mp.node.results import Results
+    from hoplite_mp.protocol.peers import PeerMessage, Release, RunTask
+
+__all__ = ["NO_OBJECT", "Guests"]
+
+KIND_TASK, POOL = 2, 0
+NO_OBJECT = bytes(ids.ID_BYTES)
+
+
+@dataclass(slots=True)
+class Guest:
+    """One task from elsewhere; `holds` are on its result and on all that it names."""
+
+    peer: int
+    task: bytes
+    holds: list[Any]
+    oid: int = 0  # 0: what it names is not here yet
+    ended: bool = False
+    unwanted: bool = False
+
+
+class Guests:
+    """All tasks of other hosts on this one."""
+
+    def __init__(
+        self,
+        results: Results,
+        imports: Imports,
+        send: Callable[[int, PeerMessage], bool],
+        queue: Callable[[int], int],
+        interrupt: Callable[[int, int], None],
+    ) -> None:
+        """queue: of hints to a pool. interrupt: the worker in that slot, which runs that task."""
+        self.results = results
+        self.client = results.client
+        self.tasks = results.tasks
+        self.imports = imports
+        self.send = send
+        self.queue = queue
+        self.interrupt = interrupt
+        self.by_task: dict[bytes, Guest] = {}
+        self.by_oid: dict[int, Guest] = {}
+        self.unposted: list[int] = []  # the ring of hints was full
+
+    def __contains__(self, oid: int) -> bool:
+        return oid in self.by_oid
+
+    def run(self, peer: int, message: RunTask) -> None:
+        """Takes the task in; a double is ignored."""
+        if message.task in self.by_task:
+            return
+        guest = self.by_task[message.task] = Guest(peer, message.task, [])
+        named = [message.function, *serial.read_refs(memoryview(message.args))]
+        if message.args_object != NO_OBJECT:
+            named.append(message.args_object)
+        self.imports.ask(named, lambda holds: self._begin(guest, message, holds))
+
+    def _begin(self, guest: Guest, message: RunTask, holds: list[Any]) -> None:
+        if guest.unwanted:
+            del self.by_task[guest.task]
+            return
+        with_args = message.args_object != NO_OBJECT
+        if holds[0] is None or (with_args and holds[-1] is None):
+            del self.by_task[guest.task]
+            self.send(guest.peer, TaskEnded(guest.task, "returned"))  # it knows what has become
+            return
+        oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, POOL)
+        guest.oid, guest.holds = oid, [self.client.hold(oid, False), *holds]
+        self.by_oid[oid] = guest
+        self.imports.adopt(guest.task, oid)
+        posted = self.tasks.submit(
+            oid,
+            holds[0].oid,
+            message.args,
+            holds[-1].oid if with_args else 0,
+            message.retries,
+            message.timeout_ns,
+            message.flags,
+            message.name,
+            self.queue(POOL),
+            True,
+        )
+        if not posted:
+            self.unposted.append(oid)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Hints for which there was no room."""
+        while self.unposted and self.tasks.post(self.unposted[-1], self.queue(POOL)):
+            self.unposted.pop()
+
+    def completed(self, oids: list[int]) -> None:
+        """Tasks of the node's tables that have become done: which of them are guests?"""
+        for oid in oids:
+            guest = self.by_oid.get(oid)
+            if guest is not None and not guest.ended:
+                self._end(guest)
+
+    def _end(self, guest: Guest) -> None:
+        state = self.client.state(guest.oid)
+        if state == STATE["ABORTED"]:
+            return  # it still runs; another word follows when it has stopped
+        guest.ended = True
+        guest.holds = guest.holds[:1]
+        message = self._ending(guest)
+        kept = message.refs or (message.outcome == "ready" and message.payload is None)
+        if not self.send(guest.peer, message) or not kept:
+            self._forget(guest)
+
+    def _ending(self, guest: Guest) -> TaskEnded:
+        oid = guest.oid
+        got = self.client.view(oid)
+        if isinstance(got, int):
+            if got in (STATE["SPILLED"], STATE["SPILLING"]):
+                nbytes = self.client.inspect(oid)["size"]
+                return TaskEnded(guest.task, "ready", nbytes, self.client.flags(oid)[0])
+            return TaskEnded(guest.task, "cancelled")
+        mem = memoryview(got)
+        refs = bool(serial.read_refs(mem))
+        if serial.payload_kind(mem) == serial.ERROR:
+            if mem.nbytes > PAYLOAD_BYTES_MAX:
+                short = MemoryError("the task's error is too large to travel")
+                payload = serial.encode_error(short, "").tobytes()
+                return TaskEnded(guest.task, "failed", len(payload), False, payload)
+            return TaskEnded(guest.task, "failed", mem.nbytes, refs, bytes(mem))
+        small = mem.nbytes <= INLINE_BYTES_MAX
+        return TaskEnded(guest.task, "ready", mem.nbytes, refs, bytes(mem) if small else None)
+
+    def release(self, peer: int, message: Release) -> bool:
+        """The sender has what it needs of the result. False: that is no guest."""
+        guest = self.by_task.get(message.object)
+        if guest is None or guest.peer != peer:
+            return False
+        self._forget(guest)
+        return True
+
+    def _forget(self, guest: Guest) -> None:
+        self.by_task.pop(guest.task, None)
+        self.by_oid.pop(guest.oid, None)
+        guest.holds = []
+
+    # -- before the end ------------------------------------------------------------------------
+
+    def cancel(self, task: bytes) -> None:
+        """By force: what waits does not begin, what runs is interrupted."""
+        guest = self.by_task.get(task)
+        if guest is None or guest.ended:
+            return
+        if not guest.oid:
+            guest.unwanted = True
+            self.send(guest.peer, TaskEnded(task, "cancelled"))
+        elif self.tasks.cancel(guest.oid, True) == 2:
+            self.interrupt(guest.oid, self.tasks.claimant(guest.oid))
+
+    def recall(self, peer: int, count: int) -> None:
+        """Up to `count` tasks of that host that have not begun go back to it, latest first."""
+        for guest in reversed([one for one in self.by_task.values() if one.peer == peer]):
+            if not count:
+                return
+            if guest.oid and not guest.ended and self.tasks.cancel(guest.oid, False) == 1:
+                guest.ended = True
+                count -= 1
+                self.send(peer, TaskEnded(guest.task, "returned"))
+                self._forget(guest)
+
+    def lose_peer(self, peer: int) -> None:
+        """That host is gone, and nobody waits for its tasks."""
+        for guest in [one for one in self.by_task.values() if one.peer == peer]:
+            if not guest.ended:
+                self.cancel(guest.task)
+            if guest.oid:
+                self._forget(guest)

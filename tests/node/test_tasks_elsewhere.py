@@ -1,0 +1,292 @@
+"""Tasks of one host on the workers of another: results, failures, cancels, recalls, deaths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hoplite_mp import ids, serial
+from hoplite_mp.errors import NodeLostError
+from hoplite_mp.ref import ObjectRef
+from tests.node.pair import COMMON, Network, Side
+from tests.node.test_imports import BIG, away_hold, clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Host 0 sends; hosts 1 and 2 have two workers each."""
+    made = Network(3)
+    for side in made.sides[1:]:
+        made.sides[0].delegation.set_runner(side.home, side.number, 2)
+    yield made
+    made.close()
+
+
+def value(side: Side, oid: int) -> Any:
+    return side.value(side.sent[oid][0])
+
+
+def runner_of(network: Network, oid: int) -> Side:
+    return network.by_home[network.sides[0].delegation.where[oid]]
+
+
+def done(network: Network) -> None:
+    network.sides[0].sent.clear()
+    clean(network)
+    for side in network.sides:
+        if side.home in network.dead:
+            continue
+        assert not side.guests.by_task
+        assert not side.delegation.where
+        assert not any(runner.running for runner in side.delegation.runners.values())
+
+
+def test_a_result_comes_back(network: Network) -> None:
+    sender = network.sides[0]
+    oid = sender.submit((1, 2))
+    network.pump()
+    runner = runner_of(network, oid)
+    task = runner.take_task()
+    function, _, args, *_ = runner.tasks.task(task)
+    assert runner.value(runner.party.hold(function)) == "the function"
+    positional, _ = serial.decode_call(memoryview(args), lambda i: ObjectRef(i), lambda r: r)
+    assert positional == (1, 2)
+    runner.answer(task, "three")
+    network.pump()
+    assert value(sender, oid) == "three"
+    assert sender.tasks.done(oid)
+    done(network)
+
+
+def test_an_error_comes_back(network: Network) -> None:
+    sender = network.sides[0]
+    oid = sender.submit()
+    network.pump()
+    runner = runner_of(network, oid)
+    runner.answer(runner.take_task(), KeyError("k"))
+    network.pump()
+    assert isinstance(value(sender, oid), KeyError)
+    done(network)
+
+
+def test_a_big_result_stays_until_it_is_wanted(network: Network) -> None:
+    sender = network.sides[0]
+    oid = sender.submit()
+    network.pump()
+    runner = runner_of(network, oid)
+    runner.answer(runner.take_task(), BIG)
+    network.pump()
+    assert value(sender, oid) == "SPILLED"
+    assert sender.places.places[oid].holders == (runner.number,)
+    assert len(runner.guests.by_task) == 1
+    assert sender.places.want(oid, lambda: None)
+    place = sender.fetching.pop(oid)
+    there = runner.imports.by_object[place.object].oid
+    sender.node.memory(place.payload, place.nbytes)[:] = memoryview(runner.node.view(there))  # type: ignore[arg-type]
+    sender.places.arrived(oid)
+    assert (value(sender, oid) == BIG).all()
+    network.pump()
+    assert not runner.guests.by_task
+    done(network)
+
+
+def test_a_big_result_that_nobody_wants_goes(network: Network) -> None:
+    sender = network.sides[0]
+    oid = sender.submit()
+    network.pump()
+    runner = runner_of(network, oid)
+    runner.answer(runner.take_task(), BIG)
+    network.pump()
+    done(network)
+
+
+def test_refs_inside_a_result_are_held_all_the_way(network: Network) -> None:
+    sender = network.sides[0]
+    oid = sender.submit()
+    network.pump()
+    runner = runner_of(network, oid)
+    task = runner.take_task()
+    inner, hold = runner.put("inner")
+    runner.answer(task, [ObjectRef(inner, hold)])
+    network.pump()
+    runner.party.collect()
+    del hold  # its worker lets go; from here on the hosts hold it
+    network.pump()
+    runner.party.collect()
+    assert sender.party.flags(oid) == (True, False)
+    (mine,) = sender.hold(inner)
+    assert sender.value(mine) == "inner"
+    sender.tasks.set_taken(oid)
+    del mine
+    done(network)
+
+
+def test_refs_among_the_arguments(network: Network) -> None:
+    sender = network.sides[0]
+    argument, hold = sender.put({"x": 1})
+    oid = sender.submit((ObjectRef(argument, hold),), holds=hold)
+    del hold
+    network.pump()
+    runner = runner_of(network, oid)
+    task = runner.take_task()
+    (theirs,) = runner.hold(argument)
+    assert runner.value(theirs) == {"x": 1}
+    runner.answer(task, None)
+    del theirs
+    network.pump()
+    done(network)
+
+
+def test_the_runner_that_holds_the_arguments_is_preferred(network: Network) -> None:
+    sender, _, second = network.sides
+    argument, theirs = second.put(BIG)
+    (mine,) = away_hold(network, sender, argument)
+    for _ in range(3):
+        oid = sender.submit((ObjectRef(argument, mine),), holds=mine)
+        network.pump()
+        assert runner_of(network, oid) is second
+        second.answer(second.take_task(), None)
+        network.pump()
+    del theirs, mine
+    done(network)
+
+
+def test_no_more_than_there_is_room_for(network: Network) -> None:
+    sender = network.sides[0]
+    oids = [sender.submit() for _ in range(20)]
+    network.pump()
+    assert len(sender.delegation.where) == 2 * (2 + 2)
+    assert {value(sender, oid) for oid in oids} == {"CLAIMED", "QUEUED"}
+    while sender.delegation.where:
+        for runner in network.sides[1:]:
+            if task := runner.take_task():
+                runner.answer(task, runner.number)
+        network.pump()
+    assert {value(sender, oid) for oid in oids} == {1, 2}
+    done(network)
+
+
+def test_own_workers_take_tasks_too(network: Network) -> None:
+    sender = network.sides[0]
+    oids = [sender.submit() for _ in range(12)]
+    network.pump()
+    while task := sender.take_task():
+        sender.answer(task, "here")
+    values = [value(sender, oid) for oid in oids]
+    assert values.count("here") == 4
+    assert values.count("CLAIMED") == 8
+    for runner in network.sides[1:]:
+        while task := runner.take_task():
+            runner.answer(task, "there")
+    network.pump()
+    done(network)
+
+
+def test_cancelled_before_it_begins_and_while_it_runs(network: Network) -> None:
+    sender = network.sides[0]
+    waits, runs = sender.submit(), sender.submit()
+    network.pump()
+    runner = runner_of(network, runs)
+    task = next(iter(runner.guests.by_oid))
+    assert runner.tasks.claim(task)
+    mine = ids.unpack_id(runner.guests.by_oid[task].task)[1]
+    other = waits if mine == runs else runs
+    for oid in (mine, other):
+        assert sender.tasks.cancel(oid, True) == 2
+        assert sender.delegation.cancel(oid)
+    network.pump()
+    assert runner.interrupted == [(task, runner.party.slot)]
+    assert value(sender, other) == "CANCELLED"
+    runner.answer(task, "too late")
+    network.pump()
+    assert value(sender, mine) == "CANCELLED"
+    done(network)
+
+
+def test_recalled_tasks_run_at_home(network: Network) -> None:
+    sender = network.sides[0]
+    oids = [sender.submit() for _ in range(8)]
+    network.pump()
+    running = {runner.number: runner.take_task() for runner in network.sides[1:]}
+    for runner in network.sides[1:]:
+        sender.delegation.runners[runner.home].workers = 0  # so that it is not sent again
+        sender.delegation.recall(runner.home)
+    network.pump()
+    while task := sender.take_task():
+        sender.answer(task, "home")
+    assert [value(sender, oid) for oid in oids].count("home") == 6
+    for runner in network.sides[1:]:
+        runner.answer(running[runner.number], "away")
+    network.pump()
+    assert {value(sender, oid) for oid in oids} == {"home", "away"}
+    done(network)
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_the_runner_dies(network: Network, retries: int) -> None:
+    sender = network.sides[0]
+    oid = sender.submit(retries=retries)
+    network.pump()
+    dead = runner_of(network, oid)
+    dead.take_task()
+    network.lose(dead)
+    network.pump()
+    if retries:
+        again = runner_of(network, oid)
+        assert again is not dead
+        again.answer(again.take_task(), "again")
+        network.pump()
+        assert value(sender, oid) == "again"
+    else:
+        error = value(sender, oid)
+        assert isinstance(error, NodeLostError)
+        assert f"h{dead.number}" in str(error)
+    done(network)
+
+
+def test_a_big_result_dies_with_its_runner(network: Network) -> None:
+    sender = network.sides[0]
+    oid = sender.submit()
+    network.pump()
+    runner = runner_of(network, oid)
+    runner.answer(runner.take_task(), BIG)
+    network.pump()
+    network.lose(runner)
+    assert "is lost" in str(value(sender, oid))
+    done(network)
+
+
+def test_the_sender_dies(network: Network) -> None:
+    sender = network.sides[0]
+    oids = [sender.submit() for _ in range(6)]
+    network.pump()
+    tasks = [(runner, runner.take_task()) for runner in network.sides[1:]]
+    network.lose(sender)
+    for runner, task in tasks:
+        assert (task, runner.party.slot) in runner.interrupted
+        runner.answer(task, None)
+    network.pump()
+    assert oids
+    sender.sent.clear()
+    clean(network)
+
+
+def test_a_pool_for_one_host(network: Network) -> None:
+    sender, _, second = network.sides
+    pool = 5
+    sender.node.open_pool(pool, 1)
+    sender.delegation.pools[pool] = second.home
+    oids = [sender.submit(pool=pool) for _ in range(3)]
+    network.pump()
+    assert {runner_of(network, oid) for oid in oids} == {second}
+    while task := second.take_task():
+        second.answer(task, np.int64(3))
+    network.pump()
+    assert COMMON == 0
+    assert [value(sender, oid) for oid in oids] == [3, 3, 3]
+    done(network)
