@@ -74,6 +74,7 @@ class TlsStream(TcpStream):
         """
         sock.setblocking(False)
         try:
+            sock.getpeername()  # where it is gone, wrapping would leave it open
             inner = context.wrap_socket(
                 sock,
                 server_side=server_sha256 is not None,

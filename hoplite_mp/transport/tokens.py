@@ -128,20 +128,25 @@ def _read_now(path: Path) -> str:
         ) from None
     except OSError as error:
         raise AuthError(f"the token file {path} cannot be read: {error.strerror}") from error
-    with open(fd, "rb") as file:
-        # The open file is looked at, not its name, which might lead elsewhere by now.
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise AuthError(f"the token file {path} is not a regular file")
-        if status.st_uid not in (os.geteuid(), 0):
-            raise AuthError(f"the token file {path} belongs to user {status.st_uid}, not to you")
-        if status.st_mode & 0o077:
-            raise AuthError(
-                f"the token file {path} is open to others (mode {status.st_mode & 0o777:04o}): "
-                f"chmod 600 {path}, and make a new token if somebody may have read it"
-            )
-        data = file.read(4 * TOKEN_CHARS_MAX + 1)
+    try:
+        _check_file(path, os.fstat(fd))
+        data = os.read(fd, 4 * TOKEN_CHARS_MAX + 1)
+    finally:
+        os.close(fd)
     return data.decode("utf-8", "surrogateescape").strip()
+
+
+def _check_file(path: Path, status: os.stat_result) -> None:
+    """Whether only its owner can read it: the open file, for its name may lead elsewhere by now."""
+    if not stat.S_ISREG(status.st_mode):
+        raise AuthError(f"the token file {path} is not a regular file")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise AuthError(f"the token file {path} belongs to user {status.st_uid}, not to you")
+    if status.st_mode & 0o077:
+        raise AuthError(
+            f"the token file {path} is open to others (mode {status.st_mode & 0o777:04o}): "
+            f"chmod 600 {path}, and make a new token if somebody may have read it"
+        )
 
 
 def _make(path: Path) -> None:

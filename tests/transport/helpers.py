@@ -1,0 +1,127 @@
+"""Connected streams of every kind, doors and callers, and a way to let them run to an end."""
+
+from __future__ import annotations
+
+import functools
+import select
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.protocol.greetings import Introduction
+from hoplite_mp.transport.addresses import Endpoint
+from hoplite_mp.transport.caller import Caller
+from hoplite_mp.transport.certificates import Certificate, make_certificate
+from hoplite_mp.transport.door import Door
+from hoplite_mp.transport.listen import listen
+from hoplite_mp.transport.memory import MemoryStream, pair
+from hoplite_mp.transport.stream import TcpStream
+from hoplite_mp.transport.tls import TlsStream, client_context, server_context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.transport.conversation import Admission
+
+PATIENCE_S = 20.0
+KEY, CLUSTER = b"k" * 32, b"c" * 16
+VERSIONS = {"python": "3.11.7"}
+CLIENT, SERVER = Introduction(11, VERSIONS), Introduction(22, VERSIONS, 0)
+KINDS = ("memory", "tcp", "tls")
+
+AnyStream = MemoryStream | TcpStream
+
+
+@functools.cache
+def certificate() -> Certificate:
+    return make_certificate()
+
+
+@functools.cache
+def other_certificate() -> Certificate:
+    return make_certificate()
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """The two ends of a connection over loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+    return client, accepted
+
+
+def tls_pair(ends: tuple[socket.socket, socket.socket]) -> tuple[TlsStream, TlsStream]:
+    shown = certificate()
+    return (
+        TlsStream(ends[0], client_context()),
+        TlsStream(ends[1], server_context(shown), server_sha256=shown.sha256),
+    )
+
+
+def streams(kind: str, **options: Any) -> tuple[AnyStream, AnyStream]:
+    if kind == "memory":
+        return pair(**options)
+    ends = tcp_pair()
+    return tls_pair(ends) if kind == "tls" else (TcpStream(ends[0], **options), TcpStream(ends[1]))
+
+
+def pump(*ends: AnyStream) -> None:
+    for end in ends:
+        if isinstance(end, MemoryStream):
+            end.incoming.pump()
+
+
+def until(done: Callable[[], object], turn: Callable[[], object]) -> None:
+    """Turn until it is done; a loop that never gets there is a failure that says so."""
+    end = time.monotonic() + PATIENCE_S
+    while not done():
+        turn()
+        assert time.monotonic() < end, "it goes on for ever"
+
+
+def endpoint(where: tuple[Any, ...]) -> Endpoint:
+    return Endpoint(socket.AF_INET, (where[0], where[1]))
+
+
+def make_door(tls: bool, **options: Any) -> Door:
+    options = {
+        "key": KEY,
+        "service": "manager",
+        "cluster": CLUSTER,
+        "mine": SERVER,
+        "certificate": certificate() if tls else None,
+        "handshake_timeout_s": 5.0,
+        "unauthenticated_max": 8,
+    } | options
+    return Door(listen("127.0.0.1", [0]), **options)
+
+
+def make_caller(where: tuple[Any, ...], tls: bool, **options: Any) -> Caller:
+    options = {
+        "key": KEY,
+        "role": "node",
+        "mine": CLIENT,
+        "tls": tls,
+        "now": time.monotonic(),
+        "timeout_s": 10.0,
+        "handshake_timeout_s": 5.0,
+    } | options
+    if "endpoints" not in options:
+        options["endpoints"] = [endpoint(where)]
+    return Caller(options.pop("endpoints"), **options)
+
+
+def meet(door: Door, caller: Caller) -> tuple[Admission, Admission]:
+    """The connection as the caller and the door got it; the caller's error is raised."""
+    got: list[Admission] = []
+    let_in: list[Admission] = []
+
+    def turn() -> None:
+        _readable, _, _ = select.select([door, *([] if got else [caller])], [], [], 0.05)
+        now = time.monotonic()
+        let_in.extend(door.turn(now))
+        if not got and (admission := caller.turn(now)) is not None:
+            got.append(admission)
+
+    until(lambda: got and let_in, turn)
+    return got[0], let_in[0]
