@@ -151,13 +151,13 @@ def _check_file(path: Path, status: os.stat_result) -> None:
 
 def _make(path: Path) -> None:
     """Write a new token if there is no such file. Of several who try, one does."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
-    except FileExistsError:
-        return
     except OSError as error:
+        if isinstance(error, FileExistsError) and path.exists():
+            return
         raise AuthError(f"the token file {path} cannot be made: {error.strerror}") from error
     try:
         with open(fd, "wb", buffering=0) as file:

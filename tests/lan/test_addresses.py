@@ -1,4 +1,4 @@
-"""On hosts of their own: what is advertised leads there, and an address that leads nowhere waits."""
+"""On hosts of their own: what is advertised leads there, and what leads nowhere is passed over."""
 
 from __future__ import annotations
 

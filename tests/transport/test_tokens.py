@@ -101,7 +101,8 @@ def test_a_file_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     status = list(path.stat())
     for owner, words in ((12345, "belongs to user 12345, not to you"), (0, None)):
         status[stat.ST_UID] = owner  # root may read everything anyway: its files are accepted
-        monkeypatch.setattr(os, "fstat", lambda _, result=os.stat_result(status): result)
+        seen = os.stat_result(status)
+        monkeypatch.setattr(os, "fstat", lambda _, seen=seen: seen)
         if words is None:
             load_token(path)
         else:
