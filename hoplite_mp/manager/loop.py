@@ -7,8 +7,8 @@ process is done. Nothing here blocks but `select`, which ends at the planner's n
 A node that does not read is given up once `outgoing_bytes_max` wait for it: holding back our own
 reading instead could leave both sides waiting for each other.
 
-This module must never know what a message is about. Only NodeJoined is looked into, for the number
-that says which connection leads to which node.
+This module must never know what a message is about. Only NodeJoined and its answer NodeAdmitted
+are looked into, for the number that says which connection leads to which node.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from __future__ import annotations
 import logging
 import selectors
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING
 
 from hoplite_mp.errors import ProtocolError
 from hoplite_mp.planner.machine import BOARDS_MAX, OPERATIONS_MAX, Planner
+from hoplite_mp.planner.packing import pack
 from hoplite_mp.protocol.codec import encode, manager_decoder
-from hoplite_mp.protocol.messages import NodeJoined, NodeLost
+from hoplite_mp.protocol.messages import NodeAdmitted, NodeJoined, NodeLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.planner.packing import PackingWanted, TreesPacked
     from hoplite_mp.planner.plan import Plan
     from hoplite_mp.protocol.messages import NodeToManager
 
@@ -44,7 +47,8 @@ class Link:
         self.sock = sock
         self.decoder = manager_decoder()
         self.outgoing = bytearray()
-        self.joined: NodeJoined | None = None
+        self.joined = False
+        self.admitted: NodeAdmitted | None = None
         sock.setblocking(False)
 
     def read(self) -> list[NodeToManager] | None:
@@ -70,10 +74,6 @@ class Link:
         return True
 
 
-def _incarnation(link: Link) -> int:
-    return -1 if link.joined is None else link.joined.incarnation
-
-
 class Loop:
     """The planner, the connections, and the clock that the planner must not have."""
 
@@ -90,6 +90,8 @@ class Loop:
         self._links: set[Link] = set()
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None
+        self._packed: list[TreesPacked] = []  # by threads that were asked for by a plan
+        self._packed_lock = threading.Lock()
 
     def add(self, sock: socket.socket) -> None:
         """Serve this connected stream socket until it ends."""
@@ -112,7 +114,21 @@ class Loop:
         now = self._clock()
         if self._wake_at is not None and self._wake_at <= now:
             self._carry_out(self._planner.tick(now))
+        self._take_packed(now)
         self._flush()
+
+    def _pack(self, wanted: PackingWanted) -> None:
+        """In a thread of its own: it may take seconds."""
+        packed = pack(wanted)
+        with self._packed_lock:
+            self._packed.append(packed)
+
+    def _take_packed(self, now: float) -> None:
+        """Answers wait for the next turn: only a later plan can make use of them."""
+        with self._packed_lock:
+            packed, self._packed = self._packed, []
+        for trees in packed:
+            self._carry_out(self._planner.step(trees, now))
 
     def _timeout(self) -> float | None:
         if self._wake_at is None:
@@ -132,21 +148,38 @@ class Loop:
             self._end(link)
 
     def _take(self, link: Link, message: NodeToManager) -> None:
+        now = self._clock()
         if isinstance(message, NodeJoined):
-            link.joined = message
-            other = self._routes.get(message.node)
-            # The later life of a node is the one that is spoken to.
-            if other is None or _incarnation(other) <= message.incarnation:
-                self._routes[message.node] = link
-        elif link.joined is None:
+            link.joined = True
+            plan = self._planner.step(message, now)
+            for node, answer in plan.sends:
+                # The later life of a node is the one that is spoken to.
+                if isinstance(answer, NodeAdmitted) and answer.incarnation == message.incarnation:
+                    link.admitted = answer
+                    self._routes[node] = link
+            self._carry_out(plan)
+            return
+        if not link.joined:
             raise ProtocolError(f"{type(message).__name__} came before NodeJoined")
-        self._carry_out(self._planner.step(message, self._clock()))
+        # What a former life of a node still had under way is not the word of the present one.
+        if link.admitted is not None and self._routes.get(link.admitted.node) is link:
+            self._carry_out(self._planner.step(message, now))
 
     def _carry_out(self, plan: Plan) -> None:
+        encoded: tuple[object, bytes] = (None, b"")
         for node, message in plan.sends:
             link = self._routes.get(node)
-            if link is not None:
-                link.outgoing += encode(message)
+            if link is None:
+                continue
+            # The same plan goes to many nodes: its bytes are made once.
+            if encoded[0] is not message:
+                encoded = (message, encode(message))
+            link.outgoing += encoded[1]
+        for note in plan.notes:
+            _log.info("%s", note)
+        for wanted in plan.packing:
+            name = "hoplite_mp pack"
+            threading.Thread(target=self._pack, args=(wanted,), name=name, daemon=True).start()
         self._wake_at = plan.wake_at
 
     def _flush(self) -> None:
@@ -168,11 +201,11 @@ class Loop:
         self._selector.unregister(link.sock)
         link.sock.close()
         self._links.discard(link)
-        joined = link.joined
+        admitted = link.admitted
         # A later connection of the same node may have taken its place.
-        if joined is not None and self._routes.get(joined.node) is link:
-            del self._routes[joined.node]
-            lost = NodeLost(joined.node, joined.incarnation)
+        if admitted is not None and self._routes.get(admitted.node) is link:
+            del self._routes[admitted.node]
+            lost = NodeLost(admitted.node, admitted.incarnation)
             self._carry_out(self._planner.step(lost, self._clock()))
 
 

@@ -266,7 +266,7 @@ class Node:
         self.tasks.set_pid(DRIVER_SLOT, self.start.driver_pid)
         self.tasks.set_pid(NODE_SLOT, os.getpid())
         self.add_client(DRIVER_SLOT, socket.socket(fileno=self.start.rpc_fd))
-        self.send_manager(NodeJoined(NODE_SLOT, 0, self.start.workers))
+        self.send_manager(NodeJoined(self.client.home, 0, self.start.workers))
         self.workers.open_first(self.start.workers, DRIVER_SLOT)
         for slot, line, out, err in self.start.first_workers:
             self.connect(slot, socket.socket(fileno=line), out, err)

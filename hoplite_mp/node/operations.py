@@ -111,8 +111,8 @@ class Operations:
                 ask.num,
                 ask.deadline_s,
                 ask.reproducible,
-                len(ask.results),
-                ask.kind,
+                tuple(ids.pack_id(home, oid) for oid in ask.results),
+                "reduce_scatter" if ask.kind == "reduce" and len(ask.results) > 1 else ask.kind,
                 tuple(ready),
             )
         )

@@ -1,16 +1,49 @@
-"""Who adds up which part of a result: one tree per stripe.
+"""Who passes on, or adds up, which part of an object: one tree per stripe, chosen by the model.
 
-The vocabulary allows any number of stripes, each with an owner at the root of a tree of nodes.
-When all sources are in one store every tree is a single vertex, so there is one stripe, and its
-owner is the node that asked.
+Three shapes are weighed against each other by `cost`:
+
+- "stripes": every stripe has an owner one hop from everybody. All links work at once, so nothing
+  is faster for large objects; but the busiest node opens a stream to each of the others.
+- "tree:d": one stripe, a tree of degree d that is filled in order of arrival, the early ones at
+  the leaves (Hoplite). Few streams a node; the way for small objects and many nodes.
+- one owner: stripes of which there is one. For objects too small to be cut.
+
+A stripe below STRIPE_BYTES_MIN is not worth its streams, so small objects have few owners: those
+with the largest shares, and among equals those who arrived first. When all sources are in one
+store every tree is a single vertex, and its owner is the node that asked.
 
 This module must never know why a source is a member, nor how bytes move.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from hoplite_mp.planner import cost
 from hoplite_mp.protocol.fields import SHARES
-from hoplite_mp.protocol.operations import Stripe
+from hoplite_mp.protocol.messages import Stripe
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from hoplite_mp.planner.topology import Host, Topology
+
+# A smaller stripe costs more in requests than its parallel way saves. Higher: fewer owners.
+STRIPE_BYTES_MIN = 64 << 10
+# Degrees of trees that are looked at. Hoplite looks at 1, 2 and n; n is what one owner is.
+DEGREES = (1, 2, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """One way to run an operation, and what the model thinks of it."""
+
+    shape: str
+    stripes: tuple[Stripe, ...]
+    seconds: float
+    why: str
 
 
 def single_vertex(node: int) -> tuple[Stripe, ...]:
@@ -18,6 +51,205 @@ def single_vertex(node: int) -> tuple[Stripe, ...]:
     return (Stripe(node, 0, SHARES),)
 
 
-def owners(stripes: tuple[Stripe, ...]) -> set[int]:
+def owners(stripes: Iterable[Stripe]) -> set[int]:
     """Every node that must report its stripes complete before the result counts."""
     return {stripe.owner for stripe in stripes}
+
+
+def cut(shares: Iterable[tuple[int, float]]) -> tuple[Stripe, ...]:
+    """Stripes for (owner, weight) in this order; weights need not add up to 1."""
+    rows = [(owner, weight) for owner, weight in shares if weight > 0]
+    scale = SHARES / sum(weight for _, weight in rows)
+    stripes: list[Stripe] = []
+    begin, reached = 0, 0.0
+    for owner, weight in rows:
+        reached += weight * scale
+        end = min(SHARES, round(reached))
+        if end > begin:
+            stripes.append(Stripe(owner, begin, end))
+            begin = end
+    last = stripes[-1]
+    if begin < SHARES:  # what rounding left
+        stripes[-1] = Stripe(last.owner, last.begin_share, SHARES)
+    return tuple(stripes)
+
+
+def halves(count: int) -> list[tuple[int, int]]:
+    """`count` nearly equal ranges of shares, one after another; none is empty."""
+    edges = [SHARES * index // count for index in range(count + 1)]
+    return list(pairwise(edges))
+
+
+def spread(
+    nbytes: int,
+    source: int,
+    receivers: Sequence[int],
+    topology: Topology,
+    leaving: Collection[int] = (),
+) -> Forest:
+    """The forest for copies from one source to receivers that are known at once."""
+    up = topology.hosts((source,))[0].up
+    hosts = topology.hosts(receivers)
+    latency_s = topology.latency_s((source, *receivers))
+    _, direct, shares = cost.broadcast(nbytes, up, hosts)
+    if any(receiver in leaving for receiver in receivers):
+        shares = [
+            0.0 if receiver in leaving else share
+            for receiver, share in zip(receivers, shares, strict=True)
+        ]
+        if not any(shares):
+            direct = 1.0
+    direct, shares = _few(nbytes, direct, shares)
+    total = direct + sum(shares)
+    direct, shares = direct / total, [share / total for share in shares]
+    transfer_s = cost.broadcast_s(nbytes, up, hosts, direct, shares)
+    streams = sum(share > 0 for share in shares) + len(receivers)
+    stripes = cut([*zip(receivers, shares, strict=True), (source, direct)])
+    choices = [("stripes", stripes, cost.one_hop_s(transfer_s, streams, latency_s))]
+    if nbytes <= STRIPE_BYTES_MIN:
+        alone = len(receivers) * (nbytes / up + cost.STREAM_S) + latency_s
+        choices.append(("stripes", single_vertex(source), alone))
+    if not leaving:
+        choices += _trees(source, hosts, nbytes, up, latency_s)
+    return _best(choices, f"{nbytes} bytes to {len(receivers)} nodes")
+
+
+def reduction(
+    kind: str,
+    nbytes: int,
+    sent: dict[int, int],
+    destinations: Sequence[int],
+    topology: Topology,
+    *,
+    ordered: bool = False,
+    leaving: Collection[int] = (),
+) -> Forest:
+    """The forest for a fold. `sent`: contributing nodes in order of arrival, with how many members
+    each one has; `ordered`: members travel one by one and are folded from left to right.
+    """
+    what = f"{kind} of {nbytes} bytes from {len(sent)} nodes to {len(destinations)}"
+    if kind == "reduce_scatter":
+        stripes = tuple(
+            Stripe(owner, begin, end)
+            for owner, (begin, end) in zip(destinations, halves(len(destinations)), strict=True)
+        )
+        return Forest("stripes", stripes, 0.0, f"{what}: each destination owns its slice")
+    if len(sent) == 1 and set(sent) == set(destinations):
+        return Forest("stripes", single_vertex(destinations[0]), 0.0, f"{what}: on one node")
+    if kind == "reduce" and len(destinations) == 1 and not ordered:
+        return _to_one(what, nbytes, list(sent), destinations[0], topology, leaving)
+    return _to_many(what, nbytes, sent, destinations, topology, ordered, leaving)
+
+
+def _to_one(
+    what: str,
+    nbytes: int,
+    contributors: list[int],
+    destination: int,
+    topology: Topology,
+    leaving: Collection[int],
+) -> Forest:
+    """The mirror image of a broadcast: it folds its own contribution itself, at the end."""
+    others = [node for node in contributors if node != destination]
+    down = topology.hosts((destination,))[0].down
+    hosts = [host._replace(up=host.down, down=host.up) for host in topology.hosts(others)]
+    latency_s = topology.latency_s((destination, *others))
+    _, direct, shares = cost.broadcast(nbytes, down, hosts)
+    if any(node in leaving for node in others):
+        shares = [0.0 if n in leaving else s for n, s in zip(others, shares, strict=True)]
+        if not any(shares):
+            direct = 1.0
+    direct, shares = _few(nbytes, direct, shares)
+    total = direct + sum(shares)
+    direct, shares = direct / total, [share / total for share in shares]
+    transfer_s = cost.broadcast_s(nbytes, down, hosts, direct, shares)
+    stripes = cut([*zip(others, shares, strict=True), (destination, direct)])
+    streams = len(others) - 1 + sum(share > 0 for share in shares)
+    alone = len(others) * (nbytes / down + cost.STREAM_S) + latency_s
+    choices = [
+        ("stripes", stripes, cost.one_hop_s(transfer_s, streams, latency_s)),
+        ("stripes", single_vertex(destination), alone),
+    ]
+    if not leaving:
+        choices += _trees(destination, hosts, nbytes, down, latency_s)
+    return _best(choices, what)
+
+
+def _to_many(
+    what: str,
+    nbytes: int,
+    sent: dict[int, int],
+    destinations: Sequence[int],
+    topology: Topology,
+    ordered: bool,
+    leaving: Collection[int],
+) -> Forest:
+    """Owners among all that take part; who arrived first is first among equals."""
+    wanted_by = set(destinations)
+    nodes = [*sent, *(node for node in destinations if node not in sent)]
+    hosts = topology.hosts(nodes)
+    members = [sent.get(node, 0) for node in nodes]
+    travelling = members if ordered else [min(1, count) for count in members]
+    wanted = [node in wanted_by for node in nodes]
+    may_own = [node not in leaving for node in nodes]
+    if not any(may_own):
+        may_own = [True] * len(nodes)
+    if all(may_own) and all(wanted) and all(count == 1 for count in travelling):
+        _, shares = cost.allreduce(nbytes, hosts)
+    else:
+        _, shares = cost.folding(nbytes, hosts, travelling, wanted, may_own)
+    _, shares = _few(nbytes, 0.0, shares)
+    total = sum(shares)
+    shares = [share / total for share in shares]
+    transfer_s = cost.folding_s(nbytes, hosts, travelling, wanted, shares)
+    latency_s = topology.latency_s(nodes)
+    streams = sum(travelling) + sum(share > 0 for share in shares)
+    stripes = cut(zip(nodes, shares, strict=True))
+    choices = [("stripes", stripes, cost.one_hop_s(transfer_s, streams, latency_s))]
+    if not ordered and not leaving:
+        root = max(range(len(nodes)), key=lambda i: (min(hosts[i]), -i))
+        others = [*hosts[:root], *hosts[root + 1 :]]
+        for shape, tree, seconds in _trees(
+            nodes[root], others, nbytes, min(hosts[root]), latency_s
+        ):
+            choices.append((shape, tree, 2 * seconds - nbytes / min(hosts[root])))
+    if ordered:
+        what = f"{what}, {sum(members)} members one by one"
+    return _best(choices, what)
+
+
+def _few(nbytes: int, direct: float, shares: list[float]) -> tuple[float, list[float]]:
+    """Only the largest shares, as many as the object has stripes of STRIPE_BYTES_MIN."""
+    room = max(1, nbytes // STRIPE_BYTES_MIN)
+    if sum(share > 0 for share in shares) + (direct > 0) <= room:
+        return direct, shares
+    # Stable: among equals the first in the list stay.
+    ranked = sorted(range(len(shares)), key=lambda index: -shares[index])
+    kept = set(ranked[: room - (1 if direct > 0 and room > 1 else 0)])
+    few = [share if index in kept else 0.0 for index, share in enumerate(shares)]
+    return (direct if room > 1 or not any(few) else 0.0), few
+
+
+def _trees(
+    root: int, others: Sequence[Host], nbytes: int, rate: float, latency_s: float
+) -> list[tuple[str, tuple[Stripe, ...], float]]:
+    slowest = min((min(host) for host in others), default=rate)
+    return [
+        (
+            f"tree:{degree}",
+            single_vertex(root),
+            cost.tree_s(len(others), degree, nbytes, min(rate, slowest), latency_s),
+        )
+        for degree in DEGREES
+        if degree < len(others)
+    ]
+
+
+def _best(choices: list[tuple[str, tuple[Stripe, ...], float]], what: str) -> Forest:
+    """The fastest one, and a line that says by how much."""
+    shape, stripes, seconds = min(choices, key=lambda choice: choice[2])
+    named = [
+        f"{one} over {len(owners(cuts))} owners {estimate * 1e3:.3g} ms"
+        for one, cuts, estimate in sorted(choices, key=lambda choice: choice[2])
+    ]
+    return Forest(shape, stripes, seconds, f"{what}: {', '.join(named)}")

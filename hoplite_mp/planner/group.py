@@ -12,7 +12,8 @@ name and its board are free. Members are (node, client slot, generation of the s
 message about a dead process never touches the process that took its slot.
 
 After every event `_settle` applies the rules of the right-hand side until nothing changes, and
-tells the members' nodes the masks if they are others than before.
+tells the members' nodes the masks if they are others than before, together with what a call over
+several nodes needs: who lives where, and the stripes of large calls. A call itself asks nobody.
 
 This module must never know what members compute, nor where a board is.
 """
@@ -23,7 +24,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from hoplite_mp.planner import cost, forest
 from hoplite_mp.protocol.messages import (
+    SHARES,
     GroupAdmitted,
     GroupClosed,
     GroupJoined,
@@ -35,7 +38,8 @@ from hoplite_mp.protocol.messages import (
 
 if TYPE_CHECKING:
     from hoplite_mp.planner.plan import Send
-    from hoplite_mp.protocol.messages import ManagerToNode
+    from hoplite_mp.planner.topology import Topology
+    from hoplite_mp.protocol.messages import ManagerToNode, Stripe
 
 
 class Identity(NamedTuple):
@@ -82,6 +86,7 @@ class Group:
     members: dict[int, Member] = field(default_factory=dict)  # by rank
     nodes: set[int] = field(default_factory=set)  # where the board is shown, also after leaving
     shown: GroupMembers | None = None  # what these nodes were told last
+    versions: int = 0  # how often they were told
 
     def mask(self, standing: Standing) -> int:
         """The ranks of that standing as bits."""
@@ -95,8 +100,9 @@ class Group:
 class Groups:
     """All groups of a cluster, by name."""
 
-    def __init__(self, boards_max: int) -> None:
+    def __init__(self, boards_max: int, topology: Topology) -> None:
         self._boards_max = boards_max
+        self._topology = topology
         self._generation = 0  # groups made so far; the one number that outlives them
         self.groups: dict[str, Group] = {}
 
@@ -194,27 +200,45 @@ class Groups:
         if not group.mask(Standing.ALIVE):
             for member in group.members.values():
                 member.standing = Standing.ALIVE
-        masks = _masks(group)
-        if masks == group.shown:
+        shown = group.shown
+        masks = (group.mask(Standing.ALIVE), group.mask(Standing.JOINING))
+        nodes = tuple(
+            group.members[rank].identity.node if rank in group.members else None
+            for rank in range(group.size)
+        )
+        formed = group.phase is Phase.FORMED
+        now_shown = (*masks, formed, nodes)
+        if shown and (shown.alive, shown.joining, shown.formed, shown.nodes) == now_shown:
             return []
-        group.shown = masks
-        return _to_all(group, masks)
+        group.versions += 1
+        group.shown = GroupMembers(
+            name=group.name,
+            generation=group.generation,
+            board=group.board,
+            size=group.size,
+            alive=masks[0],
+            joining=masks[1],
+            formed=formed,
+            version=group.versions,
+            nodes=nodes,
+            stripes=self._stripes(group),
+        )
+        return _to_all(group, group.shown)
+
+    def _stripes(self, group: Group) -> tuple[Stripe, ...]:
+        """Owners of large calls: the nodes of the living, by rank, in shares by their links."""
+        nodes = [
+            group.members[rank].identity.node
+            for rank in sorted(group.members)
+            if group.members[rank].standing is Standing.ALIVE
+        ]
+        nodes = list(dict.fromkeys(nodes))
+        _, shares = cost.allreduce(SHARES, self._topology.hosts(nodes))
+        return forest.cut(zip(nodes, shares, strict=True))
 
 
 def _to_all(group: Group, message: ManagerToNode) -> list[Send]:
     return [(node, message) for node in sorted(group.nodes)]
-
-
-def _masks(group: Group) -> GroupMembers:
-    return GroupMembers(
-        name=group.name,
-        generation=group.generation,
-        board=group.board,
-        size=group.size,
-        alive=group.mask(Standing.ALIVE),
-        joining=group.mask(Standing.JOINING),
-        formed=group.phase is Phase.FORMED,
-    )
 
 
 def _answer(group: Group, rank: int, request: int) -> GroupJoined:

@@ -13,18 +13,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.planner.broadcast import Copies
 from hoplite_mp.planner.group import Groups
 from hoplite_mp.planner.membership import Membership
+from hoplite_mp.planner.packing import TreesPacked
 from hoplite_mp.planner.plan import Plan
 from hoplite_mp.planner.reduce import Reductions
+from hoplite_mp.planner.topology import Topology
 from hoplite_mp.protocol.messages import (
     ClientLost,
+    CopyDropped,
     ExecutionFailed,
+    FetchComplete,
+    FetchFailed,
+    FetchRequested,
     GroupAdmitted,
     GroupJoinRequested,
     GroupLeft,
+    HostMeasured,
+    Leave,
+    LinkMeasured,
+    MembersChanged,
+    NodeAdmitted,
     NodeJoined,
+    NodeLeaving,
     NodeLost,
+    ObjectGone,
     OperationDropped,
     ReduceRequested,
     SourceFailed,
@@ -36,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.planner.plan import Send
-    from hoplite_mp.protocol.messages import NodeToManager
+    from hoplite_mp.protocol.messages import Member, NodeToManager
 
 # Groups at one time: as many as there are boards in a node's shared memory.
 BOARDS_MAX = 64
@@ -51,43 +65,148 @@ class Planner:
         self, *, boards_max: int = BOARDS_MAX, operations_max: int = OPERATIONS_MAX
     ) -> None:
         self.membership = Membership()
-        self.reductions = Reductions(operations_max)
-        self.groups = Groups(boards_max)
+        self.topology = Topology()
+        self.copies = Copies(self.membership, self.topology)
+        self.reductions = Reductions(operations_max, self.membership, self.topology, self.copies)
+        self.groups = Groups(boards_max, self.topology)
 
-    def step(self, message: NodeToManager, now: float) -> Plan:
-        """What follows from one message that came at `now`."""
-        sends = _HANDLERS[type(message)](self, message, now)
-        return Plan(tuple(sends), self.reductions.wake_at)
+    def step(self, message: NodeToManager | TreesPacked, now: float) -> Plan:
+        """What follows from one message that came at `now`, or from an answer to Plan.packing."""
+        return self._plan(_HANDLERS[type(message)](self, message, now))
 
     def tick(self, now: float) -> Plan:
         """What follows from its being `now`."""
-        return Plan(tuple(self.reductions.tick(now)), self.reductions.wake_at)
+        return self._plan(self.reductions.tick(now))
+
+    def _plan(self, sends: list[Send]) -> Plan:
+        if self.membership.leaving:
+            sends = sends + self._let_go()
+        notes = (*self.copies.notes, *self.reductions.notes)
+        wanted = tuple(self.copies.wanted)
+        if notes:
+            self.copies.notes.clear()
+            self.reductions.notes.clear()
+        if wanted:
+            self.copies.wanted.clear()
+        return Plan(tuple(sends), self.reductions.wake_at, wanted, notes)
 
     # ---- who is there
 
     def _node_joined(self, message: NodeJoined, now: float) -> list[Send]:
-        if not self.membership.is_joining(message.node, message.incarnation):
+        membership = self.membership
+        node = membership.number_of(message.home)
+        if node is None:
+            return []
+        if not membership.is_joining(node, message.incarnation):
+            if membership.is_living(node, message.incarnation):  # a double
+                return [(node, NodeAdmitted(node, message.incarnation, membership.members))]
             return []
         # A host that comes back before its end was noticed: the end comes first.
-        sends = self._end(message.node) if self.membership.is_living(message.node) else []
-        self.membership.join(message.node, message.incarnation)
-        return sends
+        went: tuple[int, ...] = ()
+        sends: list[Send] = []
+        if membership.is_living(node):
+            went = (node,)
+            sends = self._end(node, now)
+        member = membership.join(message)
+        admitted = NodeAdmitted(node, message.incarnation, membership.members)
+        return [(node, admitted), *self._tell_others(node, (member,), went), *sends]
 
     def _node_lost(self, message: NodeLost, now: float) -> list[Send]:
         if not self.membership.is_living(message.node, message.incarnation):
             return []
-        return self._end(message.node)
+        sends = self._end(message.node, now)
+        return [*self._tell_others(message.node, (), (message.node,)), *sends]
 
-    def _end(self, node: int) -> list[Send]:
+    def _tell_others(
+        self, node: int, came: tuple[Member, ...], went: tuple[int, ...]
+    ) -> list[Send]:
+        others = [other for other in self.membership.nodes if other != node]
+        if not others:
+            return []
+        changed = MembersChanged(came, went)
+        return [(other, changed) for other in others]
+
+    def _end(self, node: int, now: float) -> list[Send]:
         self.membership.lose(node)
-        self.reductions.lose_node(node)
-        return self.groups.lose_node(node)
+        self.topology.lose(node)
+        sends = self.copies.lose(node, now)
+        sends += self.reductions.hear_refusals(sends, now)
+        sends += self.reductions.lose_node(node, now)
+        return sends + self.groups.lose_node(node)
+
+    def _node_leaving(self, message: NodeLeaving, now: float) -> list[Send]:
+        if self.membership.is_living(message.node, message.incarnation):
+            self.membership.leaving.add(message.node)
+        return []
+
+    def _let_go(self) -> list[Send]:
+        """Leave, once, to every leaving node that nothing that runs names any more."""
+        free = [
+            node
+            for node in sorted(self.membership.leaving)
+            if not self.copies.needs(node) and not self.reductions.needs(node)
+        ]
+        sends: list[Send] = []
+        for node in free:
+            if self.membership.say_leave(node):
+                sends.append((node, Leave(node, self.membership.incarnation(node))))
+        return sends
 
     def _client_lost(self, message: ClientLost, now: float) -> list[Send]:
         if not self.membership.is_living(message.node):
             return []
         self.membership.lose_client(message.node, message.client, message.generation)
         return self.groups.lose_client(message.node, message.client, message.generation)
+
+    # ---- links
+
+    def _link_measured(self, message: LinkMeasured, now: float) -> list[Send]:
+        living = self.membership.is_living
+        if living(message.node) and living(message.peer):
+            self.topology.measure_link(
+                message.node, message.peer, message.latency_s, message.bytes_per_s
+            )
+        return []
+
+    def _host_measured(self, message: HostMeasured, now: float) -> list[Send]:
+        if self.membership.is_living(message.node):
+            self.topology.measure_host(
+                message.node, message.up_bytes_per_s, message.down_bytes_per_s
+            )
+        return []
+
+    def _trees_packed(self, message: TreesPacked, now: float) -> list[Send]:
+        self.copies.take_trees(message)
+        return []
+
+    # ---- copies
+
+    def _fetch_requested(self, message: FetchRequested, now: float) -> list[Send]:
+        if not self.membership.is_living(message.node):
+            return []
+        return self._heard(self.copies.fetch(message, now), now)
+
+    def _fetch_complete(self, message: FetchComplete, now: float) -> list[Send]:
+        if not self.copies.is_receiving(message.object, message.node, message.epoch):
+            return []
+        sends = self.copies.complete(message)
+        return sends + self.reductions.copy_made(message.node, message.object, now)
+
+    def _fetch_failed(self, message: FetchFailed, now: float) -> list[Send]:
+        return self._heard(self.copies.failed(message, now), now)
+
+    def _copy_dropped(self, message: CopyDropped, now: float) -> list[Send]:
+        if not self.membership.is_living(message.node):
+            return []
+        sends = self._heard(self.copies.dropped(message, now), now)
+        reason = "it gave its copy up"
+        return sends + self.reductions.copy_refused(message.node, message.object, reason, now)
+
+    def _object_gone(self, message: ObjectGone, now: float) -> list[Send]:
+        return self._heard(self.copies.gone(message), now)
+
+    def _heard(self, sends: list[Send], now: float) -> list[Send]:
+        return sends + self.reductions.hear_refusals(sends, now)
 
     # ---- collectives
 
@@ -98,14 +217,18 @@ class Planner:
             return []
         return self.reductions.request(message, now)
 
+    def _source_ready(self, message: SourceReady, now: float) -> list[Send]:
+        # A holder that is no more gives nothing: who reports it has not yet heard.
+        if not self.membership.is_living(message.node):
+            return []
+        return self.reductions.step(message, now)
+
     def _operation(
         self,
-        message: (
-            SourceReady | SourceFailed | StripesComplete | ExecutionFailed | OperationDropped
-        ),
+        message: SourceFailed | StripesComplete | ExecutionFailed | OperationDropped,
         now: float,
     ) -> list[Send]:
-        return self.reductions.step(message)
+        return self.reductions.step(message, now)
 
     # ---- groups
 
@@ -127,8 +250,17 @@ _HANDLERS: dict[type, Callable[[Planner, Any, float], list[Send]]] = {
     NodeJoined: Planner._node_joined,
     NodeLost: Planner._node_lost,
     ClientLost: Planner._client_lost,
+    NodeLeaving: Planner._node_leaving,
+    LinkMeasured: Planner._link_measured,
+    HostMeasured: Planner._host_measured,
+    TreesPacked: Planner._trees_packed,
+    FetchRequested: Planner._fetch_requested,
+    FetchComplete: Planner._fetch_complete,
+    FetchFailed: Planner._fetch_failed,
+    CopyDropped: Planner._copy_dropped,
+    ObjectGone: Planner._object_gone,
     ReduceRequested: Planner._reduce_requested,
-    SourceReady: Planner._operation,
+    SourceReady: Planner._source_ready,
     SourceFailed: Planner._operation,
     StripesComplete: Planner._operation,
     ExecutionFailed: Planner._operation,

@@ -1,51 +1,106 @@
 """Which nodes are there, in which life, and which of their clients are known to be gone.
 
+A node is named by its home; here it is given its number. Numbers are given in order of joining
+and never used again, so that a late message about a dead node is never taken for a living one; a
+home that comes back keeps its number.
+
 Messages may be late. The rule that makes late ones harmless is one and the same for both: lives
 are numbered upwards (a node's incarnation, a client slot's generation), and what belongs to a life
 that is over is ignored.
 
-What is kept is bounded by the hosts and client slots of the cluster: two numbers per node, one
-number per slot that ever lost a process.
+What is kept is bounded by the hosts and client slots of the cluster: three numbers per node that
+ever was, one number per slot that ever lost a process.
 
 This module must never know what nodes and clients are used for.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from hoplite_mp.protocol.fields import NODES_MAX
+from hoplite_mp.protocol.messages import Member
+
+if TYPE_CHECKING:
+    from hoplite_mp.protocol.messages import NodeJoined
+
 
 class Membership:
     """The living nodes, and the dead as far as their late messages could deceive."""
 
     def __init__(self) -> None:
-        self._living: dict[int, int] = {}  # node -> incarnation
+        self._living: dict[int, Member] = {}  # by node, in order of joining
+        self._numbers: dict[int, int] = {}  # home -> node, of all that ever were
         self._ended: dict[int, int] = {}  # node -> highest incarnation that is over
         self._gone: dict[int, dict[int, int]] = {}  # node -> client -> highest generation gone
+        self.leaving: set[int] = set()  # living nodes that asked to leave
+        self._told_to_leave: set[int] = set()  # those of them that were answered
 
     @property
     def nodes(self) -> tuple[int, ...]:
         """The living nodes in order of joining."""
         return tuple(self._living)
 
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The same, as the nodes know each other."""
+        return tuple(self._living.values())
+
+    def number_of(self, home: int) -> int | None:
+        """The number that this home has, or would have; None if there are no more numbers."""
+        number = self._numbers.get(home, len(self._numbers))
+        return number if number < NODES_MAX else None
+
+    def node_of(self, home: int) -> int | None:
+        """The living node of that home."""
+        node = self._numbers.get(home)
+        return node if node in self._living else None
+
     def is_joining(self, node: int, incarnation: int) -> bool:
         """Would this be the beginning of a new life? (Not a double, not a late message.)"""
-        known = max(self._living.get(node, -1), self._ended.get(node, -1))
-        return incarnation > known
+        living = self._living.get(node)
+        known = -1 if living is None else living.incarnation
+        return incarnation > max(known, self._ended.get(node, -1))
 
     def is_living(self, node: int, incarnation: int | None = None) -> bool:
         """Is the node there, in that life if one is named?"""
         living = self._living.get(node)
-        return living is not None and incarnation in (None, living)
+        return living is not None and incarnation in (None, living.incarnation)
 
-    def join(self, node: int, incarnation: int) -> None:
+    def join(self, message: NodeJoined) -> Member:
         """A new life begins; the one before, if any, was ended by `lose`."""
-        assert self.is_joining(node, incarnation)
+        node = self.number_of(message.home)
+        assert node is not None
+        assert self.is_joining(node, message.incarnation)
         assert node not in self._living
-        self._living[node] = incarnation
+        self._numbers[message.home] = node
+        self._living[node] = member = Member(
+            node,
+            message.incarnation,
+            message.home,
+            message.workers,
+            message.host,
+            message.addresses,
+            message.memory_total,
+        )
+        return member
 
     def lose(self, node: int) -> None:
         """The node's present life is over; its clients went with it."""
-        self._ended[node] = self._living.pop(node)
+        self._ended[node] = self._living.pop(node).incarnation
         self._gone.pop(node, None)
+        self.leaving.discard(node)
+        self._told_to_leave.discard(node)
+
+    def incarnation(self, node: int) -> int:
+        """The life of a living node."""
+        return self._living[node].incarnation
+
+    def say_leave(self, node: int) -> bool:
+        """True the first time that it is asked about this life of a leaving node."""
+        first = node not in self._told_to_leave
+        self._told_to_leave.add(node)
+        return first
 
     def is_client_gone(self, node: int, client: int, generation: int) -> bool:
         """Has this use of the slot, or a later one, ended?"""

@@ -14,19 +14,26 @@ from typing import TYPE_CHECKING, TypeAlias
 from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.protocol.messages import (
     Commit,
+    Distribute,
     ExecuteReduce,
+    FetchRefused,
     Forget,
     GroupClosed,
     GroupJoined,
     GroupMembers,
     GroupRefused,
+    Leave,
+    MembersChanged,
+    NodeAdmitted,
     OperationFailed,
+    Withdraw,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hoplite_mp.protocol.messages import ManagerToNode
+    from hoplite_mp.planner.packing import PackingWanted
+    from hoplite_mp.protocol.messages import ManagerToNode, Stripe
 
     Send: TypeAlias = tuple[int, ManagerToNode]
 
@@ -42,6 +49,11 @@ class Plan:
     # Call `tick` at this time of the clock that gave `now`, unless a later plan says otherwise.
     # It replaces what the plan before said; None: there is nothing to wake up for.
     wake_at: float | None = None
+    # Pack these trees when there is time, where nobody is held up, and give each answer to `step`
+    # (`packing.pack`, milliseconds to seconds). Left undone it costs speed, nothing else.
+    packing: tuple[PackingWanted, ...] = ()
+    # Why the plans are as they are, for the log.
+    notes: tuple[str, ...] = ()
 
     def as_text(self) -> str:
         """One line per message, more for a reduction's stripes: the text of golden scenarios."""
@@ -50,6 +62,10 @@ class Plan:
             head, *rest = describe(message)
             lines.append(f"-> node {node}: {head}")
             lines.extend(f"     {line}" for line in rest)
+        for wanted in self.packing:
+            lines.append(f"pack trees over nodes {_numbers(wanted.nodes)}")
+        for note in self.notes:
+            lines.append(f"note: {note}")
         if self.wake_at is not None:
             lines.append(f"wake at {self.wake_at:g}")
         return "\n".join(lines) if lines else "nothing"
@@ -69,16 +85,59 @@ def _ranks(mask: int) -> str:
     return _numbers(rank for rank in range(mask.bit_length()) if mask >> rank & 1) or "-"
 
 
-def _execute(m: ExecuteReduce) -> list[str]:
-    lines = [
-        f"execute operation {m.operation}, epoch {m.epoch}",
-        f"members {_numbers(m.members)}",
-        f"order   {_numbers(m.order)} ({m.rule})",
-    ]
-    for stripe in m.stripes:
+def _stripes(stripes: Iterable[Stripe]) -> list[str]:
+    lines = []
+    for stripe in stripes:
         begin, end = stripe.begin_share / SHARES, stripe.end_share / SHARES
         lines.append(f"stripe  {begin:.2%} to {end:.2%} at node {stripe.owner}")
     return lines
+
+
+def _execute(m: ExecuteReduce) -> list[str]:
+    shape = "" if m.shape == "stripes" else f", {m.shape}"
+    return [
+        f"execute operation {m.operation}, epoch {m.epoch}: {m.kind}{shape}",
+        f"members {_numbers(m.members)}",
+        f"order   {_numbers(m.order)} ({m.rule})",
+        f"from    {_numbers(m.holders)} to {_numbers(m.destinations)}",
+        *_stripes(m.stripes),
+    ]
+
+
+def _distribute(m: Distribute) -> list[str]:
+    lines = [
+        f"distribute {_object(m.object)}, epoch {m.epoch}: {m.nbytes} bytes, {m.rule}",
+        f"from    {_numbers(m.sources) or '-'} to {_numbers(m.receivers)}",
+        *_stripes(m.stripes),
+    ]
+    return lines + [f"parents {_numbers(row)}" for row in m.parents]
+
+
+def _withdraw(m: Withdraw) -> list[str]:
+    return [f"withdraw {_object(m.object)}, epoch {m.epoch}"]
+
+
+def _refused_fetch(m: FetchRefused) -> list[str]:
+    return [f"fetch of {_object(m.object)} refused, {m.error}: {m.message}"]
+
+
+def _object(object_id: bytes) -> str:
+    """The first digits of an id: enough to tell objects apart in a text."""
+    return f"object {object_id.hex()[:8]}"
+
+
+def _admitted(m: NodeAdmitted) -> list[str]:
+    nodes = _numbers(member.node for member in m.members)
+    return [f"you are node {m.node} in life {m.incarnation}, nodes {nodes}"]
+
+
+def _changed(m: MembersChanged) -> list[str]:
+    came = _numbers(member.node for member in m.came) or "-"
+    return [f"nodes went: {_numbers(m.went) or '-'}, came: {came}"]
+
+
+def _leave(m: Leave) -> list[str]:
+    return [f"node {m.node} in life {m.incarnation} may end"]
 
 
 def _commit(m: Commit) -> list[str]:
@@ -98,7 +157,11 @@ def _forget(m: Forget) -> list[str]:
 def _members(m: GroupMembers) -> list[str]:
     phase = "formed" if m.formed else "forming"
     masks = f"alive {_ranks(m.alive)}, joining {_ranks(m.joining)}"
-    return [f"board {m.board} = {m.name!r} #{m.generation}, size {m.size}, {phase}: {masks}"]
+    head = f"board {m.board} = {m.name!r} #{m.generation}, size {m.size}, {phase}: {masks}"
+    if len(set(m.nodes) - {None}) == 1:
+        return [head]
+    places = " ".join("-" if node is None else str(node) for node in m.nodes)
+    return [head, f"version {m.version}, nodes of ranks {places}", *_stripes(m.stripes)]
 
 
 def _joined(m: GroupJoined) -> list[str]:
@@ -116,6 +179,12 @@ def _closed(m: GroupClosed) -> list[str]:
 
 # Typed loosely because each row takes the one message that its key names.
 _DRAWN: dict[type, Callable[..., list[str]]] = {
+    NodeAdmitted: _admitted,
+    MembersChanged: _changed,
+    Leave: _leave,
+    Distribute: _distribute,
+    Withdraw: _withdraw,
+    FetchRefused: _refused_fetch,
     ExecuteReduce: _execute,
     Commit: _commit,
     OperationFailed: _failed,

@@ -1,185 +1,403 @@
-"""Which sources go into a collective, decided once, in order of arrival.
+"""Collectives on refs: who goes in, decided once, in order of arrival; then who does what.
 
-Theory of operation. A request names sources that may not exist yet. They become ready, or fail,
-in any order, doubled or late. As soon as `num` are ready these are the members, and the plan says
-so to everybody: nobody decides it a second time. A failed source is skipped while `num` can still
-be met. From the deadline on one source is enough, so that whatever is ready counts.
+`operation` notes what messages say about one collective; here conclusions are drawn from it, the
+same way whatever came: a plan, an end, or nothing yet. Folding kinds get a forest by the model;
+gather, allgather and alltoall are sets of copies, whose edges follow from holders and destinations
+alone; a broadcast is handed to `broadcast`, so that others may join it while it runs. A finished
+operation leaves nothing behind.
 
-             enough ready                     all stripes complete
-    WAITING ──────────────► EXECUTING ─────────────────────────────► Commit, forgotten
-      ▲  │                     │   │
-      │  └─ cannot be met ─────│───┴─ failed as a whole ──► OperationFailed, forgotten
-      └────────────────────────┘
-       sources vanished: epoch + 1
-
-The table below holds every transition that a message can cause; what is not in it is ignored, and
-that is how late messages die. A transition only notes what was learned; `_settle` then draws the
-conclusion, the same way whatever came. A finished operation leaves nothing behind.
+Reproducible results have rule "fold": owners get every member by itself and fold from left to
+right in the order of the refs. That costs what pre-reduction saves: a node with k members sends k
+times the bytes; with one member a node it costs nothing.
 
 This module must never know what a source contains, nor how it is added.
 """
 
 from __future__ import annotations
 
-import enum
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from hoplite_mp.planner.forest import owners, single_vertex
+from hoplite_mp.planner import forest
+from hoplite_mp.planner.operation import (
+    TRANSITIONS,
+    CopyMade,
+    CopyRefused,
+    DeadlinePassed,
+    HolderLost,
+    Operation,
+    State,
+)
+from hoplite_mp.planner.program import participants, waits_for
+from hoplite_mp.planner.repair import repaired
+from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Commit,
     ExecuteReduce,
-    ExecutionFailed,
+    FetchRefused,
     Forget,
-    OperationDropped,
     OperationFailed,
     ReduceRequested,
-    SourceFailed,
     SourceReady,
-    StripesComplete,
+    Stripe,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
+    from hoplite_mp.planner.broadcast import Copies
+    from hoplite_mp.planner.membership import Membership
+    from hoplite_mp.planner.operation import Report
     from hoplite_mp.planner.plan import Send
+    from hoplite_mp.planner.topology import Topology
     from hoplite_mp.protocol.messages import ManagerToNode
 
-    # What nodes report about an operation that they have asked for.
-    Report: TypeAlias = (
-        SourceReady | SourceFailed | StripesComplete | ExecutionFailed | OperationDropped
-    )
+    Event: TypeAlias = Report | DeadlinePassed | HolderLost | CopyMade | CopyRefused
+
+# The messages after which an operation is over and nothing of it is kept.
+_ENDS = (Commit, OperationFailed, Forget)
 
 
-class State(enum.Enum):
-    """There is no finished state: what is finished is forgotten."""
+class Reductions:
+    """The operations of a cluster that are not yet over."""
 
-    WAITING = "for enough sources to be ready"
-    EXECUTING = "the members are fixed and announced"
+    def __init__(
+        self, operations_max: int, membership: Membership, topology: Topology, copies: Copies
+    ) -> None:
+        self._operations_max = operations_max
+        self._membership = membership
+        self._topology = topology
+        self._copies = copies
+        self.operations: dict[int, Operation] = {}
+        self._deadlines: list[tuple[float, int]] = []  # sorted; of open operations only
+        self._broadcasts: dict[bytes, set[int]] = {}  # object -> operations that wait for copies
+        self.notes: list[str] = []  # why plans are as they are; taken by the machine
 
+    @property
+    def wake_at(self) -> float | None:
+        """When `tick` has something to do."""
+        return self._deadlines[0][0] if self._deadlines else None
 
-class DeadlinePassed:
-    """The one event that does not come as a message."""
+    # ---- what happens
 
+    def request(self, message: ReduceRequested, now: float) -> list[Send]:
+        """A new operation. A double of an open one is ignored."""
+        if message.operation in self.operations:
+            return []
+        refusal = self._refusal(message)
+        if refusal is not None:
+            return [(message.node, refusal)]
+        op = Operation(message, message.num, _find_twins(message.sources))
+        self.operations[message.operation] = op
+        if message.deadline_s is not None and message.deadline_s <= 0:
+            # Passed at the call, not at the next tick: what else has failed by then is not asked.
+            op.need = 1
+        elif message.deadline_s is not None:
+            op.deadline_at = now + message.deadline_s
+            insort(self._deadlines, (op.deadline_at, message.operation))
+        number, node = message.operation, message.node
+        nbytes = message.ready_nbytes or (0,) * len(message.ready)
+        layouts = message.ready_layouts or (b"",) * len(message.ready)
+        note = TRANSITIONS[op.state, SourceReady]
+        for index, size, layout in zip(message.ready, nbytes, layouts, strict=True):
+            note(op, SourceReady(number, index, node, size, layout))
+        return self._conclude(op, None, now)
 
-@dataclass(slots=True)
-class Operation:
-    """A collective that has been asked for and is not yet committed, failed or dropped."""
+    def step(self, message: Report, now: float) -> list[Send]:
+        """One message about one operation; ignored if that is over or unknown."""
+        op = self.operations.get(message.operation)
+        return [] if op is None else self._apply(op, message, now)
 
-    request: ReduceRequested
-    need: int  # ready sources that suffice: 1 <= need <= num; 1 from the deadline on
-    twins: dict[bytes, list[int]]  # ids given more than once, with all their indices
-    state: State = State.WAITING
-    deadline_at: float | None = None  # not None exactly while it stands in the list of deadlines
-    ready: dict[int, None] = field(default_factory=dict)  # in order of arrival; ∩ failed = ∅
-    failed: set[int] = field(default_factory=set)
-    cause: tuple[int, str] | None = None  # the first failure; not None when `failed` is not empty
-    epoch: int = 0  # plans announced so far
-    members: tuple[int, ...] = ()  # of the present epoch, sorted
-    unfinished: set[int] = field(default_factory=set)  # owners that have not reported yet
+    def tick(self, now: float) -> list[Send]:
+        """Every deadline up to `now` passes."""
+        sends: list[Send] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, operation = self._deadlines.pop(0)
+            op = self.operations[operation]
+            op.deadline_at = None
+            sends += self._apply(op, DeadlinePassed(), now)
+        return sends
 
-    def same(self, index: int) -> Iterable[int]:
-        """All indices of the source at `index`; none if there is no such source."""
-        if index >= len(self.request.sources):
-            return ()
-        return self.twins.get(self.request.sources[index], (index,))
+    def lose_node(self, node: int, now: float) -> list[Send]:
+        """What it asked for ends, and only those who took part are told; the rest goes on."""
+        sends: list[Send] = []
+        for op in list(self.operations.values()):
+            if op.request.operation not in self.operations:
+                continue  # ended by what an earlier one of this round has caused
+            if op.request.node == node:
+                self._forget(op)
+                sends += self._to_all(op, Forget(op.request.operation))
+            else:
+                sends += self._apply(op, HolderLost(node), now)
+        return sends
 
-    def can_be_met(self) -> bool:
-        """Can `need` sources still become ready?"""
-        return len(self.request.sources) - len(self.failed) >= self.need
+    def copy_made(self, node: int, object_id: bytes, now: float) -> list[Send]:
+        """A receiver has the object whole: broadcasts of it have waited for that."""
+        return self._about_copy(object_id, CopyMade(node), now)
 
+    def copy_refused(self, node: int, object_id: bytes, reason: str, now: float) -> list[Send]:
+        """A receiver will not get it."""
+        return self._about_copy(object_id, CopyRefused(node, reason), now)
 
-# ---- transitions: what an operation learns. A returned message ends it.
+    def hear_refusals(self, sends: list[Send], now: float) -> list[Send]:
+        """What `broadcast` has just refused is news to who waits for these copies."""
+        more: list[Send] = []
+        for node, message in sends:
+            if isinstance(message, FetchRefused):
+                more += self.copy_refused(node, message.object, message.message, now)
+        return more
 
+    def needs(self, node: int) -> bool:
+        """Does an operation that is open name this node?"""
+        return any(
+            node == op.request.node or node in op.unfinished or node in op.told()
+            for op in self.operations.values()
+        )
 
-def _note_ready(op: Operation, message: SourceReady) -> None:
-    for index in op.same(message.index):
-        if index not in op.failed:
-            op.ready.setdefault(index)
+    # ---- conclusions
 
+    def _about_copy(
+        self, object_id: bytes, event: CopyMade | CopyRefused, now: float
+    ) -> list[Send]:
+        sends: list[Send] = []
+        for number in sorted(self._broadcasts.get(object_id, ())):
+            sends += self._apply(self.operations[number], event, now)
+        return sends
 
-def _note_failed(op: Operation, message: SourceFailed) -> None:
-    for index in op.same(message.index):
-        op.ready.pop(index, None)
-        op.failed.add(index)
-        op.cause = op.cause or (index, message.reason)
+    def _apply(self, op: Operation, event: Event, now: float) -> list[Send]:
+        transition = TRANSITIONS.get((op.state, type(event)))
+        return [] if transition is None else self._conclude(op, transition(op, event), now)
 
+    def _conclude(self, op: Operation, message: ManagerToNode | None, now: float) -> list[Send]:
+        """What follows from what is known: an end, a plan, or nothing yet."""
+        if message is None and op.state is State.WAITING:
+            if not op.can_be_met():
+                message = _failure(op)
+            elif len(op.ready) >= op.need:
+                chosen = tuple(islice(op.ready, op.request.num))
+                message = self._mismatch(op, chosen)
+                if message is None:
+                    return self._begin(op, chosen, now)
+        return [] if message is None else self._end(op, message)
 
-def _lower_need(op: Operation, _: DeadlinePassed) -> None:
-    op.need = 1
+    def _end(self, op: Operation, message: ManagerToNode) -> list[Send]:
+        assert isinstance(message, _ENDS)
+        self._forget(op)
+        if isinstance(message, OperationFailed):
+            others = self._to_all(op, Forget(op.request.operation), but=op.request.node)
+            return [(op.request.node, message), *others]
+        return self._to_all(op, message)
 
+    def _begin(self, op: Operation, chosen: tuple[int, ...], now: float) -> list[Send]:
+        """Fix the members and announce them as the next epoch."""
+        destinations = self._destinations(op)
+        if not destinations:
+            text = "no node, where its result was to be, is left"
+            return self._end(op, OperationFailed(op.request.operation, "lost", text))
+        op.members = tuple(sorted(chosen))
+        if op.request.kind == "broadcast":
+            return self._begin_broadcast(op, destinations, now)
+        holder_of = self._holders(op, chosen, destinations)
+        if op.request.kind not in FOLDING and not _moves(op, holder_of, destinations):
+            return self._end(op, Commit(op.request.operation, op.epoch, op.members))
+        request = op.request
+        before = [] if op.plan is None else participants(op.plan)
+        op.state = State.EXECUTING
+        op.epoch += 1
+        op.plan = plan = self._plan(op, chosen, holder_of, destinations)
+        op.unfinished = waits_for(plan)
+        if request.kind == "alltoall":  # whose destinations keep their places, dead or alive
+            op.unfinished = {node for node in op.unfinished if self._membership.is_living(node)}
+        sends = self._living(participants(plan), plan)
+        told = {node for node, _ in sends} | {op.request.node}
+        return sends + self._living(
+            (node for node in before if node not in told), Forget(op.request.operation)
+        )
 
-def _note_complete(op: Operation, message: StripesComplete) -> ManagerToNode | None:
-    if message.epoch != op.epoch:
+    def _begin_broadcast(
+        self, op: Operation, destinations: tuple[int, ...], now: float
+    ) -> list[Send]:
+        """`broadcast` brings the copies; the requester hears of it when all have come."""
+        (index,) = op.members
+        object_id, source = op.request.sources[index], op.ready[index]
+        op.state = State.EXECUTING
+        sends, lacking = self._copies.spread(
+            object_id, source.nbytes, source.holders, destinations, now
+        )
+        op.unfinished = lacking
+        self._broadcasts.setdefault(object_id, set()).add(op.request.operation)
+        if not lacking:
+            return sends + self._end(op, Commit(op.request.operation, op.epoch, op.members))
+        return sends + self.hear_refusals(sends, now)
+
+    def _plan(
+        self,
+        op: Operation,
+        chosen: tuple[int, ...],
+        holder_of: dict[int, int],
+        destinations: tuple[int, ...],
+    ) -> ExecuteReduce:
+        request = op.request
+        nbytes = max(op.ready[index].nbytes for index in chosen)
+        order, rule = (op.members, "fold") if request.reproducible else (chosen, "any")
+        stripes: tuple[Stripe, ...] = ()
+        shape = "stripes"
+        if request.kind in FOLDING:
+            kept = self._kept_stripes(op, holder_of, destinations)
+            if kept is None:
+                best = self._forest(op, chosen, holder_of, destinations, nbytes)
+                stripes, shape = best.stripes, best.shape
+                if len(set(holder_of.values()) | set(destinations)) > 1:
+                    self.notes.append(f"operation {request.operation}: {best.why}")
+            else:
+                stripes = kept
+        return ExecuteReduce(
+            request.operation,
+            op.epoch,
+            op.members,
+            order,
+            stripes,
+            rule,
+            request.kind,
+            request.op,
+            request.node,
+            tuple(request.sources[index] for index in op.members),
+            tuple(holder_of[index] for index in op.members),
+            destinations,
+            request.results,
+            nbytes,
+            op.ready[chosen[0]].layout,
+            shape,
+        )
+
+    def _forest(
+        self,
+        op: Operation,
+        chosen: tuple[int, ...],
+        holder_of: dict[int, int],
+        destinations: tuple[int, ...],
+        nbytes: int,
+    ) -> forest.Forest:
+        sent: dict[int, int] = {}
+        for index in chosen:
+            sent[holder_of[index]] = sent.get(holder_of[index], 0) + 1
+        return forest.reduction(
+            op.request.kind,
+            nbytes,
+            sent,
+            destinations,
+            self._topology,
+            ordered=op.request.reproducible,
+            leaving=self._membership.leaving,
+        )
+
+    def _kept_stripes(
+        self, op: Operation, holder_of: dict[int, int], destinations: tuple[int, ...]
+    ) -> tuple[Stripe, ...] | None:
+        """After a loss: the stripes of the epoch before, as far as their owners take part."""
+        plan = op.plan
+        if plan is None or plan.shape != "stripes" or plan.kind == "reduce_scatter":
+            return None
+        return repaired(plan.stripes, {*holder_of.values(), *destinations})
+
+    def _holders(
+        self, op: Operation, chosen: Iterable[int], destinations: tuple[int, ...]
+    ) -> dict[int, int]:
+        """Who gives each member: a destination if it can, else who takes part anyway."""
+        wanted_by = set(destinations)
+        taken: set[int] = set()
+        holder_of: dict[int, int] = {}
+        for index in chosen:
+            holders = op.ready[index].holders
+            best = next((node for node in holders if node in wanted_by), None)
+            if best is None:
+                best = next((node for node in holders if node in taken), next(iter(holders)))
+            taken.add(best)
+            holder_of[index] = best
+        return holder_of
+
+    def _destinations(self, op: Operation) -> tuple[int, ...]:
+        """The living nodes where the result belongs, in order."""
+        request = op.request
+        living = self._membership.is_living
+        if request.kind == "alltoall":
+            return request.to if any(map(living, request.to)) else ()
+        if request.to:
+            return tuple(node for node in request.to if living(node))
+        if request.kind == "allreduce":
+            holders = (node for source in op.ready.values() for node in source.holders)
+            return tuple(sorted(dict.fromkeys(holders)))
+        if request.kind == "reduce_scatter":
+            count = max(1, len(request.results))
+            if count == len(request.sources) and len(op.ready) == count:
+                return tuple(next(iter(op.ready[index].holders)) for index in range(count))
+            return (request.node,) * count
+        if request.kind in ("reduce", "gather"):
+            return (request.node,)
+        leaving = self._membership.leaving
+        return tuple(node for node in self._membership.nodes if node not in leaving)
+
+    def _refusal(self, message: ReduceRequested) -> OperationFailed | None:
+        if len(self.operations) >= self._operations_max:
+            text = f"{self._operations_max} collectives are under way, and no more are allowed"
+            return OperationFailed(message.operation, "full", text)
+        dead = [node for node in message.to if not self._membership.is_living(node)]
+        bound = message.kind in ("reduce", "gather", "reduce_scatter")
+        if dead and (bound or len(dead) == len(message.to)):
+            text = f"node {dead[0]}, where its result was to be, is not there"
+            return OperationFailed(message.operation, "lost", text)
+        slices = len(message.results)
+        if message.kind == "reduce_scatter" and message.to and len(message.to) != slices:
+            text = f"{slices} slices for {len(message.to)} nodes: there must be one for each"
+            return OperationFailed(message.operation, "value", text)
         return None
-    op.unfinished.discard(message.node)
-    if op.unfinished:
+
+    def _mismatch(self, op: Operation, chosen: tuple[int, ...]) -> OperationFailed | None:
+        """Members of a fold must look alike: what can be seen here is said before bytes move."""
+        if op.request.kind not in FOLDING:
+            return None
+        known = sorted((index, op.ready[index].layout) for index in chosen)
+        known = [(index, layout) for index, layout in known if layout]
+        for index, layout in known[1:]:
+            first, expected = known[0]
+            if layout != expected:
+                text = (
+                    f"sources {first} and {index} differ: {expected.decode(errors='replace')} "
+                    f"and {layout.decode(errors='replace')}"
+                )
+                return OperationFailed(op.request.operation, "value", text)
         return None
-    return Commit(op.request.operation, op.epoch, op.members)
+
+    def _to_all(self, op: Operation, message: ManagerToNode, but: int | None = None) -> list[Send]:
+        return self._living((node for node in op.told() if node != but), message)
+
+    def _living(self, nodes: Iterable[int], message: ManagerToNode) -> list[Send]:
+        return [(node, message) for node in nodes if self._membership.is_living(node)]
+
+    def _forget(self, op: Operation) -> None:
+        number = op.request.operation
+        del self.operations[number]
+        if op.deadline_at is not None:
+            del self._deadlines[bisect_left(self._deadlines, (op.deadline_at, number))]
+        if op.request.kind == "broadcast" and op.members:
+            object_id = op.request.sources[op.members[0]]
+            waiting = self._broadcasts.get(object_id, set())
+            waiting.discard(number)
+            if not waiting:
+                self._broadcasts.pop(object_id, None)
 
 
-def _note_execution_failed(op: Operation, message: ExecutionFailed) -> ManagerToNode | None:
-    if message.epoch != op.epoch:
-        return None
-    vanished = sorted(set(message.failed_sources).intersection(op.members))
-    if not vanished:
-        # Nothing that could be left out: a further epoch would fail in the same way.
-        return OperationFailed(op.request.operation, message.error, message.reason)
-    for index in vanished:
-        _note_failed(op, SourceFailed(op.request.operation, index, message.reason))
-    op.state = State.WAITING
-    return None
-
-
-def _drop(op: Operation, _: OperationDropped) -> ManagerToNode:
-    return Forget(op.request.operation)
-
-
-# Rows that look the same in both states mean different things. While a plan is executed, a source
-# that becomes ready is a spare for the next epoch; one that fails is none, but the plan stands,
-# because its executor may have taken the source before; it will say so if it has not.
-TRANSITIONS: dict[tuple[State, type], Callable[[Operation, Any], ManagerToNode | None]] = {
-    (State.WAITING, SourceReady): _note_ready,
-    (State.WAITING, SourceFailed): _note_failed,
-    (State.WAITING, DeadlinePassed): _lower_need,
-    (State.WAITING, OperationDropped): _drop,
-    (State.EXECUTING, SourceReady): _note_ready,
-    (State.EXECUTING, SourceFailed): _note_failed,
-    (State.EXECUTING, DeadlinePassed): _lower_need,
-    (State.EXECUTING, OperationDropped): _drop,
-    (State.EXECUTING, StripesComplete): _note_complete,
-    (State.EXECUTING, ExecutionFailed): _note_execution_failed,
-}
-
-
-# ---- conclusions
-
-
-def _settle(op: Operation) -> ManagerToNode | None:
-    """What follows from what is known: a plan, an end, or nothing yet."""
-    if op.state is not State.WAITING:
-        return None
-    if not op.can_be_met():
-        return _failure(op)
-    if len(op.ready) < op.need:
-        return None
-    chosen = tuple(islice(op.ready, op.request.num))
-    if op.request.kind == "gather":
-        return Commit(op.request.operation, op.epoch, tuple(sorted(chosen)))
-    return _begin(op, chosen)
-
-
-def _begin(op: Operation, chosen: tuple[int, ...]) -> ExecuteReduce:
-    """Fix the members and announce them as the next epoch."""
-    op.state = State.EXECUTING
-    op.epoch += 1
-    op.members = tuple(sorted(chosen))
-    stripes = single_vertex(op.request.node)
-    op.unfinished = owners(stripes)
-    order, rule = (op.members, "fold") if op.request.reproducible else (chosen, "any")
-    return ExecuteReduce(op.request.operation, op.epoch, op.members, order, stripes, rule)
+def _moves(op: Operation, holder_of: dict[int, int], destinations: tuple[int, ...]) -> bool:
+    """Does any member of a set of copies have to leave the node that holds it?"""
+    wanted_by = set(destinations)
+    for index, holder in holder_of.items():
+        if op.request.kind == "alltoall":
+            if destinations[index % len(destinations)] != holder:
+                return True
+        elif wanted_by != {holder}:
+            return True
+    return False
 
 
 def _failure(op: Operation) -> OperationFailed:
@@ -190,7 +408,7 @@ def _failure(op: Operation) -> OperationFailed:
         f"{len(op.failed)} of {total} sources failed, so {op.need} cannot be ready any more; "
         f"first source {index}: {reason}"
     )
-    error = "source" if op.request.kind == "gather" else "reduce"
+    error = "reduce" if op.request.kind in FOLDING else "source"
     return OperationFailed(op.request.operation, error, message, index)
 
 
@@ -201,80 +419,3 @@ def _find_twins(sources: tuple[bytes, ...]) -> dict[bytes, list[int]]:
     for index, source in enumerate(sources):
         indices.setdefault(source, []).append(index)
     return {source: same for source, same in indices.items() if len(same) > 1}
-
-
-# ---- all operations together
-
-# The messages after which an operation is over and nothing of it is kept.
-_ENDS = (Commit, OperationFailed, Forget)
-
-
-class Reductions:
-    """The operations of a cluster that are not yet over."""
-
-    def __init__(self, operations_max: int) -> None:
-        self._operations_max = operations_max
-        self.operations: dict[int, Operation] = {}
-        self._deadlines: list[tuple[float, int]] = []  # sorted; of open operations only
-
-    @property
-    def wake_at(self) -> float | None:
-        """When `tick` has something to do."""
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def request(self, message: ReduceRequested, now: float) -> list[Send]:
-        """A new operation. A double of an open one is ignored."""
-        if message.operation in self.operations:
-            return []
-        if len(self.operations) >= self._operations_max:
-            text = f"{self._operations_max} collectives are under way, and no more are allowed"
-            return [(message.node, OperationFailed(message.operation, "full", text))]
-        op = Operation(message, message.num, _find_twins(message.sources))
-        self.operations[message.operation] = op
-        if message.deadline_s is not None and message.deadline_s <= 0:
-            # Passed at the call, not at the next tick: what else has failed by then is not asked.
-            _lower_need(op, DeadlinePassed())
-        elif message.deadline_s is not None:
-            op.deadline_at = now + message.deadline_s
-            insort(self._deadlines, (op.deadline_at, message.operation))
-        for index in message.ready:
-            _note_ready(op, SourceReady(message.operation, index, message.node))
-        return self._conclude(op, None)
-
-    def step(self, message: Report) -> list[Send]:
-        """One message about one operation; ignored if that is over or unknown."""
-        op = self.operations.get(message.operation)
-        return [] if op is None else self._apply(op, message)
-
-    def tick(self, now: float) -> list[Send]:
-        """Every deadline up to `now` passes."""
-        sends: list[Send] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, operation = self._deadlines.pop(0)
-            op = self.operations[operation]
-            op.deadline_at = None
-            sends += self._apply(op, DeadlinePassed())
-        return sends
-
-    def lose_node(self, node: int) -> None:
-        """Who asked is gone, so nobody is told."""
-        for op in [op for op in self.operations.values() if op.request.node == node]:
-            self._forget(op)
-
-    def _apply(self, op: Operation, event: Report | DeadlinePassed) -> list[Send]:
-        transition = TRANSITIONS.get((op.state, type(event)))
-        return [] if transition is None else self._conclude(op, transition(op, event))
-
-    def _conclude(self, op: Operation, message: ManagerToNode | None) -> list[Send]:
-        message = message or _settle(op)
-        if message is None:
-            return []
-        if isinstance(message, _ENDS):
-            self._forget(op)
-        return [(op.request.node, message)]
-
-    def _forget(self, op: Operation) -> None:
-        del self.operations[op.request.operation]
-        if op.deadline_at is not None:
-            place = bisect_left(self._deadlines, (op.deadline_at, op.request.operation))
-            del self._deadlines[place]

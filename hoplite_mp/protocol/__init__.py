@@ -1,6 +1,8 @@
-"""The vocabulary between node and manager: typed messages and the sans-io codec.
+"""The vocabulary between node and manager, and between nodes: typed messages, the sans-io codec.
 
-fields  <-  operations, groups  <-  messages  <-  codec
+fields  <-  stripes  <-  membership, copies, operations, groups  <-  messages  <-  codec
+fields  <-  peers       objects and tasks between nodes
+            local       between a client and its node
 
 Before that, between hosts: versions, greetings  <-  handshake. One host needs none of them.
 """

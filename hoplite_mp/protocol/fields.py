@@ -9,6 +9,7 @@ This module must never know which messages there are.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -23,12 +24,26 @@ OP_CHARS_MAX = 256  # the name of a reduction's operator
 TEXT_CHARS_MAX = 64 << 10  # a reason; longer ones are the sender's to shorten (`shorten`)
 RANKS_MAX = 64  # bits of a rank mask, as on a group board
 NUMBER_MAX = (1 << 63) - 1  # a number that a user gave and nobody has judged yet
+NODES_MAX = 1 << 16  # nodes of one cluster, the dead included: numbers are never used again
+ADDRESSES_MAX = 64  # addresses that one node offers
+ADDRESS_CHARS_MAX = 256  # "ip:port", IPv6 in [ ]
+HOST_CHARS_MAX = 256  # a host's name, only for people
+LAYOUT_BYTES_MAX = 4096  # dtype, shape and order of a source, in words that only nodes know
+TREE_DEGREE_MAX = 1 << 10  # children of one node in a tree
 SHARES = 1 << 20  # an object's bytes are cut in this many shares, whatever its size
 
-# What an operation is for. "gather" moves nothing: it is done when all its sources are.
-KINDS = ("reduce", "gather")
-# How the order of a plan binds. "fold": strictly left to right; "any": it may be regrouped.
+# What an operation is for. The first three fold their sources, the others copy them:
+# "reduce" to one node, "allreduce" to several, "reduce_scatter" slice i to node `to[i]`;
+# "broadcast" one source to all of `to`, "gather" all sources to `to[0]`, "allgather" all to all,
+# "alltoall" source k to `to[k % len(to)]`.
+FOLDING = ("reduce", "allreduce", "reduce_scatter")
+COPYING = ("broadcast", "gather", "allgather", "alltoall")
+KINDS = FOLDING + COPYING
+# How the order of a plan binds. "fold": strictly left to right, each member by itself; "any": it
+# may be regrouped, so a node first folds what it holds.
 RULES = ("any", "fold")
+# Why a fetch cannot come true: "lost" no living node holds the object, "deleted" its home says so.
+FETCH_ERRORS = ("lost", "deleted")
 # What a failure becomes at the user's `get`: "reduce" ReduceError with the cause's failure as
 # cause, "source" the failure of source `cause_index` itself, "value" ValueError (shapes, dtypes),
 # "lost" ObjectLostError, "full" StoreFullError.
@@ -73,6 +88,37 @@ def text(name: str, value: Any, chars_max: int, chars_min: int = 0) -> None:
     value.encode()  # UnicodeEncodeError, a ValueError, for lone surrogates
 
 
+def numbers(name: str, value: Any, high: int = _U64_MAX) -> None:
+    """A tuple of integers from 0 to `high`; one may stand there twice."""
+    if not isinstance(value, tuple):
+        raise ValueError(f"{name} must be a tuple, not {value!r}")
+    for number in value:
+        between(f"number in {name}", number, 0, high)
+
+
+def seconds(name: str, value: Any) -> None:
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be seconds from 0 on, not {value!r}")
+
+
+def rate(name: str, value: Any) -> None:
+    """Bytes a second, or None for what nobody has measured."""
+    if value is None:
+        return
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be None or bytes a second above 0, not {value!r}")
+
+
+def shape(name: str, value: Any, plain: tuple[str, ...]) -> None:
+    """How a forest's trees look: one of `plain`, or `tree:d`, where 1 <= d: a chain for 1."""
+    if value in plain:
+        return
+    word, _, degree = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if word != "tree" or not degree.isdecimal() or not 1 <= int(degree) <= TREE_DEGREE_MAX:
+        allowed = ", ".join((*plain, f"tree:1 to tree:{TREE_DEGREE_MAX}"))
+        raise ValueError(f"{name} must be one of {allowed}, not {value!r}")
+
+
 def flags(**fields: Any) -> None:
     for name, value in fields.items():
         if type(value) is not bool:
@@ -89,14 +135,25 @@ def indices(name: str, value: Any, count: int) -> None:
         raise ValueError(f"{name} names an index twice: {value!r}")
 
 
-def object_ids(name: str, value: Any) -> None:
-    """A tuple of 1 to SOURCES_MAX object ids."""
+def object_ids(name: str, value: Any, count_min: int = 1) -> None:
+    """A tuple of `count_min` to SOURCES_MAX object ids."""
     if not isinstance(value, tuple):
         raise ValueError(f"{name} must be a tuple, not {value!r}")
-    between(f"number of {name}", len(value), 1, SOURCES_MAX)
+    between(f"number of {name}", len(value), count_min, SOURCES_MAX)
     for index, one in enumerate(value):
         if not isinstance(one, bytes) or len(one) != ID_BYTES:
             raise ValueError(f"{name}[{index}] must be {ID_BYTES} bytes, not {one!r}")
+
+
+def object_id(name: str, value: Any) -> None:
+    if not isinstance(value, bytes) or len(value) != ID_BYTES:
+        raise ValueError(f"{name} must be {ID_BYTES} bytes, not {value!r}")
+
+
+def layout(name: str, value: Any) -> None:
+    if not isinstance(value, bytes) or len(value) > LAYOUT_BYTES_MAX:
+        what = f"{len(value)} bytes" if isinstance(value, bytes) else repr(value)
+        raise ValueError(f"{name} must be bytes, at most {LAYOUT_BYTES_MAX}: {what}")
 
 
 def sorted_indices(name: str, value: Any) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from hoplite_mp.protocol.fields import (
     GROUP_ERRORS,
     NAME_CHARS_MAX,
+    NODES_MAX,
     NUMBER_MAX,
     RANKS_MAX,
     TEXT_CHARS_MAX,
@@ -22,6 +23,7 @@ from hoplite_mp.protocol.fields import (
     one_of,
     text,
 )
+from hoplite_mp.protocol.stripes import Stripe, whole_object
 
 # ---- node -> manager
 
@@ -89,7 +91,11 @@ class GroupLeft(Message, frozen=True):
 class GroupMembers(Message, frozen=True):
     """What the board must show from now on; sent at every change, before GroupJoined.
 
-    The first one of a generation is also the order to make the board.
+    The first one of a generation is also the order to make the board. `version` counts these
+    messages of one generation, from 1. `nodes[rank]` is where the member of that rank lives, None
+    for a rank that nobody holds. The leader of a call is the lowest living rank; its node leads.
+    `stripes` are the owners of large calls, in shares by their links: the same for all calls until
+    the next message, so that no call asks the manager. One stripe: all living are on one node.
     """
 
     name: str
@@ -99,16 +105,33 @@ class GroupMembers(Message, frozen=True):
     alive: int
     joining: int
     formed: bool
+    version: int
+    nodes: tuple[int | None, ...]
+    stripes: tuple[Stripe, ...]
 
     def __post_init__(self) -> None:
         text("name", self.name, NAME_CHARS_MAX)
-        counts(generation=self.generation, board=self.board)
+        counts(generation=self.generation, board=self.board, version=self.version)
         between("size", self.size, 1, RANKS_MAX)
         between("alive", self.alive, 0, (1 << self.size) - 1)
         between("joining", self.joining, 0, (1 << self.size) - 1)
         if self.alive & self.joining:
             raise ValueError(f"alive {self.alive:b} and joining {self.joining:b} share a rank")
         flags(formed=self.formed)
+        whole_object("stripes", self.stripes)
+        if not isinstance(self.nodes, tuple) or len(self.nodes) != self.size:
+            raise ValueError(f"nodes must be one for each of {self.size} ranks: {self.nodes!r}")
+        for rank, node in enumerate(self.nodes):
+            held = (self.alive | self.joining) >> rank & 1
+            if held:
+                between(f"nodes[{rank}]", node, 0, NODES_MAX - 1)
+            elif node is not None:
+                raise ValueError(f"nodes[{rank}] must be None, nobody holds that rank: {node!r}")
+
+    @property
+    def leader(self) -> int | None:
+        """The lowest living rank; None while nobody counts."""
+        return (self.alive & -self.alive).bit_length() - 1 if self.alive else None
 
 
 class GroupJoined(Message, frozen=True):

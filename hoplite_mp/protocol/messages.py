@@ -3,19 +3,22 @@
 The same values travel on the wire, go into the planner and come out of it, so there is nothing to
 translate and a recorded wire is a planner test. Each message is frozen and checks itself when it
 is made, by this process or by the decoder: an illegal message cannot exist. Operation, epoch,
-incarnation, node and stripe are in them although one host could do without, because they cannot
-be added to a wire later.
+incarnation, node and stripe are in all of them, because they cannot be added to a wire later.
 
-    node    ──  NodeJoined NodeLost ClientLost                                    ─►  manager
+    node    ──  NodeJoined NodeLost NodeLeaving ClientLost LinkMeasured HostMeasured  ─►  manager
+            ──  FetchRequested FetchComplete FetchFailed CopyDropped ObjectGone       ─►
             ──  ReduceRequested SourceReady SourceFailed StripesComplete
-                ExecutionFailed OperationDropped                                  ─►
-            ──  GroupJoinRequested GroupAdmitted GroupLeft                        ─►
-            ◄─  ExecuteReduce Commit OperationFailed Forget                       ──
-            ◄─  GroupMembers GroupJoined GroupRefused GroupClosed                 ──
+                ExecutionFailed OperationDropped                                      ─►
+            ──  GroupJoinRequested GroupAdmitted GroupLeft                            ─►
+            ◄─  NodeAdmitted MembersChanged Leave                                     ──
+            ◄─  Distribute Withdraw FetchRefused                                      ──
+            ◄─  ExecuteReduce Commit OperationFailed Forget                           ──
+            ◄─  GroupMembers GroupJoined GroupRefused GroupClosed                     ──
 
 Words: an *operation* id is chosen by the requesting node and never used twice in a cluster; an
-*epoch* counts the plans of one operation, from 1; a *generation* of a client slot counts its
-uses, that of a group counts the groups of the cluster; a *rank mask* has bit r for rank r.
+*epoch* counts the plans of one operation, from 1 (for copies: those of the cluster); a
+*generation* of a client slot counts its uses, that of a group counts the groups of the cluster; a
+*rank mask* has bit r for rank r.
 
 This module must never know how messages travel, nor what anybody does with them.
 """
@@ -24,6 +27,16 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from hoplite_mp.protocol.copies import (
+    CopyDropped,
+    Distribute,
+    FetchComplete,
+    FetchFailed,
+    FetchRefused,
+    FetchRequested,
+    ObjectGone,
+    Withdraw,
+)
 from hoplite_mp.protocol.fields import SHARES, Message, counts, shorten
 from hoplite_mp.protocol.groups import (
     GroupAdmitted,
@@ -33,6 +46,17 @@ from hoplite_mp.protocol.groups import (
     GroupLeft,
     GroupMembers,
     GroupRefused,
+)
+from hoplite_mp.protocol.membership import (
+    HostMeasured,
+    Leave,
+    LinkMeasured,
+    Member,
+    MembersChanged,
+    NodeAdmitted,
+    NodeJoined,
+    NodeLeaving,
+    NodeLost,
 )
 from hoplite_mp.protocol.operations import (
     Commit,
@@ -44,17 +68,23 @@ from hoplite_mp.protocol.operations import (
     ReduceRequested,
     SourceFailed,
     SourceReady,
-    Stripe,
     StripesComplete,
 )
+from hoplite_mp.protocol.stripes import Stripe
 
 __all__ = [
     "SHARES",
     "AnyMessage",
     "ClientLost",
     "Commit",
+    "CopyDropped",
+    "Distribute",
     "ExecuteReduce",
     "ExecutionFailed",
+    "FetchComplete",
+    "FetchFailed",
+    "FetchRefused",
+    "FetchRequested",
     "Forget",
     "GroupAdmitted",
     "GroupClosed",
@@ -63,10 +93,18 @@ __all__ = [
     "GroupLeft",
     "GroupMembers",
     "GroupRefused",
+    "HostMeasured",
+    "Leave",
+    "LinkMeasured",
     "ManagerToNode",
+    "Member",
+    "MembersChanged",
+    "NodeAdmitted",
     "NodeJoined",
+    "NodeLeaving",
     "NodeLost",
     "NodeToManager",
+    "ObjectGone",
     "OperationDropped",
     "OperationFailed",
     "ReduceRequested",
@@ -74,29 +112,9 @@ __all__ = [
     "SourceReady",
     "Stripe",
     "StripesComplete",
+    "Withdraw",
     "shorten",
 ]
-
-
-class NodeJoined(Message, frozen=True):
-    """A node begins. First message on every connection. A host's next life: incarnation + 1."""
-
-    node: int
-    incarnation: int
-    workers: int
-
-    def __post_init__(self) -> None:
-        counts(node=self.node, incarnation=self.incarnation, workers=self.workers)
-
-
-class NodeLost(Message, frozen=True):
-    """That life of the node is over, with its clients and its operations."""
-
-    node: int
-    incarnation: int
-
-    def __post_init__(self) -> None:
-        counts(node=self.node, incarnation=self.incarnation)
 
 
 class ClientLost(Message, frozen=True):
@@ -115,7 +133,15 @@ class ClientLost(Message, frozen=True):
 NodeToManager: TypeAlias = (
     NodeJoined
     | NodeLost
+    | NodeLeaving
     | ClientLost
+    | LinkMeasured
+    | HostMeasured
+    | FetchRequested
+    | FetchComplete
+    | FetchFailed
+    | CopyDropped
+    | ObjectGone
     | ReduceRequested
     | SourceReady
     | SourceFailed
@@ -127,7 +153,13 @@ NodeToManager: TypeAlias = (
     | GroupLeft
 )
 ManagerToNode: TypeAlias = (
-    ExecuteReduce
+    NodeAdmitted
+    | MembersChanged
+    | Leave
+    | Distribute
+    | Withdraw
+    | FetchRefused
+    | ExecuteReduce
     | Commit
     | OperationFailed
     | Forget

@@ -2,23 +2,21 @@
 
     request ─► sources become ready or fail ─► plan (epoch 1) ─► stripes complete ─► commit
                                                  ▲      │
-                                                 └──────┘ sources vanished: epoch + 1
+                                                 └──────┘ sources vanished, a node was lost:
+                                                          epoch + 1
 
 This module must never know how an order of arrival is decided upon, nor how bytes are added.
 """
 
 from __future__ import annotations
 
-import math
-
-import msgspec
-
 from hoplite_mp.protocol.fields import (
+    FOLDING,
     KINDS,
+    NODES_MAX,
     OP_CHARS_MAX,
     OPERATION_ERRORS,
     RULES,
-    SHARES,
     SLICES_MAX,
     SOURCES_MAX,
     TEXT_CHARS_MAX,
@@ -27,21 +25,40 @@ from hoplite_mp.protocol.fields import (
     counts,
     flags,
     indices,
+    layout,
+    numbers,
     object_ids,
     one_of,
+    seconds,
+    shape,
     sorted_indices,
     text,
 )
+from hoplite_mp.protocol.stripes import Stripe, whole_object
+
+# Who asks chooses the number of an operation: `node << OPERATION_NODE_BITS | count` of its own
+# collectives, so that no two nodes choose the same. From COPY_OPERATION on numbers are the
+# planner's, for copies; from GROUP_OPERATION on they belong to calls of Groups.
+OPERATION_NODE_BITS = 40
+GROUP_OPERATION = 1 << 62
+COPY_OPERATION = 1 << 63
 
 # ---- collectives: node -> manager
 
 
 class ReduceRequested(Message, frozen=True):
-    """A process called a collective. `deadline_s` counts from here; `slices` results are made.
+    """A process called a collective. `deadline_s` counts from here.
+
+    `to` are the destinations, in order; empty: those that the kind implies (reduce, gather: this
+    node; allreduce: who holds a source; reduce_scatter: the holders of the sources in order, if
+    there are as many results, else this node; broadcast, allgather: all nodes). `results` are the
+    ids under which destinations seal: one, or for reduce_scatter one a slice; kinds that copy
+    have no results but what the caller waits for.
 
     `ready` are the sources known to be ready at the call, in the order in which they became so:
-    a deadline of 0 means exactly these. Others follow as SourceReady. An id that stands twice in
-    `sources` is two sources which become ready, or fail, together.
+    a deadline of 0 means exactly these. `ready_nbytes` and `ready_layouts` tell of them what
+    SourceReady tells of the others; empty: nothing is told. Others follow as SourceReady. An id
+    that stands twice in `sources` is two sources which become ready, or fail, together.
     """
 
     operation: int
@@ -52,35 +69,57 @@ class ReduceRequested(Message, frozen=True):
     num: int
     deadline_s: float | None = None
     reproducible: bool = False
-    slices: int = 1
+    results: tuple[bytes, ...] = ()
     kind: str = "reduce"
     ready: tuple[int, ...] = ()
+    to: tuple[int, ...] = ()
+    ready_nbytes: tuple[int, ...] = ()
+    ready_layouts: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
-        counts(operation=self.operation, node=self.node, caller=self.caller)
+        between("operation", self.operation, 0, GROUP_OPERATION - 1)
+        counts(node=self.node, caller=self.caller)
         object_ids("sources", self.sources)
         text("op", self.op, OP_CHARS_MAX)
         between("num", self.num, 1, len(self.sources))
-        deadline_s = self.deadline_s
-        if deadline_s is not None and (
-            type(deadline_s) not in (int, float) or not 0 <= deadline_s < math.inf
-        ):
-            raise ValueError(f"deadline_s must be None or seconds from 0 on, not {deadline_s!r}")
+        if self.deadline_s is not None:
+            seconds("deadline_s", self.deadline_s)
         flags(reproducible=self.reproducible)
-        between("slices", self.slices, 1, SLICES_MAX)
+        object_ids("results", self.results, 0)
+        between("number of results", len(self.results), 0, SLICES_MAX)
         one_of("kind", self.kind, KINDS)
         indices("ready", self.ready, len(self.sources))
+        numbers("to", self.to, NODES_MAX - 1)
+        if len(set(self.to)) != len(self.to) and self.kind not in ("reduce_scatter", "alltoall"):
+            raise ValueError(f"to must name different nodes for {self.kind}: {self.to!r}")
+        numbers("ready_nbytes", self.ready_nbytes)
+        for one in self.ready_layouts:
+            layout("ready_layouts", one)
+        if self.kind == "broadcast" and len(self.sources) != 1:
+            raise ValueError(f"sources must be one object for broadcast, not {len(self.sources)}")
+        if self.kind == "alltoall" and not self.to:
+            raise ValueError("to must not be empty for alltoall")
+        for name in ("ready_nbytes", "ready_layouts"):
+            if len(getattr(self, name)) not in (0, len(self.ready)):
+                raise ValueError(f"{name} must be empty or one for each of ready: {self!r}")
 
 
 class SourceReady(Message, frozen=True):
-    """`node` holds source `index` as a whole."""
+    """`node` holds source `index` as a whole. A second node that says so is a spare holder.
+
+    `layout` describes dtype, shape and order in words that only nodes know; it must be the same
+    for all members of a reduction, else the operation fails and names two that differ.
+    """
 
     operation: int
     index: int
     node: int
+    nbytes: int = 0
+    layout: bytes = b""
 
     def __post_init__(self) -> None:
-        counts(operation=self.operation, index=self.index, node=self.node)
+        counts(operation=self.operation, index=self.index, node=self.node, nbytes=self.nbytes)
+        layout("layout", self.layout)
 
 
 class SourceFailed(Message, frozen=True):
@@ -96,7 +135,9 @@ class SourceFailed(Message, frozen=True):
 
 
 class StripesComplete(Message, frozen=True):
-    """`node` has finished its stripes of that epoch's plan."""
+    """`node` has finished its part of that epoch's plan: the stripes that it owns are folded, and
+    the result is there if it is a destination. Until Commit or Forget it goes on serving.
+    """
 
     operation: int
     epoch: int
@@ -139,21 +180,18 @@ class OperationDropped(Message, frozen=True):
 # ---- collectives: manager -> node
 
 
-class Stripe(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Shares [begin_share, end_share) of SHARES of the result, added up by node `owner`."""
-
-    owner: int
-    begin_share: int
-    end_share: int
-
-    def __post_init__(self) -> None:
-        counts(owner=self.owner)
-        between("begin_share", self.begin_share, 0, SHARES - 1)
-        between("end_share", self.end_share, self.begin_share + 1, SHARES)
-
-
 class ExecuteReduce(Message, frozen=True):
-    """The plan: exactly `members` go in, added in `order`; whoever owns a stripe reports it."""
+    """The plan: exactly `members` go in; holders, owners and destinations get the same message.
+
+    `order` is that of folding; `objects` and `holders` stand beside `members`: what each is, and
+    the node that gives it. `destinations` get the result (reduce_scatter: slice i to the i-th,
+    which owns stripe i, whose bounds are those of `numpy.array_split`, not of its shares).
+    Shape "stripes": the owner of each stripe pulls it from every other holder; destinations pull
+    the folded stripe from the owner. Shape "tree:d": it flows up, and down again, a tree of
+    degree d whose root is the owner. Owners and destinations report StripesComplete.
+    For kinds that copy, `stripes` is empty and each destination pulls its members whole.
+    `hoplite_mp/planner/program.py` derives from this what one node does.
+    """
 
     operation: int
     epoch: int
@@ -161,25 +199,53 @@ class ExecuteReduce(Message, frozen=True):
     order: tuple[int, ...]
     stripes: tuple[Stripe, ...]
     rule: str
+    kind: str
+    op: str
+    requester: int
+    objects: tuple[bytes, ...]
+    holders: tuple[int, ...]
+    destinations: tuple[int, ...]
+    results: tuple[bytes, ...] = ()
+    nbytes: int = 0
+    layout: bytes = b""
+    shape: str = "stripes"
 
     def __post_init__(self) -> None:
-        counts(operation=self.operation, epoch=self.epoch)
+        counts(operation=self.operation, requester=self.requester, nbytes=self.nbytes)
+        between("epoch", self.epoch, 1, (1 << 32) - 1)
         sorted_indices("members", self.members)
         indices("order", self.order, SOURCES_MAX)
         if tuple(sorted(self.order)) != self.members:
             raise ValueError(f"order must hold the members, not {self.order!r}")
-        end = 0
-        for stripe in self.stripes:
-            if stripe.begin_share != end:
-                raise ValueError(f"stripes must follow each other: {self.stripes!r}")
-            end = stripe.end_share
-        if end != SHARES:
-            raise ValueError(f"stripes must cover all {SHARES} shares: {self.stripes!r}")
+        one_of("kind", self.kind, KINDS)
+        if self.kind in FOLDING:
+            whole_object("stripes", self.stripes)
+        elif self.stripes:
+            raise ValueError(f"stripes must be empty for {self.kind}: {self.stripes!r}")
         one_of("rule", self.rule, RULES)
+        text("op", self.op, OP_CHARS_MAX)
+        object_ids("objects", self.objects)
+        object_ids("results", self.results, 0)
+        layout("layout", self.layout)
+        shape("shape", self.shape, ("stripes",))
+        numbers("holders", self.holders, NODES_MAX - 1)
+        numbers("destinations", self.destinations, NODES_MAX - 1)
+        for name in ("objects", "holders"):
+            if len(getattr(self, name)) != len(self.members):
+                raise ValueError(f"{name} must be one for each member: {getattr(self, name)!r}")
+        if not self.destinations:
+            raise ValueError("destinations must not be empty")
+        if self.kind == "reduce_scatter" and self.destinations != tuple(
+            stripe.owner for stripe in self.stripes
+        ):
+            raise ValueError(f"destinations must own the stripes: {self.destinations!r}")
 
 
 class Commit(Message, frozen=True):
-    """All stripes of `epoch` are complete: seal the result. Epoch 0: nothing was to be moved."""
+    """All of `epoch` is complete everywhere: destinations seal the result, all others let go.
+
+    It goes to everybody who got that epoch's plan, and to who asked. Epoch 0: nothing was moved.
+    """
 
     operation: int
     epoch: int

@@ -16,31 +16,49 @@ class NaiveOperation:
     node: int
     sources: str
     num: int
-    gather: bool
+    kind: str
+    to: tuple[int, ...]
     reproducible: bool
     deadline_at: float | None
     passed: bool = False
-    history: list[tuple[str, int]] = field(default_factory=list)
+    history: list[tuple[str, int, int]] = field(default_factory=list)  # what, index, node
     epoch: int = 0
     members: list[int] | None = None  # while a plan is executed
+    told: set[int] = field(default_factory=set)  # nodes that have the latest plan
+    gives: set[int] = field(default_factory=set)  # those of them that others depend on
+    unfinished: set[int] = field(default_factory=set)
+    destinations: tuple[int, ...] = ()
 
-    def report(self, what: str, index: int) -> None:
+    def report(self, what: str, index: int, node: int = 0) -> None:
         letter = self.sources[index] if index < len(self.sources) else None
-        self.history += [(what, i) for i, other in enumerate(self.sources) if other == letter]
+        self.history += [(what, i, node) for i, other in enumerate(self.sources) if other == letter]
+
+    def lose(self, node: int) -> None:
+        self.history.append(("lost", -1, node))
+
+    def replay(self) -> tuple[dict[int, set[int]], list[int]]:
+        """Holders of ready sources in order of arrival, and failed sources in order of failing."""
+        ready: dict[int, set[int]] = {}
+        failed: list[int] = []
+        for what, index, node in self.history:
+            if what == "ready" and index not in failed:
+                ready.setdefault(index, set()).add(node)
+            elif what == "failed":
+                ready.pop(index, None)
+                failed += [index] if index not in failed else []
+            elif what == "lost":
+                for one in list(ready):
+                    ready[one].discard(node)
+                    if not ready[one]:
+                        del ready[one]
+                        failed.append(one)
+        return ready, failed
 
     def failed(self) -> list[int]:
-        seen: list[int] = []
-        for what, index in self.history:
-            if what == "failed" and index not in seen:
-                seen.append(index)
-        return seen
+        return self.replay()[1]
 
     def ready(self) -> list[int]:
-        seen: list[int] = []
-        for what, index in self.history:
-            if what == "ready" and index not in seen and index not in self.failed():
-                seen.append(index)
-        return seen
+        return list(self.replay()[0])
 
     def decide(self) -> str:
         """`wait`, `fail`, or `go` with `ready()[:num]`."""

@@ -65,7 +65,7 @@ def stage() -> Iterator[Stage]:
 
 def test_a_plan_travels(stage: Stage) -> None:
     node = stage.connect()
-    node.say(m.NodeJoined(0, 1, 2), m.ReduceRequested(7, 0, 1, (ID,), "sum", 1, ready=(0,)))
+    node.say(m.NodeJoined(70, 1, 2), m.ReduceRequested(7, 0, 1, (ID,), "sum", 1, ready=(0,)))
     stage.loop.turn()
     (plan,) = node.hear()
     assert isinstance(plan, m.ExecuteReduce)
@@ -77,7 +77,7 @@ def test_a_plan_travels(stage: Stage) -> None:
 def test_a_deadline_ends_the_wait(stage: Stage) -> None:
     node = stage.connect()
     request = m.ReduceRequested(7, 0, 1, (ID, ID[:15] + b"1"), "sum", 2, 5.0, ready=(1,))
-    node.say(m.NodeJoined(0, 1, 2), request)
+    node.say(m.NodeJoined(70, 1, 2), request)
     stage.loop.turn()
     stage.now = 5.0  # the wait for sockets is now one of 0 seconds
     stage.loop.turn()
@@ -88,9 +88,9 @@ def test_a_deadline_ends_the_wait(stage: Stage) -> None:
 
 def test_the_end_of_one_connection_is_news_to_the_other(stage: Stage) -> None:
     first, second = stage.connect(), stage.connect()
-    first.say(m.NodeJoined(0, 1, 2), m.GroupJoinRequested(1, 0, 1, 1, "g", 2, 0))
+    first.say(m.NodeJoined(70, 1, 2), m.GroupJoinRequested(1, 0, 1, 1, "g", 2, 0))
     stage.loop.turn()
-    second.say(m.NodeJoined(1, 1, 2), m.GroupJoinRequested(1, 1, 1, 1, "g", 2, 1))
+    second.say(m.NodeJoined(71, 1, 2), m.GroupJoinRequested(1, 1, 1, 1, "g", 2, 1))
     stage.loop.turn()
     assert [type(message) for message in second.hear()] == [m.GroupMembers, m.GroupJoined]
     first.hear()
@@ -108,7 +108,7 @@ def test_the_end_of_one_connection_is_news_to_the_other(stage: Stage) -> None:
 )
 def test_who_breaks_the_rules_is_hung_up_on(stage: Stage, data: bytes) -> None:
     good, bad = stage.connect(), stage.connect()
-    good.say(m.NodeJoined(0, 1, 2))
+    good.say(m.NodeJoined(70, 1, 2))
     stage.loop.turn()
     bad.sock.sendall(data)
     stage.loop.turn()
@@ -122,7 +122,7 @@ def test_much_is_sent_in_pieces(stage: Stage) -> None:
     node = stage.connect()
     node.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     name = "n" * 1000
-    node.say(m.NodeJoined(0, 1, 2), m.GroupJoinRequested(0, 0, 1, 1, name, 1))
+    node.say(m.NodeJoined(70, 1, 2), m.GroupJoinRequested(0, 0, 1, 1, name, 1))
     heard: list[m.ManagerToNode] = []
     # The same call again and again has the same answer, of a thousand bytes each.
     for _ in range(10):
@@ -138,7 +138,7 @@ def test_much_is_sent_in_pieces(stage: Stage) -> None:
 def test_who_does_not_read_is_given_up() -> None:
     stage = Stage(outgoing_bytes_max=1000)
     node = stage.connect()
-    node.say(m.NodeJoined(0, 1, 2))
+    node.say(m.NodeJoined(70, 1, 2))
     ask = m.GroupJoinRequested(0, 0, 1, 1, "n" * 1000, 1)
 
     def ask_for_ever() -> None:
@@ -157,7 +157,7 @@ def test_main_serves_until_the_connection_closes() -> None:
     thread.start()
     node = Node(ours)
     request = m.ReduceRequested(7, 0, 1, (ID, ID[:15] + b"1"), "sum", 2, 0.01)
-    node.say(m.NodeJoined(0, 1, 2), request, m.SourceReady(7, 0, 0))
+    node.say(m.NodeJoined(70, 1, 2), request, m.SourceReady(7, 0, 0))
     (plan,) = node.hear()  # comes by the real clock
     assert isinstance(plan, m.ExecuteReduce)
     assert plan.members == (0,)

@@ -7,8 +7,8 @@ import random
 from hoplite_mp.planner.forest import owners, single_vertex
 from hoplite_mp.planner.machine import _HANDLERS, Planner
 from hoplite_mp.planner.membership import Membership
+from hoplite_mp.planner.operation import TRANSITIONS, State
 from hoplite_mp.planner.plan import _DRAWN, Plan
-from hoplite_mp.planner.reduce import TRANSITIONS, State
 from hoplite_mp.protocol import messages as m
 from tests.protocol.samples import ID, SAMPLES
 
@@ -35,21 +35,24 @@ def test_the_forest_of_one_node() -> None:
 
 def test_lives_of_nodes() -> None:
     nodes = Membership()
-    nodes.join(0, 2)
+    assert nodes.join(m.NodeJoined(77, 2, 1)).node == 0
+    assert nodes.join(m.NodeJoined(88, 0, 1)).node == 1
     assert not nodes.is_joining(0, 2)
     assert not nodes.is_joining(0, 1)
     assert nodes.is_joining(0, 3)
     assert nodes.is_living(0)
     assert not nodes.is_living(0, 1)
     nodes.lose(0)
+    assert nodes.node_of(77) is None
     assert not nodes.is_joining(0, 2)
-    nodes.join(0, 3)
-    assert nodes.nodes == (0,)
+    assert nodes.join(m.NodeJoined(77, 3, 1)).node == 0  # its home, so its number
+    assert nodes.nodes == (1, 0)
+    assert nodes.join(m.NodeJoined(99, 0, 1)).node == 2  # numbers are never used again
 
 
 def test_uses_of_client_slots() -> None:
     nodes = Membership()
-    nodes.join(0, 1)
+    nodes.join(m.NodeJoined(77, 1, 1))
     nodes.lose_client(0, 5, 7)
     nodes.lose_client(0, 5, 6)  # late: does not call generation 7 back
     assert nodes.is_client_gone(0, 5, 7)
@@ -62,7 +65,7 @@ def test_uses_of_client_slots() -> None:
 def test_many_deadlines_pass_in_order_and_only_for_open_operations() -> None:
     rng = random.Random(0)
     planner = Planner()
-    planner.step(m.NodeJoined(0, 1, 1), 0.0)
+    planner.step(m.NodeJoined(77, 1, 1), 0.0)
     numbers = rng.sample(range(1, 501), 500)
     for number in numbers:
         planner.step(m.ReduceRequested(number, 0, 0, (ID, ID[::-1]), "sum", 2, number / 4), 0.0)

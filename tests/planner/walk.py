@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 # Weighted, so that walks of fifty steps come deep: the end of a node or a late message is rarer
 # than what makes an operation or a group live on.
-NODES = st.sampled_from([0, 0, 0, 1])
+NODES = st.sampled_from([0, 0, 0, 1, 2])
+HOMES = (700, 701, 702)  # of nodes 0, 1, 2
 CLIENTS = st.integers(1, 3)
 USES = st.sampled_from([1, 1, 1, 0, 2])  # uses of a slot after the last that is known to be over
 NAMES = st.sampled_from(["g", "g", "g", "h", "i"])
@@ -51,22 +52,37 @@ class Walk(RuleBasedStateMachine):
         self.generations: dict[str, int] = {}  # of the last group of that name that was seen
         self.gone: dict[tuple[int, int], int] = {}  # client slot -> highest generation gone
         self.requests = 0
+        self.leaving: set[int] = set()  # nodes that wait for Leave
+        self.asked_to_leave: set[int] = set()
+        self.joined: list[int] = []  # homes in order of their first joining: places are numbers
 
     # ---- what the tests do to a planner
 
-    def step(self, message: m.NodeToManager) -> list[tuple[int, m.ManagerToNode]]:
+    def step(
+        self, message: m.NodeToManager, dies: int | None = None
+    ) -> list[tuple[int, m.ManagerToNode]]:
+        if dies is not None:
+            del self.living[dies]
+            self.leaving.discard(dies)
+            self.asked_to_leave.discard(dies)
         return self.see(self.planner.step(message, self.now))
 
     def see(self, plan: Plan) -> list[tuple[int, m.ManagerToNode]]:
+        """Only the living are spoken to. Who may leave is noted here, and not passed on."""
         assert all(node in self.living for node, _ in plan.sends)
         deadlines = [op.deadline_at for op in self.operations.values() if not op.passed]
         self.wake_at = plan.wake_at
         if plan.wake_at is not None:
             assert plan.wake_at in deadlines
+        for node, message in plan.sends:
+            if isinstance(message, m.Leave):
+                assert node in self.leaving
+                assert (message.node, message.incarnation) == (node, self.living[node])
+                self.leaving.discard(node)  # it is said once
         for _, message in plan.sends:
             if isinstance(message, m.GroupMembers):
                 self.generations[message.name] = message.generation
-        return list(plan.sends)
+        return [send for send in plan.sends if not isinstance(send[1], m.Leave)]
 
     def pick(self, number: int) -> int:
         open_ones = sorted(self.operations)
@@ -84,11 +100,42 @@ class Walk(RuleBasedStateMachine):
     def join(self, node: int, again: bool = False) -> None:
         if node in self.living and not again:
             return
+        if node > len(self.joined):
+            return  # a number cannot be had before the ones below it
+        if node == len(self.joined):
+            self.joined.append(HOMES[node])
         self.lives += 1
-        if node in self.living:
-            self.end(node)
+        went = (node,) if node in self.living else ()
+        self.living.pop(node, None)
         self.living[node] = self.lives
-        self.check_groups(self.step(m.NodeJoined(node, self.lives, 2)))
+        self.leaving.discard(node)
+        self.asked_to_leave.discard(node)
+        admitted, *sends = self.step(m.NodeJoined(HOMES[node], self.lives, 2))
+        assert admitted[0] == node
+        answer = admitted[1]
+        assert isinstance(answer, m.NodeAdmitted)
+        assert (answer.node, answer.incarnation) == (node, self.lives)
+        assert [one.node for one in answer.members] == list(self.living)
+        others = [other for other in self.living if other != node]
+        self.check_members_changed(sends[: len(others)], others, (node,), went)
+        sends = sends[len(others) :]
+        if went:
+            self.end(node, sends)
+        else:
+            assert sends == []
+
+    def check_members_changed(
+        self,
+        sends: list[tuple[int, m.ManagerToNode]],
+        others: list[int],
+        came: tuple[int, ...],
+        went: tuple[int, ...],
+    ) -> None:
+        assert [node for node, _ in sends] == others
+        for _, message in sends:
+            assert isinstance(message, m.MembersChanged)
+            assert tuple(one.node for one in message.came) == came
+            assert message.went == went
 
     @rule(node=NODES, late=st.booleans(), rarely=RARELY)
     def lose(self, node: int, late: bool, rarely: bool) -> None:
@@ -97,22 +144,54 @@ class Walk(RuleBasedStateMachine):
         incarnation = self.living.get(node, 0) - late
         if incarnation <= 0:
             return
-        if not late:
-            del self.living[node]
-            self.end(node)
-        self.check_groups(self.step(m.NodeLost(node, incarnation)))
+        sends = self.step(m.NodeLost(node, incarnation), dies=None if late else node)
+        if late:
+            assert sends == []
+            return
+        others = list(self.living)
+        self.check_members_changed(sends[: len(others)], others, (), (node,))
+        self.end(node, sends[len(others) :])
 
     @rule(node=NODES)
     def late_join(self, node: int) -> None:
         if node in self.living:
-            assert self.step(m.NodeJoined(node, self.living[node], 2)) == []
+            ((to, again),) = self.step(m.NodeJoined(HOMES[node], self.living[node], 2))
+            assert to == node
+            assert isinstance(again, m.NodeAdmitted)
+            assert self.step(m.NodeJoined(HOMES[node], self.living[node] - 1, 2)) == []
 
-    def end(self, node: int) -> None:
-        self.operations = {i: op for i, op in self.operations.items() if op.node != node}
+    def end(self, node: int, sends: list[tuple[int, m.ManagerToNode]]) -> None:
+        """The node is gone from the model too; `sends` is what the planner said of it."""
+        sends = self.end_copies(node, sends)
+        sends = self.end_operations(node, sends)
         self.gone = {slot: generation for slot, generation in self.gone.items() if slot[0] != node}
         for group in self.groups.values():
             group.seen_by.discard(node)
             group.stand_up(*[rank for rank, who in group.seats.items() if who[0] == node])
+        self.check_groups(sends)
+
+    def end_operations(
+        self, node: int, sends: list[tuple[int, m.ManagerToNode]]
+    ) -> list[tuple[int, m.ManagerToNode]]:
+        """Checks what is about operations, and gives back the rest."""
+        self.operations = {i: op for i, op in self.operations.items() if op.node != node}
+        return sends
+
+    def end_copies(
+        self, node: int, sends: list[tuple[int, m.ManagerToNode]]
+    ) -> list[tuple[int, m.ManagerToNode]]:
+        """The same for copies."""
+        return sends
+
+    @rule(node=NODES, late=LATE, rarely=RARELY)
+    def leave_cluster(self, node: int, late: int, rarely: bool) -> None:
+        incarnation = self.living.get(node, 0) - late
+        if not rarely or incarnation <= 0 or node in self.asked_to_leave:
+            return
+        if not late:
+            self.leaving.add(node)
+            self.asked_to_leave.add(node)
+        assert self.step(m.NodeLeaving(node, incarnation)) == []
 
     @rule(node=NODES, client=CLIENTS, use=USES)
     def client_dies(self, node: int, client: int, use: int) -> None:
@@ -151,5 +230,8 @@ class Walk(RuleBasedStateMachine):
             self.planner.step(m.NodeLost(node, incarnation), self.now)
         assert not self.planner.reductions.operations
         assert self.planner.reductions.wake_at is None
+        assert not self.planner.reductions._broadcasts
+        assert not self.planner.copies.entries
+        assert not self.planner.copies._busy
         assert not self.planner.groups.groups
         assert self.planner.membership.nodes == ()

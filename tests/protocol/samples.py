@@ -9,12 +9,25 @@ from hoplite_mp.protocol import messages as m
 ID = bytes(range(16))
 WHOLE = (m.Stripe(0, 0, m.SHARES),)
 
+ADDRESSES = ("10.0.0.1:7001", "[fe80::1]:7001")
+MEMBER = m.Member(0, 1, 1 << 63, 8, "h0", ADDRESSES, 1 << 40)
+
 SAMPLES: tuple[m.AnyMessage, ...] = (
-    m.NodeJoined(0, 1, 8),
+    m.NodeJoined(1 << 63, 1, 8, "h0", ADDRESSES, 1 << 40),
     m.NodeLost(0, 1),
+    m.NodeLeaving(0, 1),
     m.ClientLost(0, 3, 17),
-    m.ReduceRequested(7, 0, 3, (ID, ID), "sum", 2, 0.5, True, 1, "reduce", (1,)),
-    m.SourceReady(7, 1, 0),
+    m.LinkMeasured(0, 1, 0.0002, 1.25e8),
+    m.HostMeasured(0, 1.25e8, None),
+    m.FetchRequested(1, ID, 64 << 20, (0, 2)),
+    m.FetchComplete(1, ID, 3),
+    m.FetchFailed(1, ID, 3, 0, "connection reset"),
+    m.CopyDropped(1, ID),
+    m.ObjectGone(ID),
+    m.ReduceRequested(
+        7, 0, 3, (ID, ID), "sum", 2, 0.5, True, (ID,), "reduce", (1,), (0,), (8,), (b"<f4",)
+    ),
+    m.SourceReady(7, 1, 0, 64, b"<f4 (16,) C"),
     m.SourceFailed(7, 1, "ZeroDivisionError: π"),
     m.StripesComplete(7, 1, 0),
     m.ExecutionFailed(7, 1, 0, "gone", (0, 1), "lost"),
@@ -22,11 +35,19 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.GroupJoinRequested(5, 0, 3, 17, "run-1", 4, None, 64),
     m.GroupAdmitted("run-1", 2, 3),
     m.GroupLeft("run-1", 2, 3, 0, 3, 17),
-    m.ExecuteReduce(7, 1, (0, 2), (2, 0), WHOLE, "any"),
+    m.NodeAdmitted(0, 1, (MEMBER,)),
+    m.MembersChanged((MEMBER,), (0, 3)),
+    m.Leave(0, 1),
+    m.Distribute(1 << 63, ID, 3, 64 << 20, (0,), (1, 2), WHOLE, "stripes"),
+    m.Withdraw(1 << 63, ID, 3),
+    m.FetchRefused(ID, "lost", "no living node holds it"),
+    m.ExecuteReduce(
+        7, 1, (0, 2), (2, 0), WHOLE, "any", "reduce", "sum", 0, (ID, ID), (0, 1), (0,), (ID,)
+    ),
     m.Commit(7, 1, (0, 2)),
     m.OperationFailed(7, "reduce", "2 of 3 failed", 1),
     m.Forget(7),
-    m.GroupMembers("run-1", 2, 0, 64, (1 << 64) - 2, 1, True),
+    m.GroupMembers("run-1", 2, 0, 64, (1 << 64) - 2, 1, True, 3, (0,) * 64, WHOLE),
     m.GroupJoined(5, "run-1", 2, 3, 4, 0, False, True),
     m.GroupRefused(5, "rank 3 is taken"),
     m.GroupClosed("run-1", 2, 0),

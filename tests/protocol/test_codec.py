@@ -76,7 +76,7 @@ def test_noise_is_a_protocol_error_or_nothing(noise: bytes) -> None:
         packed(["Forget", "1"]),
         packed({"type": "Forget", "operation": 1}),
         packed(["Commit", 1, 1, [1, 0]]),
-        packed(["GroupMembers", "g", 1, 0, 2, 1, 1, True]),
+        packed(["GroupMembers", "g", 1, 0, 2, 1, 1, True, 1, [0, None], [[0, 0, 1 << 20]]]),
         frame(msgspec.msgpack.encode(["Forget", 1]) + b"\x01"),
         struct.pack("<I", 0),
         struct.pack("<I", codec.FRAME_BYTES_MAX + 1),

@@ -1,0 +1,437 @@
+"""Copies of immutable objects: who sends to whom, while receivers come and parents die.
+
+Two kinds of plans. **A spread** has receivers that are known at once (a broadcast): one forest for
+all, from `forest`; every receiver waits only for a source or, stripe by stripe, for an owner that
+waits for a source. **A single** has one receiver that came by itself (a get): its parents are
+holders, whole or themselves still receiving, which have the most of their up rate to spare; so the
+first getter streams from the home, the next one from the first, and the home sends little more
+than one copy however many come.
+
+Nothing waits in a circle: the owners of a spread wait for nodes that hold the object whole; a
+single's parents are never nodes that wait for its receiver, over however many steps. A new
+receiver has nobody who waits for it; one that gets new parents has, and they are looked up.
+
+When a parent is lost, or a receiver says that the parent it saw fails it, all receivers that were
+pulling by that plan get a new one under a new epoch, and keep their bytes. Who cannot have a plan,
+because no whole holder is left, is refused, and so are those who wait for it.
+
+This module must never know what an object is, nor where in it a receiver has come to.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from hoplite_mp.planner import forest
+from hoplite_mp.planner.directory import Directory, Entry, Transfer
+from hoplite_mp.planner.packing import PackingWanted
+from hoplite_mp.planner.program import participants
+from hoplite_mp.protocol.messages import (
+    SHARES,
+    CopyDropped,
+    Distribute,
+    FetchComplete,
+    FetchFailed,
+    FetchRefused,
+    FetchRequested,
+    ObjectGone,
+    Stripe,
+    Withdraw,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hoplite_mp.planner.membership import Membership
+    from hoplite_mp.planner.packing import TreesPacked
+    from hoplite_mp.planner.plan import Send
+    from hoplite_mp.planner.topology import Host, Topology
+
+# Holders of each sort that are looked at for a new receiver, the latest first: they have served
+# least. Higher: a slightly better parent in large clusters, for more of the manager's time.
+CANDIDATES_MAX = 16
+# Parents that one late receiver pulls from at a time. Higher: a faster receiver, more incast.
+PARENTS_MAX = 4
+# A further parent is taken while more than this part of the receiver's down rate is unused.
+UNUSED_MAX = 0.1
+# Sources that a spread names: more would only lengthen the message.
+SOURCES_NAMED_MAX = 16
+# Largest spread for which trees are packed when the LAN is no star: packing takes seconds.
+PACKED_NODES_MAX = 32
+# Packings that are kept: one a few kilobytes.
+PACKINGS_MAX = 64
+
+
+class Copies:
+    """All transfers of a cluster."""
+
+    def __init__(self, membership: Membership, topology: Topology) -> None:
+        self._membership = membership
+        self._topology = topology
+        self._directory = Directory(membership)
+        self._epoch = 0  # plans made so far
+        self._busy: dict[int, float] = {}  # node -> bytes a second that it is counted for
+        self._packed: dict[PackingWanted, TreesPacked | None] = {}  # None: asked for
+        self.notes: list[str] = []  # why plans are as they are; taken by the machine
+        self.wanted: list[PackingWanted] = []  # trees to be packed; taken by the machine
+
+    @property
+    def entries(self) -> dict[bytes, Entry]:
+        """What is known, by object."""
+        return self._directory.entries
+
+    # ---- requests
+
+    def fetch(self, message: FetchRequested, now: float) -> list[Send]:
+        """One node wants a copy. A double of a request that is being served is ignored."""
+        node = message.node
+        entry = self._directory.entry(message.object, message.nbytes, message.holders)
+        if node in entry.receiving:
+            return []
+        # It asks, so it holds none: what was believed is out of date.
+        sends = self._strike(entry, node, now)
+        sends += self._single(entry, node, now)
+        self._directory.forget_if_over(entry)
+        return sends
+
+    def spread(
+        self, object_id: bytes, nbytes: int, holders: Iterable[int], to: Iterable[int], now: float
+    ) -> tuple[list[Send], set[int]]:
+        """Copies to many nodes at once: what to send, and who has not got the object yet."""
+        entry = self._directory.entry(object_id, nbytes, holders)
+        lacking = {node for node in to if node not in entry.whole}
+        receivers = [n for n in to if n in lacking and n not in entry.receiving]
+        sends = self._spread(entry, receivers, now)
+        self._directory.forget_if_over(entry)
+        return sends, lacking
+
+    # ---- reports
+
+    def is_receiving(self, object_id: bytes, node: int, epoch: int) -> bool:
+        """Is this the latest plan by which the node receives the object?"""
+        entry = self.entries.get(object_id)
+        return entry is not None and entry.receiving.get(node) == epoch
+
+    def complete(self, message: FetchComplete) -> list[Send]:
+        """A receiver has all. Late, doubled or of another life: the epoch says so."""
+        entry = self.entries.get(message.object)
+        node = message.node
+        if entry is None or entry.receiving.get(node) != message.epoch:
+            return []
+        del entry.receiving[node]
+        entry.whole[node] = None
+        return self._arrived(entry, message.epoch, node)
+
+    def failed(self, message: FetchFailed, now: float) -> list[Send]:
+        """A receiver names the parent that failed it: it gets others; the parent is not judged."""
+        entry = self.entries.get(message.object)
+        node = message.node
+        if entry is None or entry.receiving.get(node) != message.epoch:
+            return []
+        entry.failed.add((node, message.parent))
+        transfer = entry.transfers[message.epoch]
+        others = [other for other in transfer.waiting if other != node]
+        # The others may pull from this receiver what it no longer gets: all of them anew, first.
+        return self._replace(entry, [message.epoch], [others, [node]], now)
+
+    def dropped(self, message: CopyDropped, now: float) -> list[Send]:
+        """A node gave its copy up, or gave up fetching one."""
+        entry = self.entries.get(message.object)
+        if entry is None:
+            return []
+        sends = self._strike(entry, message.node, now)
+        self._directory.forget_if_over(entry)
+        return sends
+
+    def gone(self, message: ObjectGone) -> list[Send]:
+        """Deleted: every transfer ends, every receiver is told."""
+        entry = self.entries.pop(message.object, None)
+        if entry is None:
+            return []
+        refused = FetchRefused(message.object, "deleted", "it was deleted")
+        sends: list[Send] = [(node, refused) for node in entry.receiving]
+        for epoch in list(entry.transfers):
+            sends += self._withdraw(entry, epoch)
+        return sends
+
+    def lose(self, node: int, now: float) -> list[Send]:
+        """A node is no more: neither holder nor receiver nor parent of anything."""
+        sends: list[Send] = []
+        for entry in list(self.entries.values()):
+            sends += self._strike(entry, node, now)
+            entry.failed = {pair for pair in entry.failed if node not in pair}
+            entry.served.pop(node, None)
+            self._directory.forget_if_over(entry)
+        return sends
+
+    def needs(self, node: int) -> bool:
+        """Does a plan that runs name this node?"""
+        return any(
+            node in participants(transfer.plan)
+            for entry in self.entries.values()
+            for transfer in entry.transfers.values()
+        )
+
+    def take_trees(self, trees: TreesPacked) -> None:
+        """The answer to a PackingWanted: for the next spread between these nodes."""
+        while len(self._packed) >= PACKINGS_MAX:
+            del self._packed[next(iter(self._packed))]
+        self._packed[trees.wanted] = trees
+
+    # ---- plans
+
+    def _strike(self, entry: Entry, node: int, now: float) -> list[Send]:
+        """The node holds and receives nothing of it; who depended on it gets new parents."""
+        entry.whole.pop(node, None)
+        entry.receiving.pop(node, None)
+        sends: list[Send] = []
+        hit: list[int] = []
+        again: list[list[int]] = []
+        for epoch, transfer in entry.transfers.items():
+            if node in participants(transfer.plan):
+                hit.append(epoch)
+                again.append([other for other in transfer.waiting if other != node])
+        if hit:
+            sends += self._replace(entry, hit, again, now)
+        return sends
+
+    def _replace(
+        self, entry: Entry, epochs: list[int], receivers: list[list[int]], now: float
+    ) -> list[Send]:
+        """New plans instead of these: the new ones are said first, so nobody lets go between."""
+        old: list[Send] = []
+        for epoch in epochs:
+            old += self._withdraw(entry, epoch)
+        # Until they have a plan again they are nobody's parents.
+        for node in (node for group in receivers for node in group):
+            entry.receiving.pop(node, None)
+        sends: list[Send] = []
+        for group in receivers:
+            if len(group) == 1:
+                sends += self._single(entry, group[0], now)
+            elif group:
+                sends += self._spread(entry, group, now)
+        self._directory.forget_if_over(entry)
+        return sends + old
+
+    def _spread(self, entry: Entry, receivers: list[int], now: float) -> list[Send]:
+        """One plan for all of them."""
+        living = [node for node in receivers if self._membership.is_living(node)]
+        if not living:
+            return []
+        if not entry.whole:
+            return self._refuse(entry, living, now)
+        if len(living) == 1 or any(pair[0] in living for pair in entry.failed):
+            # Whom somebody could not reach is not for a common forest to be built on.
+            return [send for node in living for send in self._single(entry, node, now)]
+        leaving = self._membership.leaving
+        staying = [node for node in entry.whole if node not in leaving]
+        sources = sorted(
+            islice(staying or entry.whole, SOURCES_NAMED_MAX),
+            key=lambda node: (self._busy.get(node, 0.0), node),
+        )
+        best = forest.spread(entry.nbytes, sources[0], living, self._topology, leaving)
+        self.notes.append(best.why)
+        plan = Distribute(
+            entry.operation,
+            entry.object,
+            self._next_epoch(),
+            entry.nbytes,
+            tuple(sources),
+            tuple(living),
+            best.stripes,
+            best.shape,
+        )
+        if best.shape == "stripes":
+            plan = self._with_trees(plan)
+        self._start(entry, plan, now, best.seconds)
+        return [(node, plan) for node in participants(plan)]
+
+    def _with_trees(self, plan: Distribute) -> Distribute:
+        """On a LAN that is no star: packed trees, if there are any yet; else they are asked for."""
+        nodes = (plan.sources[0], *plan.receivers)
+        if len(nodes) > PACKED_NODES_MAX or self._topology.is_star(nodes):
+            return plan
+        wanted = PackingWanted.between(nodes, self._topology)
+        packed = self._packed.get(wanted)
+        if packed is None:
+            if wanted not in self._packed:
+                self._packed[wanted] = None  # asked for once
+                self.wanted.append(wanted)
+            return plan
+        stripes = forest.cut([(plan.sources[0], rate) for rate, _ in packed.trees])
+        rows = tuple(parents for _, parents in packed.trees)[: len(stripes)]
+        self.notes.append(f"the LAN is no star: {len(rows)} packed trees, {packed.rate:.3g} B/s")
+        return Distribute(
+            plan.operation,
+            plan.object,
+            plan.epoch,
+            plan.nbytes,
+            plan.sources[:1],
+            plan.receivers,
+            stripes,
+            "parents",
+            rows,
+        )
+
+    def _single(self, entry: Entry, receiver: int, now: float) -> list[Send]:
+        """A plan for one receiver, from whoever has the most to spare."""
+        if not self._membership.is_living(receiver):
+            return []
+        ranked = self._candidates(entry, receiver, now)
+        if not ranked or not entry.whole:
+            return self._refuse(entry, [receiver], now)
+        wanted = self._topology.hosts((receiver,))[0].down
+        seconds, *_ = ranked[0]
+        parents: list[tuple[int, float]] = []
+        for _, _, node, offered in ranked[:PARENTS_MAX]:
+            if parents and sum(rate for _, rate in parents) > (1 - UNUSED_MAX) * wanted:
+                break
+            parents.append((node, offered))
+        stripes = self._cut_late(entry, parents)
+        plan = Distribute(
+            entry.operation,
+            entry.object,
+            self._next_epoch(),
+            entry.nbytes,
+            tuple(node for node, _ in parents if node in entry.whole),
+            (receiver,),
+            stripes,
+            "stripes",
+        )
+        self._start(entry, plan, now, seconds)
+        return [(node, plan) for node in participants(plan)]
+
+    def _candidates(
+        self, entry: Entry, receiver: int, now: float
+    ) -> list[tuple[float, int, int, float]]:
+        """(seconds to the end by this parent alone, plans served, node, bytes a second offered)."""
+        below = self._below(entry, receiver)
+        nodes = [
+            *islice(reversed(entry.whole), CANDIDATES_MAX),
+            *islice(reversed(entry.receiving), CANDIDATES_MAX),
+        ]
+        able = [
+            node
+            for node in nodes
+            if node != receiver and node not in below and (receiver, node) not in entry.failed
+        ]
+        staying = [node for node in able if node not in self._membership.leaving]
+        able = staying or able
+        down = self._topology.hosts((receiver,))[0].down
+        ranked = []
+        for node, host in zip(able, self._topology.hosts(able), strict=True):
+            offered = min(down, self._offer(node, host))
+            ready_in = 0.0
+            if node in entry.receiving:
+                ready_in = entry.transfers[entry.receiving[node]].ends_at - now
+            seconds = max(ready_in, entry.nbytes / offered)
+            seconds += self._topology.pair_latency_s(node, receiver)
+            ranked.append((seconds, entry.served.get(node, 0), node, offered))
+        return sorted(ranked)
+
+    def _offer(self, node: int, host: Host) -> float:
+        """What is left of its up rate, or a fair part of it if little is left."""
+        busy = self._busy.get(node, 0.0)
+        return max(host.up - busy, host.up * host.up / (host.up + busy))
+
+    def _below(self, entry: Entry, receiver: int) -> set[int]:
+        """Everybody who waits for this receiver, over however many steps."""
+        children: dict[int, set[int]] = {}
+        for transfer in entry.transfers.values():
+            for sender in transfer.rates:
+                if sender not in entry.whole:
+                    children.setdefault(sender, set()).update(transfer.waiting)
+        below: set[int] = set()
+        found = [receiver]
+        while found:
+            new = children.get(found.pop(), set()) - below
+            below |= new
+            found += new
+        return below
+
+    def _cut_late(self, entry: Entry, parents: Sequence[tuple[int, float]]) -> tuple[Stripe, ...]:
+        """Stripes for a single. They end where those of parents that still receive end, so that
+        each one grows with one cell of its parent.
+        """
+        cuts = forest.cut(parents)
+        edges: set[int] = set()
+        for node, _ in parents:
+            if node in entry.receiving:
+                plan = entry.transfers[entry.receiving[node]].plan
+                edges.update(stripe.end_share for stripe in plan.stripes)
+        if not edges:
+            return cuts
+        stripes: list[Stripe] = []
+        for stripe in cuts:
+            begin = stripe.begin_share
+            inside = sorted(e for e in edges if begin < e < stripe.end_share)
+            for end in (*inside, stripe.end_share):
+                stripes.append(Stripe(stripe.owner, begin, end))
+                begin = end
+        return tuple(stripes)
+
+    # ---- bookkeeping
+
+    def _next_epoch(self) -> int:
+        self._epoch += 1
+        return self._epoch
+
+    def _start(self, entry: Entry, plan: Distribute, now: float, seconds: float) -> None:
+        shares: dict[int, int] = {}
+        others = len(plan.receivers) - 1
+        for index, stripe in enumerate(plan.stripes):
+            width = stripe.end_share - stripe.begin_share
+            sends = others if stripe.owner in plan.receivers else others + 1
+            shares[stripe.owner] = shares.get(stripe.owner, 0) + width * sends
+            if stripe.owner in plan.receivers and plan.sources:
+                source = plan.sources[index % len(plan.sources)]
+                shares[source] = shares.get(source, 0) + width
+        if plan.rule != "stripes":
+            shares = dict.fromkeys((plan.sources[0], *plan.receivers), SHARES)
+        scale = entry.nbytes / SHARES / max(seconds, 1e-9)
+        rates = {node: share * scale for node, share in shares.items()}
+        for node, rate in rates.items():
+            self._busy[node] = self._busy.get(node, 0.0) + rate
+            entry.served[node] = entry.served.get(node, 0) + 1
+        waiting = dict.fromkeys(plan.receivers)
+        entry.transfers[plan.epoch] = Transfer(plan, waiting, rates, now + seconds)
+        for node in plan.receivers:
+            entry.receiving[node] = plan.epoch
+
+    def _arrived(self, entry: Entry, epoch: int, node: int) -> list[Send]:
+        """One receiver less; after the last one the plan is withdrawn."""
+        transfer = entry.transfers[epoch]
+        del transfer.waiting[node]
+        if transfer.waiting:
+            return []
+        sends = self._withdraw(entry, epoch)
+        self._directory.forget_if_over(entry)
+        return sends
+
+    def _withdraw(self, entry: Entry, epoch: int) -> list[Send]:
+        transfer = entry.transfers.pop(epoch)
+        for node, rate in transfer.rates.items():
+            left = self._busy[node] - rate
+            if left > 1.0:
+                self._busy[node] = left
+            else:
+                del self._busy[node]
+        message = Withdraw(entry.operation, entry.object, epoch)
+        living = self._membership.is_living
+        return [(node, message) for node in participants(transfer.plan) if living(node)]
+
+    def _refuse(self, entry: Entry, receivers: list[int], now: float) -> list[Send]:
+        """They cannot have it; those who wait for one of them get new parents, or cannot either."""
+        why = "no living node holds it whole"
+        if entry.whole:
+            why = "no node that holds it can be reached from here"
+        message = FetchRefused(entry.object, "lost", why)
+        for node in receivers:
+            entry.receiving.pop(node, None)
+        sends: list[Send] = [(node, message) for node in receivers]
+        refused = set(receivers)
+        hit = [e for e, t in entry.transfers.items() if not refused.isdisjoint(t.rates)]
+        again = [list(entry.transfers[epoch].waiting) for epoch in hit]
+        return sends + self._replace(entry, hit, again, now) if hit else sends

@@ -1,0 +1,173 @@
+"""How long a plan takes: the model by which forests are chosen, in closed forms.
+
+A LAN is taken for a star: host i sends u_i and receives d_i bytes a second, both at once, and the
+switch does not block. An operation of S bytes needs, with latency L and o seconds for each stream
+that a node opens:
+
+    chain            n (L + o) + S/B
+    tree of degree d log_d(n) (L + d o) + d S/B
+    star             L + n o + n S/B
+    one-hop stripes  2 L + (streams of the busiest node) o + T
+
+where T is what the busiest direction of any host needs for its bytes. Streams run in blocks, each
+node forwards what has come so far, and a stripe's bytes flow at the same rate on both hops, so T
+is reached by giving every stream the rate (its bytes / T): no direction is asked for more than it
+has, and no child for more than its parent gets. `broadcast` and `allreduce` choose the shares of
+the stripes such that T is the least possible. Chain, tree and star after Hoplite (Zhuang et al.,
+SIGCOMM 2021), section 3; the star's bounds are those of Blink's one-hop trees (Wang et al., MLSys
+2020) with unequal links.
+
+This module must never know nodes' numbers, nor which plan is taken in the end.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hoplite_mp.planner.topology import Host
+
+# What one more stream costs the node that opens it: a request, a cell, a wake-up. Higher: trees
+# with few children are preferred earlier to one hop from everybody to everybody.
+STREAM_S = 20e-6
+# Halvings of the interval in which the least T is looked for. 24 leave an error below 1e-6.
+_HALVINGS = 24
+
+
+def tree_s(count: int, degree: int, nbytes: int, rate: float, latency_s: float) -> float:
+    """Seconds for a tree over `count` nodes besides the root; degree 1 is a chain."""
+    if count == 0:
+        return 0.0
+    if degree == 1:
+        depth: float = count
+    else:
+        depth = max(1.0, math.log(count * (degree - 1) + 1, degree))
+    children = min(degree, count)
+    return depth * (latency_s + children * STREAM_S) + children * nbytes / rate
+
+
+def one_hop_s(transfer_s: float, streams: int, latency_s: float) -> float:
+    """Seconds for stripes that go to an owner and from it to all others."""
+    return 2 * latency_s + streams * STREAM_S + transfer_s
+
+
+def broadcast(
+    nbytes: int, source_up: float, receivers: Sequence[Host]
+) -> tuple[float, float, list[float]]:
+    """(T, share that the source sends to all itself, share that each receiver passes on).
+
+    T = max{ S/u_s, S/min d_i, (n-1)S/(u_s + Σ u_i) }. Read with up and down exchanged it is the
+    reduction to one node: whatever flows from the source then flows into the destination.
+    """
+    count = len(receivers)
+    if count == 0:
+        return 0.0, 0.0, []
+    slowest = min(host.down for host in receivers)
+    if count == 1:
+        return nbytes / min(source_up, slowest), 0.0, [1.0]
+    ups = sum(host.up for host in receivers)
+    per_byte = max(1 / source_up, 1 / slowest, count / (source_up + ups))
+    passed_on = [min(1.0, per_byte * host.up / (count - 1)) for host in receivers]
+    total = sum(passed_on)
+    if total >= 1:
+        return per_byte * nbytes, 0.0, [share / total for share in passed_on]
+    return per_byte * nbytes, 1 - total, passed_on
+
+
+def broadcast_s(
+    nbytes: int, source_up: float, receivers: Sequence[Host], direct: float, shares: Sequence[float]
+) -> float:
+    """T for given shares: what the busiest direction of any host needs."""
+    count = len(receivers)
+    busiest = (sum(shares) + count * direct) / source_up
+    for host, share in zip(receivers, shares, strict=True):
+        busiest = max(busiest, share * (count - 1) / host.up, 1 / host.down)
+    return busiest * nbytes
+
+
+def allreduce(nbytes: int, hosts: Sequence[Host]) -> tuple[float, list[float]]:
+    """(T, share that each host owns), if all contribute and all want the result.
+
+    T = S max{1/b_min, 2(n-1)/Σ b_i}, b_i = min(u_i, d_i);
+    f_i = clip((T b_i/S - 1)/(n-2), 0, 1), scaled to sum 1.
+    """
+    count = len(hosts)
+    if count == 1:
+        return 0.0, [1.0]
+    both = [min(host) for host in hosts]
+    per_byte = max(1 / min(both), 2 * (count - 1) / sum(both))
+    if count == 2:
+        return per_byte * nbytes, [0.5, 0.5]
+    owned = [min(1.0, max(0.0, (per_byte * rate - 1) / (count - 2))) for rate in both]
+    total = sum(owned)
+    return per_byte * nbytes, [share / total for share in owned]
+
+
+def folding_s(
+    nbytes: int,
+    hosts: Sequence[Host],
+    sent: Sequence[int],
+    wanted: Sequence[bool],
+    shares: Sequence[float],
+) -> float:
+    """T for given shares of owners. `sent[i]`: contributions that host i sends, each by itself;
+    `wanted[i]`: host i is a destination.
+    """
+    contributions, destinations = sum(sent), sum(wanted)
+    busiest = 0.0
+    for host, own, want, share in zip(hosts, sent, wanted, shares, strict=True):
+        up = own * (1 - share) + (destinations - want) * share
+        down = (contributions - own) * share + want * (1 - share)
+        busiest = max(busiest, up / host.up, down / host.down)
+    return busiest * nbytes
+
+
+def folding(
+    nbytes: int,
+    hosts: Sequence[Host],
+    sent: Sequence[int],
+    wanted: Sequence[bool],
+    may_own: Sequence[bool],
+) -> tuple[float, list[float]]:
+    """(T, shares of owners) for any set of contributors and destinations, found by halving.
+
+    For a given T each host's largest share is known (two straight lines); the least T is the one
+    at which they add up to 1. One host must be allowed to own.
+    """
+    contributions, destinations = sum(sent), sum(wanted)
+    rows = []
+    for host, own, want, may in zip(hosts, sent, wanted, may_own, strict=True):
+        lines = (
+            (own, destinations - want - own, host.up),
+            (int(want), contributions - own - want, host.down),
+        )
+        rows.append((lines, may))
+
+    def largest(per_byte: float) -> list[float]:
+        shares = []
+        for lines, may in rows:
+            share = 1.0 if may else 0.0
+            for fixed, slope, rate in lines:
+                spare = per_byte * rate - fixed
+                if slope > 0:
+                    share = min(share, max(0.0, spare / slope))
+            shares.append(share)
+        return shares
+
+    low = max(max(f / r for f, s, r in lines if s >= 0) for lines, _ in rows)
+    high = max(low, 1 / min(min(host) for host in hosts))
+    while sum(largest(high)) < 1:
+        high *= 2
+    if sum(largest(low)) < 1:
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if sum(largest(middle)) >= 1 else (middle, high)
+    else:
+        high = low
+    shares = largest(high)
+    total = sum(shares)
+    scaled = [share / total for share in shares]
+    return folding_s(nbytes, hosts, sent, wanted, scaled), scaled

@@ -1,0 +1,247 @@
+"""Spanning trees for links that are no star: how much of an object goes along which tree.
+
+Blink (Wang et al., MLSys 2020) packs trees fractionally by multiplicative weights: every limit (a
+pair's rate, a host's up rate, a host's down rate) has a price that grows with its use; the
+cheapest tree is taken again and again until the prices say that no more fits. The method is that
+of Garg and Könemann (FOCS 1998); the cheapest tree from a root that reaches everybody is a minimum
+arborescence, found by Chu-Liu's and Edmonds' algorithm. The rate reached is within about EPSILON
+of the best possible. Afterwards few trees are kept: the light ones go while the rate stays within
+KEEP_RATE.
+
+It takes from milliseconds (8 nodes) to seconds (32): the planner asks for it by a field of Plan,
+the manager's loop calls `pack` where it holds nobody up, and hands the answer to `step`.
+
+This module must never know what is sent along the trees.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hoplite_mp.planner.topology import Topology
+
+    Edge = tuple[int, int]  # (sender, receiver), places in `nodes`
+
+# How far the packing may stay behind the best. Lower: more rounds, as 1/EPSILON².
+EPSILON = 0.15
+# Trees may be left out as long as this part of the rate remains.
+KEEP_RATE = 0.95
+# Rates are rounded to powers of this, so that a plan is not packed anew for every small change.
+RATE_STEP = 2**0.25
+
+
+@dataclass(frozen=True, slots=True)
+class PackingWanted:
+    """Pack trees from nodes[0] to all other nodes. A key too: equal questions have equal answers.
+
+    `up`, `down`: bytes a second of each node; `pairs`: of those pairs of places that are slower
+    than both their ends.
+    """
+
+    nodes: tuple[int, ...]
+    up: tuple[float, ...]
+    down: tuple[float, ...]
+    pairs: tuple[tuple[int, int, float], ...]
+
+    @classmethod
+    def between(cls, nodes: Sequence[int], topology: Topology) -> PackingWanted:
+        """What the topology says about these nodes, rounded."""
+        hosts = topology.hosts(nodes)
+        pairs = []
+        for i, sender in enumerate(nodes):
+            for j, receiver in enumerate(nodes):
+                rate = topology.pair_rate(sender, receiver)
+                if i != j and rate is not None and rate < min(hosts[i].up, hosts[j].down):
+                    pairs.append((i, j, _rounded(rate)))
+        return cls(
+            tuple(nodes),
+            tuple(_rounded(host.up) for host in hosts),
+            tuple(_rounded(host.down) for host in hosts),
+            tuple(pairs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TreesPacked:
+    """The answer: (weight, parents) by weight; parents[i] is the parent of nodes[i + 1]."""
+
+    wanted: PackingWanted
+    rate: float  # bytes a second of all trees together
+    trees: tuple[tuple[float, tuple[int, ...]], ...]
+
+
+def _rounded(rate: float) -> float:
+    return math.exp(math.log(RATE_STEP) * round(math.log(rate, RATE_STEP)))
+
+
+def pack(wanted: PackingWanted) -> TreesPacked:
+    """Trees that together carry nearly as much as the links allow."""
+    count = len(wanted.nodes)
+    pair_rates = {(i, j): rate for i, j, rate in wanted.pairs}
+    edges = [(i, j) for i in range(count) for j in range(1, count) if i != j]
+    prices = _Prices(wanted, pair_rates, edges)
+    weights: dict[tuple[int, ...], float] = {}
+    while not prices.all_sold():
+        parents = arborescence(count, {edge: prices.of(edge) for edge in edges})
+        amount = prices.largest(parents)
+        weights[parents] = weights.get(parents, 0.0) + amount
+        prices.buy(parents, amount)
+    # The weights overuse the limits by a known factor; scaling by the worst use is never worse.
+    scale = prices.overuse(weights)
+    scaled = {parents: weight / scale for parents, weight in weights.items()}
+    kept = _few(scaled, prices)
+    rate = sum(weight for _, weight in kept)
+    trees = tuple(
+        (weight, tuple(wanted.nodes[parent] for parent in parents)) for parents, weight in kept
+    )
+    return TreesPacked(wanted, rate, trees)
+
+
+def _few(
+    weights: dict[tuple[int, ...], float], prices: _Prices
+) -> list[tuple[tuple[int, ...], float]]:
+    """The heaviest trees, scaled up to what the limits allow, while the rate stays near."""
+    ranked = sorted(weights.items(), key=lambda item: (-item[1], item[0]))
+    full = sum(weights.values())
+    for kept in range(1, len(ranked) + 1):
+        few = dict(ranked[:kept])
+        scale = prices.overuse(few)
+        if sum(few.values()) / scale >= KEEP_RATE * full:
+            return [(parents, weight / scale) for parents, weight in few.items()]
+    return ranked
+
+
+class _Prices:
+    """Limits, their prices and their use. A limit is a pair, a host's up or a host's down rate.
+
+    A host's down rate limits each tree in the same way (everybody receives once a tree), so all of
+    them together are one limit: the slowest.
+    """
+
+    def __init__(
+        self,
+        wanted: PackingWanted,
+        pair_rates: Mapping[Edge, float],
+        edges: Sequence[Edge],
+    ) -> None:
+        self._up = wanted.up
+        self._pairs = pair_rates
+        self._down = min(wanted.down[1:])
+        limits = len(wanted.up) + len(pair_rates) + 1
+        self._delta: float = (1 + EPSILON) * ((1 + EPSILON) * limits) ** (-1 / EPSILON)
+        self._up_price = [self._delta / rate for rate in wanted.up]
+        self._pair_price = {edge: self._delta / rate for edge, rate in pair_rates.items()}
+        self._down_price = self._delta / self._down
+
+    def all_sold(self) -> bool:
+        total: float = self._down_price * self._down
+        total += sum(p * r for p, r in zip(self._up_price, self._up, strict=True))
+        return total + sum(p * self._pairs[e] for e, p in self._pair_price.items()) >= 1
+
+    def of(self, edge: Edge) -> float:
+        """What one byte a second over this edge costs (the down rate costs all trees the same)."""
+        return self._up_price[edge[0]] + self._pair_price.get(edge, 0.0)
+
+    def _uses(self, parents: tuple[int, ...]) -> list[int]:
+        uses = [0] * len(self._up)
+        for parent in parents:
+            uses[parent] += 1
+        return uses
+
+    def largest(self, parents: tuple[int, ...]) -> float:
+        """As much as the narrowest limit carries along this tree."""
+        amount = self._down
+        for rate, uses in zip(self._up, self._uses(parents), strict=True):
+            if uses:
+                amount = min(amount, rate / uses)
+        for child, parent in enumerate(parents, 1):
+            amount = min(amount, self._pairs.get((parent, child), amount))
+        return amount
+
+    def buy(self, parents: tuple[int, ...], amount: float) -> None:
+        for i, uses in enumerate(self._uses(parents)):
+            if uses:
+                self._up_price[i] *= 1 + EPSILON * amount * uses / self._up[i]
+        for child, parent in enumerate(parents, 1):
+            edge = (parent, child)
+            if edge in self._pair_price:
+                self._pair_price[edge] *= 1 + EPSILON * amount / self._pairs[edge]
+        self._down_price *= 1 + EPSILON * amount / self._down
+
+    def overuse(self, weights: Mapping[tuple[int, ...], float]) -> float:
+        """The largest use of a limit, as a multiple of what it has."""
+        up = [0.0] * len(self._up)
+        pairs: dict[Edge, float] = {}
+        for parents, weight in weights.items():
+            for child, parent in enumerate(parents, 1):
+                up[parent] += weight
+                pairs[(parent, child)] = pairs.get((parent, child), 0.0) + weight
+        worst = sum(weights.values()) / self._down
+        for used, rate in zip(up, self._up, strict=True):
+            worst = max(worst, used / rate)
+        for edge, rate in self._pairs.items():
+            worst = max(worst, pairs.get(edge, 0.0) / rate)
+        return worst
+
+
+def arborescence(count: int, lengths: Mapping[Edge, float]) -> tuple[int, ...]:
+    """The shortest tree from vertex 0 to all others: the parents of vertices 1 to count - 1.
+
+    Chu-Liu 1965, Edmonds 1967: everybody takes its shortest edge; a circle is contracted to one
+    vertex, whose entering edges cost what they save of the circle; the contracted graph is solved
+    in the same way, and its answer says where the circle is opened. Raises ValueError if a vertex
+    cannot be reached.
+    """
+    best: dict[int, Edge] = {}
+    for edge, length in lengths.items():
+        sender, receiver = edge
+        if receiver == 0 or sender == receiver:
+            continue
+        if receiver not in best or (length, edge) < (lengths[best[receiver]], best[receiver]):
+            best[receiver] = edge
+    if len(best) < count - 1:
+        raise ValueError(f"{count - 1 - len(best)} vertices have no edge that enters them")
+    circle = _circle({receiver: edge[0] for receiver, edge in best.items()})
+    if circle is None:
+        return tuple(best[vertex][0] for vertex in range(1, count))
+    # The circle becomes the last vertex of a smaller graph.
+    rest = [vertex for vertex in range(count) if vertex not in circle]
+    place = {vertex: index for index, vertex in enumerate(rest)}
+    merged = len(rest)
+    smaller: dict[Edge, float] = {}
+    meant: dict[Edge, Edge] = {}
+    for edge, length in lengths.items():
+        sender, receiver = edge
+        if receiver == 0 or (sender in circle and receiver in circle):
+            continue
+        saved = lengths[best[receiver]] if receiver in circle else 0.0
+        new = (place.get(sender, merged), place.get(receiver, merged))
+        if new not in smaller or length - saved < smaller[new]:
+            smaller[new] = length - saved
+            meant[new] = edge
+    parents = arborescence(merged + 1, smaller)
+    chosen = dict(best)
+    for child, parent in enumerate(parents, 1):
+        sender, receiver = meant[(parent, child)]
+        chosen[receiver] = (sender, receiver)
+    return tuple(chosen[vertex][0] for vertex in range(1, count))
+
+
+def _circle(parent_of: Mapping[int, int]) -> set[int] | None:
+    """The vertices of a circle of parents, if there is one."""
+    seen: set[int] = {0}
+    for start in parent_of:
+        trail: list[int] = []
+        vertex = start
+        while vertex not in seen:
+            seen.add(vertex)
+            trail.append(vertex)
+            vertex = parent_of[vertex]
+        if vertex in trail:
+            return set(trail[trail.index(vertex) :])
+    return None

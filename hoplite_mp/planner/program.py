@@ -1,0 +1,454 @@
+"""A plan as one node sees it: what it pulls, what it folds, what it serves.
+
+A plan is members, owners and shares, the same bytes for all; here each node derives its own edges.
+They are told in **cells**. A cell is a range of memory with a watermark, and is known by
+
+    Cell(stripe, part, node)     "part `part` of stripe `stripe`, as made by `node`"
+
+Over the wire it is asked for from `node` by the key (operation, epoch, stripe, part), so what one
+node pulls is what the other serves, by construction: both derive it from the same message.
+
+    part RESULT         the stripe of a copied object, or of a finished fold
+    part CONTRIBUTION   what a node, with its subtree, adds to a stripe: its own members first
+    part MEMBER + k     the k-th member in folding order by itself, for what must not be regrouped
+
+Cells are filled by pulls, by folds, or are there from the start (`Program.given`, members that the
+node holds itself). One rule runs it all: a block moves when the watermarks of its inputs have
+passed it. A fold with one source is that source under another name: nothing needs to be copied.
+For kinds that copy, "stripe" k is the k-th member, whole.
+
+This module must never know bytes, elements, sockets or files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from hoplite_mp.protocol.fields import FOLDING, SHARES
+from hoplite_mp.protocol.messages import Distribute, ExecuteReduce
+from hoplite_mp.protocol.operations import GROUP_OPERATION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hoplite_mp.protocol.messages import GroupMembers
+
+RESULT = 0
+CONTRIBUTION = 1
+MEMBER = 2
+
+# Parents from which one node receives at a time, each with its own object, in kinds that copy
+# many. Higher: more senders meet at one switch port, and frames are lost there (incast); lower:
+# one slow parent holds up more of the others.
+INBOUND_PARENTS_MAX = 4
+
+
+class Cell(NamedTuple):
+    """What one node makes; the node that asks for it names operation and epoch besides."""
+
+    stripe: int
+    part: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Fill this cell from its node, in this range of the object."""
+
+    cell: Cell
+    begin_share: int
+    end_share: int
+
+    @property
+    def parent(self) -> int:
+        """Whom to ask."""
+        return self.cell.node
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Make `cell` out of `sources`, from left to right, block by block."""
+
+    cell: Cell
+    sources: tuple[Cell, ...]
+    begin_share: int
+    end_share: int
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Whoever asks for this cell may have it, as far as it has come."""
+
+    cell: Cell
+    begin_share: int
+    end_share: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What one node does for one plan."""
+
+    operation: int
+    epoch: int
+    node: int
+    pulls: tuple[Pull, ...] = ()  # to be begun in this order
+    folds: tuple[Fold, ...] = ()
+    serves: tuple[Serve, ...] = ()
+    # The members that are here: the cell, and the index into the sources of the request.
+    given: tuple[tuple[Cell, int], ...] = ()
+    # The cells that together are what this node keeps: the copy, or the result at a destination.
+    result: tuple[Cell, ...] = ()
+    inbound_max: int = 0  # pulls at one time; 0: all at once
+    reports: bool = False  # says StripesComplete (or FetchComplete) when all of its cells are full
+
+    @property
+    def is_empty(self) -> bool:
+        """Has this node nothing to do with the plan?"""
+        return not (self.pulls or self.folds or self.serves or self.result)
+
+
+def program_of(plan: Distribute | ExecuteReduce, node: int) -> Program:
+    """What `node` does for this plan; an empty program if it has no part in it."""
+    if isinstance(plan, Distribute):
+        return _distribute(plan, node)
+    if plan.kind not in FOLDING:
+        return _copies(plan, node)
+    if plan.shape != "stripes":
+        return _tree(plan, node)
+    return _stripes(plan, node)
+
+
+def group_call(
+    members: GroupMembers, call: int, kind: str, op: str, *, root: int = 0, nbytes: int = 0
+) -> ExecuteReduce:
+    """The plan of call number `call` of a Group, as every node derives it: no manager is asked.
+
+    Member indices are ranks; `root` is the rank that gets the result of a "reduce". Raises
+    ValueError if nobody is alive, or the root is not.
+    """
+    ranks = tuple(rank for rank in range(members.size) if members.alive >> rank & 1)
+    if not ranks or (kind == "reduce" and root not in ranks):
+        raise ValueError(f"group {members.name!r} has no living rank {root}")
+    nodes = [members.nodes[rank] for rank in ranks]
+    holders = tuple(node for node in nodes if node is not None)
+    if kind == "reduce":
+        destinations: tuple[int, ...] = (holders[ranks.index(root)],)
+    else:
+        destinations = tuple(dict.fromkeys(holders))
+    return ExecuteReduce(
+        operation=GROUP_OPERATION | (members.generation & 0x3FFFFFFF) << 32 | call & 0xFFFFFFFF,
+        epoch=members.version,
+        members=ranks,
+        order=ranks,
+        stripes=members.stripes if kind in FOLDING else (),
+        rule="any",
+        kind=kind,
+        op=op,
+        requester=destinations[0],
+        objects=(bytes(16),) * len(ranks),
+        holders=holders,
+        destinations=destinations,
+        nbytes=nbytes,
+    )
+
+
+def participants(plan: Distribute | ExecuteReduce) -> list[int]:
+    """Every node that must get the plan, each once."""
+    if isinstance(plan, Distribute):
+        rows = (node for row in plan.parents for node in row)
+        owners = (stripe.owner for stripe in plan.stripes)
+        if plan.rule == "stripes":
+            return list(dict.fromkeys((*plan.sources, *plan.receivers, *owners)))
+        first = plan.sources[:1] if plan.rule != "parents" else ()
+        return list(dict.fromkeys((*first, *plan.receivers, *rows)))
+    owners = (stripe.owner for stripe in plan.stripes)
+    return list(dict.fromkeys((*plan.holders, *plan.destinations, *owners)))
+
+
+def waits_for(plan: Distribute | ExecuteReduce) -> set[int]:
+    """The nodes that must report before the plan is complete."""
+    if isinstance(plan, Distribute):
+        return set(plan.receivers)
+    return {*plan.destinations, *(stripe.owner for stripe in plan.stripes)}
+
+
+def tree_parent(position: int, degree: int) -> int:
+    """Who stands above `position` (from 1 on) in a tree that is filled level by level."""
+    return (position - 1) // degree
+
+
+def tree_children(position: int, degree: int, count: int) -> range:
+    """Who stands below `position` in a tree of `count` places."""
+    first = degree * position + 1
+    return range(min(first, count), min(first + degree, count))
+
+
+# ---- copies of one object
+
+
+def _distribute(plan: Distribute, node: int) -> Program:
+    pulls: list[Pull] = []
+    folds: list[Fold] = []
+    serves: list[Serve] = []
+    place = plan.receivers.index(node) if node in plan.receivers else None
+    for index, stripe in enumerate(plan.stripes):
+        cell = Cell(index, RESULT, node)
+        begin, end = stripe.begin_share, stripe.end_share
+        parent, feeds = _edges(plan, index, node, place)
+        if parent is not None:
+            pulls.append(Pull(cell._replace(node=parent), begin, end))
+            if feeds:
+                folds.append(Fold(cell, (pulls[-1].cell,), begin, end))
+        if feeds:
+            serves.append(Serve(cell, begin, end))
+    return Program(
+        plan.operation,
+        plan.epoch,
+        node,
+        pulls=_rotated(pulls, node),
+        folds=tuple(folds),
+        serves=tuple(serves),
+        result=tuple(pull.cell for pull in pulls),
+        reports=place is not None,
+    )
+
+
+def _edges(plan: Distribute, index: int, node: int, place: int | None) -> tuple[int | None, bool]:
+    """From whom `node` gets this stripe, and whether somebody gets it from `node`.
+
+    `place`: its index among the receivers.
+    """
+    owner = plan.stripes[index].owner
+    if plan.rule == "parents":
+        row = plan.parents[index]
+        return (None if place is None else row[place]), node in row
+    if plan.rule != "stripes":
+        degree = int(plan.rule.removeprefix("tree:"))
+        if place is None:
+            return None, node == plan.sources[0]
+        above = tree_parent(place + 1, degree)
+        parent = plan.sources[0] if above == 0 else plan.receivers[above - 1]
+        return parent, bool(tree_children(place + 1, degree, len(plan.receivers) + 1))
+    if owner == node:
+        if place is None:
+            return None, True
+        return plan.sources[index % len(plan.sources)], len(plan.receivers) > 1
+    if place is not None:
+        return owner, False
+    feeds = bool(plan.sources) and plan.sources[index % len(plan.sources)] == node
+    return None, feeds and owner in plan.receivers
+
+
+def _rotated(pulls: Sequence[Pull], node: int) -> tuple[Pull, ...]:
+    """Begun at another parent on each node, so that not all ask the same one first."""
+    first = next((i for i, pull in enumerate(pulls) if pull.parent > node), 0)
+    return (*pulls[first:], *pulls[:first])
+
+
+# ---- copies of many objects
+
+
+def _copies(plan: ExecuteReduce, node: int) -> Program:
+    pulls: list[Pull] = []
+    serves: list[Serve] = []
+    result: list[Cell] = []
+    given: list[tuple[Cell, int]] = []
+    wanted_by = set(plan.destinations)
+    for index, (member, holder) in enumerate(zip(plan.members, plan.holders, strict=True)):
+        receivers = wanted_by
+        if plan.kind == "alltoall":
+            receivers = {plan.destinations[member % len(plan.destinations)]}
+        cell = Cell(index, RESULT, holder)
+        if holder == node:
+            given.append((cell, member))
+            if receivers != {node}:
+                serves.append(Serve(cell, 0, SHARES))
+        elif node in receivers:
+            pulls.append(Pull(cell, 0, SHARES))
+        if node in receivers:
+            result.append(cell)
+    ordered = sorted(pulls, key=lambda pull: (pull.parent <= node, pull.parent, pull.cell.stripe))
+    return Program(
+        plan.operation,
+        plan.epoch,
+        node,
+        pulls=tuple(ordered),
+        serves=tuple(serves),
+        given=tuple(given),
+        result=tuple(result),
+        inbound_max=INBOUND_PARENTS_MAX,
+        reports=node in wanted_by,
+    )
+
+
+# ---- folds
+
+
+def _own_members(plan: ExecuteReduce, node: int) -> list[tuple[int, int]]:
+    """(place in the order, index of the source) of every member that this node holds."""
+    holder_of = dict(zip(plan.members, plan.holders, strict=True))
+    return [(k, index) for k, index in enumerate(plan.order) if holder_of[index] == node]
+
+
+def _arrivals(plan: ExecuteReduce) -> list[int]:
+    """Contributing nodes in order of arrival, each once."""
+    holder_of = dict(zip(plan.members, plan.holders, strict=True))
+    return list(dict.fromkeys(holder_of[index] for index in plan.order))
+
+
+class _Builder:
+    """The cells of one node's fold, as they are found."""
+
+    def __init__(self, plan: ExecuteReduce, node: int) -> None:
+        self.plan = plan
+        self.node = node
+        self.members = _own_members(plan, node)
+        self.pulls: list[Pull] = []
+        self.folds: list[Fold] = []
+        self.serves: list[Serve] = []
+        self.result: list[Cell] = []
+
+    def own(self, index: int) -> tuple[Cell, ...]:
+        """This node's members of a stripe, in folding order."""
+        return tuple(Cell(index, MEMBER + k, self.node) for k, _ in self.members)
+
+    def fold(self, index: int, part: int, sources: Iterable[Cell]) -> Cell:
+        """Make a cell of what others and this node give; it is pulled as far as it is foreign."""
+        stripe = self.plan.stripes[index]
+        cell = Cell(index, part, self.node)
+        cells = tuple(sources)
+        begin, end = stripe.begin_share, stripe.end_share
+        self.pull(index, *(source for source in cells if source.node != self.node))
+        self.folds.append(Fold(cell, cells, begin, end))
+        return cell
+
+    def pull(self, index: int, *cells: Cell) -> None:
+        stripe = self.plan.stripes[index]
+        self.pulls += [Pull(cell, stripe.begin_share, stripe.end_share) for cell in cells]
+
+    def serve(self, index: int, *cells: Cell) -> None:
+        stripe = self.plan.stripes[index]
+        self.serves += [Serve(cell, stripe.begin_share, stripe.end_share) for cell in cells]
+
+    def program(self) -> Program:
+        cells = range(len(self.plan.stripes))
+        return Program(
+            self.plan.operation,
+            self.plan.epoch,
+            self.node,
+            pulls=_rotated(self.pulls, self.node),
+            folds=tuple(self.folds),
+            serves=tuple(self.serves),
+            given=tuple(
+                (Cell(i, MEMBER + k, self.node), m) for i in cells for k, m in self.members
+            ),
+            result=tuple(self.result),
+            reports=self.node in waits_for(self.plan),
+        )
+
+
+def _stripes(plan: ExecuteReduce, node: int) -> Program:
+    build = _Builder(plan, node)
+    arrivals = _arrivals(plan)
+    holder_of = dict(zip(plan.members, plan.holders, strict=True))
+    ordered = plan.rule == "fold"
+    for index, stripe in enumerate(plan.stripes):
+        owner = stripe.owner
+        destinations = plan.destinations
+        if plan.kind == "reduce_scatter":
+            destinations = (owner,)
+        # The one destination of a reduction adds what it has itself: it need not leave the node.
+        last = destinations[0] if plan.kind == "reduce" and not ordered else None
+        if last == owner or last not in arrivals or len(arrivals) == 1:
+            last = None
+        if node == owner:
+            if ordered:
+                cells = [Cell(index, MEMBER + k, holder_of[m]) for k, m in enumerate(plan.order)]
+            else:
+                cells = _one_each(build, index, [n for n in arrivals if n != last])
+            made = build.fold(index, RESULT, cells)
+            if any(other != owner for other in destinations):
+                build.serve(index, made)
+            if node in destinations:
+                build.result.append(made)
+            continue
+        own = build.own(index)
+        if own and node != last:
+            if ordered:
+                build.serve(index, *own)
+            else:
+                build.serve(index, build.fold(index, CONTRIBUTION, own))
+        if node == last:
+            build.result.append(build.fold(index, CONTRIBUTION, (Cell(index, RESULT, owner), *own)))
+        elif node in destinations:
+            build.pull(index, Cell(index, RESULT, owner))
+            build.result.append(Cell(index, RESULT, owner))
+    return build.program()
+
+
+def _one_each(build: _Builder, index: int, nodes: Sequence[int]) -> list[Cell]:
+    """What an owner folds: what each node has reduced of its own, in order of arrival."""
+    cells: list[Cell] = []
+    for node in nodes:
+        if node == build.node:
+            cells += build.own(index)
+        else:
+            cells.append(Cell(index, CONTRIBUTION, node))
+    return cells
+
+
+def tree_places(plan: ExecuteReduce, owner: int) -> list[int]:
+    """The nodes of a tree by place: the root, then the last to arrive, the first at the leaves.
+
+    Destinations that contribute nothing come last of all: they are only there for the way down.
+    """
+    arrivals = _arrivals(plan)
+    others = [node for node in reversed(arrivals) if node != owner]
+    idle = [node for node in plan.destinations if node not in arrivals and node != owner]
+    return [owner, *others, *idle]
+
+
+def _tree(plan: ExecuteReduce, node: int) -> Program:
+    build = _Builder(plan, node)
+    degree = int(plan.shape.removeprefix("tree:"))
+    contributors = set(plan.holders)
+    wanted_by = set(plan.destinations)
+    for index, stripe in enumerate(plan.stripes):
+        places = tree_places(plan, stripe.owner)
+        if node not in places:
+            continue
+        place = places.index(node)
+        below = [places[child] for child in tree_children(place, degree, len(places))]
+        from_below = [Cell(index, CONTRIBUTION, n) for n in below if n in contributors]
+        cells = (*build.own(index), *from_below)
+        # On the way down a node passes on also what it does not want itself.
+        passes_on = _wanted_below(places, place, degree, wanted_by)
+        if place == 0:
+            made = build.fold(index, RESULT, cells)
+        else:
+            if node in contributors:
+                build.serve(index, build.fold(index, CONTRIBUTION, cells))
+            made = Cell(index, RESULT, places[tree_parent(place, degree)])
+            if passes_on or node in wanted_by:
+                build.pull(index, made)
+        if passes_on:
+            cell = Cell(index, RESULT, node)
+            if place:
+                build.folds.append(Fold(cell, (made,), stripe.begin_share, stripe.end_share))
+            build.serve(index, cell)
+        if node in wanted_by:
+            build.result.append(made)
+    return build.program()
+
+
+def _wanted_below(places: Sequence[int], place: int, degree: int, wanted_by: set[int]) -> bool:
+    """Does anybody under this place want the result?"""
+    level = tree_children(place, degree, len(places))
+    while level:
+        if any(places[child] in wanted_by for child in level):
+            return True
+        first = tree_children(level[0], degree, len(places))
+        last = tree_children(level[-1], degree, len(places))
+        level = range(first.start, max(first.stop, last.stop))
+    return False

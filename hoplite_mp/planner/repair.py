@@ -1,0 +1,47 @@
+"""What a plan keeps when a node is lost: the stripes of the living stay where they are.
+
+Owners hold every contribution in its own slot until the commit, so after a death the survivors
+fold again what they have, without the dead node's slots, and nothing of it moves again; only the
+dead node's own stripe does, cut among the other owners. Under the new epoch a stripe with the same
+owner and the same bounds is the one that was there before: that is how a node recognises what it
+may keep. With n owners a kill half way costs about 1/n of the operation.
+
+This module must never know why the node is gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hoplite_mp.protocol.messages import Stripe
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+
+def repaired(stripes: Sequence[Stripe], able: Collection[int]) -> tuple[Stripe, ...] | None:
+    """The same stripes, but those whose owner is not `able` cut among the others by what these
+    own already; None if nobody is left.
+    """
+    widths: dict[int, int] = {}
+    for stripe in stripes:
+        if stripe.owner in able:
+            width = stripe.end_share - stripe.begin_share
+            widths[stripe.owner] = widths.get(stripe.owner, 0) + width
+    if not widths:
+        return None
+    total = sum(widths.values())
+    result: list[Stripe] = []
+    for stripe in stripes:
+        if stripe.owner in able:
+            result.append(stripe)
+            continue
+        begin, length = stripe.begin_share, stripe.end_share - stripe.begin_share
+        reached = 0
+        for owner, width in widths.items():
+            reached += width
+            end = stripe.begin_share + length * reached // total
+            if end > begin:
+                result.append(Stripe(owner, begin, end))
+                begin = end
+    return tuple(result)

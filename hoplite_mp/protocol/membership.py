@@ -1,0 +1,176 @@
+"""The messages about nodes: who joins, leaves, is lost, and how fast their links are.
+
+    NodeJoined ─► NodeAdmitted to the newcomer, MembersChanged to all others
+    NodeLeaving ─► no new work for it; Leave, when nothing that runs needs it
+    NodeLost ─► MembersChanged to all that are left
+
+A node names the *home* (the id of its host's life), the manager gives the *node* number, in order
+of joining: 0, 1, 2 ... The first to join is 0, so the node that is forked together with its
+manager knows its number and need not wait for the answer. A number belongs to its home for ever:
+who comes back with a home that is known gets the number it had, if it names a higher incarnation.
+
+This module must never know what nodes are used for.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from hoplite_mp.protocol.fields import (
+    ADDRESS_CHARS_MAX,
+    ADDRESSES_MAX,
+    HOST_CHARS_MAX,
+    NODES_MAX,
+    Message,
+    between,
+    counts,
+    numbers,
+    rate,
+    seconds,
+    text,
+)
+
+
+def _addresses(value: object) -> None:
+    if not isinstance(value, tuple) or len(value) > ADDRESSES_MAX:
+        raise ValueError(f"addresses must be a tuple of at most {ADDRESSES_MAX}, not {value!r}")
+    for address in value:
+        text("address", address, ADDRESS_CHARS_MAX, 1)
+        ip, colon, port = address.rpartition(":")
+        bracketed = ip.startswith("[") and ip.endswith("]")
+        if not colon or not ip or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise ValueError(f"addresses must be ip:port, not {address!r}")
+        if ":" in ip and not bracketed:
+            raise ValueError(f"addresses must have IPv6 in [ ], not {address!r}")
+
+
+# ---- node -> manager
+
+
+class NodeJoined(Message, frozen=True):
+    """A node begins. First message on every connection. The next life of a home: incarnation + 1.
+
+    `addresses` are where other nodes can connect to, best first; none: it serves nobody.
+    `memory_total` is the limit of its store in bytes.
+    """
+
+    home: int
+    incarnation: int
+    workers: int
+    host: str = ""
+    addresses: tuple[str, ...] = ()
+    memory_total: int = 0
+
+    def __post_init__(self) -> None:
+        counts(home=self.home, incarnation=self.incarnation, workers=self.workers)
+        counts(memory_total=self.memory_total)
+        text("host", self.host, HOST_CHARS_MAX)
+        _addresses(self.addresses)
+
+
+class NodeLost(Message, frozen=True):
+    """That life of the node is over, with its clients and its operations."""
+
+    node: int
+    incarnation: int
+
+    def __post_init__(self) -> None:
+        counts(node=self.node, incarnation=self.incarnation)
+
+
+class NodeLeaving(Message, frozen=True):
+    """That life of the node wants to end: no new parent or owner there; the answer is Leave.
+
+    What only this node holds is its own to move before: it asks for a broadcast to another node.
+    """
+
+    node: int
+    incarnation: int
+
+    def __post_init__(self) -> None:
+        counts(node=self.node, incarnation=self.incarnation)
+
+
+class LinkMeasured(Message, frozen=True):
+    """`node` has measured its link to `peer`: half a round trip, and the rate if it sent enough."""
+
+    node: int
+    peer: int
+    latency_s: float
+    bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        counts(node=self.node, peer=self.peer)
+        seconds("latency_s", self.latency_s)
+        rate("bytes_per_s", self.bytes_per_s)
+
+
+class HostMeasured(Message, frozen=True):
+    """What all transfers of `node` together reached while some were backlogged, each direction."""
+
+    node: int
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        counts(node=self.node)
+        rate("up_bytes_per_s", self.up_bytes_per_s)
+        rate("down_bytes_per_s", self.down_bytes_per_s)
+
+
+# ---- manager -> node
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A living node as the others know it."""
+
+    node: int
+    incarnation: int
+    home: int
+    workers: int
+    host: str = ""
+    addresses: tuple[str, ...] = ()
+    memory_total: int = 0
+
+    def __post_init__(self) -> None:
+        between("node", self.node, 0, NODES_MAX - 1)
+        counts(incarnation=self.incarnation, home=self.home, workers=self.workers)
+        counts(memory_total=self.memory_total)
+        text("host", self.host, HOST_CHARS_MAX)
+        _addresses(self.addresses)
+
+
+class NodeAdmitted(Message, frozen=True):
+    """The answer to a join: your number, and all living nodes in order of joining, you included."""
+
+    node: int
+    incarnation: int
+    members: tuple[Member, ...]
+
+    def __post_init__(self) -> None:
+        between("node", self.node, 0, NODES_MAX - 1)
+        counts(incarnation=self.incarnation)
+        if not any(m.node == self.node for m in self.members):
+            raise ValueError(f"members must hold node {self.node} itself: {self.members!r}")
+
+
+class MembersChanged(Message, frozen=True):
+    """First these numbers went, then these nodes came: a number in both has begun a new life."""
+
+    came: tuple[Member, ...]
+    went: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        numbers("went", self.went, NODES_MAX - 1)
+        if not self.came and not self.went:
+            raise ValueError("came and went are both empty: nothing has changed")
+
+
+class Leave(Message, frozen=True):
+    """The answer to NodeLeaving: no operation that runs needs the node; it may end."""
+
+    node: int
+    incarnation: int
+
+    def __post_init__(self) -> None:
+        counts(node=self.node, incarnation=self.incarnation)
