@@ -157,7 +157,8 @@ def folding(
             shares.append(share)
         return shares
 
-    low = max(max(f / r for f, s, r in lines if s >= 0) for lines, _ in rows)
+    # A line that falls (a host that sends less the more it owns) bounds nothing from above.
+    low = max((f / r for lines, _ in rows for f, s, r in lines if s >= 0), default=0.0)
     high = max(low, 1 / min(min(host) for host in hosts))
     while sum(largest(high)) < 1:
         high *= 2

@@ -33,7 +33,12 @@ class Node:
         self.sock.sendall(b"".join(map(encode, messages)))
 
     def hear(self) -> list[m.ManagerToNode]:
-        return self.decoder.feed(self.sock.recv(1 << 20))
+        """What is said next, but for who is there."""
+        heard: list[m.ManagerToNode] = []
+        while not heard:
+            said = self.decoder.feed(self.sock.recv(1 << 20))
+            heard = [one for one in said if type(one) not in (m.NodeAdmitted, m.MembersChanged)]
+        return heard
 
 
 class Stage:
