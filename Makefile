@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-ROOMS := hoplite_mp._shm hoplite_mp._tasks hoplite_mp._reduce
+ROOMS := hoplite_mp._shm hoplite_mp._tasks hoplite_mp._reduce hoplite_mp._engine
 # A change to one of these installs and compiles again; Python files are used where they lie.
 BUILD_INPUTS := pyproject.toml setup.py $(wildcard cext/*)
 SANITIZE := .build-sanitize

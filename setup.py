@@ -22,7 +22,9 @@ if sys.version_info < (3, 11):  # noqa: UP036 - run by hand, nothing else has ch
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-ROOMS = ("_shm", "_tasks", "_reduce")
+ROOMS = ("_shm", "_tasks", "_reduce", "_engine")
+# What a room borrows from another one's C: each module carries a copy, none imports the other.
+BORROWED = {"_engine": ["cext/reduce_kernels.c"]}
 
 
 def flags() -> tuple[list[str], list[str]]:
@@ -48,7 +50,7 @@ def room(name: str) -> Extension:
     by_hand = glob(f"cext/{name}_*.c") + glob(f"cext/{name.lstrip('_')}_*.c")
     return Extension(
         f"hoplite_mp.{name}",
-        [f"cext/{name}.pyx", *sorted(by_hand)],
+        [f"cext/{name}.pyx", *sorted(by_hand), *BORROWED.get(name, [])],
         include_dirs=["cext"],
         # A change to any header rebuilds, and the sdist carries every file of cext/.
         depends=sorted(glob("cext/*")),

@@ -18,7 +18,7 @@ LINES_MAX = 500
 
 FLOORS = [
     {"ids", "errors", "config", "_version"},
-    {"protocol", "serial", "ref", "_shm", "_tasks", "_reduce"},
+    {"protocol", "serial", "ref", "_shm", "_tasks", "_reduce", "_engine", "rule"},
     {"planner", "store", "reduction", "transport"},
     {"client"},
     {"supervisor", "manager", "node", "worker"},

@@ -1,0 +1,506 @@
+"""The streaming engine for Python: names and buffers in, events out; everything else is C.
+
+Why it exists: `engine_state.h` says what an engine is and how it works. This file checks what C
+cannot check, holds the buffers of cells while the engine's thread may touch them, and turns numbers
+into structures; a number that it does not know never reaches C.
+
+Every look-up and the post that follows happen under the GIL without a break: the thread executes
+posts in order, so none can speak of what an earlier one has freed.
+
+What it must never know: hoplite_mp, whose memory it is. It raises builtin errors only.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_SetFromErrno
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from libc.errno cimport errno
+from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint32_t, uint64_t
+from libc.stdlib cimport free
+
+cimport cython
+
+
+cdef extern from "pthread.h" nogil:
+    int pthread_atfork(void (*)() noexcept nogil, void (*)() noexcept nogil,
+                       void (*)() noexcept nogil)
+
+
+cdef extern from "engine_state.h" nogil:
+    enum:
+        BLOCK_BYTES_MIN
+        FRAME_BYTES
+        FRAME_BLOCK_BYTES_MAX
+        LINK_PULLS_MAX
+        EVENT_FILLED
+        EVENT_PULL_FAILED
+        EVENT_FOLD_FAILED
+        EVENT_CLOSED
+        EVENT_LINK_LOST
+        COMMAND_CELL
+        COMMAND_ADVANCE
+        COMMAND_PULL
+        COMMAND_FOLD
+        COMMAND_CLOSE
+        COMMAND_CONNECT
+        COMMAND_DISCONNECT
+        COMMAND_FREE
+        REDUCE_OP_COUNT
+        REDUCE_DTYPE_COUNT
+
+    struct frame_key:
+        uint64_t operation
+        uint32_t epoch, stripe, part
+
+    ctypedef uint64_t atomic "_Atomic uint64_t"
+
+    struct engine_t "engine":
+        int event_fd
+
+    struct cell_t "cell":
+        uint64_t number, nbytes
+        atomic watermark
+
+    struct link_t "link":
+        atomic bytes_sent, bytes_received, backlogged_bytes, backlogged_ns
+
+    struct fold_t "fold":
+        pass
+
+    struct event_t "event":
+        event_t *next
+        int kind
+        uint64_t number, peer
+        char *reason
+
+    ctypedef unsigned char flag "bool"
+
+    uint64_t atomic_load_explicit(atomic *word, int order)
+    int memory_order_acquire
+    uint32_t crc32c_c "crc32c" (uint32_t crc, const void *data, size_t nbytes)
+    uint32_t crc32c_by_table(uint32_t crc, const void *data, size_t nbytes)
+    engine_t *engine_new(uint64_t incarnation, uint32_t block_bytes_max,
+                         uint32_t waiting_requests_max)
+    void engine_post(engine_t *engine, int kind, cell_t *cell, link_t *link, fold_t *fold,
+                     const frame_key *key, uint64_t amount)
+    event_t *engine_take(engine_t *engine)
+    void engine_stop(engine_t *engine)
+    cell_t *cell_new(const engine_t *engine, uint64_t number, void *bytes, uint64_t nbytes,
+                     uint64_t watermark, const frame_key *key)
+    link_t *link_new(uint64_t number, uint64_t peer, uint64_t peer_incarnation, int fd,
+                     bint checksum)
+    void link_free(link_t *link)
+    const char *socket_take(link_t *link, int fd)
+    int fold_accumulator(int op, int dtype)
+    size_t fold_item_bytes(int op, int dtype, bint accumulated, bint is_result)
+    fold_t *fold_new(cell_t *cell, int op, int dtype, size_t divisor, bint final,
+                     cell_t **sources, const flag *accumulated, size_t count)
+
+
+# In the order of reduce_kernels.h, as in _reduce.pyx.
+cdef tuple OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
+cdef tuple DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
+)
+assert len(OPS) == REDUCE_OP_COUNT and len(DTYPES) == REDUCE_DTYPE_COUNT
+
+FILLED = EVENT_FILLED
+PULL_FAILED = EVENT_PULL_FAILED
+FOLD_FAILED = EVENT_FOLD_FAILED
+CLOSED = EVENT_CLOSED
+LINK_LOST = EVENT_LINK_LOST
+HEADER_BYTES = FRAME_BYTES
+BLOCK_BYTES_LEAST = BLOCK_BYTES_MIN
+BLOCK_BYTES_MOST = FRAME_BLOCK_BYTES_MAX
+PULLS_MAX = LINK_PULLS_MAX
+
+cdef int fork_count = 0  # in a forked child there is no thread, and the lock may be taken
+
+
+cdef void after_fork_in_child() noexcept nogil:
+    global fork_count
+    fork_count += 1
+
+
+pthread_atfork(NULL, NULL, after_fork_in_child)
+
+
+cdef int number_in(tuple names, str name, str what) except -1:
+    try:
+        return names.index(name)
+    except ValueError:
+        raise ValueError(f"unknown {what} {name!r}; one of {', '.join(names)}") from None
+
+
+cdef size_t item_bytes_of(str op, str dtype, bint accumulated, bint is_result) except 0:
+    cdef size_t found = fold_item_bytes(number_in(OPS, op, "op"), number_in(DTYPES, dtype, "dtype"),
+                                        accumulated, is_result)
+    if not found:
+        raise ValueError(f"no reduction kernel for {op!r} of {dtype!r}")
+    return found
+
+
+def accumulator_dtype(op: str, dtype: str) -> str:
+    """The dtype in which partial results of this reduction travel."""
+    item_bytes_of(op, dtype, False, False)
+    return DTYPES[fold_accumulator(number_in(OPS, op, "op"), number_in(DTYPES, dtype, "dtype"))]
+
+
+def crc32c(data, crc: int = 0, by_table: bool = False) -> int:
+    """The checksum of blocks; `by_table`: as on a CPU without an instruction for it."""
+    cdef const unsigned char[::1] view = memoryview(data).cast("B")
+    cdef size_t nbytes = view.shape[0]
+    cdef uint32_t start = crc
+    if nbytes == 0:
+        return start
+    if by_table:
+        return crc32c_by_table(start, &view[0], nbytes)
+    return crc32c_c(start, &view[0], nbytes)
+
+
+cdef int read_key(object key, frame_key *into) except -1:
+    operation, epoch, stripe, part = key
+    if not 0 <= operation <= UINT64_MAX:
+        raise ValueError(f"operation {operation} does not fit 64 bits")
+    for word in (epoch, stripe, part):
+        if not 0 <= word <= UINT32_MAX:
+            raise ValueError(f"{word} in the key {key!r} does not fit 32 bits")
+    into.operation = operation
+    into.epoch = epoch
+    into.stripe = stripe
+    into.part = part
+    return 0
+
+
+@cython.final
+cdef class Held:
+    """A cell and the buffer that it lies in, until the thread has let go of both."""
+
+    cdef cell_t *cell
+    cdef Py_buffer buffer
+    cdef object key
+    cdef bint open, has_buffer
+
+    def __dealloc__(self):
+        if self.has_buffer:
+            PyBuffer_Release(&self.buffer)
+        free(self.cell)
+
+
+@cython.final
+cdef class Joined:
+    """A link."""
+
+    cdef link_t *link
+
+
+@cython.final
+cdef class Engine:
+    """Streams between this process and others, in one thread of its own without the GIL.
+
+    `incarnation` (1 .. 2**64 - 1) stands in every frame that it sends. A block has at most
+    `block_bytes_max` bytes (16 KiB .. 1 MiB): more delays streams that share a link, less costs
+    system calls. `waiting_requests_max` requests for keys that are not there yet may wait on each
+    link, about 100 bytes each; those beyond are refused. Raises OSError without descriptors.
+    """
+
+    cdef engine_t *engine
+    cdef int fork_mark
+    cdef int descriptor
+    cdef uint64_t last_number
+    cdef dict held   # number -> Held, until CLOSED was taken
+    cdef dict keys   # key -> number of the open cell that has it
+    cdef dict joined  # number -> Joined, until LINK_LOST was taken
+
+    def __cinit__(self, incarnation: int, block_bytes_max: int = 256 * 1024,
+                  waiting_requests_max: int = 16384):
+        self.held, self.keys, self.joined = {}, {}, {}
+        self.fork_mark = fork_count
+        if not 1 <= incarnation <= UINT64_MAX:
+            raise ValueError(f"incarnation must be from 1 to 2**64 - 1, not {incarnation}")
+        if not BLOCK_BYTES_MIN <= block_bytes_max <= FRAME_BLOCK_BYTES_MAX or block_bytes_max % 64:
+            raise ValueError(f"block_bytes_max must be a multiple of 64 from {BLOCK_BYTES_MIN} to "
+                             f"{FRAME_BLOCK_BYTES_MAX}, not {block_bytes_max}")
+        if not 0 <= waiting_requests_max <= LINK_PULLS_MAX:
+            raise ValueError(f"waiting_requests_max must be from 0 to {LINK_PULLS_MAX}, "
+                             f"not {waiting_requests_max}")
+        self.engine = engine_new(incarnation, block_bytes_max, waiting_requests_max)
+        if self.engine == NULL:
+            PyErr_SetFromErrno(OSError)
+        self.descriptor = self.engine.event_fd
+
+    def __dealloc__(self):
+        if self.engine != NULL and self.fork_mark == fork_count:
+            self.end()
+
+    cdef void end(self) noexcept:
+        cdef engine_t *engine = self.engine
+        cdef Held held
+        for held in self.held.values():
+            if held.open:
+                engine_post(engine, COMMAND_CLOSE, held.cell, NULL, NULL, NULL, 0)
+        self.engine = NULL
+        with nogil:
+            engine_stop(engine)
+        self.held.clear()
+        self.keys.clear()
+        self.joined.clear()
+
+    cdef int check(self) except -1:
+        if self.fork_mark != fork_count:
+            raise RuntimeError("the engine belongs to the process that this one was forked from")
+        if self.engine == NULL:
+            raise RuntimeError("the engine was stopped")
+        return 0
+
+    cdef Held open_cell(self, object number):
+        cdef Held held = self.held.get(number)
+        if held is None or not held.open:
+            raise KeyError(f"no open cell {number}")
+        return held
+
+    cdef Joined open_link(self, object number):
+        cdef Joined joined = self.joined.get(number)
+        if joined is None:
+            raise KeyError(f"no link {number}")
+        return joined
+
+    cdef void post(self, int kind, cell_t *cell, link_t *link) noexcept:
+        engine_post(self.engine, kind, cell, link, NULL, NULL, 0)
+
+    cdef uint64_t next_number(self) noexcept:
+        self.last_number += 1
+        return self.last_number
+
+    def fileno(self) -> int:
+        """Readable while events() has something. The engine's own: never close it."""
+        self.check()
+        return self.descriptor
+
+    # ---- Links ----
+
+    def connect(self, fd: int, peer: int, checksum: bool = True,
+                peer_incarnation: int = 0) -> int:
+        """A link over a connected, authenticated stream socket; returns its number.
+
+        The descriptor is duplicated: close yours, and read and write it no more. Both sides must
+        agree on `checksum` (of blocks; headers always have one). `peer` (64 bits) comes back in
+        LINK_LOST. Frames of another incarnation than `peer_incarnation` end the link; 0: than
+        that of the first frame. Raises OSError if it is no connected stream socket.
+        """
+        self.check()
+        cdef uint64_t peer_word = peer
+        cdef uint64_t incarnation = peer_incarnation
+        cdef int descriptor = fd
+        cdef const char *fault
+        cdef Joined joined = Joined()
+        cdef uint64_t number = self.next_number()
+        joined.link = link_new(number, peer_word, incarnation, -1, checksum)
+        fault = socket_take(joined.link, descriptor)
+        if fault != NULL:
+            reason = OSError(errno, fault.decode())
+            link_free(joined.link)
+            raise reason
+        self.joined[number] = joined
+        self.post(COMMAND_CONNECT, NULL, joined.link)
+        return number
+
+    def disconnect(self, link: int) -> None:
+        """End a link; LINK_LOST follows, and PULL_FAILED for each pull over it."""
+        self.check()
+        cdef Joined joined = self.open_link(link)
+        self.post(COMMAND_DISCONNECT, NULL, joined.link)
+
+    def counters(self, link: int) -> tuple[int, int, int, int]:
+        """(bytes sent, bytes received, backlogged bytes, backlogged nanoseconds), ever growing.
+
+        Backlogged is what was sent, and the time that it took, while there was always more to
+        send than the socket took: the quotient of two differences is the rate of the link.
+        """
+        self.check()
+        cdef link_t *at = self.open_link(link).link
+        return (atomic_load_explicit(&at.bytes_sent, memory_order_acquire),
+                atomic_load_explicit(&at.bytes_received, memory_order_acquire),
+                atomic_load_explicit(&at.backlogged_bytes, memory_order_acquire),
+                atomic_load_explicit(&at.backlogged_ns, memory_order_acquire))
+
+    # ---- Cells ----
+
+    def cell(self, key, buffer, offset: int = 0, nbytes: int | None = None,
+             filled: bool | int = False) -> int:
+        """A cell over `nbytes` of a contiguous buffer from `offset` on; returns its number.
+
+        `key`: (operation 64 bits, epoch 32, stripe 32, part 32), under which peers may pull it, or
+        None. `filled`: True if all bytes are there, or how many. Only a cell that is filled may
+        lie in read-only memory. The buffer is held until CLOSED was taken from events().
+        """
+        self.check()
+        cdef frame_key key_words
+        cdef frame_key *key_pointer = NULL
+        if key is not None:
+            key = tuple(key)
+            read_key(key, &key_words)
+            key_pointer = &key_words
+            if key in self.keys:
+                raise ValueError(f"an open cell has the key {key!r}")
+        cdef Held held = Held()
+        PyObject_GetBuffer(buffer, &held.buffer,
+                           PyBUF_SIMPLE if filled is True else PyBUF_WRITABLE)
+        held.has_buffer = True
+        cdef Py_ssize_t whole = held.buffer.len
+        if not 0 <= offset <= whole:
+            raise ValueError(f"offset {offset} in a buffer of {whole} bytes")
+        size = whole - offset if nbytes is None else nbytes
+        if not 0 <= size <= whole - offset:
+            raise ValueError(f"{size} bytes from {offset} on in a buffer of {whole} bytes")
+        watermark = (size if filled else 0) if isinstance(filled, bool) else filled
+        if not 0 <= watermark <= size:
+            raise ValueError(f"filled must be from 0 to {size} bytes, not {watermark}")
+        cdef uint64_t number = self.next_number()
+        held.cell = cell_new(self.engine, number, <char *> held.buffer.buf + <Py_ssize_t> offset,
+                             size, watermark, key_pointer)
+        held.key = key
+        held.open = True
+        self.held[number] = held
+        if key is not None:
+            self.keys[key] = number
+        self.post(COMMAND_CELL, held.cell, NULL)
+        return number
+
+    def watermark(self, cell: int) -> int:
+        """Bytes of the cell that are valid and final."""
+        self.check()
+        return atomic_load_explicit(&self.open_cell(cell).cell.watermark, memory_order_acquire)
+
+    def advance(self, cell: int, watermark: int) -> None:
+        """The caller has written the cell up to `watermark` himself; less than now is ignored.
+
+        Only for cells that no pull and no fold fills. FILLED comes when it is full.
+        """
+        self.check()
+        cdef Held held = self.open_cell(cell)
+        if not 0 <= watermark <= held.cell.nbytes:
+            raise ValueError(f"watermark must be from 0 to {held.cell.nbytes}, not {watermark}")
+        if held.buffer.readonly:
+            raise ValueError("the cell lies in read-only memory")
+        engine_post(self.engine, COMMAND_ADVANCE, held.cell, NULL, NULL, NULL, watermark)
+
+    def pull(self, cell: int, link: int, key=None) -> None:
+        """Fill the cell over the link, from its watermark to its end.
+
+        `key`: that of the peer's cell; the cell's own if None. A pull of this cell that is still
+        under way is cancelled, and this one goes on at the watermark. Ends by FILLED or
+        PULL_FAILED.
+        """
+        self.check()
+        cdef Held held = self.open_cell(cell)
+        cdef Joined joined = self.open_link(link)
+        cdef frame_key key_words
+        if held.buffer.readonly:
+            raise ValueError("the cell lies in read-only memory")
+        key = held.key if key is None else key
+        if key is None:
+            raise ValueError(f"cell {cell} has no key: say which one to pull")
+        read_key(key, &key_words)
+        engine_post(self.engine, COMMAND_PULL, held.cell, joined.link, NULL, &key_words, 0)
+
+    def fold(self, cell: int, sources, op: str, dtype: str, divisor: int = 0,
+             accumulated=(), final: bool = True) -> None:
+        """Fill the cell with the left fold of `sources` in this order, as far as all have come.
+
+        `accumulated` names the sources that are partial results, in accumulator_dtype(op, dtype);
+        the others hold elements of `dtype`. `final` False: the cell becomes a partial result.
+        "mean" is a sum which the final fold divides by `divisor` (0 or 1: not at all). A source
+        must not be closed before the cell is FILLED (then: FOLD_FAILED).
+        """
+        self.check()
+        cdef Held held = self.open_cell(cell)
+        cdef Held source
+        cdef list numbers = list(sources)
+        cdef set partial = set(accumulated)
+        cdef size_t count = len(numbers)
+        cdef size_t i
+        cdef size_t parts = divisor
+        cdef fold_t *fold
+        cdef size_t item_bytes = item_bytes_of(op, dtype, not final, True)
+        if held.buffer.readonly:
+            raise ValueError("the cell lies in read-only memory")
+        if not numbers:
+            raise ValueError("a fold needs at least one source")
+        if not partial <= set(numbers):
+            raise ValueError("accumulated names a cell that is no source")
+        if held.cell.nbytes % item_bytes or self.watermark(cell) % item_bytes:
+            raise ValueError(f"cell {cell} is no whole number of {item_bytes}-byte elements")
+        items = held.cell.nbytes // item_bytes
+        cdef cell_t **cells = <cell_t **> PyMem_Calloc(count, sizeof(cell_t *))
+        cdef flag *flags = <flag *> PyMem_Calloc(count, 1)
+        try:
+            if cells == NULL or flags == NULL:
+                raise MemoryError
+            for i in range(count):
+                source = self.open_cell(numbers[i])
+                if source is held:
+                    raise ValueError("a cell cannot be folded into itself")
+                flags[i] = numbers[i] in partial
+                if source.cell.nbytes != items * item_bytes_of(op, dtype, flags[i], False):
+                    raise ValueError(f"source {numbers[i]} has {source.cell.nbytes} bytes, "
+                                     f"which are not {items} elements")
+                cells[i] = source.cell
+            fold = fold_new(held.cell, number_in(OPS, op, "op"), number_in(DTYPES, dtype, "dtype"),
+                            parts, final, cells, flags, count)
+            engine_post(self.engine, COMMAND_FOLD, NULL, NULL, fold, NULL, 0)
+        finally:
+            PyMem_Free(cells)
+            PyMem_Free(flags)
+
+    def close(self, cell: int) -> None:
+        """Let go of a cell. Its key is free at once; its memory when CLOSED was taken.
+
+        What fills it ends without a word; pulls of it at peers, and folds from it, fail.
+        """
+        self.check()
+        cdef Held held = self.open_cell(cell)
+        held.open = False
+        if held.key is not None:
+            del self.keys[held.key]
+        self.post(COMMAND_CLOSE, held.cell, NULL)
+
+    # ---- Events ----
+
+    def events(self) -> list[tuple]:
+        """What has happened since the last call, in order.
+
+        (FILLED, cell), (PULL_FAILED, cell, reason), (FOLD_FAILED, cell, reason), (CLOSED, cell),
+        (LINK_LOST, link, peer, reason).
+        """
+        self.check()
+        cdef list found = []
+        cdef event_t *event = engine_take(self.engine)
+        cdef event_t *following
+        while event != NULL:
+            if event.kind == EVENT_LINK_LOST:
+                found.append((event.kind, event.number, event.peer, event.reason.decode()))
+                self.forget_link(event.number)
+            elif event.kind == EVENT_FILLED:
+                found.append((event.kind, event.number))
+            elif event.kind == EVENT_CLOSED:
+                found.append((event.kind, event.number))
+                del self.held[event.number]
+            else:
+                found.append((event.kind, event.number, event.reason.decode()))
+            following = event.next
+            free(event)
+            event = following
+        return found
+
+    cdef int forget_link(self, object number) except -1:
+        cdef Joined joined = self.joined.pop(number)
+        self.post(COMMAND_FREE, NULL, joined.link)
+        return 0
+
+    def stop(self) -> None:
+        """End the thread and all links, and let go of all cells. Nothing else works afterwards."""
+        if self.engine == NULL:
+            return
+        self.check()
+        self.end()

@@ -1,0 +1,150 @@
+/* Cells: what is known under a key, how far it has come, and how it is let go.
+ *
+ * Why it exists: raising a watermark is the one step from which everything else follows; and the
+ * memory of a closed cell must be out of everybody's hands before its owner is told so.
+ * It must never know: sockets, how a block was made.
+ */
+#include "engine_state.h"
+
+#include <stdlib.h>
+
+/* ---- Keys ------------------------------------------------------------------------------------ */
+static size_t bucket_of(const struct engine *engine, const struct frame_key *key) {
+    uint64_t mixed = key->operation ^ ((uint64_t)key->epoch << 32 | key->stripe);
+    mixed = (mixed ^ mixed >> 31) * 0x9e3779b97f4a7c15u + key->part;
+    mixed = (mixed ^ mixed >> 29) * 0xbf58476d1ce4e5b9u;
+    return (mixed >> 20) & (engine->bucket_count - 1);
+}
+
+static void grow(struct engine *engine) {
+    struct spot **old = engine->buckets;
+    const size_t old_count = engine->bucket_count;
+    engine->bucket_count = old_count ? 2 * old_count : 64;
+    engine->buckets = engine_memory(engine->bucket_count * sizeof *engine->buckets);
+    for (size_t i = 0; i < old_count; i++)
+        for (struct spot *spot = old[i], *next; spot; spot = next) {
+            next = spot->next;
+            const size_t bucket = bucket_of(engine, &spot->key);
+            spot->next = engine->buckets[bucket];
+            engine->buckets[bucket] = spot;
+        }
+    free(old);
+}
+
+/* What is known under the key; made if there is nothing yet. */
+struct spot *spot_at(struct engine *engine, const struct frame_key *key) {
+    if (engine->spot_count >= engine->bucket_count) grow(engine);
+    struct spot **bucket = &engine->buckets[bucket_of(engine, key)];
+    for (struct spot *spot = *bucket; spot; spot = spot->next)
+        if (frame_key_equal(&spot->key, key)) return spot;
+    struct spot *spot = engine_memory(sizeof *spot);
+    spot->key = *key;
+    chain_init(&spot->waiting);
+    spot->next = *bucket;
+    *bucket = spot;
+    engine->spot_count++;
+    return spot;
+}
+
+void spot_drop_if_unused(struct engine *engine, struct spot *spot) {
+    if (spot->cell || !chain_empty(&spot->waiting)) return;
+    struct spot **at = &engine->buckets[bucket_of(engine, &spot->key)];
+    while (*at != spot) at = &(*at)->next;
+    *at = spot->next;
+    engine->spot_count--;
+    free(spot);
+}
+
+/* ---- Cells ----------------------------------------------------------------------------------- */
+/* The same on both sides of a link if both have the same block_bytes_max; nothing depends on it. */
+static uint64_t block_bytes_for(uint64_t nbytes, uint64_t block_bytes_max) {
+    const uint64_t line = REDUCE_LINE_BYTES;
+    const uint64_t wanted = (nbytes / BLOCKS_WANTED + line - 1) / line * line;
+    if (wanted > block_bytes_max) return block_bytes_max;
+    return wanted < BLOCK_BYTES_MIN ? BLOCK_BYTES_MIN : wanted;
+}
+
+struct cell *cell_new(const struct engine *engine, uint64_t number, void *bytes, uint64_t nbytes,
+                      uint64_t watermark, const struct frame_key *key) {
+    struct cell *cell = engine_memory(sizeof *cell);
+    cell->number = number;
+    cell->bytes = bytes;
+    cell->nbytes = nbytes;
+    cell->block_bytes = block_bytes_for(nbytes, engine->block_bytes_max);
+    atomic_init(&cell->watermark, watermark);
+    if (key) {
+        cell->has_key = true;
+        cell->key = *key;
+    }
+    chain_init(&cell->serves);
+    chain_init(&cell->feeds);
+    return cell;
+}
+
+/* How far a block reaches that begins at `from`: to the next whole block, or to the end. Counted
+ * from the cell's begin, so that a pull that went on in the middle of a block is soon in step with
+ * what comes in: no byte waits for more than the block that it lies in. */
+uint64_t cell_goal(const struct cell *cell, uint64_t from) {
+    const uint64_t goal = (from / cell->block_bytes + 1) * cell->block_bytes;
+    return goal < cell->nbytes ? goal : cell->nbytes;
+}
+
+/* Who has waited for the key is served. Python has seen to it that no open cell has the same. */
+void cell_open(struct engine *engine, struct cell *cell) {
+    if (!cell->has_key) return;
+    cell->spot = spot_at(engine, &cell->key);
+    cell->spot->cell = cell;
+    while (!chain_empty(&cell->spot->waiting)) {
+        struct serve *serve = FROM(cell->spot->waiting.next, struct serve, in_source);
+        serve->link->waiting_count--;
+        serve->spot = NULL;
+        serve_attach(engine, serve, cell);
+    }
+}
+
+/* Once: when the last byte has come, or when somebody asks to fill what is full. */
+void cell_tell_filled(struct engine *engine, struct cell *cell) {
+    if (cell->told) return;
+    cell->told = true;
+    engine_tell(engine, EVENT_FILLED, cell->number, 0, "");
+}
+
+/* The bytes before the new watermark are written; whoever reads it sees them. */
+void cell_raise(struct engine *engine, struct cell *cell, uint64_t watermark) {
+    atomic_store_explicit(&cell->watermark, watermark, memory_order_release);
+    for (struct chain *at = cell->serves.next; at != &cell->serves; at = at->next)
+        serve_look(engine, FROM(at, struct serve, in_source));
+    for (struct chain *at = cell->feeds.next; at != &cell->feeds; at = at->next)
+        fold_look(engine, FROM(at, struct fold_source, in_cell)->fold);
+    if (watermark == cell->nbytes) cell_tell_filled(engine, cell);
+}
+
+/* The owner has written up to there himself. */
+void cell_advance(struct engine *engine, struct cell *cell, uint64_t watermark) {
+    if (watermark > atomic_load_explicit(&cell->watermark, memory_order_relaxed))
+        cell_raise(engine, cell, watermark);
+}
+
+/* A thread that drives a link has given the memory back. */
+void cell_let_go(struct engine *engine, struct cell *cell) {
+    if (cell->closing && !cell->holds) engine_tell(engine, EVENT_CLOSED, cell->number, 0, "");
+}
+
+void cell_close(struct engine *engine, struct cell *cell) {
+    cell->closing = true;
+    if (cell->pull) pull_cancel(engine, cell->pull);
+    if (cell->fold) fold_end(cell->fold);
+    while (!chain_empty(&cell->feeds))
+        fold_fail(engine, FROM(cell->feeds.next, struct fold_source, in_cell)->fold,
+                  "a source was closed");
+    while (!chain_empty(&cell->serves))
+        serve_refuse(engine, FROM(cell->serves.next, struct serve, in_source), REASON_CLOSED);
+    if (cell->spot) {
+        cell->spot->cell = NULL;
+        spot_drop_if_unused(engine, cell->spot);
+        cell->spot = NULL;
+    }
+    for (struct chain *at = engine->links.next; at != &engine->links; at = at->next)
+        link_let_go_of(FROM(at, struct link, in_links), cell);
+    cell_let_go(engine, cell);
+}

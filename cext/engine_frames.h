@@ -1,0 +1,95 @@
+/* The frames that two engines exchange over a link, drawn.
+ *
+ * Why it exists: everything that a peer can make this process do is said by these 64 bytes. They
+ * are checked here, before anything looks at what they mean.
+ *
+ *      0        2      3        4        8
+ *      ┌────────┬──────┬────────┬────────┬─────────────────────────┐
+ *    0 │ magic  │ type │ reason │ length │        operation        │
+ *      ├────────┴──────┴────────┼────────┼────────────┬────────────┤
+ *   16 │ epoch  │    stripe     │  part  │    pull    │            │
+ *      ├────────┴───────────────┴────────┼────────────┴────────────┤
+ *   32 │ incarnation of the sender       │         offset          │
+ *      ├─────────────────────────────────┼────────────┬────────────┤
+ *   48 │ end                             │ block_crc  │ header_crc │
+ *      └─────────────────────────────────┴────────────┴────────────┘
+ *   then `length` bytes: the block (DATA only)
+ *
+ *   REQUEST  I want bytes [offset, end) of the cell with this key; `end` is its whole size. Asked
+ *            under the number `pull`, which stays taken until all of them have come or REFUSED.
+ *   DATA     bytes [offset, offset + length) of that pull, in order, none left out.
+ *   REFUSED  no more will come of that pull; `reason` says why. Also the answer to CANCEL.
+ *   CANCEL   I want no more of that pull. DATA that was under way is still taken from the stream.
+ *
+ * Little-endian. header_crc is crc32c of the 60 bytes before it, on every link; block_crc that of
+ * the block where the link carries checksums, else 0 (TLS has done that work already).
+ *
+ * What it must never know: sockets, cells, who asks.
+ */
+#ifndef ENGINE_FRAMES_H
+#define ENGINE_FRAMES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    FRAME_BYTES = 64,
+    FRAME_MAGIC = 0x4801, /* 'H' and the version */
+    /* The longest block: a peer is delayed by one at most when streams take turns. */
+    FRAME_BLOCK_BYTES_MAX = 1024 * 1024,
+};
+
+enum frame_type { FRAME_REQUEST = 1, FRAME_DATA, FRAME_REFUSED, FRAME_CANCEL, FRAME_TYPE_END };
+
+enum frame_reason {
+    REASON_NONE,
+    REASON_CLOSED,    /* the cell was closed while it was served */
+    REASON_SIZE,      /* the cell has another size than the one asked for */
+    REASON_FULL,      /* too many requests of this link wait already */
+    REASON_CANCELLED, /* the answer to CANCEL */
+    REASON_END
+};
+
+struct frame_key {
+    uint64_t operation;
+    uint32_t epoch, stripe, part;
+};
+
+struct frame {
+    uint16_t magic;
+    uint8_t type, reason;
+    uint32_t length;
+    uint64_t operation;
+    uint32_t epoch, stripe, part, pull;
+    uint64_t incarnation, offset, end;
+    uint32_t block_crc, header_crc;
+};
+
+_Static_assert(sizeof(struct frame) == FRAME_BYTES, "the header has no padding");
+_Static_assert(offsetof(struct frame, length) == 4 && offsetof(struct frame, operation) == 8, "");
+_Static_assert(offsetof(struct frame, epoch) == 16 && offsetof(struct frame, pull) == 28, "");
+_Static_assert(offsetof(struct frame, incarnation) == 32 && offsetof(struct frame, end) == 48, "");
+_Static_assert(offsetof(struct frame, block_crc) == 56, "as drawn");
+_Static_assert(offsetof(struct frame, header_crc) == FRAME_BYTES - 4, "the last word");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the header is copied as it stands");
+
+/* The crc32c (Castagnoli) of `bytes` bytes, going on from `crc`; the first call starts with 0. */
+uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);
+/* The same without the CPU's instruction: for other CPUs, and to test the one by the other. */
+uint32_t crc32c_by_table(uint32_t crc, const void *data, size_t bytes);
+
+/* Writes header_crc. */
+void frame_seal(struct frame *frame);
+/* NULL, or what is wrong with the header by itself. */
+const char *frame_fault(const struct frame *frame);
+
+static inline struct frame_key frame_key(const struct frame *frame) {
+    return (struct frame_key){frame->operation, frame->epoch, frame->stripe, frame->part};
+}
+
+static inline int frame_key_equal(const struct frame_key *a, const struct frame_key *b) {
+    return a->operation == b->operation && a->epoch == b->epoch && a->stripe == b->stripe &&
+           a->part == b->part;
+}
+
+#endif

@@ -1,0 +1,253 @@
+/* Links: the next frame that goes, and what to do with the bytes that come.
+ *
+ * Why it exists: a link's bytes are moved by the engine's thread through a socket, or by Python
+ * threads through TLS. Both ask here where the next bytes go and which frame is next, so a peer is
+ * judged in one place: whatever breaks the rules of engine_frames.h ends the link, and bytes are
+ * written nowhere but into the place that a pull of ours has asked for.
+ * It must never know: system calls, Python.
+ */
+#include "engine_state.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct link *link_new(uint64_t number, uint64_t peer, uint64_t peer_incarnation, int fd,
+                      bool checksum) {
+    struct link *link = engine_memory(sizeof *link);
+    link->number = number;
+    link->peer = peer;
+    link->peer_incarnation = peer_incarnation;
+    link->fd = fd;
+    link->checksum = checksum;
+    chain_init(&link->in_links);
+    chain_init(&link->in_active);
+    chain_init(&link->notices);
+    chain_init(&link->ready);
+    return link;
+}
+
+void link_open(struct engine *engine, struct link *link) {
+    chain_append(&engine->links, &link->in_links);
+    link->readable = link->writable = true;
+    link_wake(engine, link);
+}
+
+void link_free(struct link *link) {
+    chain_remove(&link->in_links);
+    free(link->pulls);
+    free(link->serves);
+    free(link);
+}
+
+/* There may be something to send or to receive. */
+void link_wake(struct engine *engine, struct link *link) {
+    if (!link->lost && chain_empty(&link->in_active)) chain_append(&engine->active, &link->in_active);
+}
+
+static void end_streams(struct engine *engine, struct link *link, const char *reason) {
+    for (uint32_t place = 0; place < link->serves_length; place++)
+        if (link->serves[place]) serve_end(engine, link->serves[place]);
+    for (uint32_t place = 0; place < link->pulls_length; place++) {
+        struct pull *pull = link->pulls[place];
+        if (!pull) continue;
+        if (pull->cell) engine_tell(engine, EVENT_PULL_FAILED, pull->cell->number, 0, reason);
+        pull_end(pull);
+    }
+}
+
+/* The one end of every link. What others know of it is still there until FREE. */
+void link_lose(struct engine *engine, struct link *link, const char *reason) {
+    if (link->lost) return;
+    char words[REASON_BYTES]; /* `reason` may be the link's own */
+    snprintf(words, sizeof words, "%s", reason);
+    link->lost = true;
+    chain_remove(&link->in_active);
+    socket_close(engine, link);
+    engine_tell(engine, EVENT_LINK_LOST, link->number, link->peer, words);
+    end_streams(engine, link, words);
+    while (!chain_empty(&link->notices)) {
+        struct notice *notice = FROM(link->notices.next, struct notice, in_notices);
+        chain_remove(&notice->in_notices);
+        free(notice);
+    }
+    free(link->out_copy);
+    link->out_copy = NULL;
+    link->out_cell = NULL;
+    link->out_full = false;
+    link->in_pull = NULL;
+}
+
+/* ---- What goes -------------------------------------------------------------------------------- */
+void link_notify(struct engine *engine, struct link *link, const struct frame *frame) {
+    if (link->lost) return;
+    struct notice *notice = engine_memory(sizeof *notice);
+    notice->frame = *frame;
+    chain_append(&link->notices, &notice->in_notices);
+    link_wake(engine, link);
+}
+
+static void seal(const struct engine *engine, struct link *link) {
+    link->out.magic = FRAME_MAGIC;
+    link->out.incarnation = engine->incarnation;
+    frame_seal(&link->out);
+    link->out_sent = 0;
+    link->out_full = true;
+}
+
+static void next_block(struct engine *engine, struct link *link) {
+    struct serve *serve = FROM(link->ready.next, struct serve, in_ready);
+    struct cell *cell = serve->cell;
+    const struct frame_key key = cell->key;
+    const uint32_t length = (uint32_t)(cell_goal(cell, serve->next) - serve->next);
+    link->out_cell = cell;
+    link->out_block = cell->bytes + serve->next;
+    link->out = (struct frame){
+        .type = FRAME_DATA,
+        .length = length,
+        .operation = key.operation,
+        .epoch = key.epoch,
+        .stripe = key.stripe,
+        .part = key.part,
+        .pull = serve->number,
+        .offset = serve->next,
+        .end = serve->end,
+        .block_crc = link->checksum ? crc32c(0, link->out_block, length) : 0,
+    };
+    serve->next += length;
+    chain_remove(&serve->in_ready);
+    if (serve->next == serve->end)
+        serve_end(engine, serve);
+    else
+        serve_look(engine, serve); /* behind the others: they take turns */
+    seal(engine, link);
+}
+
+/* Notices first, then one block of the stream whose turn it is. False: nothing to send. */
+bool link_next_frame(struct engine *engine, struct link *link) {
+    if (!chain_empty(&link->notices)) {
+        struct notice *notice = FROM(link->notices.next, struct notice, in_notices);
+        link->out = notice->frame;
+        chain_remove(&notice->in_notices);
+        free(notice);
+        seal(engine, link);
+        return true;
+    }
+    if (chain_empty(&link->ready)) return false;
+    next_block(engine, link);
+    return true;
+}
+
+void link_frame_sent(struct engine *engine, struct link *link) {
+    (void)engine;
+    if (link->out.type == FRAME_REFUSED) link->refusal_count--;
+    free(link->out_copy);
+    link->out_copy = NULL;
+    link->out_cell = NULL;
+    link->out_block = NULL;
+    link->out_full = false;
+}
+
+/* The cell's memory goes away. What is left of its block is promised by a header that is on its
+ * way, and a peer may be slow: the rest is copied, so that nobody waits for that peer. */
+void link_let_go_of(struct link *link, struct cell *cell) {
+    if (link->out_cell != cell || link->frame_given) return;
+    const uint32_t sent = link->out_sent > FRAME_BYTES ? link->out_sent - FRAME_BYTES : 0;
+    const uint32_t length = link->out.length;
+    link->out_copy = engine_memory(length);
+    memcpy(link->out_copy + sent, link->out_block + sent, length - sent);
+    link->out_block = link->out_copy;
+    link->out_cell = NULL;
+}
+
+/* ---- What comes ------------------------------------------------------------------------------- */
+/* Where the next bytes go. Never empty. */
+struct iovec link_place(struct engine *engine, struct link *link) {
+    if (!link->in_block)
+        return (struct iovec){(char *)&link->in + link->in_header_bytes,
+                              FRAME_BYTES - link->in_header_bytes};
+    const size_t rest = link->in.length - link->in_block_bytes;
+    if (!link->in_pull->cell)
+        return (struct iovec){engine->scratch, rest < SCRATCH_BYTES ? rest : SCRATCH_BYTES};
+    return (struct iovec){link->in_pull->cell->bytes + link->in.offset + link->in_block_bytes,
+                          rest};
+}
+
+static const char *begin_block(struct link *link) {
+    const struct frame *frame = &link->in;
+    const struct frame_key key = frame_key(frame);
+    struct pull *pull = pull_of(link, frame->pull);
+    if (!pull) return "bytes that nobody has asked for";
+    if (!frame_key_equal(&key, &pull->key) || frame->end != pull->end)
+        return "bytes of another cell than the one asked for";
+    if (frame->offset != pull->next) return "bytes that do not continue what has come";
+    link->in_pull = pull;
+    link->in_block = true;
+    link->in_block_bytes = 0;
+    link->in_crc = 0;
+    return NULL;
+}
+
+static const char *end_block(struct engine *engine, struct link *link) {
+    struct pull *pull = link->in_pull;
+    if (link->checksum && link->in_crc != link->in.block_crc)
+        return "a block does not match its checksum";
+    link->in_block = false;
+    link->in_pull = NULL;
+    link->in_header_bytes = 0;
+    pull->next += link->in.length;
+    struct cell *cell = pull->cell;
+    const uint64_t next = pull->next;
+    if (next == pull->end) pull_end(pull);
+    if (cell) cell_raise(engine, cell, next);
+    return NULL;
+}
+
+static const char *const REASONS[REASON_END] = {
+    [REASON_CLOSED] = "the peer has closed the cell",
+    [REASON_SIZE] = "the peer's cell has another size",
+    [REASON_FULL] = "too many requests wait at the peer",
+    [REASON_CANCELLED] = "cancelled",
+};
+
+static const char *take_refusal(struct engine *engine, struct link *link) {
+    struct pull *pull = pull_of(link, link->in.pull);
+    if (!pull) return "a refusal of what nobody has asked for";
+    if (pull->cell) {
+        if (link->in.reason == REASON_CANCELLED) return "the answer to a CANCEL that was not sent";
+        engine_tell(engine, EVENT_PULL_FAILED, pull->cell->number, 0, REASONS[link->in.reason]);
+    }
+    pull_end(pull);
+    return NULL;
+}
+
+static const char *take_header(struct engine *engine, struct link *link) {
+    const struct frame *frame = &link->in;
+    const char *fault = frame_fault(frame);
+    if (fault) return fault;
+    if (!link->peer_incarnation) link->peer_incarnation = frame->incarnation;
+    if (frame->incarnation != link->peer_incarnation) return "a frame of another incarnation";
+    if (!frame->pull) return "a frame without a pull";
+    if (frame->type == FRAME_DATA) return begin_block(link);
+    link->in_header_bytes = 0;
+    if (frame->type == FRAME_REQUEST) return serve_request(engine, link, frame);
+    if (frame->type == FRAME_REFUSED) return take_refusal(engine, link);
+    serve_cancel(engine, link, frame->pull);
+    return NULL;
+}
+
+/* So many bytes were written to the place. False: the link is lost. */
+bool link_took(struct engine *engine, struct link *link, size_t bytes) {
+    const char *fault = NULL;
+    if (link->in_block) {
+        const struct iovec place = link_place(engine, link);
+        if (link->checksum) link->in_crc = crc32c(link->in_crc, place.iov_base, bytes);
+        link->in_block_bytes += (uint32_t)bytes;
+        if (link->in_block_bytes == link->in.length) fault = end_block(engine, link);
+    } else {
+        link->in_header_bytes += (uint32_t)bytes;
+        if (link->in_header_bytes == FRAME_BYTES) fault = take_header(engine, link);
+    }
+    if (fault) link_lose(engine, link, fault);
+    return !fault;
+}

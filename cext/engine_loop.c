@@ -1,0 +1,230 @@
+/* The engine's thread, what others post to it and what it tells them.
+ *
+ * Why it exists: one thread gives every link and every fold its turn; no turn is longer than about
+ * a block, so nobody waits for a peer that is slow or for a sum that is large. It sleeps in epoll
+ * when there is nothing to do, and is woken by a command or a socket.
+ * It must never know: Python. It runs with every signal blocked, so handlers run elsewhere.
+ */
+#include "engine_state.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum { EVENTS_A_TURN = 64 };
+
+void *engine_memory(size_t bytes) {
+    void *memory = calloc(1, bytes ? bytes : 1);
+    if (memory) return memory;
+    fprintf(stderr, "hoplite_mp: the engine got no %zu bytes of memory for its own lists\n", bytes);
+    abort();
+}
+
+/* ---- Posted and told --------------------------------------------------------------------------- */
+static void signal_fd(int fd) {
+    const uint64_t one = 1;
+    while (write(fd, &one, sizeof one) < 0 && errno == EINTR) {}
+}
+
+static void clear_fd(int fd) {
+    uint64_t count;
+    while (read(fd, &count, sizeof count) < 0 && errno == EINTR) {}
+}
+
+void engine_post(struct engine *engine, int kind, struct cell *cell, struct link *link,
+                 struct fold *fold, const struct frame_key *key, uint64_t amount) {
+    struct command *posted = engine_memory(sizeof *posted);
+    *posted = (struct command){
+        .kind = kind, .cell = cell, .link = link, .fold = fold, .amount = amount};
+    if (key) posted->key = *key;
+    pthread_mutex_lock(&engine->lock);
+    const bool first = !engine->commands;
+    if (first)
+        engine->commands = posted;
+    else
+        engine->last_command->next = posted;
+    engine->last_command = posted;
+    pthread_mutex_unlock(&engine->lock);
+    if (first) signal_fd(engine->command_fd);
+}
+
+/* The descriptor is readable from the first event on until they are taken. */
+void engine_tell(struct engine *engine, int kind, uint64_t number, uint64_t peer,
+                 const char *reason) {
+    struct event *event = engine_memory(sizeof *event);
+    event->kind = kind;
+    event->number = number;
+    event->peer = peer;
+    snprintf(event->reason, sizeof event->reason, "%s", reason);
+    pthread_mutex_lock(&engine->lock);
+    if (engine->events) {
+        engine->last_event->next = event;
+    } else {
+        engine->events = event;
+        signal_fd(engine->event_fd);
+    }
+    engine->last_event = event;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+struct event *engine_take(struct engine *engine) {
+    pthread_mutex_lock(&engine->lock);
+    struct event *events = engine->events;
+    if (events) clear_fd(engine->event_fd);
+    engine->events = NULL;
+    pthread_mutex_unlock(&engine->lock);
+    return events;
+}
+
+/* ---- The thread -------------------------------------------------------------------------------- */
+static void connect_link(struct engine *engine, struct link *link) {
+    link_open(engine, link);
+    if (link->fd < 0) return;
+    struct epoll_event wanted = {
+        .events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+        .data.ptr = link,
+    };
+    if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, link->fd, &wanted))
+        link_lose(engine, link, "the socket cannot be watched");
+}
+
+static void execute(struct engine *engine, const struct command *command) {
+    switch (command->kind) {
+    case COMMAND_CELL: cell_open(engine, command->cell); break;
+    case COMMAND_ADVANCE: cell_advance(engine, command->cell, command->amount); break;
+    case COMMAND_PULL: pull_begin(engine, command->cell, command->link, &command->key); break;
+    case COMMAND_FOLD: fold_begin(engine, command->fold); break;
+    case COMMAND_CLOSE: cell_close(engine, command->cell); break;
+    case COMMAND_CONNECT: connect_link(engine, command->link); break;
+    case COMMAND_DISCONNECT: link_lose(engine, command->link, "disconnected"); break;
+    case COMMAND_FREE: link_free(command->link); break;
+    case COMMAND_STOP: engine->stopping = true; break;
+    }
+}
+
+static void execute_all(struct engine *engine) {
+    pthread_mutex_lock(&engine->lock);
+    struct command *command = engine->commands;
+    engine->commands = NULL;
+    pthread_mutex_unlock(&engine->lock);
+    while (command) {
+        struct command *next = command->next;
+        execute(engine, command);
+        free(command);
+        command = next;
+    }
+}
+
+/* Edges: a link stays readable and writable until a call has said otherwise. */
+static void look_at_sockets(struct engine *engine, bool sleep) {
+    struct epoll_event events[EVENTS_A_TURN];
+    const int count = epoll_wait(engine->epoll_fd, events, EVENTS_A_TURN, sleep ? -1 : 0);
+    bool posted = false;
+    for (int i = 0; i < count; i++) {
+        struct link *link = events[i].data.ptr;
+        if (!link) {
+            posted = true;
+            continue;
+        }
+        if (events[i].events & ~(uint32_t)EPOLLOUT) link->readable = true;
+        if (events[i].events & ~(uint32_t)EPOLLIN && !link->deaf) link->writable = true;
+        link_wake(engine, link);
+    }
+    if (!posted) return;
+    clear_fd(engine->command_fd);
+    execute_all(engine);
+}
+
+static void take_turns(struct engine *engine) {
+    size_t links = 0;
+    for (struct chain *at = engine->active.next; at != &engine->active; at = at->next) links++;
+    while (links-- && !chain_empty(&engine->active)) {
+        struct link *link = FROM(engine->active.next, struct link, in_active);
+        chain_remove(&link->in_active);
+        socket_turn(engine, link);
+    }
+    if (!chain_empty(&engine->folds))
+        fold_step(engine, FROM(engine->folds.next, struct fold, in_ready));
+}
+
+static void *run(void *argument) {
+    struct engine *engine = argument;
+    while (!engine->stopping) {
+        look_at_sockets(engine, chain_empty(&engine->active) && chain_empty(&engine->folds));
+        take_turns(engine);
+    }
+    return NULL;
+}
+
+/* ---- Begin and end ------------------------------------------------------------------------------ */
+static void free_engine(struct engine *engine) {
+    if (engine->epoll_fd >= 0) close(engine->epoll_fd);
+    if (engine->command_fd >= 0) close(engine->command_fd);
+    if (engine->event_fd >= 0) close(engine->event_fd);
+    pthread_mutex_destroy(&engine->lock);
+    pthread_cond_destroy(&engine->driven);
+    free(engine->buckets);
+    free(engine);
+}
+
+static int start_thread(struct engine *engine) {
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    const int failed = pthread_create(&engine->thread, NULL, run, engine);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed;
+}
+
+struct engine *engine_new(uint64_t incarnation, uint32_t block_bytes_max,
+                          uint32_t waiting_requests_max) {
+    struct engine *engine = engine_memory(sizeof *engine);
+    engine->incarnation = incarnation;
+    engine->block_bytes_max = block_bytes_max;
+    engine->waiting_requests_max = waiting_requests_max;
+    pthread_mutex_init(&engine->lock, NULL);
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&engine->driven, &clock);
+    pthread_condattr_destroy(&clock);
+    chain_init(&engine->links);
+    chain_init(&engine->active);
+    chain_init(&engine->folds);
+    engine->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    engine->command_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    engine->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    struct epoll_event wanted = {.events = EPOLLIN, .data.ptr = NULL};
+    const bool failed =
+        engine->epoll_fd < 0 || engine->command_fd < 0 || engine->event_fd < 0 ||
+        epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, engine->command_fd, &wanted) ||
+        (errno = start_thread(engine));
+    if (!failed) return engine;
+    const int reason = errno;
+    free_engine(engine);
+    errno = reason;
+    return NULL;
+}
+
+/* After the last command of everybody else. The cells are their owner's. */
+void engine_stop(struct engine *engine) {
+    engine_post(engine, COMMAND_STOP, NULL, NULL, NULL, NULL, 0);
+    pthread_join(engine->thread, NULL);
+    execute_all(engine);
+    for (struct chain *at = engine->links.next; at != &engine->links;) {
+        struct link *link = FROM(at, struct link, in_links);
+        at = at->next;
+        link_lose(engine, link, "the engine was stopped");
+        link_free(link);
+    }
+    for (struct event *event = engine_take(engine), *next; event; event = next) {
+        next = event->next;
+        free(event);
+    }
+    free_engine(engine);
+}

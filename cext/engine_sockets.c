@@ -1,0 +1,150 @@
+/* A link's bytes through its socket: as much a turn as keeps the turns short.
+ *
+ * Why it exists: one thread serves all links, so none may be waited for. Every call returns at once
+ * (MSG_DONTWAIT: the descriptor's own mode is its owner's), and a link has moved about one block in
+ * each direction when the next one gets its turn.
+ * It must never know: what the bytes mean.
+ */
+#include "engine_state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void count(_Atomic uint64_t *counter, uint64_t amount) {
+    atomic_store_explicit(counter,
+                          atomic_load_explicit(counter, memory_order_relaxed) + amount,
+                          memory_order_relaxed);
+}
+
+/* A descriptor of its own: the caller closes his. The options are for TCP alone, and only make it
+ * better, so a socket that does not know them is as good. */
+const char *socket_take(struct link *link, int fd) {
+    const int one = 1, unsent = UNSENT_BYTES_MAX;
+    struct sockaddr_storage name;
+    socklen_t name_bytes = sizeof name;
+    int type = 0;
+    socklen_t type_bytes = sizeof type;
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &type_bytes)) return "this is no socket";
+    errno = ENOTCONN;
+    if (type != SOCK_STREAM) return "a link needs a stream socket";
+    if (getpeername(fd, (struct sockaddr *)&name, &name_bytes)) return "the socket is not connected";
+    link->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (link->fd < 0) return "the descriptor cannot be taken over";
+    setsockopt(link->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    setsockopt(link->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
+    return NULL;
+}
+
+/* The end must not depend on copies of the descriptor that a forked child may have: the peer sees
+ * it by the shutdown, and epoll would go on naming a link that is gone. */
+void socket_close(struct engine *engine, struct link *link) {
+    if (link->fd < 0) return;
+    epoll_ctl(engine->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
+    shutdown(link->fd, SHUT_RDWR);
+    close(link->fd);
+    link->fd = -1;
+}
+
+/* ---- What comes ------------------------------------------------------------------------------- */
+/* One call takes the rest of a block and the header behind it. Returns false if that is all. */
+static bool receive_once(struct engine *engine, struct link *link, size_t *bytes) {
+    struct frame header;
+    struct iovec places[2] = {link_place(engine, link), {&header, FRAME_BYTES}};
+    const bool to_the_end =
+        link->in_block && link->in_block_bytes + places[0].iov_len == link->in.length;
+    struct msghdr message = {.msg_iov = places, .msg_iovlen = to_the_end ? 2 : 1};
+    ssize_t got = recvmsg(link->fd, &message, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) return true;
+    if (got < 0 && errno == EAGAIN) {
+        link->readable = false;
+        return false;
+    }
+    if (got <= 0) {
+        char words[REASON_BYTES] = "the peer has closed the connection";
+        if (got < 0) strerror_r(errno, words, sizeof words);
+        link_lose(engine, link, link->reason[0] ? link->reason : words);
+        return false;
+    }
+    *bytes += (size_t)got;
+    count(&link->bytes_received, (uint64_t)got);
+    const size_t first = (size_t)got < places[0].iov_len ? (size_t)got : places[0].iov_len;
+    if (!link_took(engine, link, first)) return false;
+    if ((size_t)got == first) return true;
+    memcpy(&link->in, &header, (size_t)got - first);
+    return link_took(engine, link, (size_t)got - first);
+}
+
+/* ---- What goes -------------------------------------------------------------------------------- */
+static void count_backlog(struct link *link, bool goes_on) {
+    const uint64_t now = now_ns();
+    if (link->backlogged_since_ns) count(&link->backlogged_ns, now - link->backlogged_since_ns);
+    link->backlogged_since_ns = goes_on ? now : 0;
+}
+
+/* After a failure nothing is sent, but what the peer has sent before it left is still read. */
+static void go_deaf(struct link *link) {
+    strerror_r(errno, link->reason, sizeof link->reason);
+    link->deaf = link->readable = true;
+    link->writable = false;
+}
+
+static bool send_once(struct engine *engine, struct link *link, size_t *bytes) {
+    if (!link->out_full && !link_next_frame(engine, link)) {
+        if (link->backlogged_since_ns) count_backlog(link, false);
+        return false;
+    }
+    const size_t sent = link->out_sent, length = link->out.length;
+    const size_t block_sent = sent > FRAME_BYTES ? sent - FRAME_BYTES : 0;
+    struct iovec parts[2] = {
+        {(char *)&link->out + sent, FRAME_BYTES - sent},
+        {(char *)link->out_block + block_sent, length - block_sent},
+    };
+    const bool header_sent = sent >= FRAME_BYTES;
+    struct msghdr message = {
+        .msg_iov = parts + header_sent,
+        .msg_iovlen = (size_t)(length ? 2 : 1) - header_sent,
+    };
+    const ssize_t went = sendmsg(link->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (went < 0) {
+        if (errno == EINTR) return true;
+        if (errno == EAGAIN) {
+            count_backlog(link, true);
+            link->writable = false;
+        } else {
+            go_deaf(link);
+        }
+        return false;
+    }
+    *bytes += (size_t)went;
+    count(&link->bytes_sent, (uint64_t)went);
+    if (link->backlogged_since_ns) count(&link->backlogged_bytes, (uint64_t)went);
+    link->out_sent += (uint32_t)went;
+    if (link->out_sent == FRAME_BYTES + length) link_frame_sent(engine, link);
+    return true;
+}
+
+/* Both directions, a bounded part of each; stays active while there may be more. */
+void socket_turn(struct engine *engine, struct link *link) {
+    size_t bytes = 0;
+    while (link->readable && bytes < engine->block_bytes_max)
+        if (!receive_once(engine, link, &bytes)) break;
+    if (link->lost) return;
+    bool more = true;
+    bytes = 0;
+    while (more && link->writable && bytes < engine->block_bytes_max)
+        more = send_once(engine, link, &bytes);
+    if (link->readable || (link->writable && more)) link_wake(engine, link);
+}

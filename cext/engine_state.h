@@ -1,0 +1,320 @@
+/* What an engine is made of: cells, links, pulls, serves, folds, and who may touch what.
+ *
+ * Why it exists: bulk bytes move between hosts, and are added up on the way, without the GIL and
+ * without a Python call for each block. One rule moves everything: a block moves when the
+ * watermarks of its inputs have passed it.
+ *
+ *     cell    bytes [0, watermark) are valid and final; filled from the start, by a pull or a fold
+ *     link    a connected, authenticated stream socket; both sides may pull over it
+ *     pull    fills a cell of ours over a link          (the peer has a serve for it)
+ *     serve   a peer's request: it gets a cell's bytes as far as they have come
+ *     fold    fills a cell with the element-wise reduction of other cells
+ *     spot    what is known under a key: the cell that has it, the requests that wait for it
+ *
+ * Who may touch what. Everything below belongs to the engine's one thread. Others reach it by
+ * commands alone, which they post under `lock` and which are executed in the order posted; they
+ * read nothing but a cell's watermark and a link's counters (atomics), and take events under
+ * `lock`. The lock is never held while bytes move. A cell or link is made by the poster of its
+ * first command; a cell is freed by whoever takes its CLOSED event, a link by the command FREE,
+ * which is posted after its end was taken notice of.
+ *
+ * Memory for these few dozen bytes each is not optional: without it the process is ended, with a
+ * line that says so. Blocks are never allocated by a length that a peer has sent.
+ *
+ * What it must never know: Python, plans, what a key means.
+ */
+#ifndef ENGINE_STATE_H
+#define ENGINE_STATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "engine_frames.h"
+#include "reduce_kernels.h"
+
+enum {
+    /* Cells are cut into about 8 blocks, so that hosts in a row work at the same time, but not
+     * below this: a frame costs some 5 us however short it is. */
+    BLOCK_BYTES_MIN = 16 * 1024,
+    BLOCKS_WANTED = 8,
+    /* Memory that a fold writes between two looks at the sockets: some 100 us. */
+    FOLD_BYTES_MAX = 256 * 1024,
+    /* Pulls at one time over one link, and so requests that a peer may have here. A pull's number
+     * is its place below this and, in the upper half, a count that tells its users apart. */
+    LINK_PULLS_MAX = 1 << 16,
+    /* Where bytes go that nobody wants any more. */
+    SCRATCH_BYTES = 64 * 1024,
+    /* Unsent bytes in the kernel, beyond which the socket counts as full: what was handed over
+     * cannot be overtaken by another stream's block. Less, and the sender is woken too often. */
+    UNSENT_BYTES_MAX = 256 * 1024,
+    REASON_BYTES = 96,
+};
+
+/* ---- Chains: doubly linked, the head is an element of the ring ------------------------------- */
+struct chain {
+    struct chain *next, *before;
+};
+
+#define FROM(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
+
+static inline void chain_init(struct chain *chain) { chain->next = chain->before = chain; }
+static inline bool chain_empty(const struct chain *chain) { return chain->next == chain; }
+static inline void chain_append(struct chain *head, struct chain *element) {
+    element->before = head->before;
+    element->next = head;
+    head->before->next = element;
+    head->before = element;
+}
+/* Leaves the element by itself: to take it out once more does nothing. */
+static inline void chain_remove(struct chain *element) {
+    element->before->next = element->next;
+    element->next->before = element->before;
+    chain_init(element);
+}
+
+/* ---- Cells ---------------------------------------------------------------------------------- */
+struct engine;
+struct link;
+struct fold;
+
+struct cell {
+    uint64_t number;
+    char *bytes;
+    uint64_t nbytes, block_bytes;
+    _Atomic uint64_t watermark;
+    struct frame_key key;
+    bool has_key, told, closing;
+    uint32_t holds;      /* threads that drive a link and have its memory in their hands */
+    struct spot *spot;   /* if it has a key */
+    struct pull *pull;   /* what fills it now; not both */
+    struct fold *fold;
+    struct chain serves; /* struct serve.in_source */
+    struct chain feeds;  /* struct fold_source.in_cell */
+};
+
+struct spot {
+    struct spot *next; /* of the same bucket */
+    struct frame_key key;
+    struct cell *cell;    /* NULL: nobody has made it yet */
+    struct chain waiting; /* struct serve.in_source */
+};
+
+/* ---- Pulls and serves ------------------------------------------------------------------------ */
+struct pull {
+    struct link *link;
+    struct cell *cell; /* NULL: cancelled; what still comes goes nowhere */
+    struct frame_key key;
+    uint32_t number;
+    uint64_t next, end;
+};
+
+struct serve {
+    struct link *link;
+    struct cell *cell; /* one of these two: what is served, or where it waits */
+    struct spot *spot;
+    struct chain in_source; /* of cell->serves or spot->waiting */
+    struct chain in_ready;  /* of link->ready */
+    uint32_t number;
+    uint64_t next, end;
+};
+
+/* REQUEST, REFUSED and CANCEL wait here until they are sent; they go before any block. */
+struct notice {
+    struct chain in_notices;
+    struct frame frame;
+};
+
+/* ---- Links ---------------------------------------------------------------------------------- */
+struct link {
+    uint64_t number, peer, peer_incarnation; /* incarnation 0: that of the first frame */
+    int fd;                                  /* -1: Python threads drive it */
+    bool checksum, lost, readable, writable, deaf;
+    struct chain in_links, in_active;
+
+    /* What comes: a header, then its block. */
+    struct frame in;
+    uint32_t in_header_bytes, in_block_bytes; /* how much of each is here */
+    bool in_block;
+    struct pull *in_pull;
+    uint32_t in_crc;
+
+    /* What goes: one frame at a time. */
+    struct frame out;
+    bool out_full;
+    uint32_t out_sent; /* of the header and the block together */
+    const char *out_block;
+    struct cell *out_cell; /* whose memory that is; NULL: out_copy, or no block */
+    char *out_copy;        /* the rest of the block of a cell that was closed */
+    struct chain notices, ready;
+
+    struct pull **pulls; /* by place */
+    struct serve **serves;
+    uint32_t pulls_length, serves_length, pull_count, pull_next, pulls_made;
+    uint32_t waiting_count, refusal_count;
+
+    /* Read by others. `backlogged`: since the socket was full, until there was nothing to send. */
+    _Atomic uint64_t bytes_sent, bytes_received, backlogged_bytes, backlogged_ns;
+    uint64_t backlogged_since_ns;
+
+    /* Only where Python threads drive it; under engine->lock. */
+    bool place_given, frame_given, driver_gone;
+    uint32_t drivers;
+    struct iovec place;
+    struct cell *place_cell;
+    char reason[REASON_BYTES];
+};
+
+/* ---- Folds ---------------------------------------------------------------------------------- */
+struct fold_source {
+    struct chain in_cell;
+    struct fold *fold;
+    struct cell *cell;
+    bool accumulated;
+    uint32_t item_bytes;
+};
+
+struct fold {
+    struct chain in_ready;
+    struct cell *cell;
+    const struct reduce_kernel *kernel;
+    reduce_pair_fn *fold_accumulated;
+    size_t divisor; /* 0: none */
+    bool final;     /* the result is narrowed; else it stays in the form of the accumulator */
+    uint32_t item_bytes;
+    size_t source_count;
+    struct fold_source sources[];
+};
+
+/* ---- Events and commands --------------------------------------------------------------------- */
+enum event_kind {
+    EVENT_FILLED = 1,  /* cell */
+    EVENT_PULL_FAILED, /* cell, reason */
+    EVENT_FOLD_FAILED, /* cell, reason */
+    EVENT_CLOSED,      /* cell */
+    EVENT_LINK_LOST,   /* link, peer, reason */
+};
+
+struct event {
+    struct event *next;
+    int kind;
+    uint64_t number, peer;
+    char reason[REASON_BYTES];
+};
+
+enum command_kind {
+    COMMAND_CELL,
+    COMMAND_ADVANCE, /* cell, amount: the new watermark */
+    COMMAND_PULL,    /* cell, link, key */
+    COMMAND_FOLD,    /* fold */
+    COMMAND_CLOSE,   /* cell */
+    COMMAND_CONNECT, /* link */
+    COMMAND_DISCONNECT,
+    COMMAND_FREE,
+    COMMAND_RECEIVED, /* link, amount */
+    COMMAND_SENT,     /* link */
+    COMMAND_STOP,
+};
+
+struct command {
+    struct command *next;
+    int kind;
+    struct cell *cell;
+    struct link *link;
+    struct fold *fold;
+    struct frame_key key;
+    uint64_t amount;
+};
+
+struct engine {
+    uint64_t incarnation;
+    uint32_t block_bytes_max, waiting_requests_max;
+    int epoll_fd, command_fd, event_fd;
+    pthread_t thread;
+    bool stopping;
+
+    pthread_mutex_t lock; /* the next five, and what a link says it is for */
+    pthread_cond_t driven;
+    struct command *commands, *last_command;
+    struct event *events, *last_event;
+
+    struct chain links;  /* all that are not freed */
+    struct chain active; /* those with something to receive or to send */
+    struct chain folds;  /* those that can go on */
+    struct spot **buckets;
+    size_t bucket_count, spot_count;
+    char scratch[SCRATCH_BYTES];
+};
+
+/* ---- Who does what ---------------------------------------------------------------------------- */
+/* engine_loop.c: the thread, and the calls of others. */
+struct engine *engine_new(uint64_t incarnation, uint32_t block_bytes_max,
+                          uint32_t waiting_requests_max); /* NULL: errno */
+void engine_post(struct engine *engine, int kind, struct cell *cell, struct link *link,
+                 struct fold *fold, const struct frame_key *key, uint64_t amount);
+struct event *engine_take(struct engine *engine); /* a list, to be freed one by one */
+void engine_stop(struct engine *engine); /* joins the thread, frees all but cells */
+void engine_tell(struct engine *engine, int kind, uint64_t number, uint64_t peer,
+                 const char *reason);
+void *engine_memory(size_t bytes); /* zeroed; ends the process if there is none */
+
+/* engine_cells.c */
+struct cell *cell_new(const struct engine *engine, uint64_t number, void *bytes, uint64_t nbytes,
+                      uint64_t watermark, const struct frame_key *key);
+uint64_t cell_goal(const struct cell *cell, uint64_t from);
+void cell_open(struct engine *engine, struct cell *cell);
+void cell_raise(struct engine *engine, struct cell *cell, uint64_t watermark);
+void cell_advance(struct engine *engine, struct cell *cell, uint64_t watermark);
+void cell_tell_filled(struct engine *engine, struct cell *cell);
+void cell_close(struct engine *engine, struct cell *cell);
+void cell_let_go(struct engine *engine, struct cell *cell);
+struct spot *spot_at(struct engine *engine, const struct frame_key *key);
+void spot_drop_if_unused(struct engine *engine, struct spot *spot);
+
+/* engine_streams.c: pulls and serves. */
+void pull_begin(struct engine *engine, struct cell *cell, struct link *link,
+                const struct frame_key *key);
+void pull_cancel(struct engine *engine, struct pull *pull);
+void pull_end(struct pull *pull);
+struct pull *pull_of(const struct link *link, uint32_t number);
+const char *serve_request(struct engine *engine, struct link *link, const struct frame *frame);
+void serve_attach(struct engine *engine, struct serve *serve, struct cell *cell);
+void serve_look(struct engine *engine, struct serve *serve);
+void serve_refuse(struct engine *engine, struct serve *serve, int reason);
+void serve_cancel(struct engine *engine, struct link *link, uint32_t number);
+void serve_end(struct engine *engine, struct serve *serve);
+
+/* engine_links.c: frames in and out, whoever moves their bytes. */
+struct link *link_new(uint64_t number, uint64_t peer, uint64_t peer_incarnation, int fd,
+                      bool checksum);
+void link_open(struct engine *engine, struct link *link);
+void link_lose(struct engine *engine, struct link *link, const char *reason);
+void link_free(struct link *link);
+void link_wake(struct engine *engine, struct link *link);
+void link_notify(struct engine *engine, struct link *link, const struct frame *frame);
+bool link_next_frame(struct engine *engine, struct link *link);
+void link_frame_sent(struct engine *engine, struct link *link);
+void link_let_go_of(struct link *link, struct cell *cell);
+struct iovec link_place(struct engine *engine, struct link *link);
+bool link_took(struct engine *engine, struct link *link, size_t bytes); /* false: link lost */
+
+/* engine_sockets.c: a link's bytes through its socket, a bounded part a turn. */
+const char *socket_take(struct link *link, int fd); /* NULL, or what failed (errno) */
+void socket_turn(struct engine *engine, struct link *link);
+void socket_close(struct engine *engine, struct link *link);
+
+/* engine_fold.c */
+int fold_accumulator(int op, int dtype); /* its dtype; -1: no such kernel */
+size_t fold_item_bytes(int op, int dtype, bool accumulated, bool is_result);
+struct fold *fold_new(struct cell *cell, int op, int dtype, size_t divisor, bool final,
+                      struct cell *const *sources, const bool *accumulated, size_t count);
+void fold_begin(struct engine *engine, struct fold *fold);
+void fold_look(struct engine *engine, struct fold *fold);
+void fold_step(struct engine *engine, struct fold *fold);
+void fold_fail(struct engine *engine, struct fold *fold, const char *reason);
+void fold_end(struct fold *fold);
+
+#endif
