@@ -172,8 +172,9 @@ cdef int read_key(object key, frame_key *into) except -1:
     return 0
 
 
+@cython.no_gc
 @cython.final
-cdef class Held:
+cdef class _Held:
     """A cell and the buffer that it lies in, until the thread has let go of both."""
 
     cdef cell_t *cell
@@ -188,12 +189,15 @@ cdef class Held:
 
 
 @cython.final
-cdef class Joined:
+cdef class _Joined:
     """A link."""
 
     cdef link_t *link
 
 
+# Without the collector: it would take the dictionaries of an engine that hangs on a cycle to pieces,
+# and the buffers with them, while the thread still runs. Counted references end it in order.
+@cython.no_gc
 @cython.final
 cdef class Engine:
     """Streams between this process and others, in one thread of its own without the GIL.
@@ -208,12 +212,14 @@ cdef class Engine:
     cdef int fork_mark
     cdef int descriptor
     cdef uint64_t last_number
-    cdef dict held   # number -> Held, until CLOSED was taken
+    cdef dict held   # number -> _Held, until CLOSED was taken
     cdef dict keys   # key -> number of the open cell that has it
-    cdef dict joined  # number -> Joined, until LINK_LOST was taken
+    cdef dict joined  # number -> _Joined, until LINK_LOST was taken
 
-    def __cinit__(self, incarnation: int, block_bytes_max: int = 256 * 1024,
-                  waiting_requests_max: int = 16384):
+    def __init__(self, incarnation: int, block_bytes_max: int = 262144,
+                 waiting_requests_max: int = 16384) -> None:
+        if self.engine != NULL:
+            raise RuntimeError("an engine begins once")
         self.held, self.keys, self.joined = {}, {}, {}
         self.fork_mark = fork_count
         if not 1 <= incarnation <= UINT64_MAX:
@@ -235,7 +241,7 @@ cdef class Engine:
 
     cdef void end(self) noexcept:
         cdef engine_t *engine = self.engine
-        cdef Held held
+        cdef _Held held
         for held in self.held.values():
             if held.open:
                 engine_post(engine, COMMAND_CLOSE, held.cell, NULL, NULL, NULL, 0)
@@ -253,14 +259,14 @@ cdef class Engine:
             raise RuntimeError("the engine was stopped")
         return 0
 
-    cdef Held open_cell(self, object number):
-        cdef Held held = self.held.get(number)
+    cdef _Held open_cell(self, object number):
+        cdef _Held held = self.held.get(number)
         if held is None or not held.open:
             raise KeyError(f"no open cell {number}")
         return held
 
-    cdef Joined open_link(self, object number):
-        cdef Joined joined = self.joined.get(number)
+    cdef _Joined open_link(self, object number):
+        cdef _Joined joined = self.joined.get(number)
         if joined is None:
             raise KeyError(f"no link {number}")
         return joined
@@ -293,7 +299,7 @@ cdef class Engine:
         cdef uint64_t incarnation = peer_incarnation
         cdef int descriptor = fd
         cdef const char *fault
-        cdef Joined joined = Joined()
+        cdef _Joined joined = _Joined()
         cdef uint64_t number = self.next_number()
         joined.link = link_new(number, peer_word, incarnation, -1, checksum)
         fault = socket_take(joined.link, descriptor)
@@ -308,7 +314,7 @@ cdef class Engine:
     def disconnect(self, link: int) -> None:
         """End a link; LINK_LOST follows, and PULL_FAILED for each pull over it."""
         self.check()
-        cdef Joined joined = self.open_link(link)
+        cdef _Joined joined = self.open_link(link)
         self.post(COMMAND_DISCONNECT, NULL, joined.link)
 
     def counters(self, link: int) -> tuple[int, int, int, int]:
@@ -343,7 +349,7 @@ cdef class Engine:
             key_pointer = &key_words
             if key in self.keys:
                 raise ValueError(f"an open cell has the key {key!r}")
-        cdef Held held = Held()
+        cdef _Held held = _Held()
         PyObject_GetBuffer(buffer, &held.buffer,
                            PyBUF_SIMPLE if filled is True else PyBUF_WRITABLE)
         held.has_buffer = True
@@ -378,7 +384,7 @@ cdef class Engine:
         Only for cells that no pull and no fold fills. FILLED comes when it is full.
         """
         self.check()
-        cdef Held held = self.open_cell(cell)
+        cdef _Held held = self.open_cell(cell)
         if not 0 <= watermark <= held.cell.nbytes:
             raise ValueError(f"watermark must be from 0 to {held.cell.nbytes}, not {watermark}")
         if held.buffer.readonly:
@@ -393,8 +399,8 @@ cdef class Engine:
         PULL_FAILED.
         """
         self.check()
-        cdef Held held = self.open_cell(cell)
-        cdef Joined joined = self.open_link(link)
+        cdef _Held held = self.open_cell(cell)
+        cdef _Joined joined = self.open_link(link)
         cdef frame_key key_words
         if held.buffer.readonly:
             raise ValueError("the cell lies in read-only memory")
@@ -414,8 +420,8 @@ cdef class Engine:
         must not be closed before the cell is FILLED (then: FOLD_FAILED).
         """
         self.check()
-        cdef Held held = self.open_cell(cell)
-        cdef Held source
+        cdef _Held held = self.open_cell(cell)
+        cdef _Held source
         cdef list numbers = list(sources)
         cdef set partial = set(accumulated)
         cdef size_t count = len(numbers)
@@ -459,7 +465,7 @@ cdef class Engine:
         What fills it ends without a word; pulls of it at peers, and folds from it, fail.
         """
         self.check()
-        cdef Held held = self.open_cell(cell)
+        cdef _Held held = self.open_cell(cell)
         held.open = False
         if held.key is not None:
             del self.keys[held.key]
@@ -494,7 +500,7 @@ cdef class Engine:
         return found
 
     cdef int forget_link(self, object number) except -1:
-        cdef Joined joined = self.joined.pop(number)
+        cdef _Joined joined = self.joined.pop(number)
         self.post(COMMAND_FREE, NULL, joined.link)
         return 0
 

@@ -32,8 +32,8 @@ class Engine:
     def __init__(
         self,
         incarnation: int,
-        block_bytes_max: int = ...,
-        waiting_requests_max: int = ...,
+        block_bytes_max: int = 262144,
+        waiting_requests_max: int = 16384,
     ) -> None: ...
     def fileno(self) -> int: ...
     def connect(

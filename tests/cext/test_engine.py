@@ -1,0 +1,534 @@
+"""Copies between engines: every size, forwarding, resuming, taking turns, many of everything."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from hoplite_mp import _engine
+from tests.cext.engines import DATA, REQUEST, Frame, Host, Peer, join
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SMALL = [0, 1, 3, 63, 64, 65, 16383, 16384, 16385]
+LARGE = [262143, 262144, 262145, 2**21 + 1, 5_000_001]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Host, Host]]:
+    hosts = Host(1), Host(2)
+    yield hosts
+    for host in hosts:
+        host.engine.stop()
+
+
+@pytest.fixture
+def three() -> Iterator[tuple[Host, Host, Host]]:
+    hosts = Host(1), Host(2), Host(3)
+    yield hosts
+    for host in hosts:
+        host.engine.stop()
+
+
+def content(nbytes: int, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).bytes(nbytes)
+
+
+def copy(server: Host, client: Host, link: int, data: bytes, key: int = 0) -> None:
+    """One cell over the link, compared, and closed on both sides."""
+    source = server.engine.cell((1, 2, 3, key), data, filled=True)
+    into = bytearray(len(data))
+    cell = client.engine.cell((1, 2, 3, key), into)
+    client.engine.pull(cell, link)
+    client.filled(cell)
+    assert client.engine.watermark(cell) == len(data)
+    assert into == data
+    client.close(cell)
+    server.close(source)
+
+
+@pytest.mark.parametrize("nbytes", SMALL + LARGE)
+@pytest.mark.parametrize("checksum", [True, False])
+def test_copy(pair: tuple[Host, Host], nbytes: int, checksum: bool) -> None:
+    server, client = pair
+    _, link = join(server, client, checksum)
+    copy(server, client, link, content(nbytes))
+
+
+@pytest.mark.parametrize("tcp", [True, False])
+def test_copy_100_megabytes(pair: tuple[Host, Host], tcp: bool) -> None:
+    server, client = pair
+    there, here = join(server, client, tcp=tcp)
+    copy(server, client, here, content(100_000_000))
+    sent, received, backlogged_bytes, backlogged_ns = server.engine.counters(there)
+    assert client.engine.counters(here)[:2] == (received, sent)
+    assert sent > 100_000_000
+    assert 0 < backlogged_bytes <= sent
+    assert backlogged_ns > 0
+
+
+@pytest.mark.parametrize("block_bytes_max", [16384, 1 << 20])
+def test_the_longest_block_may_differ(block_bytes_max: int) -> None:
+    server, client = Host(1, block_bytes_max=block_bytes_max), Host(2)
+    _, link = join(server, client)
+    copy(server, client, link, content(20_000_000))
+    server.engine.stop()
+    client.engine.stop()
+
+
+def test_parts_of_buffers(pair: tuple[Host, Host]) -> None:
+    server, client = pair
+    _, link = join(server, client)
+    data = np.arange(1000, dtype=np.int32)
+    server.engine.cell((1, 0, 0, 0), data, offset=400, nbytes=2000, filled=True)
+    into = np.full(1000, -1, np.int32)
+    cell = client.engine.cell(None, into, offset=4, nbytes=2000)
+    client.engine.pull(cell, link, (1, 0, 0, 0))
+    client.filled(cell)
+    assert list(into[:502]) == [-1, *range(100, 600), -1]
+
+
+def test_both_sides_pull_over_one_link(pair: tuple[Host, Host]) -> None:
+    links = join(*pair)
+    data = [content(3_000_000, 0), content(3_000_000, 1)]
+    into = [bytearray(3_000_000), bytearray(3_000_000)]
+    for i, host in enumerate(pair):
+        host.engine.cell((i, 0, 0, 0), data[i], filled=True)
+    cells = [host.engine.cell((1 - i, 0, 0, 0), into[i]) for i, host in enumerate(pair)]
+    for host, cell, link in zip(pair, cells, links, strict=True):
+        host.engine.pull(cell, link)
+    for host, cell in zip(pair, cells, strict=True):
+        host.filled(cell)
+    assert into == data[::-1]
+
+
+def test_a_request_waits_for_its_cell(pair: tuple[Host, Host]) -> None:
+    server, client = pair
+    there, here = join(server, client)
+    into = bytearray(100_000)
+    cell = client.engine.cell((5, 0, 0, 0), into)
+    client.engine.pull(cell, here)
+    server.wait(lambda: server.engine.counters(there)[1] == _engine.HEADER_BYTES)
+    data = content(100_000)
+    server.engine.cell((5, 0, 0, 0), data, filled=True)
+    client.filled(cell)
+    assert into == data
+
+
+def test_forwarding_begins_at_the_watermark(three: tuple[Host, Host, Host]) -> None:
+    """C has what A has written so far, through B, before A has written the rest."""
+    a, b, c = three
+    _, ab = join(a, b)
+    _, bc = join(b, c)
+    nbytes, key = 8 * 262144, (9, 0, 0, 0)
+    data = content(nbytes)
+    source = a.engine.cell(key, bytearray(data))
+    into = [bytearray(nbytes), bytearray(nbytes)]
+    at_c = c.engine.cell(key, into[1])
+    c.engine.pull(at_c, bc)
+    at_b = b.engine.cell(key, into[0])
+    b.engine.pull(at_b, ab)
+    for come in range(262144, nbytes + 1, 262144):
+        a.engine.advance(source, come)
+        c.wait(lambda come=come: c.engine.watermark(at_c) == come)
+        assert b.engine.watermark(at_b) == come
+        assert into[1][:come] == data[:come]
+    c.filled(at_c)
+
+
+def test_no_dust_is_sent(pair: tuple[Host, Host]) -> None:
+    """A frame is a whole block or the rest of the cell, however slowly the cell fills."""
+    server, _ = pair
+    peer = Peer(server)
+    nbytes = 100_000
+    source = server.engine.cell((1, 0, 0, 0), bytearray(nbytes))
+    peer.send(Frame(REQUEST, (1, 0, 0, 0), end=nbytes))
+    for come in range(1000, nbytes + 1, 1000):
+        server.engine.advance(source, come)
+    lengths = []
+    while sum(lengths) < nbytes:
+        frame = peer.receive()
+        assert frame.type == DATA
+        assert frame.offset == sum(lengths)
+        lengths.append(len(frame.block))
+    assert lengths == [16384] * 6 + [nbytes - 6 * 16384]
+    peer.close()
+
+
+def test_a_pull_goes_on_over_another_link(three: tuple[Host, Host, Host]) -> None:
+    """The first source has half of it and is cut off; the second one sends the rest alone."""
+    first, second, client = three
+    nbytes, key = 2_000_000, (1, 1, 1, 1)
+    data = content(nbytes)
+    first.engine.cell(key, bytearray(data), filled=1_000_000)
+    there, spare = join(second, client)
+    _, link = join(first, client)
+    second.engine.cell(key, data, filled=True)
+    into = bytearray(nbytes)
+    cell = client.engine.cell(key, into)
+    client.engine.pull(cell, link)
+    client.wait(lambda: client.engine.watermark(cell) > 700_000)
+    first.engine.stop()
+    assert client.wait_for(_engine.LINK_LOST, link)[3] == "the peer has closed the connection"
+    client.wait_for(_engine.PULL_FAILED, cell)
+    client.engine.pull(cell, spare)
+    client.filled(cell)
+    assert into == data
+    assert second.engine.counters(there)[0] < nbytes - 700_000 + 20 * _engine.HEADER_BYTES
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_cut_at_any_byte(pair: tuple[Host, Host], seed: int) -> None:
+    """A relay lets some bytes through and cuts; the pull goes on over the next relay."""
+    server, client = pair
+    chance = random.Random(seed)
+    nbytes = chance.choice([1000, 50_000, 700_000])
+    data = content(nbytes, seed)
+    server.engine.cell((1, 0, 0, 0), data, filled=True)
+    into = bytearray(nbytes)
+    cell = client.engine.cell((1, 0, 0, 0), into)
+    for _ in range(5):
+        near, far = socket.socketpair(), socket.socketpair()
+        server.connect(far[1])
+        link = client.connect(near[0])
+        client.engine.pull(cell, link)
+        far[0].sendall(near[1].recv(_engine.HEADER_BYTES, socket.MSG_WAITALL))
+        left = chance.randrange(nbytes // 2)
+        while left and (got := far[0].recv(min(left, 65536))):
+            near[1].sendall(got)
+            left -= len(got)
+        near[1].close()
+        far[0].close()
+        client.wait_for(_engine.LINK_LOST, link)
+        come = client.engine.watermark(cell)
+        assert into[:come] == data[:come]
+    _, link = join(server, client)
+    client.engine.pull(cell, link)
+    client.filled(cell)
+    assert into == data
+
+
+def test_a_running_pull_moves_to_another_link(pair: tuple[Host, Host]) -> None:
+    server, client = pair
+    links = [join(server, client)[1] for _ in range(3)]
+    data = content(20_000_000)
+    server.engine.cell((1, 0, 0, 0), data, filled=True)
+    into = bytearray(len(data))
+    cell = client.engine.cell((1, 0, 0, 0), into)
+    for i in range(50):
+        client.engine.pull(cell, links[i % 3])
+    client.filled(cell)
+    assert into == data
+    copy(server, client, links[0], data[:100_000], key=4)
+    assert not [event for event in client.told if event[0] == _engine.LINK_LOST]
+
+
+def test_a_peer_that_does_not_read_delays_only_itself(pair: tuple[Host, Host]) -> None:
+    server, client = pair
+    slow = Peer(server)
+    source = server.engine.cell((1, 0, 0, 0), bytearray(50_000_000), filled=True)
+    slow.send(Frame(REQUEST, (1, 0, 0, 0), end=50_000_000))
+    server.wait(lambda: server.engine.counters(slow.link)[0] > 0)
+    _, link = join(server, client)
+    copy(server, client, link, content(10_000_000), key=1)
+    # Nor does it keep the memory: the rest of the block under way is copied.
+    server.close(source)
+    assert slow.receive().block == bytes(262144)
+    slow.close()
+
+
+def test_streams_of_one_link_take_turns(pair: tuple[Host, Host]) -> None:
+    """A small cell that is asked for behind a large one does not wait for it."""
+    server, client = pair
+    _, link = join(server, client)
+    server.engine.cell((1, 0, 0, 0), bytearray(200_000_000), filled=True)
+    server.engine.cell((1, 0, 0, 1), bytearray(1000), filled=True)
+    large = client.engine.cell((1, 0, 0, 0), bytearray(200_000_000))
+    small = client.engine.cell((1, 0, 0, 1), bytearray(1000))
+    client.engine.pull(large, link)
+    client.engine.pull(small, link)
+    client.filled(small)
+    assert client.engine.watermark(large) < 200_000_000
+    client.filled(large)
+
+
+def test_closing_a_cell_that_is_pulled(pair: tuple[Host, Host]) -> None:
+    server, client = pair
+    _, link = join(server, client)
+    source = server.engine.cell((1, 0, 0, 0), bytearray(1_000_000), filled=500_000)
+    cell = client.engine.cell((1, 0, 0, 0), bytearray(1_000_000))
+    client.engine.pull(cell, link)
+    client.wait(lambda: client.engine.watermark(cell) > 300_000)
+    server.close(source)
+    failed = client.wait_for(_engine.PULL_FAILED, cell)
+    assert failed[2] == "the peer has closed the cell"
+    # The key is free; a new cell of the same name serves the rest.
+    server.engine.cell((1, 0, 0, 0), bytearray(1_000_000), filled=True)
+    client.engine.pull(cell, link)
+    client.filled(cell)
+
+
+def test_closing_the_cell_that_pulls(pair: tuple[Host, Host]) -> None:
+    """The memory is not written after CLOSED, and the link goes on."""
+    server, client = pair
+    _, link = join(server, client)
+    server.engine.cell((1, 0, 0, 0), b"\xff" * 30_000_000, filled=True)
+    for _ in range(20):
+        into = np.zeros(30_000_000, np.uint8)
+        cell = client.engine.cell((1, 0, 0, 0), into)
+        client.engine.pull(cell, link)
+        client.wait(lambda cell=cell: client.engine.watermark(cell) > 0)
+        client.close(cell)
+        into[:] = 0
+    copy(server, client, link, content(1_000_000), key=1)
+    assert not into.any()
+
+
+def test_the_buffer_is_free_after_closed(pair: tuple[Host, Host]) -> None:
+    host, _ = pair
+    buffer = bytearray(10)
+    cell = host.engine.cell(None, buffer)
+    with pytest.raises(BufferError):
+        buffer.append(0)
+    host.close(cell)
+    buffer.append(0)
+    with pytest.raises(KeyError):
+        host.engine.watermark(cell)
+    with pytest.raises(KeyError):
+        host.engine.close(cell)
+
+
+def test_ten_thousand_cells(pair: tuple[Host, Host]) -> None:
+    server, client = pair
+    _, link = join(server, client)
+    count, nbytes = 10_000, 40
+    data = content(count * nbytes)
+    into = bytearray(count * nbytes)
+    cells = []
+    for i in range(count):
+        cell = client.engine.cell((i, i % 7, i % 11, i), into, i * nbytes, nbytes)
+        client.engine.pull(cell, link)
+        cells.append(cell)
+    sources = [
+        server.engine.cell((i, i % 7, i % 11, i), data, i * nbytes, nbytes, filled=True)
+        for i in range(count)
+    ]
+    client.wait(lambda: len(client.told) == count)
+    assert into == data
+    assert {event[1] for event in client.told} == set(cells)
+    for source in sources:
+        server.engine.close(source)
+    server.wait(lambda: len(server.told) == count)
+
+
+def test_64_links(pair: tuple[Host, Host]) -> None:
+    server, client = pair
+    links = [join(server, client)[1] for _ in range(64)]
+    data = content(300_000)
+    server.engine.cell((1, 0, 0, 0), data, filled=True)
+    into = [bytearray(len(data)) for _ in links]
+    for i, link in enumerate(links):
+        client.engine.pull(client.engine.cell(None, into[i]), link, (1, 0, 0, 0))
+    client.wait(lambda: len(client.told) == 64)
+    assert all(one == data for one in into)
+
+
+def test_threads_may_call_at_any_time(pair: tuple[Host, Host]) -> None:
+    server, client = pair
+    links = [join(server, client)[1] for _ in range(4)]
+    data = content(200_000)
+    server.engine.cell((1, 0, 0, 0), data, filled=True)
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            for _ in range(100):
+                into = bytearray(len(data))
+                cell = client.engine.cell(None, into)
+                for _ in range(chance.randrange(1, 4)):
+                    client.engine.pull(cell, chance.choice(links), (1, 0, 0, 0))
+                if chance.random() < 0.5:
+                    while client.engine.watermark(cell) < len(data):
+                        time.sleep(0)
+                    assert into == data
+                client.engine.close(cell)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    closed = 0
+    while closed < 400 and not failures:
+        client.wait(lambda: bool(client.told))
+        closed += sum(event[0] == _engine.CLOSED for event in client.told)
+        assert not [event for event in client.told if event[0] == _engine.LINK_LOST]
+        client.told.clear()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+# -- begin and end --------------------------------------------------------------------------------
+
+
+def threads_of_this_process() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_nothing_is_left_after_stop() -> None:
+    threads, descriptors = threads_of_this_process(), set(os.listdir("/proc/self/fd"))
+    buffer = bytearray(1_000_000)
+    one, other = Host(1), Host(2)
+    links = [join(one, other) for _ in range(5)]
+    one.engine.cell((1, 0, 0, 0), buffer, filled=500_000)
+    cell = other.engine.cell((1, 0, 0, 0), bytearray(1_000_000))
+    other.engine.pull(cell, links[0][1])
+    waiting = other.engine.cell((2, 0, 0, 0), bytearray(10))
+    other.engine.pull(waiting, links[1][1])
+    total = other.engine.cell(None, bytearray(1_000_000))
+    other.engine.fold(total, [cell], "sum", "uint8")
+    assert threads_of_this_process() == threads + 2
+    one.engine.stop()
+    other.engine.stop()
+    one.engine.stop()
+    assert threads_of_this_process() == threads
+    assert set(os.listdir("/proc/self/fd")) == descriptors
+    buffer.append(0)
+    for call in (one.engine.fileno, one.engine.events, lambda: one.engine.cell(None, buffer)):
+        with pytest.raises(RuntimeError, match="stopped"):
+            call()
+
+
+def test_an_engine_that_is_forgotten_ends() -> None:
+    threads = threads_of_this_process()
+    host = Host(1)
+    cycle: list[object] = [host]
+    cycle.append(cycle)
+    host.engine.cell(None, bytearray(1000))
+    del host, cycle
+    gc.collect()
+    assert threads_of_this_process() == threads
+
+
+def test_a_forked_child_is_refused(pair: tuple[Host, Host]) -> None:
+    host, _ = pair
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            host.engine.events()
+        except RuntimeError:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_signals_reach_python(pair: tuple[Host, Host]) -> None:
+    """The engine's thread blocks them all."""
+    hit: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: hit.append(number))
+    masks = [
+        line.split()[1]
+        for task in Path("/proc/self/task").iterdir()
+        for line in (task / "status").read_text().splitlines()
+        if line.startswith("SigBlk")
+    ]
+    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+    assert hit == [signal.SIGUSR1]
+    assert sum(int(mask, 16) & 1 << signal.SIGUSR1 - 1 != 0 for mask in masks) >= 2
+
+
+KILLED = """
+import socket, sys
+from hoplite_mp import _engine
+engine = _engine.Engine(5)
+engine.connect(int(sys.argv[1]), 0)
+engine.cell((1, 0, 0, 0), bytearray(50_000_000), filled=25_000_000)
+sys.stdin.read()
+"""
+
+
+def test_a_peer_that_is_killed(pair: tuple[Host, Host]) -> None:
+    """All that it has sent arrives; then the link is lost, and the pull with it."""
+    _, client = pair
+    mine, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(_engine.__file__).parent.parent)},
+    )
+    theirs.close()
+    link = client.connect(mine, peer=2**64 - 1)
+    cell = client.engine.cell((1, 0, 0, 0), bytearray(50_000_000))
+    client.engine.pull(cell, link)
+    client.wait(lambda: client.engine.watermark(cell) > 1_000_000)
+    process.kill()
+    process.wait()
+    assert process.stdin
+    process.stdin.close()
+    assert client.wait_for(_engine.LINK_LOST, link)[2] == 2**64 - 1
+    client.wait_for(_engine.PULL_FAILED, cell)
+    assert client.engine.watermark(cell) <= 25_000_000
+
+
+# -- what callers do wrong -------------------------------------------------------------------------
+
+
+def test_mistakes_get_one_clear_error(pair: tuple[Host, Host]) -> None:
+    engine = pair[0].engine
+    for arguments in [(0,), (2**64,), (1, 1000), (1, 16385), (1, 2**21), (1, 65536, -1)]:
+        with pytest.raises(ValueError, match="must be"):
+            _engine.Engine(*arguments)
+    with pytest.raises(KeyError):
+        engine.pull(99, 99)
+    cell = engine.cell((1, 2, 3, 4), bytearray(100))
+    with pytest.raises(ValueError, match="key"):
+        engine.cell((1, 2, 3, 4), bytearray(100))
+    with pytest.raises(KeyError):
+        engine.pull(cell, 99)
+    for key in [(2**64, 0, 0, 0), (0, 2**32, 0, 0), (-1, 0, 0, 0), (1, 2, 3)]:
+        with pytest.raises(ValueError):  # noqa: PT011
+            engine.cell(key, bytearray(1))  # type: ignore[arg-type]
+    for offset, nbytes, filled in [(101, 0, 0), (-1, 1, 0), (50, 51, 0), (0, -1, 0), (0, 10, 11)]:
+        with pytest.raises(ValueError, match="bytes"):
+            engine.cell(None, bytearray(100), offset, nbytes, filled)
+    with pytest.raises((BufferError, TypeError)):
+        engine.cell(None, b"read-only")
+    with pytest.raises(ValueError, match="read-only"):
+        engine.advance(engine.cell(None, b"read-only", filled=True), 3)
+    with pytest.raises((BufferError, ValueError)):
+        engine.cell(None, np.zeros(100)[::2])
+    with open(os.devnull, "rb") as file, pytest.raises(OSError, match="no socket"):
+        engine.connect(file.fileno(), 0)
+    with socket.socket() as lonely, pytest.raises(OSError, match="not connected"):
+        engine.connect(lonely.fileno(), 0)
+
+
+def test_checksums_by_both_ways() -> None:
+    assert _engine.crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C
+    for nbytes in [*range(100), 255, 767, 768, 769, 4096, 12287, 12288, 12289, 100_003]:
+        data = content(nbytes)
+        whole = _engine.crc32c(data)
+        assert whole == _engine.crc32c(data, by_table=True)
+        assert whole == _engine.crc32c(data[nbytes // 3 :], _engine.crc32c(data[: nbytes // 3]))
