@@ -109,13 +109,21 @@ static uint64_t items_there(const struct fold *fold) {
     return least;
 }
 
-/* If a block's worth of output, or the rest, can be made, the fold takes its turn. */
+/* A step ends where a block of the cell does, or FOLD_BYTES_MAX, counted from the cell's begin: the
+ * watermarks that a fold can ever show do not depend on how its sources have come. */
+static uint64_t goal(const struct fold *fold) {
+    const struct cell *cell = fold->cell;
+    const uint64_t most = FOLD_BYTES_MAX;
+    const uint64_t step = cell->block_bytes < most ? cell->block_bytes : most;
+    const uint64_t watermark = atomic_load_explicit(&cell->watermark, memory_order_relaxed);
+    const uint64_t end = (watermark / step + 1) * step;
+    return end < cell->nbytes ? end : cell->nbytes;
+}
+_Static_assert(FOLD_BYTES_MAX % REDUCE_LINE_BYTES == 0, "whole elements, as blocks are");
+
+/* If the next step can be made, the fold takes its turn. */
 void fold_look(struct engine *engine, struct fold *fold) {
-    if (!chain_empty(&fold->in_ready)) return;
-    const uint64_t rest = fold->cell->nbytes / fold->item_bytes - items_done(fold);
-    const uint64_t worthwhile = BLOCK_BYTES_MIN / fold->item_bytes;
-    const uint64_t new_items = items_there(fold) - items_done(fold);
-    if (new_items >= (rest < worthwhile ? rest : worthwhile))
+    if (chain_empty(&fold->in_ready) && items_there(fold) >= goal(fold) / fold->item_bytes)
         chain_append(&engine->folds, &fold->in_ready);
 }
 
@@ -165,17 +173,15 @@ static bool is_copy(const struct fold *fold) {
            (!fold->kernel->widen || fold->kernel->narrow || !fold->final);
 }
 
-/* One step: at most FOLD_BYTES_MAX of output. */
+/* One step; fold_look has seen that it can be made, and watermarks only rise. */
 void fold_step(struct engine *engine, struct fold *fold) {
     struct cell *cell = fold->cell;
-    const uint64_t done = items_done(fold), there = items_there(fold);
-    const uint64_t most = FOLD_BYTES_MAX / fold->item_bytes;
-    const uint64_t items = there - done < most ? there - done : most;
+    const uint64_t done = items_done(fold), end = goal(fold) / fold->item_bytes;
     const uint64_t block = REDUCE_BLOCK_BYTES / fold->kernel->accumulator_bytes / fold->kernel->lanes;
-    const uint64_t end = done + items;
     if (is_copy(fold))
         memcpy(cell->bytes + done * fold->item_bytes,
-               fold->sources[0].cell->bytes + done * fold->item_bytes, items * fold->item_bytes);
+               fold->sources[0].cell->bytes + done * fold->item_bytes,
+               (end - done) * fold->item_bytes);
     else
         for (uint64_t at = done; at < end; at += block)
             fold_block(fold, at, end - at < block ? end - at : block);

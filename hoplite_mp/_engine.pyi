@@ -27,6 +27,7 @@ PULLS_MAX: Final[int]
 
 def accumulator_dtype(op: str, dtype: str) -> str: ...
 def crc32c(data: _Bytes, crc: int = 0, by_table: bool = False) -> int: ...
+
 @final
 class Engine:
     def __init__(

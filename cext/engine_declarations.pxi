@@ -1,0 +1,76 @@
+# The parts of engine_state.h that _engine.pyx calls; the header says what they do.
+
+cdef extern from "pthread.h" nogil:
+    int pthread_atfork(void (*)() noexcept nogil, void (*)() noexcept nogil,
+                       void (*)() noexcept nogil)
+
+
+cdef extern from "engine_state.h" nogil:
+    enum:
+        BLOCK_BYTES_MIN
+        FRAME_BYTES
+        FRAME_BLOCK_BYTES_MAX
+        LINK_PULLS_MAX
+        EVENT_FILLED
+        EVENT_PULL_FAILED
+        EVENT_FOLD_FAILED
+        EVENT_CLOSED
+        EVENT_LINK_LOST
+        COMMAND_CELL
+        COMMAND_ADVANCE
+        COMMAND_PULL
+        COMMAND_FOLD
+        COMMAND_CLOSE
+        COMMAND_CONNECT
+        COMMAND_DISCONNECT
+        COMMAND_FREE
+        REDUCE_OP_COUNT
+        REDUCE_DTYPE_COUNT
+
+    struct frame_key:
+        uint64_t operation
+        uint32_t epoch, stripe, part
+
+    ctypedef uint64_t atomic "_Atomic uint64_t"
+
+    struct engine_t "engine":
+        int event_fd
+
+    struct cell_t "cell":
+        uint64_t number, nbytes
+        atomic watermark
+
+    struct link_t "link":
+        atomic bytes_sent, bytes_received, backlogged_bytes, backlogged_ns
+
+    struct fold_t "fold":
+        pass
+
+    struct event_t "event":
+        event_t *next
+        int kind
+        uint64_t number, peer
+        char *reason
+
+    ctypedef unsigned char flag "bool"
+
+    uint64_t atomic_load_explicit(atomic *word, int order)
+    int memory_order_acquire
+    uint32_t crc32c_c "crc32c" (uint32_t crc, const void *data, size_t nbytes)
+    uint32_t crc32c_by_table(uint32_t crc, const void *data, size_t nbytes)
+    engine_t *engine_new(uint64_t incarnation, uint32_t block_bytes_max,
+                         uint32_t waiting_requests_max)
+    void engine_post(engine_t *engine, int kind, cell_t *cell, link_t *link, fold_t *fold,
+                     const frame_key *key, uint64_t amount)
+    event_t *engine_take(engine_t *engine)
+    void engine_stop(engine_t *engine)
+    cell_t *cell_new(const engine_t *engine, uint64_t number, void *bytes, uint64_t nbytes,
+                     uint64_t watermark, const frame_key *key)
+    link_t *link_new(uint64_t number, uint64_t peer, uint64_t peer_incarnation, int fd,
+                     bint checksum)
+    void link_free(link_t *link)
+    const char *socket_take(link_t *link, int fd)
+    int fold_accumulator(int op, int dtype)
+    size_t fold_item_bytes(int op, int dtype, bint accumulated, bint is_result)
+    fold_t *fold_new(cell_t *cell, int op, int dtype, size_t divisor, bint final,
+                     cell_t **sources, const flag *accumulated, size_t count)

@@ -1,0 +1,136 @@
+"""The rule by which bulk bytes move, without moving any: the twin of the compiled engine.
+
+Why it exists: who plans or simulates transfers must play with the same rule as what runs. There is
+one: *a block moves when the watermarks of its inputs have passed it*. `cext/engine_*.c` does it
+with bytes; here cells are numbers, and `tests/cext/test_engine_rule.py` lets random programs run
+in both and compares.
+
+    cell    bytes [0, watermark) are valid and final
+    pull    copies the next block of another cell, as soon as all of it is there
+    fold    computes the next block of its cell, as soon as all sources have come as far
+
+Where blocks end is fixed by the size of a cell (`block_bytes_for`, `goal`), so the watermarks that
+a cell can ever show do not depend on time; only when it shows them does.
+
+What it must never know: links, time, hosts (a cell's name may say where it is), what bytes mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+__all__ = ["Rule", "block_bytes_for", "goal"]
+
+LINE_BYTES = 64
+BLOCK_BYTES_LEAST = 16 * 1024
+"""A frame costs some microseconds however short it is."""
+BLOCKS_WANTED = 8
+"""Of a cell, so that hosts in a row work at the same time."""
+FOLD_BYTES_MAX = 256 * 1024
+"""A step of a fold: so long no socket is looked at."""
+
+
+def block_bytes_for(nbytes: int, block_bytes_max: int) -> int:
+    """The block of a cell of `nbytes`: a multiple of 64, from 16 KiB to `block_bytes_max`."""
+    lines = -(-(nbytes // BLOCKS_WANTED) // LINE_BYTES)
+    return min(block_bytes_max, max(BLOCK_BYTES_LEAST, lines * LINE_BYTES))
+
+
+def goal(nbytes: int, watermark: int, block_bytes: int) -> int:
+    """Where the block ends that holds byte `watermark`; the last one ends with the cell."""
+    return min(nbytes, (watermark // block_bytes + 1) * block_bytes)
+
+
+@dataclasses.dataclass
+class _Cell:
+    nbytes: int
+    watermark: int
+    block_bytes: int
+    source: Hashable = None
+    """The cell that it pulls; None: it pulls nothing."""
+    sources: tuple[tuple[Hashable, int], ...] = ()
+    """The cells that it folds, and the bytes of an element of each."""
+    item_bytes: int = 1
+
+
+class Rule:
+    """Cells by name, what fills them, and the steps that follow."""
+
+    def __init__(self) -> None:
+        self._cells: dict[Hashable, _Cell] = {}
+
+    def cell(
+        self, name: Hashable, nbytes: int, filled: int = 0, block_bytes_max: int = 256 * 1024
+    ) -> None:
+        """A new cell; `block_bytes_max` is that of the engine where it lies."""
+        if name in self._cells:
+            raise ValueError(f"there is a cell {name!r}")
+        if not 0 <= filled <= nbytes:
+            raise ValueError(f"filled must be from 0 to {nbytes} bytes, not {filled}")
+        self._cells[name] = _Cell(nbytes, filled, block_bytes_for(nbytes, block_bytes_max))
+
+    def pull(self, name: Hashable, source: Hashable) -> None:
+        """Fill a cell from another, which need not be there yet; in place of an earlier pull."""
+        cell = self._cells[name]
+        if cell.sources:
+            raise ValueError(f"a fold fills {name!r}")
+        cell.source = source
+
+    def fold(
+        self, name: Hashable, sources: Sequence[tuple[Hashable, int]], item_bytes: int
+    ) -> None:
+        """Fill a cell, elements of `item_bytes`, from (cell, bytes of its elements) in order."""
+        cell = self._cells[name]
+        if cell.source is not None or cell.sources:
+            raise ValueError(f"something else fills {name!r}")
+        for source, source_item_bytes in sources:
+            if self._cells[source].nbytes * item_bytes != cell.nbytes * source_item_bytes:
+                raise ValueError(f"{source!r} has not as many elements as {name!r}")
+        cell.sources = tuple(sources)
+        cell.item_bytes = item_bytes
+
+    def watermark(self, name: Hashable) -> int:
+        """How far the cell has come."""
+        return self._cells[name].watermark
+
+    def contributors(self, name: Hashable) -> object:
+        """Who is in the cell: a tree of names, folds as tuples in the order of their sources."""
+        cell = self._cells[name]
+        if cell.source is not None:
+            return self.contributors(cell.source)
+        if cell.sources:
+            return tuple(self.contributors(source) for source, _ in cell.sources)
+        return name
+
+    def advance(self) -> list[tuple[Hashable, int]]:
+        """One step of every cell that can make one, all at the same moment: (cell, watermark)."""
+        steps = [(name, self._next(cell)) for name, cell in self._cells.items()]
+        made = [(name, end) for name, end in steps if end > self._cells[name].watermark]
+        for name, end in made:
+            self._cells[name].watermark = end
+        return made
+
+    def run(self) -> list[tuple[Hashable, int]]:
+        """All steps until nothing can move any more."""
+        trace: list[tuple[Hashable, int]] = []
+        while steps := self.advance():
+            trace += steps
+        return trace
+
+    def _next(self, cell: _Cell) -> int:
+        """The watermark after the cell's next step; the same as now if it cannot make one."""
+        if cell.watermark == cell.nbytes:
+            return cell.watermark
+        if cell.source is not None and (source := self._cells.get(cell.source)) is not None:
+            end = goal(source.nbytes, cell.watermark, source.block_bytes)
+            return end if source.watermark >= end else cell.watermark
+        if cell.sources:
+            end = goal(cell.nbytes, cell.watermark, min(cell.block_bytes, FOLD_BYTES_MAX))
+            items = end // cell.item_bytes
+            if all(self._cells[name].watermark // size >= items for name, size in cell.sources):
+                return end
+        return cell.watermark
