@@ -10,7 +10,10 @@ posts in order, so none can speak of what an earlier one has freed.
 What it must never know: hoplite_mp, whose memory it is. It raises builtin errors only.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport (PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release,
+                             PyObject_GetBuffer)
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.errno cimport errno
@@ -109,6 +112,10 @@ cdef class _Held:
     cdef object key
     cdef bint open, has_buffer
 
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.cell.bytes, self.cell.nbytes, self.buffer.readonly,
+                          flags)
+
     def __dealloc__(self):
         if self.has_buffer:
             PyBuffer_Release(&self.buffer)
@@ -120,6 +127,7 @@ cdef class _Joined:
     """A link."""
 
     cdef link_t *link
+    cdef bint driven, lost  # there is a Driver; LINK_LOST was taken
 
 
 # Without the collector: it would take the dictionaries of an engine that hangs on a cycle to pieces,
@@ -228,7 +236,7 @@ cdef class Engine:
         cdef const char *fault
         cdef _Joined joined = _Joined()
         cdef uint64_t number = self.next_number()
-        joined.link = link_new(number, peer_word, incarnation, -1, checksum)
+        joined.link = link_new(number, peer_word, incarnation, False, checksum)
         fault = socket_take(joined.link, descriptor)
         if fault != NULL:
             reason = OSError(errno, fault.decode())
@@ -237,6 +245,19 @@ cdef class Engine:
         self.joined[number] = joined
         self.post(COMMAND_CONNECT, NULL, joined.link)
         return number
+
+    def drive(self, peer: int, peer_incarnation: int = 0) -> Driver:
+        """A link whose bytes Python threads move, through TLS: see Driver. No checksums of blocks."""
+        self.check()
+        cdef uint64_t peer_word = peer
+        cdef uint64_t incarnation = peer_incarnation
+        cdef _Joined joined = _Joined()
+        cdef uint64_t number = self.next_number()
+        joined.link = link_new(number, peer_word, incarnation, True, False)
+        joined.driven = True
+        self.joined[number] = joined
+        self.post(COMMAND_CONNECT, NULL, joined.link)
+        return new_driver(self, joined, number)
 
     def disconnect(self, link: int) -> None:
         """End a link; LINK_LOST follows, and PULL_FAILED for each pull over it."""
@@ -428,7 +449,9 @@ cdef class Engine:
 
     cdef int forget_link(self, object number) except -1:
         cdef _Joined joined = self.joined.pop(number)
-        self.post(COMMAND_FREE, NULL, joined.link)
+        joined.lost = True
+        if not joined.driven:  # else the Driver does it, when nobody calls it any more
+            self.post(COMMAND_FREE, NULL, joined.link)
         return 0
 
     def stop(self) -> None:
@@ -437,3 +460,6 @@ cdef class Engine:
             return
         self.check()
         self.end()
+
+
+include "engine_driver.pxi"

@@ -24,6 +24,12 @@ cdef extern from "engine_state.h" nogil:
         COMMAND_CONNECT
         COMMAND_DISCONNECT
         COMMAND_FREE
+        COMMAND_RECEIVED
+        COMMAND_SENT
+        PLACE_HEADER
+        PLACE_CELL
+        SCRATCH_BYTES
+        REASON_BYTES
         REDUCE_OP_COUNT
         REDUCE_DTYPE_COUNT
 
@@ -33,10 +39,15 @@ cdef extern from "engine_state.h" nogil:
 
     ctypedef uint64_t atomic "_Atomic uint64_t"
 
+    struct frame_t "frame":
+        uint32_t length
+        uint64_t offset
+
     struct engine_t "engine":
         int event_fd
 
     struct cell_t "cell":
+        char *bytes
         uint64_t number, nbytes
         atomic watermark
 
@@ -66,11 +77,16 @@ cdef extern from "engine_state.h" nogil:
     void engine_stop(engine_t *engine)
     cell_t *cell_new(const engine_t *engine, uint64_t number, void *bytes, uint64_t nbytes,
                      uint64_t watermark, const frame_key *key)
-    link_t *link_new(uint64_t number, uint64_t peer, uint64_t peer_incarnation, int fd,
-                     bint checksum)
+    link_t *link_new(uint64_t number, uint64_t peer, uint64_t peer_incarnation,
+                     bint driven, bint checksum)
     void link_free(link_t *link)
     const char *socket_take(link_t *link, int fd)
     int fold_accumulator(int op, int dtype)
     size_t fold_item_bytes(int op, int dtype, bint accumulated, bint is_result)
     fold_t *fold_new(cell_t *cell, int op, int dtype, size_t divisor, bint final,
                      cell_t **sources, const flag *accumulated, size_t count)
+    int driven_wait_frame(engine_t *engine, link_t *link, double timeout_s, frame_t *frame,
+                          uint64_t *cell_number, char *reason)
+    int driven_wait_place(engine_t *engine, link_t *link, double timeout_s, int *kind,
+                          uint32_t *nbytes, uint64_t *cell_number, uint64_t *offset, char *reason)
+    void driven_header(link_t *link, const char *header)

@@ -11,19 +11,26 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-struct link *link_new(uint64_t number, uint64_t peer, uint64_t peer_incarnation, int fd,
-                      bool checksum) {
+struct link *link_new(uint64_t number, uint64_t peer, uint64_t peer_incarnation,
+                      bool driven, bool checksum) {
     struct link *link = engine_memory(sizeof *link);
     link->number = number;
     link->peer = peer;
     link->peer_incarnation = peer_incarnation;
-    link->fd = fd;
+    link->fd = -1;
+    link->driven = driven;
     link->checksum = checksum;
     chain_init(&link->in_links);
     chain_init(&link->in_active);
     chain_init(&link->notices);
     chain_init(&link->ready);
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&link->changed, &clock);
+    pthread_condattr_destroy(&clock);
     return link;
 }
 
@@ -37,6 +44,7 @@ void link_free(struct link *link) {
     chain_remove(&link->in_links);
     free(link->pulls);
     free(link->serves);
+    pthread_cond_destroy(&link->changed);
     free(link);
 }
 
@@ -61,7 +69,11 @@ void link_lose(struct engine *engine, struct link *link, const char *reason) {
     if (link->lost) return;
     char words[REASON_BYTES]; /* `reason` may be the link's own */
     snprintf(words, sizeof words, "%s", reason);
+    pthread_mutex_lock(&engine->lock);
     link->lost = true;
+    memcpy(link->reason, words, sizeof words);
+    pthread_cond_broadcast(&link->changed);
+    pthread_mutex_unlock(&engine->lock);
     chain_remove(&link->in_active);
     socket_close(engine, link);
     engine_tell(engine, EVENT_LINK_LOST, link->number, link->peer, words);
@@ -151,7 +163,7 @@ void link_frame_sent(struct engine *engine, struct link *link) {
 /* The cell's memory goes away. What is left of its block is promised by a header that is on its
  * way, and a peer may be slow: the rest is copied, so that nobody waits for that peer. */
 void link_let_go_of(struct link *link, struct cell *cell) {
-    if (link->out_cell != cell || link->frame_given) return;
+    if (link->out_cell != cell || link->frame_out) return;
     const uint32_t sent = link->out_sent > FRAME_BYTES ? link->out_sent - FRAME_BYTES : 0;
     const uint32_t length = link->out.length;
     link->out_copy = engine_memory(length);

@@ -84,7 +84,7 @@ struct event *engine_take(struct engine *engine) {
 /* ---- The thread -------------------------------------------------------------------------------- */
 static void connect_link(struct engine *engine, struct link *link) {
     link_open(engine, link);
-    if (link->fd < 0) return;
+    if (link->driven) return;
     struct epoll_event wanted = {
         .events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
         .data.ptr = link,
@@ -103,6 +103,10 @@ static void execute(struct engine *engine, const struct command *command) {
     case COMMAND_CONNECT: connect_link(engine, command->link); break;
     case COMMAND_DISCONNECT: link_lose(engine, command->link, "disconnected"); break;
     case COMMAND_FREE: link_free(command->link); break;
+    case COMMAND_RECEIVED:
+        driven_received(engine, command->link, (uint32_t)command->amount);
+        break;
+    case COMMAND_SENT: driven_sent(engine, command->link); break;
     case COMMAND_STOP: engine->stopping = true; break;
     }
 }
@@ -146,7 +150,10 @@ static void take_turns(struct engine *engine) {
     while (links-- && !chain_empty(&engine->active)) {
         struct link *link = FROM(engine->active.next, struct link, in_active);
         chain_remove(&link->in_active);
-        socket_turn(engine, link);
+        if (link->driven)
+            driven_turn(engine, link);
+        else
+            socket_turn(engine, link);
     }
     if (!chain_empty(&engine->folds))
         fold_step(engine, FROM(engine->folds.next, struct fold, in_ready));
@@ -167,7 +174,7 @@ static void free_engine(struct engine *engine) {
     if (engine->command_fd >= 0) close(engine->command_fd);
     if (engine->event_fd >= 0) close(engine->event_fd);
     pthread_mutex_destroy(&engine->lock);
-    pthread_cond_destroy(&engine->driven);
+    pthread_cond_destroy(&engine->undriven);
     free(engine->buckets);
     free(engine);
 }
@@ -188,11 +195,7 @@ struct engine *engine_new(uint64_t incarnation, uint32_t block_bytes_max,
     engine->block_bytes_max = block_bytes_max;
     engine->waiting_requests_max = waiting_requests_max;
     pthread_mutex_init(&engine->lock, NULL);
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&engine->driven, &clock);
-    pthread_condattr_destroy(&clock);
+    pthread_cond_init(&engine->undriven, NULL);
     chain_init(&engine->links);
     chain_init(&engine->active);
     chain_init(&engine->folds);
@@ -216,12 +219,11 @@ void engine_stop(struct engine *engine) {
     engine_post(engine, COMMAND_STOP, NULL, NULL, NULL, NULL, 0);
     pthread_join(engine->thread, NULL);
     execute_all(engine);
-    for (struct chain *at = engine->links.next; at != &engine->links;) {
-        struct link *link = FROM(at, struct link, in_links);
-        at = at->next;
-        link_lose(engine, link, "the engine was stopped");
-        link_free(link);
-    }
+    for (struct chain *at = engine->links.next; at != &engine->links; at = at->next)
+        link_lose(engine, FROM(at, struct link, in_links), "the engine was stopped");
+    driven_wait_for_nobody(engine);
+    while (!chain_empty(&engine->links))
+        link_free(FROM(engine->links.next, struct link, in_links));
     for (struct event *event = engine_take(engine), *next; event; event = next) {
         next = event->next;
         free(event);

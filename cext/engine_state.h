@@ -128,11 +128,14 @@ struct notice {
     struct frame frame;
 };
 
+/* Where the next bytes go, for threads that drive a link. */
+enum place_kind { PLACE_HEADER, PLACE_CELL, PLACE_SCRATCH };
+
 /* ---- Links ---------------------------------------------------------------------------------- */
 struct link {
     uint64_t number, peer, peer_incarnation; /* incarnation 0: that of the first frame */
-    int fd;                                  /* -1: Python threads drive it */
-    bool checksum, lost, readable, writable, deaf;
+    int fd;                                  /* -1: Python threads drive it, or it is lost */
+    bool driven, checksum, lost, readable, writable, deaf;
     struct chain in_links, in_active;
 
     /* What comes: a header, then its block. */
@@ -160,11 +163,14 @@ struct link {
     _Atomic uint64_t bytes_sent, bytes_received, backlogged_bytes, backlogged_ns;
     uint64_t backlogged_since_ns;
 
-    /* Only where Python threads drive it; under engine->lock. */
-    bool place_given, frame_given, driver_gone;
-    uint32_t drivers;
-    struct iovec place;
-    struct cell *place_cell;
+    /* Only where Python threads drive it; under engine->lock, as is `lost` there. */
+    pthread_cond_t changed;
+    bool frame_given, place_given; /* and not yet taken */
+    bool frame_out, place_out;     /* given, and not yet back: the engine's thread alone */
+    struct cell *frame_cell, *place_cell; /* whose memory the threads have in their hands */
+    uint32_t place_bytes;
+    uint64_t place_offset; /* in that cell */
+    enum place_kind place_kind;
     char reason[REASON_BYTES];
 };
 
@@ -236,8 +242,9 @@ struct engine {
     pthread_t thread;
     bool stopping;
 
-    pthread_mutex_t lock; /* the next five, and what a link says it is for */
-    pthread_cond_t driven;
+    pthread_mutex_t lock; /* the next six, and what a link says it is for */
+    pthread_cond_t undriven; /* no thread waits for a link any more */
+    uint32_t drivers;
     struct command *commands, *last_command;
     struct event *events, *last_event;
 
@@ -288,8 +295,8 @@ void serve_cancel(struct engine *engine, struct link *link, uint32_t number);
 void serve_end(struct engine *engine, struct serve *serve);
 
 /* engine_links.c: frames in and out, whoever moves their bytes. */
-struct link *link_new(uint64_t number, uint64_t peer, uint64_t peer_incarnation, int fd,
-                      bool checksum);
+struct link *link_new(uint64_t number, uint64_t peer, uint64_t peer_incarnation,
+                      bool driven, bool checksum);
 void link_open(struct engine *engine, struct link *link);
 void link_lose(struct engine *engine, struct link *link, const char *reason);
 void link_free(struct link *link);
@@ -305,6 +312,18 @@ bool link_took(struct engine *engine, struct link *link, size_t bytes); /* false
 const char *socket_take(struct link *link, int fd); /* NULL, or what failed (errno) */
 void socket_turn(struct engine *engine, struct link *link);
 void socket_close(struct engine *engine, struct link *link);
+
+/* engine_driven.c: a link's bytes through Python threads. */
+void driven_turn(struct engine *engine, struct link *link);
+void driven_sent(struct engine *engine, struct link *link);
+void driven_received(struct engine *engine, struct link *link, uint32_t bytes);
+/* For those threads: 1, 0 (not until the deadline) or -1 (lost; `reason` says why). */
+int driven_wait_frame(struct engine *engine, struct link *link, double timeout_s,
+                      struct frame *frame, uint64_t *cell_number, char *reason);
+int driven_wait_place(struct engine *engine, struct link *link, double timeout_s, int *kind,
+                      uint32_t *bytes, uint64_t *cell_number, uint64_t *offset, char *reason);
+void driven_header(struct link *link, const char *header); /* before it is received */
+void driven_wait_for_nobody(struct engine *engine);
 
 /* engine_fold.c */
 int fold_accumulator(int op, int dtype); /* its dtype; -1: no such kernel */

@@ -1,0 +1,148 @@
+/* Links whose bytes Python threads move, one thread for each direction, through TLS.
+ *
+ * Why it exists: TLS is Python's (its SSLSocket, no OpenSSL linked here), but what is sent next and
+ * where bytes go is decided by the engine's thread alone. So that thread *gives*: a frame to send,
+ * a place to receive into. Between giving and getting back, the memory is in the hands of the
+ * driving thread, and a cell that is closed meanwhile says CLOSED only after it has come back.
+ * One exchange a frame and two a block received: block_bytes_max of 1 MiB suits such links.
+ * It must never know: TLS, Python.
+ */
+#include "engine_state.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+/* ---- The engine's thread gives, and takes back -------------------------------------------------- */
+static void hold(struct cell *cell) {
+    if (cell) cell->holds++;
+}
+
+static void let_go(struct engine *engine, struct cell *cell) {
+    if (!cell) return;
+    cell->holds--;
+    cell_let_go(engine, cell);
+}
+
+static void give_frame(struct engine *engine, struct link *link) {
+    if (!link_next_frame(engine, link)) return;
+    hold(link->out_cell);
+    pthread_mutex_lock(&engine->lock);
+    link->frame_cell = link->out_cell;
+    link->frame_out = link->frame_given = true;
+    pthread_cond_broadcast(&link->changed);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+static void give_place(struct engine *engine, struct link *link) {
+    const struct iovec place = link_place(engine, link);
+    struct cell *cell = link->in_block ? link->in_pull->cell : NULL;
+    hold(cell);
+    pthread_mutex_lock(&engine->lock);
+    link->place_cell = cell;
+    link->place_kind = !link->in_block ? PLACE_HEADER : cell ? PLACE_CELL : PLACE_SCRATCH;
+    link->place_offset = cell ? (uint64_t)((char *)place.iov_base - cell->bytes) : 0;
+    link->place_bytes = (uint32_t)place.iov_len;
+    link->place_out = link->place_given = true;
+    pthread_cond_broadcast(&link->changed);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+void driven_turn(struct engine *engine, struct link *link) {
+    if (!link->frame_out) give_frame(engine, link);
+    if (!link->place_out) give_place(engine, link);
+}
+
+static void count(_Atomic uint64_t *counter, uint64_t amount) {
+    atomic_fetch_add_explicit(counter, amount, memory_order_relaxed);
+}
+
+void driven_sent(struct engine *engine, struct link *link) {
+    struct cell *cell = link->frame_cell;
+    link->frame_out = false;
+    if (!link->lost) {
+        count(&link->bytes_sent, FRAME_BYTES + link->out.length);
+        link_frame_sent(engine, link);
+        link_wake(engine, link);
+    }
+    let_go(engine, cell);
+}
+
+/* 0 bytes: the thread gives the place back and will not go on. */
+void driven_received(struct engine *engine, struct link *link, uint32_t bytes) {
+    struct cell *cell = link->place_cell;
+    link->place_out = false;
+    if (!bytes) link_lose(engine, link, "the peer has closed the connection");
+    if (!link->lost) {
+        count(&link->bytes_received, bytes);
+        if (link_took(engine, link, bytes)) link_wake(engine, link);
+    }
+    let_go(engine, cell);
+}
+
+/* ---- The driving threads wait ------------------------------------------------------------------- */
+static struct timespec deadline_in(double timeout_s) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    const double whole = (double)(time_t)timeout_s;
+    at.tv_sec += (time_t)timeout_s;
+    at.tv_nsec += (long)((timeout_s - whole) * 1e9);
+    if (at.tv_nsec >= 1000000000) {
+        at.tv_sec++;
+        at.tv_nsec -= 1000000000;
+    }
+    return at;
+}
+
+/* Under the lock. */
+static int wait_for(struct engine *engine, struct link *link, bool *given, double timeout_s,
+                    char *reason) {
+    const struct timespec deadline = deadline_in(timeout_s);
+    engine->drivers++;
+    while (!link->lost && !*given)
+        if (pthread_cond_timedwait(&link->changed, &engine->lock, &deadline) == ETIMEDOUT) break;
+    if (link->lost) snprintf(reason, REASON_BYTES, "%s", link->reason);
+    const int found = link->lost ? -1 : *given;
+    if (found > 0) *given = false;
+    if (!--engine->drivers) pthread_cond_broadcast(&engine->undriven);
+    return found;
+}
+
+int driven_wait_frame(struct engine *engine, struct link *link, double timeout_s,
+                      struct frame *frame, uint64_t *cell_number, char *reason) {
+    pthread_mutex_lock(&engine->lock);
+    const int found = wait_for(engine, link, &link->frame_given, timeout_s, reason);
+    if (found > 0) {
+        *frame = link->out;
+        *cell_number = link->frame_cell ? link->frame_cell->number : 0;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return found;
+}
+
+int driven_wait_place(struct engine *engine, struct link *link, double timeout_s, int *kind,
+                      uint32_t *bytes, uint64_t *cell_number, uint64_t *offset, char *reason) {
+    pthread_mutex_lock(&engine->lock);
+    const int found = wait_for(engine, link, &link->place_given, timeout_s, reason);
+    if (found > 0) {
+        *kind = (int)link->place_kind;
+        *bytes = link->place_bytes;
+        *cell_number = link->place_cell ? link->place_cell->number : 0;
+        *offset = link->place_offset;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return found;
+}
+
+/* The place is in the caller's hands: the thread does not look at it. */
+void driven_header(struct link *link, const char *header) {
+    memcpy(&link->in, header, FRAME_BYTES);
+}
+
+/* All links are lost, so all who wait come back. */
+void driven_wait_for_nobody(struct engine *engine) {
+    pthread_mutex_lock(&engine->lock);
+    while (engine->drivers) pthread_cond_wait(&engine->undriven, &engine->lock);
+    pthread_mutex_unlock(&engine->lock);
+}
