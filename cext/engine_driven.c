@@ -81,6 +81,20 @@ void driven_received(struct engine *engine, struct link *link, uint32_t bytes) {
     let_go(engine, cell);
 }
 
+/* Who waits comes back, and what nobody has taken is not in anybody's hands. */
+void driven_lose(struct engine *engine, struct link *link, const char *reason) {
+    pthread_mutex_lock(&engine->lock);
+    link->lost = true;
+    snprintf(link->reason, sizeof link->reason, "%s", reason);
+    struct cell *frame_cell = link->frame_given ? link->frame_cell : NULL;
+    struct cell *place_cell = link->place_given ? link->place_cell : NULL;
+    link->frame_given = link->place_given = false;
+    pthread_cond_broadcast(&link->changed);
+    pthread_mutex_unlock(&engine->lock);
+    let_go(engine, frame_cell);
+    let_go(engine, place_cell);
+}
+
 /* ---- The driving threads wait ------------------------------------------------------------------- */
 static struct timespec deadline_in(double timeout_s) {
     struct timespec at;

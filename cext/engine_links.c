@@ -69,11 +69,7 @@ void link_lose(struct engine *engine, struct link *link, const char *reason) {
     if (link->lost) return;
     char words[REASON_BYTES]; /* `reason` may be the link's own */
     snprintf(words, sizeof words, "%s", reason);
-    pthread_mutex_lock(&engine->lock);
-    link->lost = true;
-    memcpy(link->reason, words, sizeof words);
-    pthread_cond_broadcast(&link->changed);
-    pthread_mutex_unlock(&engine->lock);
+    driven_lose(engine, link, words);
     chain_remove(&link->in_active);
     socket_close(engine, link);
     engine_tell(engine, EVENT_LINK_LOST, link->number, link->peer, words);

@@ -317,6 +317,7 @@ void socket_close(struct engine *engine, struct link *link);
 void driven_turn(struct engine *engine, struct link *link);
 void driven_sent(struct engine *engine, struct link *link);
 void driven_received(struct engine *engine, struct link *link, uint32_t bytes);
+void driven_lose(struct engine *engine, struct link *link, const char *reason);
 /* For those threads: 1, 0 (not until the deadline) or -1 (lost; `reason` says why). */
 int driven_wait_frame(struct engine *engine, struct link *link, double timeout_s,
                       struct frame *frame, uint64_t *cell_number, char *reason);

@@ -1,4 +1,4 @@
-"""What the tests of the engine share: an Engine that is waited for, and a peer that is made by hand."""
+"""What the tests of the engine share: an Engine that is waited for, a peer made by hand."""
 
 from __future__ import annotations
 

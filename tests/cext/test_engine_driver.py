@@ -1,4 +1,4 @@
-"""Links whose bytes Python threads move: the same streams, and memory that stays while it is used."""
+"""Links whose bytes Python threads move: the same streams, memory that stays while it is used."""
 
 from __future__ import annotations
 
@@ -166,6 +166,28 @@ def test_closed_waits_for_the_place_that_is_written(pair: tuple[Host, Host]) -> 
     one.received(500)
     host.wait_for(_engine.CLOSED, cell)
     assert into == b"x" * 1000
+
+
+def test_what_nobody_took_keeps_no_cell(pair: tuple[Host, Host]) -> None:
+    """A frame and a place lie ready when the link ends; both cells can be closed."""
+    host = pair[0]
+    one, other = host.engine.drive(0), pair[1].engine.drive(0)
+    source = host.engine.cell((1, 0, 0, 0), bytes(1000), filled=True)
+    cell = pair[1].engine.cell((1, 0, 0, 0), bytearray(1000))
+    pair[1].engine.pull(cell, other.link)
+    for giver, taker in ((other, one), (one, other)):
+        frame, place = giver.next_frame(5.0), taker.receive_into(5.0)
+        assert frame
+        assert place is not None
+        place[:] = frame[0]
+        if giver is other:
+            giver.sent()
+        taker.received(len(place))
+    host.engine.disconnect(one.link)
+    pair[1].engine.disconnect(other.link)
+    pair[1].close(cell)
+    one.sent()
+    host.close(source)
 
 
 def test_the_end_reaches_who_waits(pair: tuple[Host, Host]) -> None:

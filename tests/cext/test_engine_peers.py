@@ -1,4 +1,4 @@
-"""Peers that break the rules: the link ends with a reason, and no byte outside a cell is written."""
+"""Peers that break the rules: the link ends with a reason, no byte outside a cell is written."""
 
 from __future__ import annotations
 

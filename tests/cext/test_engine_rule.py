@@ -204,7 +204,7 @@ def test_the_engine_does_what_the_rule_says(seed: int) -> None:
         assert cell.array[:come].tobytes() == expected[:come].tobytes()
 
 
-# -- the twin itself ---------------------------------------------------------------------------------
+# -- the twin itself -----------------------------------------------------------------
 
 
 def test_blocks_follow_each_other_down_a_chain() -> None:
