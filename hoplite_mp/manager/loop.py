@@ -24,14 +24,17 @@ from hoplite_mp.errors import ProtocolError
 from hoplite_mp.planner.machine import BOARDS_MAX, OPERATIONS_MAX, Planner
 from hoplite_mp.planner.packing import pack
 from hoplite_mp.protocol.codec import encode, manager_decoder
-from hoplite_mp.protocol.messages import NodeAdmitted, NodeJoined, NodeLost
+from hoplite_mp.protocol.messages import Credentials, NodeAdmitted, NodeJoined, NodeLost
+from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.planner.packing import PackingWanted, TreesPacked
     from hoplite_mp.planner.plan import Plan
+    from hoplite_mp.protocol.local import LanStart
     from hoplite_mp.protocol.messages import NodeToManager
+    from hoplite_mp.transport.door import Door
 
 READ_BYTES = 256 << 10  # taken from a connection before the others get their turn
 OUTGOING_BYTES_MAX = 64 << 20  # waiting for one node; four of the longest frames
@@ -41,37 +44,28 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class Link:
-    """One connection: the bytes under way in both directions, and whose it is."""
+    """One connection, and whose it is."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
+    def __init__(self, stream: TcpStream) -> None:
+        self.stream = stream
         self.decoder = manager_decoder()
-        self.outgoing = bytearray()
         self.joined = False
         self.admitted: NodeAdmitted | None = None
-        sock.setblocking(False)
+        self.broken = False  # it takes no more; ended at the next flush
 
     def read(self) -> list[NodeToManager] | None:
         """Whole messages that have come, or None at the end of the connection."""
-        try:
-            data = self.sock.recv(READ_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return []
-        except OSError:
+        data = self.stream.read(READ_BYTES)
+        if data is None:
             return None
-        return self.decoder.feed(data) if data else None
+        return self.decoder.feed(data) if data else []
 
-    def write(self) -> bool:
-        """Send what the connection takes; False if it is broken."""
-        while self.outgoing:
-            try:
-                sent = self.sock.send(self.outgoing)
-            except (BlockingIOError, InterruptedError):
-                return True
-            except OSError:
-                return False
-            del self.outgoing[:sent]
-        return True
+    def write(self, data: bytes) -> None:
+        """Queue it; a node that does not read is given up."""
+        try:
+            self.stream.write(data)
+        except ConnectionError:
+            self.broken = True
 
 
 class Loop:
@@ -90,14 +84,37 @@ class Loop:
         self._links: set[Link] = set()
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None
+        self._door: Door | None = None
+        self._credentials = b""
         self._packed: list[TreesPacked] = []  # by threads that were asked for by a plan
         self._packed_lock = threading.Lock()
 
     def add(self, sock: socket.socket) -> None:
         """Serve this connected stream socket until it ends."""
-        link = Link(sock)
+        self._serve_stream(TcpStream(sock, self._outgoing_bytes_max))
+
+    def open(self, door: Door, credentials: bytes = b"") -> None:
+        """Serve whom the door lets in, too; each is given these credentials first."""
+        self._door = door
+        self._credentials = credentials
+        self._selector.register(door.fileno(), selectors.EVENT_READ, door)
+
+    def _serve_stream(self, stream: TcpStream) -> Link:
+        link = Link(stream)
         self._links.add(link)
-        self._selector.register(sock, selectors.EVENT_READ, link)
+        self._selector.register(stream.fileno(), selectors.EVENT_READ, link)
+        return link
+
+    def _admit(self, now: float) -> None:
+        assert self._door is not None
+        for admission in self._door.turn(now):
+            if admission.role != "node":
+                admission.stream.close()
+                continue
+            link = self._serve_stream(admission.stream)
+            if self._credentials:
+                link.write(encode(Credentials(self._credentials)))
+            self._serve(link)  # what came with the handshake's last bytes is announced by no loop
 
     def run(self) -> None:
         """Serve until no connection is left."""
@@ -112,6 +129,8 @@ class Loop:
             if events & selectors.EVENT_READ and key.data in self._links:
                 self._serve(key.data)
         now = self._clock()
+        if self._door is not None:
+            self._admit(now)
         if self._wake_at is not None and self._wake_at <= now:
             self._carry_out(self._planner.tick(now))
         self._take_packed(now)
@@ -131,9 +150,11 @@ class Loop:
             self._carry_out(self._planner.step(trees, now))
 
     def _timeout(self) -> float | None:
-        if self._wake_at is None:
+        times = [self._wake_at, None if self._door is None else self._door.deadline]
+        known = [at for at in times if at is not None]
+        if not known:
             return None
-        return min(max(0.0, self._wake_at - self._clock()), SELECT_S_MAX)
+        return min(max(0.0, min(known) - self._clock()), SELECT_S_MAX)
 
     def _serve(self, link: Link) -> None:
         try:
@@ -174,7 +195,7 @@ class Loop:
             # The same plan goes to many nodes: its bytes are made once.
             if encoded[0] is not message:
                 encoded = (message, encode(message))
-            link.outgoing += encoded[1]
+            link.write(encoded[1])
         for note in plan.notes:
             _log.info("%s", note)
         for wanted in plan.packing:
@@ -188,18 +209,19 @@ class Loop:
         while broken:
             broken = False
             for link in list(self._links):
-                if not link.write() or len(link.outgoing) > self._outgoing_bytes_max:
+                if not link.stream.flush() or link.broken:
                     self._end(link)
                     broken = True
                     continue
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.outgoing else 0)
-                if self._selector.get_key(link.sock).events != events:
-                    self._selector.modify(link.sock, events, link)
+                wants = selectors.EVENT_WRITE if link.stream.wants_write else 0
+                events = selectors.EVENT_READ | wants
+                if self._selector.get_key(link.stream.fileno()).events != events:
+                    self._selector.modify(link.stream.fileno(), events, link)
 
     def _end(self, link: Link) -> None:
         """Close a connection; the node behind it is lost."""
-        self._selector.unregister(link.sock)
-        link.sock.close()
+        self._selector.unregister(link.stream.fileno())
+        link.stream.close()
         self._links.discard(link)
         admitted = link.admitted
         # A later connection of the same node may have taken its place.
@@ -209,8 +231,35 @@ class Loop:
             self._carry_out(self._planner.step(lost, self._clock()))
 
 
-def main(fd: int, *, boards_max: int = BOARDS_MAX, operations_max: int = OPERATIONS_MAX) -> None:
-    """Be the manager of the node at the other end of the connected stream socket `fd`."""
+def main(
+    fd: int,
+    lan: LanStart | None = None,
+    *,
+    boards_max: int = BOARDS_MAX,
+    operations_max: int = OPERATIONS_MAX,
+) -> None:
+    """Be the manager of the node at the other end of the connected stream socket `fd`, and with
+    `lan` of all nodes that join over the network."""
     loop = Loop(Planner(boards_max=boards_max, operations_max=operations_max))
     loop.add(socket.socket(fileno=fd))
+    if lan is not None:
+        loop.open(_door(lan), lan.certificate)
     loop.run()
+
+
+def _door(lan: LanStart) -> Door:
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.versions import software_versions
+    from hoplite_mp.transport.certificates import Certificate
+    from hoplite_mp.transport.door import Door
+
+    return Door(
+        socket.socket(fileno=lan.manager_fd),
+        key=lan.key,
+        service="manager",
+        cluster=lan.cluster,
+        mine=Introduction(lan.home, software_versions()),
+        certificate=Certificate(lan.certificate) if lan.certificate else None,
+        handshake_timeout_s=lan.handshake_timeout_s,
+        unauthenticated_max=lan.unauthenticated_max,
+    )

@@ -28,6 +28,7 @@ __all__ = [
     "Import",
     "Imported",
     "Interrupt",
+    "LanStart",
     "Lease",
     "LeaseSpan",
     "OpenPool",
@@ -37,6 +38,7 @@ __all__ = [
     "Shutdown",
     "Spawn",
     "Spawned",
+    "Standing",
     "Start",
     "Stats",
     "ToSupervisor",
@@ -150,6 +152,11 @@ class GroupAdmit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     rank: int
 
 
+class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Reply: (number of this node in its cluster, cluster id); or (name of an error, its text) if
+    it could not join."""
+
+
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Reply: counters of this host."""
 
@@ -169,6 +176,7 @@ Ask: TypeAlias = (
     | GroupJoin
     | GroupLeave
     | GroupAdmit
+    | Standing
     | Stats
 )
 
@@ -191,6 +199,26 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     full: bool = False
 
 
+class LanStart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host of a LAN is started with. Never in argv: `key` and `certificate` are secrets."""
+
+    key: bytes
+    home: int
+    host: str
+    peer_fd: int  # listening socket of the node
+    addresses: list[str]  # where that is, as others reach it
+    handshake_timeout_s: float
+    unauthenticated_max: int
+    connect_timeout_s: float
+    tls: bool
+    # On the manager's host: its listening socket, the cluster's id and certificate.
+    manager_fd: int = -1
+    cluster: bytes = b""
+    certificate: bytes = b""
+    # On others: where the manager may be, best first: (address family, socket address).
+    manager: list[tuple[int, tuple[Any, ...]]] = []
+
+
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor is started with: descriptors by number, and everything by value."""
 
@@ -207,6 +235,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     config: dict[str, Any]
     home: int
+    lan: LanStart | None = None
     # Of the first workers, by the supervisor for the node: (client slot, rpc, stdout, stderr).
     first_workers: list[tuple[int, int, int, int]] = []
 

@@ -30,6 +30,8 @@ from hoplite_mp.protocol.fields import (
     text,
 )
 
+PEM_BYTES_MAX = 16 << 10  # about 1 KiB is usual
+
 
 def _addresses(value: object) -> None:
     if not isinstance(value, tuple) or len(value) > ADDRESSES_MAX:
@@ -152,6 +154,16 @@ class NodeAdmitted(Message, frozen=True):
         counts(incarnation=self.incarnation)
         if not any(m.node == self.node for m in self.members):
             raise ValueError(f"members must hold node {self.node} itself: {self.members!r}")
+
+
+class Credentials(Message, frozen=True):
+    """With what a node serves other nodes: the cluster's certificate and its key (PEM). First
+    message on a connection that TLS protects; there is none without TLS."""
+
+    pem: bytes
+
+    def __post_init__(self) -> None:
+        between("bytes of pem", len(self.pem), 1, PEM_BYTES_MAX)
 
 
 class MembersChanged(Message, frozen=True):

@@ -10,7 +10,7 @@ incarnation, node and stripe are in all of them, because they cannot be added to
             ──  ReduceRequested SourceReady SourceFailed StripesComplete
                 ExecutionFailed OperationDropped                                      ─►
             ──  GroupJoinRequested GroupAdmitted GroupLeft                            ─►
-            ◄─  NodeAdmitted MembersChanged Leave                                     ──
+            ◄─  Credentials NodeAdmitted MembersChanged Leave                         ──
             ◄─  Distribute Withdraw FetchRefused                                      ──
             ◄─  ExecuteReduce Commit OperationFailed Forget                           ──
             ◄─  GroupMembers GroupJoined GroupRefused GroupClosed                     ──
@@ -48,6 +48,7 @@ from hoplite_mp.protocol.groups import (
     GroupRefused,
 )
 from hoplite_mp.protocol.membership import (
+    Credentials,
     HostMeasured,
     Leave,
     LinkMeasured,
@@ -78,6 +79,7 @@ __all__ = [
     "ClientLost",
     "Commit",
     "CopyDropped",
+    "Credentials",
     "Distribute",
     "ExecuteReduce",
     "ExecutionFailed",
@@ -153,7 +155,8 @@ NodeToManager: TypeAlias = (
     | GroupLeft
 )
 ManagerToNode: TypeAlias = (
-    NodeAdmitted
+    Credentials
+    | NodeAdmitted
     | MembersChanged
     | Leave
     | Distribute
