@@ -38,6 +38,7 @@ FACE = "__init__"
 
 PURE_ROOM = "planner"
 IMPURE = {"time", "socket", "threading", "random", "os", "numpy"}
+UNSAFE = {"pickle", "cloudpickle", "marshal", "shelve", "asyncio", "threading", "subprocess"}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = sorted(
@@ -152,6 +153,17 @@ def test_the_planner_is_pure() -> None:
         for line, name in imports_of(path):
             where = f"{path.relative_to(ROOT)}:{line}"
             assert name.split(".")[0] not in IMPURE, f"{where}: the planner imports {name}"
+
+
+def test_strangers_meet_nothing_that_unpickles_or_runs_by_itself() -> None:
+    """What reads bytes before the handshake is through; and loops drive it, not threads."""
+    greeted = ("fields", "greetings", "handshake", "versions")
+    paths = [PACKAGE / "protocol" / f"{name}.py" for name in greeted]
+    for path in [*paths, *sorted((PACKAGE / "transport").rglob("*.py"))]:
+        for line, name in imports_of(path):
+            where = f"{path.relative_to(ROOT)}:{line}"
+            assert name.split(".")[0] not in UNSAFE, f"{where}: imports {name}"
+            assert not name.startswith("hoplite_mp.serial"), f"{where}: imports {name}"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -108,11 +108,13 @@ class Caller:
 
     def wait(self, clock: Callable[[], float] = time.monotonic) -> Admission:
         """Block until there is a connection; errors as `turn`."""
-        while True:
-            admission = self.turn(clock())
-            if admission is not None:
-                return admission
-            self._poll.poll(max(0.0, self.deadline - clock()))
+        try:
+            while (admission := self.turn(clock())) is None:
+                self._poll.poll(max(0.0, self.deadline - clock()))
+        except BaseException:  # Ctrl-C comes here too
+            self.close()
+            raise
+        return admission
 
     def close(self) -> None:
         """Give up. May be repeated."""

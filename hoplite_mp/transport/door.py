@@ -171,7 +171,8 @@ class Door:
                 continue  # this one has gone already
             if len(self._guests) >= self._guests_max:
                 self._make_room()
-            address = Address(where[0], where[1]) if where else Address("local", 0)
+            # An IPv6 socket that serves IPv4 too shows such addresses in clothes of its own.
+            address = Address(where[0].removeprefix("::ffff:"), where[1])
             guest = _Guest(prepare(sock), address, now + self._timeout_s)
             self._guests[sock.fileno()] = guest
             self._poll.register(sock, guest.events)
@@ -198,6 +199,10 @@ class Door:
             self._send_away(guest, now)
         except OSError as error:  # it has gone; HopliteErrors that are OSErrors came before
             _log.info("%s: %s left: %s", self._service, guest.address, error)
+            self._drop(fd)
+            return
+        except Exception:  # one stranger is not the end of the host
+            _log.exception("%s gives up %s", self._service, guest.address)
             self._drop(fd)
             return
         else:

@@ -12,6 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hoplite_mp.errors import AuthError, ManagerLostError, ProtocolError
 from hoplite_mp.protocol import greetings as g
@@ -463,6 +465,41 @@ def test_the_relay_of_this_test_does_pass_everything_on(opened: list[Any]) -> No
 
     until(lambda: called and let_in, turn)
     opened += [called[0].stream, let_in[0].stream]
+
+
+@TLS
+@given(
+    openings=st.lists(
+        st.tuples(st.sampled_from([b"", g.PREAMBLE, b"\x16\x03\x01"]), st.binary(max_size=200)),
+        min_size=1,
+        max_size=8,
+    )
+)
+@settings(deadline=None, max_examples=25)
+def test_noise_at_the_port(tls: bool, openings: list[tuple[bytes, bytes]]) -> None:
+    """Several at once; each has hung up by the time that the door looks, or while it does."""
+    door = make_door(tls)
+    try:
+        for number, (prefix, noise) in enumerate(openings):
+            knock(door, prefix + noise).close()
+            assert door.turn(float(number)) == []
+        until(lambda: door.strangers == 0, lambda: door.turn(4.0))
+    finally:
+        door.close()
+
+
+def test_our_own_mistake_with_a_stranger_is_not_the_end_of_the_host(
+    opened: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    door = make_door(False)
+    opened.append(door)
+    opened.append(knock(door, g.PREAMBLE))
+    monkeypatch.setattr(door, "_begin", None)
+    until(lambda: caplog.records, lambda: door.turn(0.0))
+    assert door.strangers == 0
+    monkeypatch.undo()
+    called, let_in = meet(door, make_caller(door.address, False))
+    opened += [called.stream, let_in.stream]
 
 
 # ---- limits
