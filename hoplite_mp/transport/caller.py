@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import select
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hoplite_mp.errors import HopliteError, ManagerLostError
 from hoplite_mp.protocol.greetings import SERVICE_OF
@@ -232,7 +232,7 @@ class Caller:
     def _name(self) -> str:
         return f"{SERVICE_OF[self._role]} at {', '.join(map(str, self._endpoints))}"
 
-    def _lost(self, words: str) -> Any:
+    def _lost(self, words: str) -> ConnectionError:
         if SERVICE_OF[self._role] == "manager":
             return ManagerLostError(f"{words}: check the address, and whether the cluster runs")
         return ConnectionError(words)
