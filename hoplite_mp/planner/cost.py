@@ -37,8 +37,14 @@ STREAM_S = 20e-6
 _HALVINGS = 24
 
 
-def tree_s(count: int, degree: int, nbytes: int, rate: float, latency_s: float) -> float:
-    """Seconds for a tree over `count` nodes besides the root; degree 1 is a chain."""
+def tree_s(
+    count: int, degree: int, nbytes: int, rate: float, latency_s: float, *, both_ways: bool = False
+) -> float:
+    """Seconds for a tree over `count` nodes besides the root; degree 1 is a chain.
+
+    `both_ways`: up the tree and down again, at the same time. An inner node then sends its
+    contribution up besides the result that it sends to each child: d + 1 times the bytes.
+    """
     if count == 0:
         return 0.0
     if degree == 1:
@@ -46,7 +52,10 @@ def tree_s(count: int, degree: int, nbytes: int, rate: float, latency_s: float) 
     else:
         depth = max(1.0, math.log(count * (degree - 1) + 1, degree))
     children = min(degree, count)
-    return depth * (latency_s + children * STREAM_S) + children * nbytes / rate
+    setup = depth * (latency_s + children * STREAM_S)
+    if both_ways:
+        return 2 * setup + (children + (count > 1)) * nbytes / rate
+    return setup + children * nbytes / rate
 
 
 def one_hop_s(transfer_s: float, streams: int, latency_s: float) -> float:

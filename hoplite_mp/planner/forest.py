@@ -209,10 +209,8 @@ def _to_many(
     if not ordered and not leaving:
         root = max(range(len(nodes)), key=lambda i: (min(hosts[i]), -i))
         others = [*hosts[:root], *hosts[root + 1 :]]
-        for shape, tree, seconds in _trees(
-            nodes[root], others, nbytes, min(hosts[root]), latency_s
-        ):
-            choices.append((shape, tree, 2 * seconds - nbytes / min(hosts[root])))
+        rate = min(hosts[root])
+        choices += _trees(nodes[root], others, nbytes, rate, latency_s, both_ways=True)
     if ordered:
         what = f"{what}, {sum(members)} members one by one"
     return _best(choices, what)
@@ -231,14 +229,22 @@ def _few(nbytes: int, direct: float, shares: list[float]) -> tuple[float, list[f
 
 
 def _trees(
-    root: int, others: Sequence[Host], nbytes: int, rate: float, latency_s: float
+    root: int,
+    others: Sequence[Host],
+    nbytes: int,
+    rate: float,
+    latency_s: float,
+    *,
+    both_ways: bool = False,
 ) -> list[tuple[str, tuple[Stripe, ...], float]]:
     slowest = min((min(host) for host in others), default=rate)
     return [
         (
             f"tree:{degree}",
             single_vertex(root),
-            cost.tree_s(len(others), degree, nbytes, min(rate, slowest), latency_s),
+            cost.tree_s(
+                len(others), degree, nbytes, min(rate, slowest), latency_s, both_ways=both_ways
+            ),
         )
         for degree in DEGREES
         if degree < len(others)

@@ -129,9 +129,10 @@ class Planner:
     def _end(self, node: int, now: float) -> list[Send]:
         self.membership.lose(node)
         self.topology.lose(node)
-        sends = self.copies.lose(node, now)
-        sends += self.reductions.hear_refusals(sends, now)
-        sends += self.reductions.lose_node(node, now)
+        # Who asks for nothing any more is not told of the refusals that its death causes.
+        sends = self.reductions.lose_requester(node)
+        sends += self._heard(self.copies.lose(node, now), now)
+        sends += self.reductions.lose_holder(node, now)
         return sends + self.groups.lose_node(node)
 
     def _node_leaving(self, message: NodeLeaving, now: float) -> list[Send]:

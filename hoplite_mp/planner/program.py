@@ -159,7 +159,13 @@ def participants(plan: Distribute | ExecuteReduce) -> list[int]:
         rows = (node for row in plan.parents for node in row)
         owners = (stripe.owner for stripe in plan.stripes)
         if plan.rule == "stripes":
-            return list(dict.fromkeys((*plan.sources, *plan.receivers, *owners)))
+            receivers = set(plan.receivers)
+            feeding = (
+                plan.sources[index % len(plan.sources)]
+                for index, stripe in enumerate(plan.stripes)
+                if stripe.owner in receivers
+            )
+            return list(dict.fromkeys((*feeding, *plan.receivers, *owners)))
         first = plan.sources[:1] if plan.rule != "parents" else ()
         return list(dict.fromkeys((*first, *plan.receivers, *rows)))
     owners = (stripe.owner for stripe in plan.stripes)

@@ -119,16 +119,19 @@ class Reductions:
             sends += self._apply(op, DeadlinePassed(), now)
         return sends
 
-    def lose_node(self, node: int, now: float) -> list[Send]:
-        """What it asked for ends, and only those who took part are told; the rest goes on."""
+    def lose_requester(self, node: int) -> list[Send]:
+        """What it asked for ends, and only those who took part are told. Before `lose_holder`."""
+        sends: list[Send] = []
+        for op in [op for op in self.operations.values() if op.request.node == node]:
+            self._forget(op)
+            sends += self._to_all(op, Forget(op.request.operation))
+        return sends
+
+    def lose_holder(self, node: int, now: float) -> list[Send]:
+        """What others asked for goes on without the node, if it can."""
         sends: list[Send] = []
         for op in list(self.operations.values()):
-            if op.request.operation not in self.operations:
-                continue  # ended by what an earlier one of this round has caused
-            if op.request.node == node:
-                self._forget(op)
-                sends += self._to_all(op, Forget(op.request.operation))
-            else:
+            if op.request.operation in self.operations:  # not ended by an earlier one's spread
                 sends += self._apply(op, HolderLost(node), now)
         return sends
 
@@ -336,7 +339,8 @@ class Reductions:
         if request.kind in ("reduce", "gather"):
             return (request.node,)
         leaving = self._membership.leaving
-        return tuple(node for node in self._membership.nodes if node not in leaving)
+        nodes = self._membership.nodes
+        return tuple(node for node in nodes if node not in leaving) or nodes
 
     def _refusal(self, message: ReduceRequested) -> OperationFailed | None:
         if len(self.operations) >= self._operations_max:

@@ -1,9 +1,10 @@
-"""Everything that can happen to a planner, in any order: three walks against the naive model."""
+"""Everything that can happen to a planner, in any order: walks against the naive model."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
+from tests.planner.walk_copies import CopyWalk
 from tests.planner.walk_group import GroupWalk
 from tests.planner.walk_reduce import ReduceWalk
 
@@ -16,6 +17,8 @@ class EverythingWalk(ReduceWalk, GroupWalk):
 # plans and memberships.
 _SETTINGS = settings(max_examples=100, stateful_step_count=60, deadline=None, print_blob=True)
 
+TestCopyWalk = CopyWalk.TestCase
+TestCopyWalk.settings = _SETTINGS
 TestReduceWalk = ReduceWalk.TestCase
 TestReduceWalk.settings = _SETTINGS
 TestGroupWalk = GroupWalk.TestCase

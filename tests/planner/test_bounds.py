@@ -1,0 +1,279 @@
+"""Plans against the limits of a star network: closed forms, and the flows of real plans.
+
+The flows are taken from the programs that nodes derive, never from the forest's own sums. A flow
+is told from what it needs (a stripe's second hop from its first), and every flow gets the rate
+(its bytes / T): if no link is asked for more than it has, and no flow for more than what feeds
+it, then all ends at T, pipelined. That is the fluid model of cut-through forwarding.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+import pytest
+
+from hoplite_mp.planner import cost, forest
+from hoplite_mp.planner.packing import PackingWanted, arborescence, pack
+from hoplite_mp.planner.program import program_of
+from hoplite_mp.planner.topology import BYTES_PER_S_DEFAULT, HALF_LIFE_REPORTS, Host, Topology
+from hoplite_mp.protocol import messages as m
+from tests.planner.edges import programs_of
+
+ID = bytes(16)
+NBYTES = 1 << 26
+
+
+def star(rng: random.Random, nodes: int, equal: bool) -> Topology:
+    topology = Topology()
+    for node in range(nodes):
+        up = 1e8 if equal else rng.uniform(1e7, 1e9)
+        down = 1e8 if equal else rng.choice([up, rng.uniform(1e7, 1e9)])
+        topology.measure_host(node, up, down)
+    return topology
+
+
+def finishing_s(plan: m.Distribute | m.ExecuteReduce, topology: Topology) -> float:
+    """The T at which the busiest direction of the busiest host is just not overdone."""
+    up: dict[int, float] = defaultdict(float)
+    down: dict[int, float] = defaultdict(float)
+    programs = programs_of(plan)
+    for node, program in programs.items():
+        for pull in program.pulls:
+            width = (pull.end_share - pull.begin_share) / m.SHARES * NBYTES
+            up[pull.parent] += width
+            down[node] += width
+            # What feeds this flow carries the same range at the same rate, or is there already.
+            for fold in programs[pull.parent].folds:
+                if fold.cell == pull.cell:
+                    for source in fold.sources:
+                        if source.node != pull.parent:
+                            fed = next(p for p in programs[pull.parent].pulls if p.cell == source)
+                            assert (fed.begin_share, fed.end_share) == (
+                                pull.begin_share,
+                                pull.end_share,
+                            )
+    busiest = 0.0
+    for node in programs:
+        (host,) = topology.hosts((node,))
+        busiest = max(busiest, up[node] / host.up, down[node] / host.down)
+    return busiest
+
+
+def broadcast_bound(topology: Topology, nodes: int) -> float:
+    source, *others = topology.hosts(range(nodes))
+    total_up = source.up + sum(host.up for host in others)
+    slowest = min(host.down for host in others)
+    return max(NBYTES / source.up, NBYTES / slowest, (nodes - 1) * NBYTES / total_up)
+
+
+def reduce_bound(topology: Topology, nodes: int) -> float:
+    root, *others = topology.hosts(range(nodes))
+    total_down = root.down + sum(host.down for host in others)
+    slowest = min(host.up for host in others)
+    return max(NBYTES / root.down, NBYTES / slowest, (nodes - 1) * NBYTES / total_down)
+
+
+def allreduce_bound(topology: Topology, nodes: int) -> float:
+    both = [min(host) for host in topology.hosts(range(nodes))]
+    return NBYTES * max(1 / min(both), 2 * (nodes - 1) / sum(both))
+
+
+def broadcast_plan(topology: Topology, nodes: int) -> m.Distribute:
+    receivers = tuple(range(1, nodes))
+    best = forest.spread(NBYTES, 0, receivers, topology)
+    return m.Distribute(1 << 63, ID, 1, NBYTES, (0,), receivers, best.stripes, best.shape)
+
+
+def fold_plan(kind: str, topology: Topology, nodes: int, to: tuple[int, ...]) -> m.ExecuteReduce:
+    members = tuple(range(nodes))
+    best = forest.reduction(kind, NBYTES, dict.fromkeys(members, 1), to, topology)
+    return m.ExecuteReduce(
+        7, 1, members, members, best.stripes, "any", kind, "sum", 0, (ID,) * nodes, members, to,
+        shape=best.shape,
+    )  # fmt: skip
+
+
+STARS = [(seed, 2 + seed % 7) for seed in range(200)]
+
+
+def test_two_hundred_random_stars() -> None:
+    worst = dict.fromkeys(("broadcast", "reduce", "allreduce"), 0.0)
+    for seed, nodes in STARS:
+        topology = star(random.Random(seed), nodes, equal=False)
+        everybody = tuple(range(nodes))
+        plans = {
+            "broadcast": (broadcast_plan(topology, nodes), broadcast_bound(topology, nodes)),
+            "reduce": (
+                fold_plan("reduce", topology, nodes, (0,)),
+                reduce_bound(topology, nodes),
+            ),
+        }
+        hosts = topology.hosts(everybody)
+        if all(host.up == host.down for host in hosts):
+            plans["allreduce"] = (
+                fold_plan("allreduce", topology, nodes, everybody),
+                allreduce_bound(topology, nodes),
+            )
+        for kind, (plan, bound) in plans.items():
+            worst[kind] = max(worst[kind], finishing_s(plan, topology) / bound)
+    assert all(ratio <= 1.05 for ratio in worst.values()), worst
+
+
+@pytest.mark.parametrize("nodes", range(2, 9))
+def test_allreduce_on_unequal_stars_of_equal_directions(nodes: int) -> None:
+    rng = random.Random(nodes)
+    for _ in range(50):
+        topology = Topology()
+        for node in range(nodes):
+            rate = rng.uniform(1e7, 1e9)
+            topology.measure_host(node, rate, rate)
+        plan = fold_plan("allreduce", topology, nodes, tuple(range(nodes)))
+        assert finishing_s(plan, topology) <= 1.001 * allreduce_bound(topology, nodes)
+
+
+@pytest.mark.parametrize("nodes", range(2, 9))
+def test_equal_links_reach_the_bound(nodes: int) -> None:
+    topology = star(random.Random(0), nodes, equal=True)
+    everybody = tuple(range(nodes))
+    exactly = pytest.approx
+    broadcast = finishing_s(broadcast_plan(topology, nodes), topology)
+    assert broadcast == exactly(NBYTES / 1e8, rel=1e-4)
+    reduction = finishing_s(fold_plan("reduce", topology, nodes, (0,)), topology)
+    assert reduction == exactly(NBYTES / 1e8, rel=1e-4)
+    allreduce = finishing_s(fold_plan("allreduce", topology, nodes, everybody), topology)
+    assert allreduce == exactly(2 * (nodes - 1) / nodes * NBYTES / 1e8, rel=1e-4)
+    scatter = finishing_s(fold_plan("reduce_scatter", topology, nodes, everybody), topology)
+    assert scatter == exactly((nodes - 1) / nodes * NBYTES / 1e8, rel=1e-4)
+
+
+def test_one_slow_link_of_four() -> None:
+    """Links of 1, 1, 1 and 0.25 Gbit/s: a ring would need 3.4 s, the bound is 2.1 s."""
+    topology = Topology()
+    for node, rate in enumerate([1.25e8, 1.25e8, 1.25e8, 0.3125e8]):
+        topology.measure_host(node, rate, rate)
+    plan = fold_plan("allreduce", topology, 4, (0, 1, 2, 3))
+    assert finishing_s(plan, topology) == pytest.approx(NBYTES / 0.3125e8, rel=1e-3)
+
+
+def test_the_general_shares_agree_with_the_closed_form() -> None:
+    rng = random.Random(1)
+    for _ in range(100):
+        count = rng.randint(2, 8)
+        hosts = [Host(rate, rate) for rate in (rng.uniform(1e7, 1e9) for _ in range(count))]
+        closed, _ = cost.allreduce(NBYTES, hosts)
+        general, shares = cost.folding(NBYTES, hosts, [1] * count, [True] * count, [True] * count)
+        assert general == pytest.approx(closed, rel=1e-4)
+        assert sum(shares) == pytest.approx(1)
+
+
+def test_small_objects_and_many_nodes_get_few_streams() -> None:
+    topology = Topology()
+    small = forest.spread(1024, 0, range(1, 4), topology)
+    assert small.stripes == forest.single_vertex(0)
+    many = forest.spread(1 << 20, 0, range(1, 1000), topology)
+    assert many.shape.startswith("tree:")
+    assert "ms" in many.why
+    large = forest.spread(1 << 28, 0, range(1, 9), topology)
+    assert large.shape == "stripes"
+    assert len(large.stripes) == 8
+
+
+def test_early_arrivals_own_what_is_too_small_for_all() -> None:
+    sent = dict.fromkeys((5, 2, 7, 1), 1)  # in order of arrival
+    nbytes = 2 * forest.STRIPE_BYTES_MIN
+    best = forest.reduction("allreduce", nbytes, sent, (1, 2, 5, 7), Topology())
+    assert forest.owners(best.stripes) <= {5, 2}
+
+
+def test_leaving_nodes_own_nothing() -> None:
+    sent = dict.fromkeys(range(4), 1)
+    for to in ((0,), (0, 1, 2, 3)):
+        kind = "reduce" if len(to) == 1 else "allreduce"
+        best = forest.reduction(kind, NBYTES, sent, to, Topology(), leaving={3})
+        assert 3 not in forest.owners(best.stripes)
+    best = forest.spread(NBYTES, 0, (1, 2, 3), Topology(), {3})
+    assert 3 not in forest.owners(best.stripes)
+
+
+def test_reproducible_says_what_it_costs() -> None:
+    sent = {0: 4, 1: 4}
+    plain = forest.reduction("allreduce", NBYTES, sent, (0, 1), Topology())
+    ordered = forest.reduction("allreduce", NBYTES, sent, (0, 1), Topology(), ordered=True)
+    assert ordered.seconds > 2 * plain.seconds
+    assert "one by one" in ordered.why
+
+
+def test_measurements_are_smoothed_with_the_stated_half_life() -> None:
+    topology = Topology()
+    topology.measure_host(0, 1e8, 1e8)
+    for _ in range(HALF_LIFE_REPORTS):
+        topology.measure_host(0, 2e8, None)
+    assert topology.hosts((0,))[0] == (pytest.approx(1.5e8), 1e8)
+    # Who has not been measured is taken to be like the others.
+    assert topology.hosts((1,))[0] == (pytest.approx(1.5e8), 1e8)
+    topology.lose(0)
+    assert topology.hosts((0,))[0] == (BYTES_PER_S_DEFAULT, BYTES_PER_S_DEFAULT)
+
+
+def test_two_switches_are_no_star() -> None:
+    topology = two_switches()
+    assert not topology.is_star(range(4))
+    assert topology.is_star((0, 1))
+
+
+def two_switches() -> Topology:
+    """Nodes 0 and 1 on one switch, 2 and 3 on the other, a tenth of the rate between them."""
+    topology = Topology()
+    for node in range(4):
+        topology.measure_host(node, 1e8, 1e8)
+        for peer in range(4):
+            if node // 2 != peer // 2:
+                topology.measure_link(node, peer, 1e-4, 1e7)
+    return topology
+
+
+def test_packed_trees_are_near_the_best() -> None:
+    wanted = PackingWanted.between((0, 1, 2, 3), two_switches())
+    packed = pack(wanted)
+    # Each of four pairs across carries 1e7, and each byte must cross once.
+    assert packed.rate >= 0.8 * 4e7
+    use: dict[tuple[int, int], float] = defaultdict(float)
+    for weight, parents in packed.trees:
+        for child, parent in enumerate(parents, 1):
+            use[parent, wanted.nodes[child]] += weight
+    for i, j, rate in wanted.pairs:
+        assert use[i, j] <= 1.001 * rate
+    stripes = forest.cut([(0, weight) for weight, _ in packed.trees])
+    rows = tuple(parents for _, parents in packed.trees)[: len(stripes)]
+    plan = m.Distribute(1 << 63, ID, 1, NBYTES, (0,), (1, 2, 3), stripes, "parents", rows)
+    assert {pull.parent for pull in program_of(plan, 3).pulls} <= {0, 1, 2}
+
+
+def test_arborescences_against_all_trees() -> None:
+    """Every assignment of parents is tried: five vertices have few."""
+    rng = random.Random(2)
+    for _ in range(60):
+        count = rng.randint(2, 5)
+        lengths = {(i, j): rng.random() for i in range(count) for j in range(1, count) if i != j}
+        parents = arborescence(count, lengths)
+        found = sum(lengths[parent, child] for child, parent in enumerate(parents, 1))
+        assert found == pytest.approx(shortest_by_trying(count, lengths))
+
+
+def shortest_by_trying(count: int, lengths: dict[tuple[int, int], float]) -> float:
+    def reaches_root(parents: list[int], vertex: int) -> bool:
+        for _ in range(count):
+            if vertex == 0:
+                return True
+            vertex = parents[vertex - 1]
+        return False
+
+    best = float("inf")
+    for number in range(count ** (count - 1)):
+        parents = [number // count**place % count for place in range(count - 1)]
+        if any(parent == child for child, parent in enumerate(parents, 1)):
+            continue
+        if all(reaches_root(parents, vertex) for vertex in range(1, count)):
+            best = min(best, sum(lengths[p, c] for c, p in enumerate(parents, 1)))
+    return best

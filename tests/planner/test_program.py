@@ -1,0 +1,173 @@
+"""What one node pulls is what the other serves, for every kind, shape and size."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hoplite_mp.planner import forest
+from hoplite_mp.planner.program import (
+    INBOUND_PARENTS_MAX,
+    group_call,
+    participants,
+    program_of,
+    tree_children,
+    tree_parent,
+    waits_for,
+)
+from hoplite_mp.planner.repair import repaired
+from hoplite_mp.planner.topology import Topology
+from hoplite_mp.protocol import messages as m
+from tests.planner.edges import check_edges
+
+ID = bytes(16)
+SHAPES = ("stripes", "tree:1", "tree:2", "tree:3")
+FOLDING = ("reduce", "allreduce", "reduce_scatter")
+KINDS = (*FOLDING, "gather", "allgather", "alltoall")
+
+
+@st.composite
+def topologies(draw: st.DrawFn, nodes: int) -> Topology:
+    topology = Topology()
+    rates = st.sampled_from([1e7, 1.25e8, 1.25e9])
+    for node in range(nodes):
+        if draw(st.booleans()):
+            topology.measure_host(node, draw(rates), draw(rates))
+    return topology
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> m.ExecuteReduce:
+    """Any collective between up to 12 nodes, as the planner's rooms would make it."""
+    nodes = draw(st.integers(1, 12))
+    node = st.integers(0, nodes - 1)
+    kind = draw(st.sampled_from(KINDS))
+    holders = tuple(draw(st.lists(node, min_size=1, max_size=16)))
+    members = tuple(range(len(holders)))
+    ordered = draw(st.booleans())
+    order = members if ordered else tuple(draw(st.permutations(members)))
+    unique = kind not in ("reduce_scatter", "alltoall")
+    destinations = tuple(draw(st.lists(node, min_size=1, max_size=12, unique=unique)))
+    if kind in ("reduce", "gather"):
+        destinations = destinations[:1]
+    stripes: tuple[m.Stripe, ...] = ()
+    shape = "stripes"
+    if kind in FOLDING:
+        sent: dict[int, int] = {}
+        for index in order:
+            sent[holders[index]] = sent.get(holders[index], 0) + 1
+        topology = draw(topologies(nodes))
+        nbytes = draw(st.sampled_from([8, 1 << 17, 1 << 26]))
+        leaving = draw(st.sets(node, max_size=2))
+        best = forest.reduction(
+            kind, nbytes, sent, destinations, topology, ordered=ordered, leaving=leaving
+        )
+        stripes, shape = best.stripes, best.shape
+        if kind == "allreduce" and not ordered and draw(st.booleans()):
+            shape = draw(st.sampled_from(SHAPES))
+        elif kind == "reduce" and not ordered and draw(st.booleans()):
+            shape, stripes = draw(st.sampled_from(SHAPES)), forest.single_vertex(destinations[0])
+        elif kind != "reduce_scatter" and draw(st.booleans()) and shape == "stripes":
+            able = {*sent, *destinations} - {draw(node)}
+            stripes = repaired(stripes, able) or stripes
+    ids = (ID,) * len(members)
+    rule = "fold" if ordered else "any"
+    return m.ExecuteReduce(
+        7, 1, members, order, stripes, rule, kind, "sum", 0, ids, holders, destinations, shape=shape
+    )
+
+
+@given(plans())
+@settings(max_examples=400, deadline=None)
+def test_collectives(plan: m.ExecuteReduce) -> None:
+    check_edges(plan)
+    assert waits_for(plan) <= set(participants(plan))
+
+
+@st.composite
+def spreads(draw: st.DrawFn) -> m.Distribute:
+    nodes = draw(st.integers(2, 12))
+    order = draw(st.permutations(range(nodes)))
+    cut = draw(st.integers(1, min(3, nodes - 1)))
+    sources, receivers = tuple(order[:cut]), tuple(order[cut:])
+    topology = draw(topologies(nodes))
+    nbytes = draw(st.sampled_from([8, 1 << 17, 1 << 26]))
+    best = forest.spread(nbytes, sources[0], receivers, topology)
+    shape, stripes = best.shape, best.stripes
+    if draw(st.booleans()):
+        shape = draw(st.sampled_from(SHAPES[1:]))
+        stripes = forest.single_vertex(sources[0])
+    return m.Distribute(1 << 63, ID, 1, nbytes, sources, receivers, stripes, shape)
+
+
+@given(spreads())
+@settings(max_examples=300, deadline=None)
+def test_distributions(plan: m.Distribute) -> None:
+    check_edges(plan)
+
+
+def test_a_late_receiver_pulls_from_owners_that_still_receive() -> None:
+    stripes = (m.Stripe(1, 0, 1000), m.Stripe(2, 1000, m.SHARES))
+    plan = m.Distribute(1 << 63, ID, 2, 1 << 26, (1,), (3,), stripes, "stripes")
+    check_edges(plan, growing=frozenset({2}))
+    assert [pull.parent for pull in program_of(plan, 3).pulls] == [1, 2]
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3, 7])
+def test_places_of_a_tree(degree: int) -> None:
+    for count in range(1, 30):
+        below = [child for place in range(count) for child in tree_children(place, degree, count)]
+        assert below == list(range(1, count))
+        for place in range(1, count):
+            assert place in tree_children(tree_parent(place, degree), degree, count)
+
+
+def test_the_source_of_a_broadcast_sends_one_copy() -> None:
+    for count in range(1, 12):
+        best = forest.spread(1 << 26, 0, range(1, count + 1), Topology())
+        receivers = tuple(range(1, count + 1))
+        plan = m.Distribute(1 << 63, ID, 1, 1 << 26, (0,), receivers, best.stripes, best.shape)
+        sent = sum(
+            pull.end_share - pull.begin_share
+            for node in receivers
+            for pull in program_of(plan, node).pulls
+            if pull.parent == 0
+        )
+        assert sent <= 1.1 * m.SHARES
+
+
+def test_gathering_is_rotated_and_bounded() -> None:
+    nodes = tuple(range(8))
+    ids = (ID,) * 8
+    plan = m.ExecuteReduce(7, 1, nodes, nodes, (), "any", "allgather", "", 0, ids, nodes, nodes)
+    first = [program_of(plan, node).pulls[0].parent for node in nodes]
+    assert first == [1, 2, 3, 4, 5, 6, 7, 0]  # no two begin at the same node
+    assert all(program_of(plan, node).inbound_max == INBOUND_PARENTS_MAX for node in nodes)
+
+
+def test_calls_of_groups_need_no_manager() -> None:
+    stripes = forest.cut([(0, 1), (2, 1)])
+    members = m.GroupMembers("g", 5, 0, 4, 0b1011, 0b0100, True, 3, (0, 0, 1, 2), stripes)
+    assert members.leader == 0
+    for kind in ("allreduce", "reduce", "allgather"):
+        plan = group_call(members, 17, kind, "sum", root=3)
+        assert plan.members == (0, 1, 3)
+        assert plan.holders == (0, 0, 2)
+        assert plan.epoch == 3
+        check_edges(plan)
+        assert plan.operation != group_call(members, 18, kind, "sum", root=3).operation
+    assert group_call(members, 17, "reduce", "sum", root=3).destinations == (2,)
+    with pytest.raises(ValueError, match="no living rank 2"):
+        group_call(members, 17, "reduce", "sum", root=2)
+
+
+def test_repair_leaves_the_stripes_of_the_living_where_they_are() -> None:
+    before = forest.cut([(node, 1) for node in range(4)])
+    after = repaired(before, {0, 1, 3})
+    assert after is not None
+    assert {stripe for stripe in before if stripe.owner != 2} <= set(after)
+    assert forest.owners(after) == {0, 1, 3}
+    moved = [stripe for stripe in after if stripe not in before]
+    assert sum(stripe.end_share - stripe.begin_share for stripe in moved) == m.SHARES // 4
+    assert repaired(before, set()) is None
