@@ -23,7 +23,7 @@ cdef extern from "shm_tasks.h" nogil:
         WAIT_NEWS
         WAIT_CLOSING
     int queue_post(char *, unsigned, uint64_t)
-    int queue_open(char *, unsigned, unsigned, unsigned)
+    int queue_open(char *, unsigned, unsigned, unsigned, int)
     void queue_close(char *, unsigned)
     void wake_worker(char *, unsigned, uint64_t)
     int task_claim(char *, uint64_t, unsigned)
@@ -68,13 +68,14 @@ cdef class Tasks:
 
     # -- submitting ----------------------------------------------------------------------------
 
-    def open_queue(self, unsigned pool) -> int:
-        """A ring of hints from this client to the workers of a pool."""
+    def open_queue(self, unsigned pool, bint here=False) -> int:
+        """A ring of hints from this client to the workers of a pool; `here`: to those of this
+        host only."""
         cdef unsigned q
         if pool >= POOLS:
             raise ValueError(f"pool {pool}: there are {POOLS}")
         for q in range(QUEUES):
-            if queue_open(self.c, q, self.slot, pool):
+            if queue_open(self.c, q, self.slot, pool, here):
                 return q
         raise MemoryError(f"all {QUEUES} task queues of this host are taken")
 
@@ -274,6 +275,11 @@ cdef class Tasks:
         """After finish() said False and the block was given back."""
         check(oid)
         return settle_abort(self.c, oid, self.slot)
+
+    @property
+    def node_number(self) -> int:
+        """This host's node among the nodes of the cluster."""
+        return LOAD32(&client_of(self.c, NODE_SLOT).pool)
 
     def running(self, unsigned slot) -> int:
         return LOAD64(&client_of(self.c, slot).running)

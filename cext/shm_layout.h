@@ -170,7 +170,9 @@ static_assert(sizeof(shm_client) == 256, "client");
 typedef struct {
     uint32_t owner;        /* client slot + 1 */
     uint32_t pool;
-    uint64_t pad[7];
+    uint32_t here;         /* 1: tasks of other hosts, which must not be sent on */
+    uint32_t pad0;
+    uint64_t pad[6];
     uint64_t head;         /* consumers, by CAS */
     uint64_t pad2[7];
     uint64_t tail;         /* the one producer */

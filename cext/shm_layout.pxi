@@ -28,7 +28,7 @@ cdef extern from "shm_spans.h" nogil:
         uint32_t state, pid, pool, kind, event, sleeping, returned, blocked, task, retire
         uint64_t generation, running, deadline_ns, deadline_id, tasks_done, tasks_failed, puts, put_bytes
     ctypedef struct shm_queue:
-        uint32_t owner, pool
+        uint32_t owner, pool, here
         uint64_t head, tail
         uint64_t ring[4096]
     ctypedef struct shm_pool:

@@ -257,6 +257,10 @@ cdef class NodeClient(Client):
                                           ID_MAKE(t, i, WORD_GENERATION(w)))
         return n
 
+    def set_number(self, uint32_t number) -> None:
+        """This node's number in its cluster, for everybody's labels."""
+        STORE32(&client_of(self.c, NODE_SLOT).pool, number)
+
     def set_hungry(self, bint hungry) -> None:
         STORE32(&root_of(self.c).hungry, hungry)
 

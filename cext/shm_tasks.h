@@ -87,7 +87,7 @@ static inline void queue_close(char *c, unsigned queue) {
     STORE(&q->owner, 0);
 }
 /* By a client that finds it free. The number of queues first: a queue beyond it is never swept. */
-static inline int queue_open(char *c, unsigned queue, unsigned slot, unsigned pool) {
+static inline int queue_open(char *c, unsigned queue, unsigned slot, unsigned pool, int here) {
     shm_queue *q = queue_of(c, queue);
     uint32_t high;
     while ((high = LOAD(&root_of(c)->queues_high)) < queue + 1)
@@ -95,6 +95,7 @@ static inline int queue_open(char *c, unsigned queue, unsigned slot, unsigned po
     if (LOAD(&q->owner) || !CAS32(&q->owner, 0, slot + 1))
         return 0;
     STORE(&q->pool, pool);
+    STORE(&q->here, (uint32_t)here);
     return 1;
 }
 static inline int task_claim(char *c, uint64_t id, unsigned slot) {
@@ -107,7 +108,7 @@ static inline uint64_t queue_take_some(char *c, unsigned pool, unsigned slot, un
         unsigned number = (*start + k) % queues;
         shm_queue *q = queue_of(c, number);
         uint32_t owner = LOAD(&q->owner);
-        if (!owner || LOAD(&q->pool) != pool ||
+        if (!owner || LOAD(&q->pool) != pool || (slot == NODE_SLOT && LOAD(&q->here)) ||
             (LOAD(&client_of(c, owner - 1)->kind) == CLIENT_WORKER) != nested)
             continue;
         for (;;) {

@@ -23,6 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     if arguments.command == "demo":
         return _demo(arguments)
+    if arguments.command in ("up", "join"):
+        from hoplite_mp.hosting import join, up
+
+        return (up if arguments.command == "up" else join)(arguments)
     parser().print_help()
     return 0
 
@@ -53,7 +57,44 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--out", type=Path, metavar="DIR", help="write result.json and accuracy.png there"
     )
+
+    up = commands.add_parser(
+        "up",
+        help="start a cluster here that other hosts can join",
+        description="Manager and node on this host, in the foreground. Prints the command for the "
+        "other hosts when it is ready. SIGTERM or Ctrl-C ends the cluster.",
+    )
+    up.add_argument("--listen", required=True, metavar="HOST:PORT", help="where others join")
+    join = commands.add_parser(
+        "join",
+        help="let this host take part in a cluster",
+        description="A node on this host joins. Ends with exit code 0 when the cluster ends, with "
+        "1 and one line when it cannot join.",
+    )
+    join.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
+    join.add_argument(
+        "--wait",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="try for so long; default: %(default)s",
+    )
+    for command in (up, join):
+        command.add_argument(
+            "--workers", type=_count, metavar="N", help="default: the CPUs of this host"
+        )
+        command.add_argument("--memory", metavar="SIZE", help='limit of the store, as "2GiB"')
+        command.add_argument("--ports", metavar="A-B", help="where this node listens for others")
+        command.add_argument("--token-file", type=Path, metavar="F", help="the cluster's secret")
+        command.add_argument("--no-tls", action="store_true", help="send everything in the clear")
     return top
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return number
 
 
 def _positive(text: str) -> int:

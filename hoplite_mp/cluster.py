@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from hoplite_mp import collectives
+from hoplite_mp import collectives, errors
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.launch import Host
 from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
 from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import as_refs
 from hoplite_mp.config import Config, parse_size
-from hoplite_mp.errors import HopliteTimeoutError
+from hoplite_mp.errors import ConfigError, HopliteError, HopliteTimeoutError
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
-from hoplite_mp.protocol.local import Stats
+from hoplite_mp.protocol.local import Standing, Stats
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.store.limits import cpu_count
 
@@ -71,7 +71,13 @@ class Cluster(TaskExecutor):
             TMPDIR, /var/tmp and the working directory.
         config: every other limit; an argument here wins over it.
 
-    `address hosts listen ports token tls` are for several hosts, which this version does not have.
+        listen: "host:port" where other hosts can join this cluster; [ ] around IPv6 numbers.
+        address: "host:port" of a running cluster: this process joins it, by default without
+            workers. AuthError, ManagerLostError (after Config.connect_timeout_s), ProtocolError.
+        ports: "A-B", where this host's node listens for others; default: any free one.
+        token: the cluster's secret, or a Path to read it from; else HOPLITE_MP_TOKEN,
+            HOPLITE_MP_TOKEN_FILE, ~/.config/hoplite_mp/token (made by who listens).
+        tls: False sends everything in the clear.
     """
 
     _finisher: threading.Thread | None = None
@@ -90,13 +96,8 @@ class Cluster(TaskExecutor):
         spill_dir: str | Path | None = None,
         config: Config | None = None,
     ) -> None:
-        later = {
-            "address": address, "hosts": hosts, "listen": listen, "ports": ports, "token": token,
-            "tls": tls,
-        }  # fmt: skip
-        for name, value in later.items():
-            if value is not None:
-                raise NotImplementedError(f"{name}= needs several hosts; this version has one")
+        if hosts is not None:
+            raise NotImplementedError("hosts= is not there yet; use hoplite-mp join on each host")
         if workers is not None and (
             isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= 200
         ):
@@ -110,9 +111,23 @@ class Cluster(TaskExecutor):
             changes["spill_dir"] = str(spill_dir)
         config = dataclasses.replace(config, **changes)
         self._pid = os.getpid()
-        self._host: Host | None = Host(workers, config.memory_bytes, config)
+        network = None
+        if address is not None or listen is not None:
+            from hoplite_mp.client.network import Network
+
+            network = Network(
+                config, listen_at=listen, address=address, ports=ports, token=token, tls=tls
+            )
+            workers = 0 if workers is None and address is not None else workers
+        elif (ports, token, tls) != (None, None, None):
+            raise ConfigError("ports=, token= and tls= need listen= or address=")
+        self._network = network
+        self._host: Host | None = Host(workers, config.memory_bytes, config, network)
+        if network is not None:
+            self._await_standing()
         self._join(self._host.runtime)
-        self._runtime.pool_sizes[0] = self._host.workers
+        if network is None or self._host.workers:  # else others have workers, or will have
+            self._runtime.pool_sizes[0] = self._host.workers
         self._shutting = threading.Lock()
         _open.add(self)
 
@@ -122,12 +137,35 @@ class Cluster(TaskExecutor):
         self._pool = runtime.own_pool
         runtime.face = self
 
+    def _await_standing(self) -> None:
+        """Raises why the cluster could not be joined."""
+        host = self._host
+        assert host is not None
+        try:
+            standing = host.runtime.channel.call(Standing()).value
+            if isinstance(standing[0], str):
+                raise getattr(errors, standing[0], HopliteError)(standing[1])
+        except BaseException:
+            self._host = None
+            host.end()
+            raise
+
+    @property
+    def address(self) -> str | None:
+        """Where others can join ("ip:port"); None if this cluster is of one host."""
+        return None if self._network is None else self._network.address
+
+    @property
+    def token_file(self) -> Path | None:
+        """The file with the token that others need, if it came from one."""
+        return None if self._network is None else self._network.token.file
+
     @classmethod
     def _of(cls, runtime: Runtime) -> Cluster:
         """The face of a runtime that was made elsewhere (in a worker)."""
         if runtime.face is None:
             face = cls.__new__(cls)
-            face._host = None
+            face._host = face._network = None
             face._shutting = threading.Lock()
             face._join(runtime)
         return runtime.face  # type: ignore[no-any-return]
@@ -426,16 +464,6 @@ class Cluster(TaskExecutor):
                 stats["bytes_limit"],
             )
         ]
-
-    @property
-    def address(self) -> str | None:
-        """Where others join: nowhere, in a cluster of one host."""
-        return None
-
-    @property
-    def token_file(self) -> Path | None:
-        """The token's file: a cluster of one host has none."""
-        return None
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, in total and by node id under "nodes"."""

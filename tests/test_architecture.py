@@ -25,7 +25,7 @@ FLOORS = [
     {"executor", "collectives"},
     {"group"},
     {"cluster"},
-    {"drop_in"},
+    {"drop_in", "hosting"},
     {"__main__", "cli", "demo"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

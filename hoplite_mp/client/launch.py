@@ -24,11 +24,12 @@ import msgspec
 from hoplite_mp import _shm, ids
 from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
 from hoplite_mp.client.runtime import Runtime
-from hoplite_mp.errors import ConfigError, NodeLostError
+from hoplite_mp.errors import ConfigError, HopliteError, ManagerLostError, NodeLostError
 from hoplite_mp.protocol.local import Shutdown, Start
 from hoplite_mp.store.limits import cpu_count, total_bytes
 
 if TYPE_CHECKING:
+    from hoplite_mp.client.network import Network
     from hoplite_mp.config import Config
 
 __all__ = ["Host"]
@@ -44,7 +45,13 @@ _log = logging.getLogger("hoplite_mp")
 class Host:
     """The processes of one host, as their driver holds them."""
 
-    def __init__(self, workers: int | None, memory: int | None, config: Config) -> None:
+    def __init__(
+        self,
+        workers: int | None,
+        memory: int | None,
+        config: Config,
+        network: Network | None = None,
+    ) -> None:
         cores = cpu_count()
         self.workers = cores if workers is None else workers
         limit = memory or config.memory_bytes or total_bytes() // 3
@@ -86,10 +93,14 @@ class Host:
             memory_bytes=limit,
             config=dataclasses.asdict(config),
             home=home,
+            lan=None if network is None else network.start(home),
         )
+        sockets = [] if network is None else network.descriptors
         self.process = _execute(
-            start, [control_fd, store_fd, event_fd, *(e.fileno() for e in ends)]
+            start, [control_fd, store_fd, event_fd, *(e.fileno() for e in ends), *sockets]
         )
+        if network is not None:
+            network.close()
         for end in ends:
             end.close()
         self.runtime = Runtime(
@@ -101,7 +112,9 @@ class Host:
             os.close(fd)
         self._event_fd = event_fd
         self._config = config
+        self._joined = network.address if network is not None and network.manager else ""
         self.lost = False
+        self.ended = threading.Event()
         self._ending = False
         self._reader = threading.Thread(
             target=self._read_output, name="hoplite_mp output", daemon=True
@@ -136,10 +149,16 @@ class Host:
                 del data[: 4 + size]
         if not self._ending:
             self.lost = True
-            _log.error("the node of this host has ended unexpectedly; its cluster is lost")
+            error: HopliteError = NodeLostError("the node of this host has ended")
+            if self._joined:  # its manager decides when it ends
+                error = ManagerLostError(f"the cluster at {self._joined} has ended")
+                _log.info("%s", error)
+            else:
+                _log.error("the node of this host has ended unexpectedly; its cluster is lost")
             if self.runtime.client.usable:
                 self.runtime.tasks.lose()
-            self.runtime.submitter.abandon(NodeLostError("the node of this host has ended"))
+            self.runtime.submitter.abandon(error)
+        self.ended.set()
 
     def end(self) -> None:
         """Ends all processes; returns when they are gone."""

@@ -48,7 +48,7 @@ class Runtime:
         self.tasks = _tasks.Tasks(self.client)
         self.channel = channel
         self.config = config
-        self.label = label  # "driver" or "worker 3@h0"
+        self._label = label
         self.memory = Memory(self.client, channel, config)
         self.submitter = Submitter(self.memory, self.tasks)
         self.memory.wait_one = self.submitter.waiting.wait_done
@@ -60,6 +60,13 @@ class Runtime:
         self.task_leaves: list[Any] = []  # called at the end of the task that runs
         with _stack_lock:
             _stack.append(self)
+
+    @property
+    def label(self) -> str:
+        """ "driver" or "worker 3@h0"."""
+        if self._label.endswith("@h"):  # the node's number is known only when it has joined
+            return f"{self._label}{self.tasks.node_number}"
+        return self._label
 
     def collective(
         self,

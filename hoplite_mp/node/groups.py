@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Groups"]
 
-NODE = 0
-
 
 @dataclass(slots=True)
 class Known:
@@ -51,11 +49,14 @@ class Groups:
         tasks: _tasks.Tasks,
         send: Callable[[NodeToManager], None],
         reply: Callable[[int, Reply], None],
+        node: Callable[[], int] = lambda: 0,
     ) -> None:
+        """node: this node's number."""
         self.client = client
         self.tasks = tasks
         self.send = send
         self.reply = reply
+        self.node = node
         self.known: dict[int, Known] = {}  # board -> group
         self.joining: dict[int, tuple[int, int]] = {}  # request -> (slot, number of its call)
         self._next = 1
@@ -66,7 +67,7 @@ class Groups:
         generation = self.client.client_info(slot)["generation"]
         self.send(
             GroupJoinRequested(
-                request, NODE, slot, generation, ask.name, ask.size, ask.rank, members_max
+                request, self.node(), slot, generation, ask.name, ask.size, ask.rank, members_max
             )
         )
 
@@ -75,7 +76,7 @@ class Groups:
         self.hold_committed(slot)
         self.reply(slot, Reply(number))
         generation = self.client.client_info(slot)["generation"]
-        self.send(GroupLeft(ask.name, ask.generation, ask.rank, NODE, slot, generation))
+        self.send(GroupLeft(ask.name, ask.generation, ask.rank, self.node(), slot, generation))
 
     def admitted(self, name: str, generation: int, rank: int) -> None:
         self.send(GroupAdmitted(name, generation, rank))

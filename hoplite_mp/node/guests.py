@@ -71,7 +71,9 @@ class Guests:
         if message.task in self.by_task:
             return
         guest = self.by_task[message.task] = Guest(peer, message.task, [])
-        named = [message.function, *serial.read_refs(memoryview(message.args))]
+        named = [message.function]
+        if message.args:
+            named += serial.read_refs(memoryview(message.args))
         if message.args_object != NO_OBJECT:
             named.append(message.args_object)
         self.imports.ask(named, lambda holds: self._begin(guest, message, holds))

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp import _shm, _tasks
+from hoplite_mp import _shm, _tasks, ids
 from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
 from hoplite_mp.config import Config
+from hoplite_mp.errors import HopliteError
 from hoplite_mp.node.exports import Exports
 from hoplite_mp.node.groups import Groups
 from hoplite_mp.node.imports import Imports
@@ -33,14 +34,18 @@ from hoplite_mp.node.requests import Requests
 from hoplite_mp.node.results import Results
 from hoplite_mp.node.store import Store
 from hoplite_mp.node.sweeper import Sweeper
+from hoplite_mp.node.wires import Wire
 from hoplite_mp.node.workers import Workers
 from hoplite_mp.protocol.codec import encode, node_decoder
 from hoplite_mp.protocol.local import Exited, FromSupervisor, Reply, Request, Spawn, Spawned, Start
 from hoplite_mp.protocol.messages import ClientLost, NodeJoined
+from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.node.lan import Lan
+    from hoplite_mp.protocol.messages import Member
     from hoplite_mp.protocol.peers import PeerMessage
 
 __all__ = ["Node", "main"]
@@ -67,26 +72,34 @@ class Node:
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer = 0
         self.supervisor = socket.socket(fileno=supervisor_fd)
-        self.manager = socket.socket(fileno=manager_fd)
+        self.manager_fd = manager_fd  # -1: the manager is on another host
+        self.manager: Wire | None = None
+        self.lan: Lan | None = None
+        self.join_error: tuple[str, str] | None = None
+        self.number = 0  # among the nodes of the cluster
+        self.standing = start.lan is None  # has it been said what the number is?
         self.event_fd = start.event_fd
         self.clients: dict[int, socket.socket] = {}  # slot -> its line
         self.store = Store(self.client, self.config, start.memory_bytes, start.store_fd)
         self.results = Results(self.client, self.tasks, self.store, self.config)
         self.sweeper = Sweeper(self.results)
-        self.number = 0  # among the nodes of the cluster
         self.places = Places(self.results)
         self.imports = Imports(self.results, self.places, self.send_peer)
         self.exports = Exports(self.results, self.places, self.send_peer, lambda: self.number)
         self.sweeper.freed = self.imports.freed
         threads = self.config.reduce_threads or start.cores
-        self.operations = Operations(self.results, self.send_manager, self.tasks.wake_node, threads)
-        self.groups = Groups(self.client, self.tasks, self.send_manager, self.reply)
+        self.operations = Operations(
+            self.results, self.send_manager, self.tasks.wake_node, threads, lambda: self.number
+        )
+        self.groups = Groups(
+            self.client, self.tasks, self.send_manager, self.reply, lambda: self.number
+        )
         self.output = Output(
             socket.socket(fileno=start.output_fd), self.poll, self.config.output_line_bytes_max
         )
+        self.store.number = lambda: self.number
         self.workers = Workers(self)
         self.requests = Requests(self)
-        self._manager_decoder = node_decoder()
         self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
         self._request_decoder = msgspec.msgpack.Decoder(Request)
         self._encode = msgspec.msgpack.Encoder().encode
@@ -109,14 +122,38 @@ class Node:
         self.add(sock.fileno(), lambda: self.from_client(slot, sock))
 
     def send_manager(self, message: Any) -> None:
-        try:
-            self.manager.sendall(encode(message))
-        except OSError:
-            self._stop = True  # without a manager there is no host: the supervisor ends the rest
+        if self.manager is not None:
+            self.manager.send(encode(message))
+
+    def manager_lost(self, reason: str) -> None:
+        """Without a manager there is no cluster: the supervisor ends the rest of the host."""
+        if not self._stop and self.manager_fd < 0:
+            _log.info("the connection to the manager ended: %s", reason)
+        self._stop = True
 
     def send_peer(self, home: int, message: PeerMessage) -> bool:
         """To the node of the host with that id; False if there is none."""
-        return False
+        return self.lan is not None and self.lan.peers.send(home, message)
+
+    def lan_lost(self, member: Member) -> None:
+        """Another node cannot be reached any more."""
+        if self.lan is not None:
+            self.lan.lost(member)
+
+    def local_oid(self, object_id: bytes) -> int | None:
+        """Where an object of any host lies on this one."""
+        home, oid = ids.unpack_id(object_id)
+        if home == self.client.home:
+            return oid
+        known = self.imports.by_object.get(object_id)
+        return None if known is None else known.oid
+
+    def set_number(self, number: int) -> None:
+        """The manager has let this node in."""
+        self.number = number
+        self.client.set_number(number)
+        self.standing = True
+        self.requests.answer_standing()
 
     def reply(self, slot: int, reply: Reply) -> None:
         sock = self.clients.get(slot)
@@ -126,7 +163,7 @@ class Node:
 
     def connect(self, slot: int, line: socket.socket, out: int, err: int) -> None:
         """A worker's line and the reading ends of its pipes."""
-        label = f"worker {slot}@h0"
+        label = f"worker {slot}@h{self.number}"
         for stream, read in enumerate((out, err), 1):
             self.output.add(read, stream, label)
             self.handlers[read] = lambda fd=read: self.from_pipe(fd)  # type: ignore[misc]
@@ -199,14 +236,44 @@ class Node:
         elif isinstance(message, Exited):
             self.exited(message)
 
-    def from_manager(self) -> None:
-        data = self.manager.recv(PACKET_BYTES_MAX)
-        if not data:
-            self._stop = True
+    def from_manager(self, message: Any) -> None:
+        if self.lan is not None and self.lan.receive(message):
             return
-        for message in self._manager_decoder.feed(data):
-            if not self.operations.receive(message):
-                self.groups.receive(message)
+        if not self.operations.receive(message):
+            self.groups.receive(message)
+
+    def join(self) -> None:
+        """Begins to speak with the manager; with one on another host this takes its time."""
+        lan = self.start.lan
+        joined = NodeJoined(self.client.home, 0, self.start.workers)
+        if lan is None:
+            stream = TcpStream(socket.socket(fileno=self.manager_fd))
+        else:
+            from hoplite_mp.node.lan import Lan
+
+            self.lan = Lan(self, lan)
+            self.sweeper.freed = self.lan.freed
+            self.sweeper.is_guest = self.lan.guests.__contains__
+            joined = msgspec.structs.replace(
+                joined,
+                host=lan.host,
+                addresses=tuple(lan.addresses),
+                memory_total=self.store.limit,
+            )
+            if lan.manager:
+                try:
+                    stream = self.lan.connect()
+                except HopliteError as error:
+                    self.join_error = type(error).__name__, str(error)
+                    self.requests.answer_standing()
+                    return
+            else:
+                stream = TcpStream(socket.socket(fileno=self.manager_fd))
+        self.manager = Wire(
+            self.poll, self.handlers, stream, node_decoder(), self.from_manager, self.manager_lost
+        )
+        self.send_manager(joined)
+        self.manager.ready()  # what came with the handshake's last bytes is announced by no loop
 
     def from_pipe(self, fd: int) -> None:
         if fd in self.output.pipes and not self.output.read(fd):
@@ -230,7 +297,7 @@ class Node:
             sock.close()
         self.groups.hold_committed(slot)
         again = self.sweeper.sweep(slot, worker, message.code)
-        self.send_manager(ClientLost(NODE_SLOT, slot, generation))
+        self.send_manager(ClientLost(self.number, slot, generation))
         self.requests.forget_client(slot)
         self.workers.exited(worker, message.code, again)
         self.workers.close_owned(slot)
@@ -244,6 +311,8 @@ class Node:
         done = self.tasks.drain()
         if done:
             self.sweeper.completed(done)
+        if self.lan is not None:
+            self.lan.look(done)
         self.exports.look()
         self.operations.look()
         again = self.operations.collect()
@@ -257,7 +326,6 @@ class Node:
 
     def run(self) -> None:
         self.add(self.supervisor.fileno(), self.from_supervisor)
-        self.add(self.manager.fileno(), self.from_manager)
         self.add(self.event_fd, self._drain_event)
         self.poll.register(self.output.sock, 0)
         self.handlers[self.output.sock.fileno()] = self.output.flush
@@ -266,7 +334,7 @@ class Node:
         self.tasks.set_pid(DRIVER_SLOT, self.start.driver_pid)
         self.tasks.set_pid(NODE_SLOT, os.getpid())
         self.add_client(DRIVER_SLOT, socket.socket(fileno=self.start.rpc_fd))
-        self.send_manager(NodeJoined(self.client.home, 0, self.start.workers))
+        self.join()
         self.workers.open_first(self.start.workers, DRIVER_SLOT)
         for slot, line, out, err in self.start.first_workers:
             self.connect(slot, socket.socket(fileno=line), out, err)

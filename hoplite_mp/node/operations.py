@@ -41,7 +41,7 @@ __all__ = ["Operations"]
 
 READY = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
 SPACE_RETRY_S = 0.02
-NODE = 0
+NUMBER_BITS = 40  # of an operation's number; the requesting node's number stands above
 
 
 @dataclass(slots=True)
@@ -69,13 +69,16 @@ class Operations:
         send: Callable[[NodeToManager], None],
         wake: Callable[[], None],
         threads: int,
+        node: Callable[[], int] = lambda: 0,
     ) -> None:
+        """node: this node's number, which is not known before it has joined."""
         self.results = results
         self.client = results.client
         self.tasks = results.tasks
         self.send = send
         self.wake = wake
         self.threads = threads
+        self.node = node
         self.operations: dict[int, Operation] = {}
         self.finished: list[tuple[int, int, Execution, BaseException | None]] = []
         self._lock = threading.Lock()
@@ -85,7 +88,7 @@ class Operations:
 
     def begin(self, ask: Collective, slot: int) -> None:
         """A client's call. The node holds sources and results from here on."""
-        number, self._next = self._next, self._next + 1
+        number, self._next = self.node() << NUMBER_BITS | self._next, self._next + 1
         holds = [self.client.hold(oid) for oid in dict.fromkeys((*ask.sources, *ask.results))]
         waiting: dict[int, list[int]] = {}
         ready: list[int] = []
@@ -104,7 +107,7 @@ class Operations:
         self.send(
             ReduceRequested(
                 number,
-                NODE,
+                self.node(),
                 slot,
                 tuple(ids.pack_id(home, oid) for oid in ask.sources),
                 ask.op,
@@ -136,7 +139,7 @@ class Operations:
                 ready = self.client.state(oid) in READY
                 for index in operation.waiting.pop(oid):
                     if ready:
-                        self.send(SourceReady(operation.number, index, NODE))
+                        self.send(SourceReady(operation.number, index, self.node()))
                     else:
                         self.send(SourceFailed(operation.number, index, self._reason(oid)))
             if all(self.client.state(oid) == STATE["ABORTED"] for oid in operation.results):
@@ -219,7 +222,9 @@ class Operations:
         self, operation: Operation, reason: str, sources: tuple[int, ...], error: str = "value"
     ) -> None:
         operation.plan = None
-        self.send(ExecutionFailed(operation.number, operation.epoch, NODE, reason, sources, error))
+        self.send(
+            ExecutionFailed(operation.number, operation.epoch, self.node(), reason, sources, error)
+        )
 
     def _run(self, number: int, epoch: int, execution: Execution) -> None:
         """In a thread of its own: everything bulky is without the GIL."""
@@ -242,7 +247,7 @@ class Operations:
                 execution.drop()  # dropped while it ran
             elif failure is None:
                 operation.execution = execution
-                self.send(StripesComplete(number, epoch, NODE))
+                self.send(StripesComplete(number, epoch, self.node()))
             else:
                 execution.drop()
                 self._failed(operation, f"{type(failure).__name__}: {failure}", ())

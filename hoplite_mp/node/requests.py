@@ -29,6 +29,7 @@ from hoplite_mp.protocol.local import (
     Reply,
     Request,
     Restore,
+    Standing,
     Stats,
 )
 
@@ -50,6 +51,7 @@ class Requests:
         self.client = node.client
         self.store = node.store
         self.last_lease: dict[int, tuple[int, int]] = {}  # slot -> (number of the reply, payload)
+        self.waiting_standing: list[tuple[int, int]] = []
         self.granted: dict[int, dict[int, Any]] = {}  # slot -> number -> holds not yet taken over
         self.latest: dict[int, int] = {}  # slot -> number of its last question
         self._answers: dict[type, Any] = {
@@ -60,9 +62,7 @@ class Requests:
             Import: self.import_,
             Imported: self.imported,
             DropForeign: lambda slot, request: node.imports.drop(request.ask.oid),
-            Interrupt: lambda slot, request: node.workers.interrupt(
-                request.ask.oid, request.ask.slot
-            ),
+            Interrupt: self.interrupt,
             Collective: lambda slot, request: node.operations.begin(request.ask, slot),
             OpenPool: self.open_pool,
             ClosePool: lambda slot, request: node.workers.close(request.ask.pool, request.ask.kill),
@@ -73,6 +73,7 @@ class Requests:
             GroupAdmit: lambda slot, request: node.groups.admitted(
                 request.ask.name, request.ask.generation, request.ask.rank
             ),
+            Standing: self.standing,
             Stats: self.stats,
         }
 
@@ -168,6 +169,12 @@ class Requests:
         for offset in request.ask.offsets:  # type: ignore[union-attr]
             self.store.give_span(offset, slot)
 
+    def interrupt(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        lan = self.node.lan
+        if lan is None or not lan.delegation.cancel(ask.oid):
+            self.node.workers.interrupt(ask.oid, ask.slot)
+
     # -- pools ---------------------------------------------------------------------------------
 
     def open_pool(self, slot: int, request: Request) -> None:
@@ -175,6 +182,20 @@ class Requests:
         number = self.node.workers.open_next(ask.workers, slot, ask.max_tasks, ask.setup)
         error = "" if number is not None else NO_POOL
         self.node.reply(slot, Reply(request.number, number, error))
+
+    def standing(self, slot: int, request: Request) -> None:
+        self.waiting_standing.append((slot, request.number))
+        self.answer_standing()
+
+    def answer_standing(self) -> None:
+        """As soon as it is known whether this node is in a cluster, and as which."""
+        node = self.node
+        if not node.standing and node.join_error is None:
+            return
+        cluster = node.lan.cluster if node.lan is not None else b""
+        waiting, self.waiting_standing = self.waiting_standing, []
+        for slot, number in waiting:
+            node.reply(slot, Reply(number, node.join_error or (node.number, cluster)))
 
     # -- counters ------------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ from hoplite_mp.store.arena import Arena
 from hoplite_mp.store.limits import available_bytes, total_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp.config import Config
 
 __all__ = ["NODE_SLOT", "Store"]
@@ -46,6 +48,7 @@ class Store:
         self.leases: dict[int, int] = {}  # payload offset of a big block -> slot it was leased to
         self.spans: dict[int, int] = {}  # span offset -> lessee's slot, or ADOPTED
         self.spill = SpillFile(config.spill_dir, config.spill_bytes_max)
+        self.number: Callable[[], int] = lambda: 0  # of this node
         self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
         self.spill_error = ""  # why the disk took nothing
         self._spill_again = 0.0
@@ -298,7 +301,8 @@ class Store:
             parts.append(f"{format_bytes(nbytes)} pinned by arrays in process {pid}")
         if queued:
             parts.append(f"{format_bytes(queued)} held by refs and queued tasks")
-        room = f"store of h0 holds {format_bytes(self.arena.used)} of {format_bytes(self.limit)}"
+        room = f"store of h{self.number()} holds {format_bytes(self.arena.used)}"
+        room += f" of {format_bytes(self.limit)}"
         free = available_bytes()
         if self.arena.used < self.limit // 2 and free < 2 * self.config.memory_reserve_bytes:
             parts.append(f"only {format_bytes(free)} of the host's memory are available")

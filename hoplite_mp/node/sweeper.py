@@ -39,6 +39,8 @@ class Sweeper:
         self.tasks = results.tasks
         self.inner: dict[int, list[Any]] = {}  # refs inside adopted objects
         self.freed: Callable[[int], None] = lambda oid: None  # told of everything that goes
+        # Of the node's tables only tasks of other hosts are waited for: others' senders are dead.
+        self.is_guest: Callable[[int], bool] = lambda oid: False
         self.own_tables: set[int] = set(self.client.tables)
         self.retried = self.failed = 0  # tasks whose worker died
 
@@ -108,7 +110,7 @@ class Sweeper:
         if (
             task
             and not timed_out
-            and header["owner"] not in (slot, NODE_SLOT)  # nobody waits for a dead one's task
+            and (header["owner"] not in (slot, NODE_SLOT) or self.is_guest(oid))
             and header["retries_left"]
             and self.client.requeue(oid, slot)
         ):
@@ -129,8 +131,8 @@ class Sweeper:
             error = HopliteTimeoutError(f"{name}() ran longer than its timeout; its worker ended")
         else:
             error = WorkerLostError(
-                f"worker {slot}@h0 {_how(code)} ({_memory()}) while running {name}(); "
-                f"tried {tries} time{'s' if tries != 1 else ''}."
+                f"worker {slot}@h{self.tasks.node_number} {_how(code)} ({_memory()}) "
+                f"while running {name}(); tried {tries} time{'s' if tries != 1 else ''}."
             )
         self.results.store_error(oid, error)
         return False

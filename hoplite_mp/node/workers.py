@@ -39,7 +39,8 @@ class Workers:
         self.pools: dict[int, Pool] = {}
         self.all: dict[int, WorkerInfo] = {}
         self.pipes: dict[int, list[int]] = {}
-        self.queues: dict[int, int] = {}  # pool -> the node's own hint queue
+        # (pool, only for workers of this host) -> the node's own hint queue
+        self.queues: dict[tuple[int, bool], int] = {}
         self.lost = 0
         self.tasks_done = self.tasks_failed = 0  # of workers that have ended, or never began
         self._due: float | None = None
@@ -97,9 +98,10 @@ class Workers:
         if pool.closing and not pool.workers:
             self.client.open_pool(pool.number, POOL_FREE)
             self.pools.pop(pool.number, None)
-            queue = self.queues.pop(pool.number, None)
-            if queue is not None:
-                self.tasks.close_queue(queue)
+            for here in (False, True):
+                queue = self.queues.pop((pool.number, here), None)
+                if queue is not None:
+                    self.tasks.close_queue(queue)
 
     def start_missing(self, pool: Pool) -> None:
         blocked = self.blocked(pool)
@@ -157,10 +159,11 @@ class Workers:
                 self.fail(oid, "its pool is closed")
         self.forget_if_empty(pool)
 
-    def queue(self, pool: int) -> int:
-        if pool not in self.queues:
-            self.queues[pool] = self.tasks.open_queue(pool)
-        return self.queues[pool]
+    def queue(self, pool: int, here: bool = False) -> int:
+        """`here`: for tasks of other hosts, which are not to be sent on."""
+        if (pool, here) not in self.queues:
+            self.queues[pool, here] = self.tasks.open_queue(pool, here)
+        return self.queues[pool, here]
 
     def queued(self, pool: int) -> list[int]:
         return [
@@ -171,9 +174,9 @@ class Workers:
 
     def post_queued(self, pool: int) -> None:
         """The dead one may have taken hints with it: all queued tasks are announced again."""
-        queue = self.queue(pool)
+        lan = self.node.lan
         for oid in self.queued(pool):
-            if not self.tasks.post(oid, queue):
+            if not self.tasks.post(oid, self.queue(pool, lan is not None and oid in lan.guests)):
                 self.node.after(LOOK_AGAIN_S, lambda: self.post_queued(pool))
                 return
 

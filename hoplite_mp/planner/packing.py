@@ -141,11 +141,11 @@ class _Prices:
     def all_sold(self) -> bool:
         total: float = self._down_price * self._down
         total += sum(p * r for p, r in zip(self._up_price, self._up, strict=True))
-        return total + sum(p * self._pairs[e] for e, p in self._pair_price.items()) >= 1
+        return bool(total + sum(p * self._pairs[e] for e, p in self._pair_price.items()) >= 1)
 
     def of(self, edge: Edge) -> float:
         """What one byte a second over this edge costs (the down rate costs all trees the same)."""
-        return self._up_price[edge[0]] + self._pair_price.get(edge, 0.0)
+        return float(self._up_price[edge[0]] + self._pair_price.get(edge, 0.0))
 
     def _uses(self, parents: tuple[int, ...]) -> list[int]:
         uses = [0] * len(self._up)

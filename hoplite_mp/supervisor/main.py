@@ -25,7 +25,15 @@ from typing import Any
 import msgspec
 
 from hoplite_mp.client.channel import seqpacket_pair
-from hoplite_mp.protocol.local import Exited, Shutdown, Spawn, Spawned, Start, ToSupervisor
+from hoplite_mp.protocol.local import (
+    Exited,
+    LanStart,
+    Shutdown,
+    Spawn,
+    Spawned,
+    Start,
+    ToSupervisor,
+)
 
 __all__ = ["main"]
 
@@ -101,6 +109,8 @@ class Supervisor:
         imported here for the workers. The first workers' lines are made here too, so that these
         need not wait for the node."""
         s = self.start
+        lan = s.lan
+        manages = lan is None or not lan.manager
         self.node, node_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         to_manager, manager_end = socket.socketpair()
         mine = [self.driver, self.node, self.wake_read, self.wake_write]
@@ -109,19 +119,29 @@ class Supervisor:
         workers_ends = [fd for _, fds in self.first for fd in fds]
         self.node_pid = self.fork(
             NODE_MAIN,
-            (given, node_end.fileno(), to_manager.fileno()),
-            [*mine, manager_end, *workers_ends],
+            (given, node_end.fileno(), to_manager.fileno() if manages else -1),
+            [*mine, manager_end, *workers_ends, *_descriptors(lan, "manager_fd")],
         )
         for fd in (s.rpc_fd, s.output_fd, *(fd for _, *fds in nodes_ends for fd in fds)):
             os.close(fd)
         node_end.close()
         to_manager.close()
-        self.manager_pid = self.fork(
-            MANAGER_MAIN,
-            (manager_end.fileno(),),
-            [*mine, s.control_fd, s.store_fd, s.event_fd, *workers_ends],
-        )
+        if manages:
+            self.manager_pid = self.fork(
+                MANAGER_MAIN,
+                (manager_end.fileno(), lan),
+                [
+                    *mine,
+                    s.control_fd,
+                    s.store_fd,
+                    s.event_fd,
+                    *workers_ends,
+                    *_descriptors(lan, "peer_fd"),
+                ],
+            )
         manager_end.close()
+        for fd in _descriptors(lan, "manager_fd", "peer_fd"):
+            os.close(fd)
 
     def make_lines(self, slot: int) -> tuple[int, int, int, int]:
         """A first worker's line and pipes; its own ends wait in `first`."""
@@ -161,7 +181,7 @@ class Supervisor:
                 ask.pool,
                 ask.max_tasks,
                 ask.setup,
-                f"worker {ask.slot}@h0",
+                f"worker {ask.slot}@h",
                 s.config,
             )
             return int(code)
@@ -277,6 +297,12 @@ class Supervisor:
         kill_group(pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _descriptors(lan: LanStart | None, *names: str) -> list[int]:
+    """Those of its sockets that there are."""
+    found = [] if lan is None else [getattr(lan, name) for name in names]
+    return [fd for fd in found if fd >= 0]
 
 
 def _children() -> list[int]:

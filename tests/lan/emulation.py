@@ -79,10 +79,9 @@ def _first_child(pid: int) -> int:
     """The one child of a process of ours, as soon as it is there."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, IndexError):
             return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-        with contextlib.suppress(IndexError):
-            time.sleep(0.001)
+        time.sleep(0.001)
     raise TimeoutError(f"process {pid} has no child")
 
 

@@ -44,6 +44,7 @@ class Side(Host):
         super().__init__(home=1000 + number)
         self.network, self.number = network, number
         self.common_queue: int | None = None
+        self.again_queue: int | None = None
         self.home = 1000 + number
         self.places = Places(self.results)
         self.places.fetcher = self
@@ -68,11 +69,13 @@ class Side(Host):
 
     def queue_to(self, pool: int) -> int:
         if self.common_queue is None:
-            self.common_queue = self.node_tasks.open_queue(pool)
+            self.common_queue = self.node_tasks.open_queue(pool, here=True)
         return self.common_queue
 
     def post_again(self, oid: int) -> None:
-        self.node_tasks.post(oid, self.queue_to(COMMON))
+        if self.again_queue is None:
+            self.again_queue = self.node_tasks.open_queue(COMMON)
+        self.node_tasks.post(oid, self.again_queue)
 
     def interrupted_at(self, oid: int, slot: int) -> None:
         self.interrupted.append((oid, slot))

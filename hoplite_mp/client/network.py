@@ -1,0 +1,142 @@
+"""What a host of a LAN needs before its processes start: token, sockets, addresses, certificate.
+
+Why it exists: what can be wrong with an address, a port or a token is found in the user's process,
+where it can be raised at once. The processes get descriptors and values, never names to look up.
+It must never know: what is said over the network.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.errors import ConfigError, ManagerLostError
+from hoplite_mp.protocol.local import LanStart
+from hoplite_mp.transport.addresses import (
+    Address,
+    advertised_addresses,
+    parse_address,
+    parse_ports,
+    resolve,
+    routed_address,
+)
+from hoplite_mp.transport.listen import bound_address, listen
+from hoplite_mp.transport.tokens import load_token
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hoplite_mp.config import Config
+    from hoplite_mp.transport.addresses import Endpoint
+
+__all__ = ["Network"]
+
+CLUSTER_BYTES = 16
+_log = logging.getLogger("hoplite_mp")
+
+
+class Network:
+    """The listening sockets and secrets of one host, until its processes have them."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        listen_at: str | None,
+        address: str | None,
+        ports: Any,
+        token: str | Path | None,
+        tls: bool | None,
+    ) -> None:
+        """AuthError, ConfigError: what was wrong with the arguments."""
+        if (listen_at is None) == (address is None):
+            raise ConfigError("listen= starts a cluster, address= joins one: give one of them")
+        self.config = config
+        self.tls = tls is not False
+        self.token = load_token(token, make=listen_at is not None)
+        self.sockets: list[socket.socket] = []
+        self.manager: list[Endpoint] = []
+        self._manager_socket: socket.socket | None = None
+        wanted = _ports(ports)
+        try:
+            if listen_at is not None:
+                self._listen(parse_address(listen_at), wanted)
+            else:
+                assert address is not None
+                self._join(parse_address(address), wanted)
+        except BaseException:
+            self.close()
+            raise
+        if not self.tls:
+            _log.warning(
+                "tls=False: everything travels in the clear, and somebody on the path can read and "
+                "change it; the token still keeps strangers out"
+            )
+
+    def _listen(self, where: Address, ports: range) -> None:
+        self._manager_socket = self._open(where.host, range(where.port, where.port + 1))
+        peers = self._open(where.host, ports)
+        port = bound_address(self._manager_socket).port
+        hosts = advertised_addresses(bound_address(self._manager_socket).host, None)
+        self.address = str(Address(hosts[0], port))
+        self.addresses = [str(Address(host, bound_address(peers).port)) for host in hosts]
+
+    def _join(self, where: Address, ports: range) -> None:
+        self.address = str(where)
+        try:
+            self.manager = resolve(where)
+        except OSError as error:
+            raise ManagerLostError(f"{where}: {error.strerror or error}") from error
+        routed = routed_address(self.manager[0])
+        if routed is None:
+            raise ManagerLostError(f"no way leads from this host to {where}")
+        peers = self._open(routed, ports)
+        self.addresses = [str(Address(routed, bound_address(peers).port))]
+
+    def _open(self, host: str, ports: range) -> socket.socket:
+        sock = listen(host, ports)
+        self.sockets.append(sock)
+        return sock
+
+    def start(self, home: int) -> LanStart:
+        """What this host's processes are told."""
+        certificate = b""
+        if self.tls and self._manager_socket is not None:
+            from hoplite_mp.transport.certificates import make_certificate
+
+            certificate = make_certificate().pem
+        return LanStart(
+            key=self.token.key,
+            home=home,
+            host=socket.gethostname(),
+            peer_fd=self.sockets[-1].fileno(),
+            addresses=self.addresses,
+            handshake_timeout_s=self.config.handshake_timeout_s,
+            unauthenticated_max=self.config.unauthenticated_max,
+            connect_timeout_s=self.config.connect_timeout_s,
+            tls=self.tls,
+            manager_fd=-1 if self._manager_socket is None else self._manager_socket.fileno(),
+            cluster=b"" if self._manager_socket is None else secrets.token_bytes(CLUSTER_BYTES),
+            certificate=certificate,
+            manager=[(int(end.family), tuple(end.sockaddr)) for end in self.manager],
+        )
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Of the sockets that the host's processes take over."""
+        return [sock.fileno() for sock in self.sockets]
+
+    def close(self) -> None:
+        """This process needs them no more."""
+        for sock in self.sockets:
+            sock.close()
+
+
+def _ports(ports: Any) -> range:
+    if ports is None:
+        return range(1)  # any free one
+    if isinstance(ports, range):
+        return ports
+    return parse_ports(str(ports))

@@ -1,0 +1,93 @@
+"""`hoplite-mp up` and `hoplite-mp join`: hosts of a cluster in the foreground of a terminal.
+
+Why it exists: a host takes part as long as this process runs, and says in one line what is wrong.
+It must never know: anything that `Cluster` does not tell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.cluster import Cluster
+from hoplite_mp.config import Config
+from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError
+from hoplite_mp.store.limits import cpu_count
+from hoplite_mp.transport.tokens import token_path
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["join", "up"]
+
+LOOK_S = 0.2  # for a token file that is not there yet
+
+
+def up(arguments: argparse.Namespace) -> int:
+    """A cluster that others can join, until a signal ends it. Returns the exit code."""
+    ending = _on_signals()
+    try:
+        cluster = Cluster(listen=arguments.listen, **_common(arguments))
+    except HopliteError as error:
+        return _say(error)
+    with cluster:
+        file = f" --token-file {cluster.token_file}" if cluster.token_file else ""
+        tls = " --no-tls" if arguments.no_tls else ""
+        print(f"hoplite-mp join {cluster.address}{file}{tls}", flush=True)
+        return _stay(cluster, ending)
+
+
+def join(arguments: argparse.Namespace) -> int:
+    """A node of a running cluster, until that ends. Returns the exit code."""
+    ending = _on_signals()
+    deadline = time.monotonic() + arguments.wait
+    common = _common(arguments)
+    path = token_path(arguments.token_file)
+    while path is not None and not path.exists() and time.monotonic() < deadline:
+        if ending.wait(LOOK_S):
+            return 0
+    left = max(0.1, deadline - time.monotonic())
+    config = dataclasses.replace(Config.from_environment(), connect_timeout_s=left)
+    if common["workers"] is None:
+        common["workers"] = cpu_count()
+    try:
+        cluster = Cluster(address=arguments.address, config=config, **common)
+    except (AuthError, ManagerLostError, HopliteError) as error:
+        return _say(error)
+    with cluster:
+        return _stay(cluster, ending)
+
+
+def _common(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "workers": arguments.workers,
+        "memory": arguments.memory,
+        "ports": arguments.ports,
+        "token": arguments.token_file,
+        "tls": False if arguments.no_tls else None,
+    }
+
+
+def _on_signals() -> threading.Event:
+    """Set by SIGTERM and SIGINT: leaving in order, not by an exception."""
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    return ending
+
+
+def _stay(cluster: Cluster, ending: threading.Event) -> int:
+    """Until a signal comes or the cluster ends by itself."""
+    host = cluster._host
+    while host is not None and not ending.wait(LOOK_S) and not host.ended.is_set():
+        pass
+    return 0
+
+
+def _say(error: HopliteError) -> int:
+    print(f"hoplite-mp: {error}", file=sys.stderr)
+    return 1

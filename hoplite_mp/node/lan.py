@@ -1,0 +1,231 @@
+"""This node among others: joining, members, and who takes which message of a peer.
+
+Why it exists: on one host none of this is imported. On a LAN the node listens for peers, knows the
+members of the cluster by the manager's word, and joins what comes from other hosts with the rooms
+that deal with it: imports and exports of objects, guests and delegated tasks, transfers.
+It must never know: what objects contain, how bytes move, how a handshake goes.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.node.delegation import Delegation
+from hoplite_mp.node.guests import Guests
+from hoplite_mp.node.peers import Peers
+from hoplite_mp.node.transfers import Transfers
+from hoplite_mp.protocol.greetings import Introduction
+from hoplite_mp.protocol.messages import (
+    Credentials,
+    Distribute,
+    FetchRefused,
+    MembersChanged,
+    NodeAdmitted,
+    Withdraw,
+)
+from hoplite_mp.protocol.peers import (
+    Acquire,
+    CancelTask,
+    Described,
+    Drop,
+    RecallTasks,
+    Release,
+    RunTask,
+    TaskEnded,
+)
+from hoplite_mp.protocol.versions import software_versions
+from hoplite_mp.transport.addresses import Endpoint
+from hoplite_mp.transport.caller import Caller
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.main import Node
+    from hoplite_mp.protocol.local import LanStart
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.transport.door import Door
+    from hoplite_mp.transport.stream import TcpStream
+
+__all__ = ["Lan"]
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Lan:
+    """What a node has more when there are other hosts."""
+
+    def __init__(self, node: Node, lan: LanStart) -> None:
+        self.node = node
+        self.lan = lan
+        self.cluster = lan.cluster
+        self.certificate = lan.certificate
+        self.members: dict[int, Member] = {}  # by number, in order of joining
+        self.door: Door | None = None
+        self.mine = Introduction(node.client.home, software_versions())
+        self.peers = Peers(node, lan, self.take, self.mine)
+        self.delegation = Delegation(
+            node.results, node.imports, node.places, self.peers.send, self._post
+        )
+        self.guests = Guests(
+            node.results,
+            node.imports,
+            self.peers.send,
+            lambda pool: node.workers.queue(pool, here=True),
+            node.workers.interrupt,
+        )
+        self.transfers = Transfers(node, self.peers)
+        node.places.fetcher = self.transfers
+        if not lan.manager:
+            self._open()
+
+    def _post(self, oid: int) -> None:
+        node = self.node
+        if not node.tasks.post(oid, node.workers.queue(node.tasks.pool_of(oid))):
+            node.after(0.05, lambda: self._post(oid))
+
+    def connect(self) -> TcpStream:
+        """The connection to a manager on another host; blocks. AuthError, ManagerLostError,
+        ProtocolError as `Caller` raises them."""
+        caller = Caller(
+            [Endpoint(socket.AddressFamily(f), tuple(where)) for f, where in self.lan.manager],
+            key=self.lan.key,
+            role="node",
+            mine=self.mine,
+            tls=self.lan.tls,
+            now=time.monotonic(),
+            timeout_s=self.lan.connect_timeout_s,
+            handshake_timeout_s=self.lan.handshake_timeout_s,
+        )
+        admission = caller.wait()
+        self.cluster = self.peers.cluster = admission.cluster
+        if not self.lan.tls:
+            self._open()
+        return admission.stream
+
+    def _open(self) -> None:
+        """Lets other nodes in."""
+        from hoplite_mp.transport.certificates import Certificate
+        from hoplite_mp.transport.door import Door
+
+        self.door = Door(
+            socket.socket(fileno=self.lan.peer_fd),
+            key=self.lan.key,
+            service="node",
+            cluster=self.cluster,
+            mine=self.mine,
+            certificate=Certificate(self.certificate) if self.certificate else None,
+            handshake_timeout_s=self.lan.handshake_timeout_s,
+            unauthenticated_max=self.lan.unauthenticated_max,
+        )
+        self.node.add(self.door.fileno(), self._admit)
+
+    def _admit(self) -> None:
+        assert self.door is not None
+        for admission in self.door.turn(time.monotonic()):
+            if admission.role == "peer":
+                self.peers.admitted(admission)
+            elif admission.role == "data":
+                self.transfers.admitted(admission)
+            else:
+                admission.stream.close()
+        if self.door.deadline is not None:
+            self.node.after(max(0.0, self.door.deadline - time.monotonic()), self._admit_again)
+
+    def _admit_again(self) -> None:
+        deadline = None if self.door is None else self.door.deadline
+        if deadline is not None and deadline <= time.monotonic():
+            self._admit()
+
+    # -- the manager's word --------------------------------------------------------------------
+
+    def receive(self, message: Any) -> bool:
+        """A message from the manager; False if it is not about other hosts."""
+        match message:
+            case Credentials():
+                self.certificate = message.pem
+                self._open()
+            case NodeAdmitted():
+                self.node.set_number(message.node)
+                for member in message.members:
+                    self._came(member)
+            case MembersChanged():
+                for number in message.went:
+                    self._went(number)
+                for member in message.came:
+                    self._came(member)
+            case Distribute():
+                self.transfers.distribute(message)
+            case Withdraw():
+                self.transfers.withdraw(message)
+            case FetchRefused():
+                self.transfers.refused(message)
+            case _:
+                return False
+        return True
+
+    def _came(self, member: Member) -> None:
+        self.members[member.node] = member
+        if member.home != self.node.client.home:
+            self.peers.came(member)
+            self.delegation.set_runner(member.home, member.node, member.workers)
+
+    def _went(self, number: int) -> None:
+        member = self.members.pop(number, None)
+        if member is None:
+            return
+        self.peers.went(number)
+        self.delegation.lose_runner(member.home)
+        self.guests.lose_peer(member.home)
+        self.transfers.lose_node(number)
+        self.node.imports.lose_home(member.home)
+        self.node.exports.lose_peer(member.home)
+        self.node.places.lose_node(number)
+
+    def lost(self, member: Member) -> None:
+        """This node has noticed by itself."""
+        self._went(member.node)
+
+    def freed(self, oid: int) -> None:
+        """A header of the node's own has been collected."""
+        one = self.node.imports.by_oid.get(oid)
+        self.node.imports.freed(oid)
+        if one is not None and oid not in self.node.imports.by_oid:
+            self.transfers.dropped(one.object)
+
+    # -- peers ---------------------------------------------------------------------------------
+
+    def take(self, home: int, message: Any) -> None:
+        """A message of another node; its mistake is not the end of this host."""
+        try:
+            self._take(home, message)
+        except Exception:
+            _log.exception("%s of node %#x", type(message).__name__, home)
+
+    def _take(self, home: int, message: Any) -> None:
+        node = self.node
+        match message:
+            case Acquire():
+                node.exports.acquire(home, message)
+            case Release():
+                if not self.guests.release(home, message):
+                    node.exports.release(home, message)
+            case Drop():
+                node.exports.drop(message.object)
+            case Described():
+                node.imports.described(message)
+            case RunTask():
+                self.guests.run(home, message)
+            case TaskEnded():
+                self.delegation.ended(home, message)
+            case CancelTask():
+                self.guests.cancel(message.task)
+            case RecallTasks():
+                self.guests.recall(home, message.count)
+
+    def look(self, done: list[int]) -> None:
+        """Words in shared memory may have changed; these tasks of the node's are done."""
+        self.guests.completed(done)
+        self.guests.look()
+        self.delegation.look()
+        self.node.places.purge()

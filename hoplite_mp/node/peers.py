@@ -1,0 +1,207 @@
+"""The other nodes of the cluster: who they are, and a wire to each that is spoken to.
+
+Why it exists: a connection is made when the first message wants to go; until it stands, messages
+wait in order. Whoever connects first is answered on the same connection, so two nodes usually share
+one. Which nodes there are only the manager says; a peer that cannot be reached is given up.
+It must never know: what the messages mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.node.wires import Wire
+from hoplite_mp.protocol.codec import Decoder, encode
+from hoplite_mp.protocol.peers import PeerMessage
+from hoplite_mp.transport.addresses import Endpoint, parse_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.main import Node
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.local import LanStart
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.transport.caller import Caller
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["Peers", "endpoints_of"]
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Peer:
+    """One other node. `waiting` goes as soon as there is a wire."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.wire: Wire | None = None
+        self.extra: list[Wire] = []  # both called at once: only read from
+        self.waiting: list[bytes] = []
+        self.calling = False
+
+
+class _Call:
+    """One call in the node's loop: turned when something comes and when its time has come."""
+
+    def __init__(
+        self,
+        node: Node,
+        caller: Caller,
+        member: Member,
+        done: Callable[[Admission | None], None],
+    ) -> None:
+        self.node, self.caller, self.member, self.done = node, caller, member, done
+        self.fd = caller.fileno()
+        self.over = False
+        node.add(self.fd, self.turn)
+
+    def turn(self) -> None:
+        """As far as it goes now."""
+        if self.over:
+            return  # a timer of before
+        try:
+            admission = self.caller.turn(time.monotonic())
+        except (HopliteError, OSError) as error:
+            _log.warning("node h%d cannot be reached: %s", self.member.node, error)
+            self._end(None)
+            return
+        if admission is not None:
+            self._end(admission)
+            return
+        self.node.after(max(0.0, self.caller.deadline - time.monotonic()), self.turn)
+
+    def _end(self, admission: Admission | None) -> None:
+        self.over = True
+        self.node.handlers.pop(self.fd, None)
+        self.done(admission)
+
+
+class Peers:
+    """All other living nodes, by the home id of their host."""
+
+    def __init__(
+        self, node: Node, lan: LanStart, take: Callable[[int, Any], None], mine: Introduction
+    ) -> None:
+        self.node = node
+        self.lan = lan
+        self.take = take
+        self.mine = mine
+        self.cluster = lan.cluster
+        self.by_home: dict[int, Peer] = {}
+        self.by_number: dict[int, Peer] = {}
+
+    def came(self, member: Member) -> None:
+        """A node has joined."""
+        peer = Peer(member)
+        self.by_home[member.home] = self.by_number[member.node] = peer
+
+    def went(self, number: int) -> Peer | None:
+        """A node is gone, says the manager."""
+        peer = self.by_number.pop(number, None)
+        if peer is None:
+            return None
+        del self.by_home[peer.member.home]
+        for wire in (peer.wire, *peer.extra):
+            if wire is not None:
+                wire.close("the node is gone")
+        return peer
+
+    def send(self, home: int, message: PeerMessage) -> bool:
+        """False: there is no such node."""
+        peer = self.by_home.get(home)
+        if peer is None:
+            return False
+        frame = encode(message)  # type: ignore[arg-type]
+        if peer.wire is not None and peer.wire.open:
+            return peer.wire.send(frame)
+        peer.waiting.append(frame)
+        self._call(peer)
+        return True
+
+    def _call(self, peer: Peer) -> None:
+        if peer.calling:
+            return
+        peer.calling = True
+        self.call(peer.member, "peer", lambda admission: self._answered(peer, admission))
+
+    def call(self, member: Member, role: str, done: Callable[[Admission | None], None]) -> None:
+        """Connects to a node; `done` gets the connection, or None when it cannot be reached."""
+        from hoplite_mp.transport.caller import Caller
+
+        caller = Caller(
+            endpoints_of(member.addresses),
+            key=self.lan.key,
+            role=role,
+            mine=self.mine,
+            tls=self.lan.tls,
+            now=time.monotonic(),
+            timeout_s=self.lan.connect_timeout_s,
+            handshake_timeout_s=self.lan.handshake_timeout_s,
+            cluster=self.cluster,
+            host=member.home,
+        )
+        _Call(self.node, caller, member, done).turn()
+
+    def _answered(self, peer: Peer, admission: Admission | None) -> None:
+        peer.calling = False
+        if self.by_home.get(peer.member.home) is not peer:
+            if admission is not None:
+                admission.stream.close()
+        elif admission is None:
+            self.node.lan_lost(peer.member)
+        else:
+            self._attach(peer, admission)
+
+    def admitted(self, admission: Admission) -> None:
+        """Somebody has called us."""
+        peer = self.by_home.get(admission.peer.host)
+        if peer is None:  # it has joined, and we have not heard of it yet, or it is gone
+            self.node.after(0.05, lambda: self._admitted_late(admission))
+        else:
+            self._attach(peer, admission)
+
+    def _admitted_late(self, admission: Admission) -> None:
+        peer = self.by_home.get(admission.peer.host)
+        if peer is None:
+            admission.stream.close()
+        else:
+            self._attach(peer, admission)
+
+    def _attach(self, peer: Peer, admission: Admission) -> None:
+        home = peer.member.home
+        wire = Wire(
+            self.node.poll,
+            self.node.handlers,
+            admission.stream,
+            Decoder(PeerMessage),
+            lambda message: self.take(home, message),
+            lambda reason: self._ended(peer, reason),
+        )
+        if peer.wire is None or not peer.wire.open:
+            peer.wire = wire
+            waiting, peer.waiting = peer.waiting, []
+            for frame in waiting:
+                wire.send(frame)
+        else:
+            peer.extra.append(wire)
+        wire.ready()  # what came with the handshake's last bytes is announced by no loop
+
+    def _ended(self, peer: Peer, reason: str) -> None:
+        if self.by_home.get(peer.member.home) is peer:
+            _log.info("the connection to node h%d ended: %s", peer.member.node, reason)
+            self.node.lan_lost(peer.member)
+
+
+def endpoints_of(addresses: tuple[str, ...]) -> list[Endpoint]:
+    """Addresses of numbers, as other nodes advertise them."""
+    found = []
+    for text in addresses:
+        address = parse_address(text)
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        found.append(Endpoint(family, (address.host, address.port)))
+    return found

@@ -1,0 +1,103 @@
+"""Data links under TLS: two connections of one direction each, a Python thread for either.
+
+Why it exists: OpenSSL's state of a connection may be used by one thread at a time, so a link that
+sends and receives at once has two. The threads only carry: which frame goes next and where received
+bytes belong the engine says, block by block, straight from and into shared memory.
+It must never know: what the frames are about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
+
+    from hoplite_mp._engine import Driver, Engine
+
+__all__ = ["TlsLink"]
+
+LOOK_S = 1.0  # how often a thread that has nothing to do looks whether it is still wanted
+_log = logging.getLogger("hoplite_mp")
+
+
+class TlsLink:
+    """One link of the engine. What is to be sent waits until its connection stands."""
+
+    def __init__(self, engine: Engine, number: int) -> None:
+        self.engine = engine
+        self.number = number
+        self.driver: Driver = engine.drive(number)
+        self.link = self.driver.link
+        self.calling = False
+        self._open = True
+        self._sockets: list[socket.socket] = []
+
+    def send_over(self, sock: socket.socket) -> None:
+        """The way out, connected by this side."""
+        self._begin(sock, self._send, "send")
+
+    def receive_over(self, sock: socket.socket) -> None:
+        """The way in, connected by the other side."""
+        self._begin(sock, self._receive, "receive")
+
+    def _begin(self, sock: socket.socket, run: object, name: str) -> None:
+        sock.setblocking(True)
+        self._sockets.append(sock)
+        thread = threading.Thread(
+            target=run,  # type: ignore[arg-type]
+            args=(sock,),
+            name=f"hoplite_mp {name} h{self.number}",
+            daemon=True,
+        )
+        thread.start()
+
+    def _send(self, sock: socket.socket) -> None:
+        driver = self.driver
+        try:
+            while self._open:
+                frame = driver.next_frame(LOOK_S)
+                if frame is None:
+                    continue
+                try:
+                    for part in frame:
+                        sock.sendall(part)
+                finally:
+                    del frame
+                    driver.sent()
+        except (OSError, RuntimeError) as error:  # ConnectionError: the link has ended
+            _log.info("sending to node h%d ended: %s", self.number, error)
+            self._end()
+
+    def _receive(self, sock: socket.socket) -> None:
+        driver = self.driver
+        count = 0
+        try:
+            while self._open:
+                place = driver.receive_into(LOOK_S)
+                if place is None:
+                    continue
+                try:
+                    count = sock.recv_into(place)
+                finally:
+                    del place
+                    driver.received(count)
+                    count = 0
+        except (OSError, RuntimeError) as error:
+            _log.info("receiving from node h%d ended: %s", self.number, error)
+            self._end()
+
+    def _end(self) -> None:
+        self._open = False
+        with contextlib.suppress(KeyError, RuntimeError):
+            self.engine.disconnect(self.link)
+
+    def close(self) -> None:
+        """Both threads end."""
+        self._end()
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(2)

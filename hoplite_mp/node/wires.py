@@ -1,0 +1,96 @@
+"""One connection of the node's loop: bytes in, messages out, and the other way round.
+
+Why it exists: the manager and every peer are spoken to in the same way: frames over a stream that
+never blocks. A wire that has ended says so once, whichever side noticed.
+It must never know: what messages mean, who is at the other end.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.protocol.codec import Decoder
+    from hoplite_mp.transport.stream import TcpStream
+
+__all__ = ["Wire"]
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Wire:
+    """A stream in an epoll set. `ended` is called once, with the reason."""
+
+    def __init__(
+        self,
+        poll: select.epoll,
+        handlers: dict[int, Callable[[], None]],
+        stream: TcpStream,
+        decoder: Decoder[Any],
+        take: Callable[[Any], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        self._poll = poll
+        self._handlers = handlers
+        self._decoder = decoder
+        self._take = take
+        self._ended = ended
+        self.stream = stream
+        self.open = True
+        self._events = select.EPOLLIN
+        poll.register(stream.fileno(), self._events)
+        handlers[stream.fileno()] = self.ready
+
+    def send(self, frame: bytes) -> bool:
+        """Queues the frame and sends what the connection takes; False if it has ended."""
+        if not self.open:
+            return False
+        try:
+            self.stream.write(frame)
+        except ConnectionError as error:
+            self.close(str(error))
+            return False
+        return self._flush()
+
+    def ready(self) -> None:
+        """Something can be read or written."""
+        if not self._flush():
+            return
+        data = self.stream.read()
+        if data is None:
+            self.close(self.stream.failure or "the other side closed the connection")
+            return
+        try:
+            for message in self._decoder.feed(data) if data else ():
+                if not self.open:
+                    return
+                self._take(message)
+        except ProtocolError as error:
+            _log.error("a connection is given up: %s", error)
+            self.close(str(error))
+
+    def _flush(self) -> bool:
+        if not self.stream.flush():
+            self.close(self.stream.failure or "the connection is broken")
+            return False
+        events = select.EPOLLIN | (select.EPOLLOUT if self.stream.wants_write else 0)
+        if events != self._events:
+            self._events = events
+            self._poll.modify(self.stream.fileno(), events)
+        return True
+
+    def close(self, reason: str) -> None:
+        """The end, told to whoever made this wire."""
+        if not self.open:
+            return
+        self.open = False
+        self._handlers.pop(self.stream.fileno(), None)
+        self._poll.unregister(self.stream.fileno())
+        self.stream.close()
+        self._ended(reason)

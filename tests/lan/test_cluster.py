@@ -1,0 +1,268 @@
+"""Clusters of emulated hosts, started by the command line as a user would."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lan import Lan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.lan import Host
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "a token for tests, long enough"
+PATIENCE_S = 60.0
+HOPLITE = [sys.executable, "-m", "hoplite_mp"]
+
+
+class UpCluster:
+    """`hoplite-mp up` on the first host, `join` on the others."""
+
+    def __init__(self, lan: Lan, *, tls: bool, workers: int = 1) -> None:
+        self.lan = lan
+        self.options = ["--memory", "256MiB", *([] if tls else ["--no-tls"])]
+        self.tls = tls
+        self.env = {"HOPLITE_MP_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)}
+        first = lan[0]
+        self.up = first.popen(
+            [*HOPLITE, "up", "--listen", f"{first.address}:7000", "--workers", str(workers),
+             *self.options],
+            env=self.env,
+            stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        assert self.up.stdout is not None
+        self.line = self.up.stdout.readline().strip()
+        self.address = f"{first.address}:7000"
+        self.joined = [self.join(host, workers) for host in list(lan)[1:]]
+
+    def join(self, host: Host, workers: int) -> subprocess.Popen[str]:
+        return host.popen(
+            [*HOPLITE, "join", self.address, "--workers", str(workers), *self.options],
+            env=self.env,
+            text=True,
+        )
+
+    def run(self, host: Host, program: str, *, check: bool = True) -> str:
+        """A driver on that host; `c` is the cluster, `np` is numpy. Returns what it prints."""
+        source = (
+            "import os, sys, time, numpy as np, hoplite_mp\n"
+            f"with hoplite_mp.Cluster(address={self.address!r}, tls={None if self.tls else False}, "
+            "memory='256MiB') as c:\n" + textwrap.indent(textwrap.dedent(program), "    ")
+        )
+        done = host.run(
+            [sys.executable, "-c", source],
+            env=self.env,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert not check or done.returncode == 0
+        return str(done.stdout)
+
+    def end(self) -> list[int]:
+        """SIGTERM to `up`; the exit codes of all."""
+        self.lan[0].signal(self.up, signal.SIGTERM)
+        assert self.up.stdout is not None
+        self.up.stdout.close()
+        return [process.wait(PATIENCE_S) for process in (self.up, *self.joined)]
+
+
+@pytest.fixture(scope="module")
+def lan(lan_permitted: None) -> Iterator[Lan]:
+    with Lan(3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tls", "plain"])
+def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
+    made = UpCluster(lan, tls=request.param)
+    yield made
+    assert made.end() == [0, 0, 0]
+
+
+def test_up_says_how_to_join(cluster: UpCluster) -> None:
+    assert cluster.line.startswith(f"hoplite-mp join {cluster.address}")
+    assert TOKEN not in cluster.line
+
+
+def test_tasks_run_on_every_host(cluster: UpCluster, lan: Lan) -> None:
+    out = cluster.run(
+        lan[1],
+        """
+        def where(i):
+            time.sleep(0.05)
+            return os.uname().nodename
+        deadline = time.monotonic() + 30
+        seen = set()
+        while len(seen) < 3 and time.monotonic() < deadline:
+            seen |= set(c.map(where, range(12)))
+        print(sorted(seen))
+        """,
+    )
+    assert out.strip() == "['h1', 'h2', 'h3']"
+
+
+def test_big_arrays_there_and_back(cluster: UpCluster, lan: Lan) -> None:
+    """As arguments by ref and by value, and as results; every element is compared."""
+    out = cluster.run(
+        lan[2],
+        """
+        rng = np.random.default_rng(1)
+        data = rng.standard_normal(2_000_000)
+        ref = c.put(data)
+        def double(x, i):
+            return x * 2 + i
+        got = [f.result() for f in [c.submit(double, ref, i) for i in range(6)]]
+        assert all(np.array_equal(g, data * 2 + i) for i, g in enumerate(got))
+        got = c.submit(double, data, 5).result()
+        assert np.array_equal(got, data * 2 + 5)
+        chained = c.submit(double, c.submit(double, ref, 1), 2)
+        assert np.array_equal(chained.result(), (data * 2 + 1) * 2 + 2)
+        print("equal")
+        """,
+    )
+    assert out.strip() == "equal"
+
+
+def test_errors_keep_their_type(cluster: UpCluster, lan: Lan) -> None:
+    out = cluster.run(
+        lan[1],
+        """
+        def fail(i):
+            raise KeyError(f"no {i}")
+        for i in range(8):
+            error = c.submit(fail, i).exception()
+            assert type(error) is KeyError and error.args == (f"no {i}",), error
+            assert "in fail" in str(error.__cause__)
+        print("all")
+        """,
+    )
+    assert out.strip() == "all"
+
+
+def test_refs_in_results_and_nested_tasks(cluster: UpCluster, lan: Lan) -> None:
+    out = cluster.run(
+        lan[0],
+        """
+        def make(n):
+            inner = hoplite_mp.current()
+            refs = [inner.put(np.full(200_000, float(i))) for i in range(n)]
+            return refs, inner.submit(sum, [1, 2, n]).result()
+        for n in (1, 2, 3):
+            refs, total = c.submit(make, n).result()
+            assert total == 3 + n
+            assert [float(x[0]) for x in c.get(refs)] == [float(i) for i in range(n)]
+        print("ok")
+        """,
+    )
+    assert out.strip() == "ok"
+
+
+def test_a_worker_dies_and_its_task_is_tried_again(cluster: UpCluster, lan: Lan) -> None:
+    out = cluster.run(
+        lan[1],
+        """
+        def die(i):
+            os.kill(os.getpid(), 9)
+        for i in range(3):
+            error = c.options(retries=1).submit(die, i).exception()
+            assert isinstance(error, hoplite_mp.WorkerLostError), error
+            assert "tried 2 times" in str(error), error
+        assert c.submit(pow, 2, 5).result() == 32
+        print("ok")
+        """,
+    )
+    assert out.strip() == "ok"
+
+
+def test_deleted_and_cancelled(cluster: UpCluster, lan: Lan) -> None:
+    out = cluster.run(
+        lan[2],
+        """
+        ref = c.put(np.zeros(300_000))
+        c.delete(ref)
+        try:
+            c.submit(np.sum, ref).result()
+        except hoplite_mp.ObjectLostError:
+            print("deleted")
+        slow = [c.submit(time.sleep, 30) for _ in range(9)]
+        time.sleep(0.3)
+        assert all(f.cancel(force=True) for f in slow)
+        assert all(f.cancelled() for f in slow)
+        assert c.submit(abs, -3).result(timeout=20) == 3
+        print("cancelled")
+        """,
+    )
+    assert out.split() == ["deleted", "cancelled"]
+
+
+def test_a_wrong_token_and_nobody_there(cluster: UpCluster, lan: Lan) -> None:
+    for env, text in (
+        ({"HOPLITE_MP_TOKEN": "another token of good length"}, "AuthError"),
+        ({}, "AuthError"),
+    ):
+        code = (
+            "import hoplite_mp\n"
+            f"try: hoplite_mp.Cluster(address={cluster.address!r}, "
+            f"tls={None if cluster.tls else False})\n"
+            "except hoplite_mp.HopliteError as error: print(type(error).__name__)"
+        )
+        done = lan[1].run(
+            [sys.executable, "-c", code],
+            env={"PYTHONPATH": str(ROOT), **env},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert done.stdout.strip() == text
+    nobody = lan[1].run(
+        [*HOPLITE, "join", f"{lan[2].address}:7001", "--wait", "0.5"],
+        env=cluster.env,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert nobody.returncode == 1
+    assert "7001" in nobody.stderr
+    assert len(nobody.stderr.strip().splitlines()) == 1
+
+
+def test_a_host_dies_and_the_others_go_on(lan_permitted: None) -> None:
+    with Lan(3) as lan:
+        cluster = UpCluster(lan, tls=False)
+        program = """
+        def work(i):
+            time.sleep(0.2)
+            return os.uname().nodename
+        while len(set(c.map(work, range(12)))) < 3:
+            pass
+        futures = [c.submit(work, i) for i in range(30)]
+        print("sent", flush=True)
+        names = [f.result(timeout=40) for f in futures]
+        assert len(names) == 30
+        print(sorted(set(c.map(work, range(12)))))
+        """
+        source = (
+            "import os, sys, time, numpy as np, hoplite_mp\n"
+            f"with hoplite_mp.Cluster(address={cluster.address!r}, tls=False, memory='256MiB')"
+            " as c:\n" + textwrap.indent(textwrap.dedent(program), "    ")
+        )
+        driver = lan[1].popen(
+            [sys.executable, "-c", source], env=cluster.env, stdout=subprocess.PIPE, text=True
+        )
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "sent\n"
+        lan[2].kill()
+        assert driver.stdout.readline() == "['h1', 'h2']\n"
+        assert driver.wait(PATIENCE_S) == 0
+        driver.stdout.close()
+        del cluster.joined[1]
+        assert cluster.end() == [0, 0]
