@@ -89,9 +89,11 @@ class Copies:
         entry = self._directory.entry(message.object, message.nbytes, message.holders)
         if node in entry.receiving:
             return []
-        # It asks, so it holds none: what was believed is out of date.
-        sends = self._strike(entry, node, now)
-        sends += self._single(entry, node, now)
+        sends: list[Send] = []
+        known = node in entry.whole
+        if known:  # it asks, so it holds none: what was believed is out of date
+            sends = self._strike(entry, node, now)
+        sends += self._single(entry, node, now, waited_for=known)
         self._directory.forget_if_over(entry)
         return sends
 
@@ -275,11 +277,16 @@ class Copies:
             rows,
         )
 
-    def _single(self, entry: Entry, receiver: int, now: float) -> list[Send]:
-        """A plan for one receiver, from whoever has the most to spare."""
+    def _single(
+        self, entry: Entry, receiver: int, now: float, *, waited_for: bool = True
+    ) -> list[Send]:
+        """A plan for one receiver, from whoever has the most to spare. Nobody can wait for one
+        that is new; for others (`waited_for`) it is looked up.
+        """
         if not self._membership.is_living(receiver):
             return []
-        ranked = self._candidates(entry, receiver, now)
+        below = self._below(entry, receiver) if waited_for else set()
+        ranked = self._candidates(entry, receiver, below, now)
         if not ranked or not entry.whole:
             return self._refuse(entry, [receiver], now)
         wanted = self._topology.hosts((receiver,))[0].down
@@ -304,10 +311,9 @@ class Copies:
         return [(node, plan) for node in participants(plan)]
 
     def _candidates(
-        self, entry: Entry, receiver: int, now: float
+        self, entry: Entry, receiver: int, below: set[int], now: float
     ) -> list[tuple[float, int, int, float]]:
         """(seconds to the end by this parent alone, plans served, node, bytes a second offered)."""
-        below = self._below(entry, receiver)
         nodes = [
             *islice(reversed(entry.whole), CANDIDATES_MAX),
             *islice(reversed(entry.receiving), CANDIDATES_MAX),
@@ -381,11 +387,12 @@ class Copies:
     def _start(self, entry: Entry, plan: Distribute, now: float, seconds: float) -> None:
         shares: dict[int, int] = {}
         others = len(plan.receivers) - 1
+        receiving = set(plan.receivers)
         for index, stripe in enumerate(plan.stripes):
             width = stripe.end_share - stripe.begin_share
-            sends = others if stripe.owner in plan.receivers else others + 1
+            sends = others if stripe.owner in receiving else others + 1
             shares[stripe.owner] = shares.get(stripe.owner, 0) + width * sends
-            if stripe.owner in plan.receivers and plan.sources:
+            if stripe.owner in receiving and plan.sources:
                 source = plan.sources[index % len(plan.sources)]
                 shares[source] = shares.get(source, 0) + width
         if plan.rule != "stripes":

@@ -133,19 +133,22 @@ class _Prices:
         self._pairs = pair_rates
         self._down = min(wanted.down[1:])
         limits = len(wanted.up) + len(pair_rates) + 1
-        self._delta: float = (1 + EPSILON) * ((1 + EPSILON) * limits) ** (-1 / EPSILON)
-        self._up_price = [self._delta / rate for rate in wanted.up]
-        self._pair_price = {edge: self._delta / rate for edge, rate in pair_rates.items()}
-        self._down_price = self._delta / self._down
+        self._delta: float = (1 + EPSILON) * ((1 + EPSILON) * limits) ** (-1.0 / EPSILON)
+        self._up_price: list[float] = [self._delta / rate for rate in wanted.up]
+        self._pair_price: dict[Edge, float] = {
+            edge: self._delta / rate for edge, rate in pair_rates.items()
+        }
+        self._down_price: float = self._delta / self._down
 
     def all_sold(self) -> bool:
         total: float = self._down_price * self._down
         total += sum(p * r for p, r in zip(self._up_price, self._up, strict=True))
-        return bool(total + sum(p * self._pairs[e] for e, p in self._pair_price.items()) >= 1)
+        total += sum(p * self._pairs[e] for e, p in self._pair_price.items())
+        return total >= 1
 
     def of(self, edge: Edge) -> float:
         """What one byte a second over this edge costs (the down rate costs all trees the same)."""
-        return float(self._up_price[edge[0]] + self._pair_price.get(edge, 0.0))
+        return self._up_price[edge[0]] + self._pair_price.get(edge, 0.0)
 
     def _uses(self, parents: tuple[int, ...]) -> list[int]:
         uses = [0] * len(self._up)

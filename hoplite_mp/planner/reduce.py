@@ -30,7 +30,7 @@ from hoplite_mp.planner.operation import (
     State,
 )
 from hoplite_mp.planner.program import participants, waits_for
-from hoplite_mp.planner.repair import repaired
+from hoplite_mp.planner.repair import KEPT_WIDTH_MAX, repaired, widest
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Commit,
@@ -247,14 +247,13 @@ class Reductions:
         stripes: tuple[Stripe, ...] = ()
         shape = "stripes"
         if request.kind in FOLDING:
+            best = self._forest(op, chosen, holder_of, destinations, nbytes)
+            stripes, shape = best.stripes, best.shape
             kept = self._kept_stripes(op, holder_of, destinations)
-            if kept is None:
-                best = self._forest(op, chosen, holder_of, destinations, nbytes)
-                stripes, shape = best.stripes, best.shape
-                if len(set(holder_of.values()) | set(destinations)) > 1:
-                    self.notes.append(f"operation {request.operation}: {best.why}")
-            else:
-                stripes = kept
+            if kept is not None and widest(kept) <= KEPT_WIDTH_MAX * widest(stripes):
+                stripes, shape = kept, "stripes"
+            elif len(set(holder_of.values()) | set(destinations)) > 1:
+                self.notes.append(f"operation {request.operation}: {best.why}")
         return ExecuteReduce(
             request.operation,
             op.epoch,
@@ -313,9 +312,10 @@ class Reductions:
         holder_of: dict[int, int] = {}
         for index in chosen:
             holders = op.ready[index].holders
-            best = next((node for node in holders if node in wanted_by), None)
-            if best is None:
-                best = next((node for node in holders if node in taken), next(iter(holders)))
+            best = next(iter(holders))
+            if len(holders) > 1:
+                wanted = (node for node in holders if node in wanted_by)
+                best = next(wanted, next((node for node in holders if node in taken), best))
             taken.add(best)
             holder_of[index] = best
         return holder_of

@@ -19,6 +19,20 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 
+# A repaired forest is taken unless its busiest owner has more than this many times as much as in
+# the best new one: then moving everything again is the shorter way.
+KEPT_WIDTH_MAX = 2
+
+
+def widest(stripes: Sequence[Stripe]) -> int:
+    """The shares of the owner that has the most."""
+    widths: dict[int, int] = {}
+    for stripe in stripes:
+        width = stripe.end_share - stripe.begin_share
+        widths[stripe.owner] = widths.get(stripe.owner, 0) + width
+    return max(widths.values())
+
+
 def repaired(stripes: Sequence[Stripe], able: Collection[int]) -> tuple[Stripe, ...] | None:
     """The same stripes, but those whose owner is not `able` cut among the others by what these
     own already; None if nobody is left.

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from hoplite_mp.protocol.fields import SHARES, between, counts
+from hoplite_mp.protocol.fields import SHARES, U64_MAX, between, counts
 
 
 class Stripe(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -24,6 +24,11 @@ class Stripe(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     end_share: int
 
     def __post_init__(self) -> None:
+        owner, begin, end = self.owner, self.begin_share, self.end_share
+        # There may be one a node: what is right is seen at once, what is wrong is named below.
+        integers = type(owner) is type(begin) is type(end) is int
+        if integers and 0 <= begin < end <= SHARES and 0 <= owner <= U64_MAX:
+            return
         counts(owner=self.owner)
         between("begin_share", self.begin_share, 0, SHARES - 1)
         between("end_share", self.end_share, self.begin_share + 1, SHARES)

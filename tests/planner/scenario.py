@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol import messages as m
+from hoplite_mp.protocol.fields import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,9 +102,50 @@ def _request(words: Words, named: Named) -> m.ReduceRequested:
         num=_number(named, "num", len(sources)),
         deadline_s=float(named["deadline"]) if "deadline" in named else None,
         reproducible="reproducible" in words,
-        kind="gather" if "gather" in words else "reduce",
+        kind=next((word for word in words if word in KINDS), "reduce"),
         ready=_indices(named, "ready"),
+        to=_indices(named, "to"),
+        results=tuple(letter_id(letter) for letter in named.get("results", "")),
     )
+
+
+def _ready(words: Words, named: Named) -> m.SourceReady:
+    return m.SourceReady(
+        int(words[0]),
+        int(words[1]),
+        _number(named, "node"),
+        _number(named, "nbytes"),
+        named.get("layout", "").encode(),
+    )
+
+
+def _joined(words: Words, named: Named) -> m.NodeJoined:
+    """The number is only for the reader: homes are chosen so that it is the one that is given."""
+    home = 700 + int(words[0])
+    return m.NodeJoined(home, _number(named, "incarnation", 1), 4)
+
+
+def _fetch(words: Words, named: Named) -> m.FetchRequested:
+    holders = _indices(named, "holders")
+    return m.FetchRequested(_number(named, "node"), letter_id(words[0]), 64 << 20, holders)
+
+
+def _fetched(words: Words, named: Named) -> m.FetchComplete:
+    return m.FetchComplete(_number(named, "node"), letter_id(words[0]), _number(named, "epoch"))
+
+
+def _parent_failed(words: Words, named: Named) -> m.FetchFailed:
+    node, epoch, parent = (_number(named, name) for name in ("node", "epoch", "parent"))
+    return m.FetchFailed(node, letter_id(words[0]), epoch, parent, named.get("reason", "reset"))
+
+
+def _host(words: Words, named: Named) -> m.HostMeasured:
+    return m.HostMeasured(int(words[0]), float(named["up"]), float(named["down"]))
+
+
+def _link(words: Words, named: Named) -> m.LinkMeasured:
+    rate = float(named["rate"]) if "rate" in named else None
+    return m.LinkMeasured(int(words[0]), int(words[1]), float(named["latency"]), rate)
 
 
 def _execution_failed(words: Words, named: Named) -> m.ExecutionFailed:
@@ -138,11 +180,19 @@ def _group_admitted(words: Words, named: Named) -> m.GroupAdmitted:
 
 
 VERBS: dict[str, Callable[[Words, Named], Any]] = {
-    "node-joined": lambda w, n: m.NodeJoined(int(w[0]), _number(n, "incarnation", 1), 4),
+    "node-joined": _joined,
+    "node-leaving": lambda w, n: m.NodeLeaving(int(w[0]), _number(n, "incarnation", 1)),
+    "host": _host,
+    "link": _link,
+    "fetch": _fetch,
+    "fetched": _fetched,
+    "parent-failed": _parent_failed,
+    "copy-dropped": lambda w, n: m.CopyDropped(_number(n, "node"), letter_id(w[0])),
+    "gone": lambda w, n: m.ObjectGone(letter_id(w[0])),
     "node-lost": lambda w, n: m.NodeLost(int(w[0]), _number(n, "incarnation", 1)),
     "client-lost": lambda w, n: m.ClientLost(*_client(n)),
     "request": _request,
-    "ready": lambda w, n: m.SourceReady(int(w[0]), int(w[1]), _number(n, "node")),
+    "ready": _ready,
     "failed": lambda w, n: m.SourceFailed(int(w[0]), int(w[1]), n.get("reason", "lost")),
     "complete": lambda w, n: m.StripesComplete(int(w[0]), _number(n, "epoch"), _number(n, "node")),
     "execution-failed": _execution_failed,
