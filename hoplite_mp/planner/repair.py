@@ -3,8 +3,9 @@
 Owners hold every contribution in its own slot until the commit, so after a death the survivors
 fold again what they have, without the dead node's slots, and nothing of it moves again; only the
 dead node's own stripe does, cut among the other owners. Under the new epoch a stripe with the same
-owner and the same bounds is the one that was there before: that is how a node recognises what it
-may keep. With n owners a kill half way costs about 1/n of the operation.
+owner and the same bounds is the one that was there before, and a slot of it may be kept if its
+contributor gives the same members as before. With n owners a kill half way costs about 1/n of the
+operation.
 
 This module must never know why the node is gone.
 """

@@ -87,13 +87,12 @@ class CopyWalk(Walk):
             if node not in self.living:
                 assert sends == []
                 return
+            self.holding.setdefault(object_id, set()).update(set(holders) & set(self.living))
+            receiving = {n for n, one in self.following if one == object_id}
+            self.holding[object_id] -= {node, *receiving}
             if known:
-                assert sends == []
+                assert sends == []  # a double, but for what it says of holders
                 return
-            if not known:
-                self.holding.setdefault(object_id, set()).update(set(holders) & set(self.living))
-                receiving = {n for n, one in self.following if one == object_id}
-                self.holding[object_id] -= {node, *receiving}
             mine = [message for to, message in sends if to == node]
             assert any(isinstance(one, m.Distribute | m.FetchRefused) for one in mine)
             assert self.hear(sends) == []
@@ -194,6 +193,8 @@ class CopyWalk(Walk):
         mine = [n for n, (asker, _, _) in self.broadcasts.items() if asker == node]
         for number in mine:
             del self.broadcasts[number]
+        for _, _, to in self.broadcasts.values():
+            to.discard(node)  # also if its next life has begun: nobody waits for that one
         rest = self.hear(sends)
         # Plans of which nobody is left to be told are over without a word.
         for epoch, plan in list(self.plans.items()):

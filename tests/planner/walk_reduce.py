@@ -171,6 +171,7 @@ class ReduceWalk(Walk):
         for operation, op in list(self.operations.items()):
             mine = [send for send in sends if getattr(send[1], "operation", None) == operation]
             sends = [send for send in sends if send not in mine]
+            op.told.discard(node)  # its next life, if it has begun, has been told nothing
             self.lose_from(operation, op, node, mine)
         return sends
 
