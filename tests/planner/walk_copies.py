@@ -171,7 +171,10 @@ class CopyWalk(Walk):
             assert isinstance(sends[0][1], m.OperationFailed)
             return
         assert sends == []
-        self.broadcasts[number] = (node, object_id, set(to) & set(self.living))
+        # Whoever holds it now counts as served, also if it gives its copy up before the end.
+        holding = self.holding.get(object_id, set()) | {holder}
+        lacking = set(to) & set(self.living) - holding
+        self.broadcasts[number] = (node, object_id, lacking)
         self.holding.setdefault(object_id, set()).add(holder)
         assert self.hear(self.step(m.SourceReady(number, 0, holder, nbytes))) == []
 

@@ -69,7 +69,7 @@ def test_numbers(kind: type, name: str, bad: Any) -> None:
         (m.ReduceRequested, {"ready_nbytes": (1, 2)}),
         (m.ReduceRequested, {"ready_layouts": ("text",)}),
         (m.ReduceRequested, {"kind": "broadcast"}),
-        (m.ReduceRequested, {"kind": "alltoall"}),
+        (m.ReduceRequested, {"kind": "alltoall", "to": ()}),
         (m.SourceReady, {"layout": bytes(fields.LAYOUT_BYTES_MAX + 1)}),
         (m.NodeJoined, {"addresses": ("10.0.0.1",)}),
         (m.NodeJoined, {"addresses": ("fe80::1:7001",)}),
