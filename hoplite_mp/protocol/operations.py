@@ -97,6 +97,8 @@ class ReduceRequested(Message, frozen=True):
             layout("ready_layouts", one)
         if self.kind == "broadcast" and len(self.sources) != 1:
             raise ValueError(f"sources must be one object for broadcast, not {len(self.sources)}")
+        if self.kind in ("reduce", "gather") and len(self.to) > 1:
+            raise ValueError(f"to must be one node for {self.kind}, not {self.to!r}")
         if self.kind == "alltoall" and not self.to:
             raise ValueError("to must not be empty for alltoall")
         for name in ("ready_nbytes", "ready_layouts"):
@@ -235,6 +237,8 @@ class ExecuteReduce(Message, frozen=True):
                 raise ValueError(f"{name} must be one for each member: {getattr(self, name)!r}")
         if not self.destinations:
             raise ValueError("destinations must not be empty")
+        if self.kind in ("reduce", "gather") and len(self.destinations) > 1:
+            raise ValueError(f"destinations must be one for {self.kind}: {self.destinations!r}")
         if self.kind == "reduce_scatter" and self.destinations != tuple(
             stripe.owner for stripe in self.stripes
         ):

@@ -49,6 +49,8 @@ class ReduceWalk(Walk):
             return
         if kind == "alltoall" and not to:
             to = [0]
+        if kind in ("reduce", "gather"):
+            to = to[:1]
         slices = len(to) or 1
         self.operation_ids += not doubled
         message = m.ReduceRequested(

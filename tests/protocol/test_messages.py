@@ -93,6 +93,8 @@ def test_numbers(kind: type, name: str, bad: Any) -> None:
         (m.Distribute, {"rule": "parents", "parents": ((0,),)}),
         (m.Distribute, {"parents": ((0, 1),)}),
         (m.FetchRefused, {"error": "value"}),
+        (m.ReduceRequested, {"to": (0, 1)}),
+        (m.ExecuteReduce, {"destinations": (0, 1)}),
         (m.ExecuteReduce, {"destinations": ()}),
         (m.ExecuteReduce, {"holders": (0,)}),
         (m.ExecuteReduce, {"kind": "gather"}),
