@@ -106,6 +106,7 @@ class Operation:
     plan: ExecuteReduce | None = None  # the latest one; None before it, and for a broadcast
     unfinished: set[int] = field(default_factory=set)  # nodes that have not reported yet
     lost: set[int] = field(default_factory=set)  # nodes lost while it ran
+    told: dict[int, None] = field(default_factory=dict)  # living nodes that have the latest plan
 
     def same(self, index: int) -> Iterable[int]:
         """All indices of the source at `index`; none if there is no such source."""
@@ -117,11 +118,9 @@ class Operation:
         """Can `need` sources still become ready?"""
         return len(self.request.sources) - len(self.failed) >= self.need
 
-    def told(self) -> list[int]:
-        """Everybody who has its plan, and who asked for it, dead or alive."""
-        plan = self.plan
-        taking_part = [] if plan is None else participants(plan)
-        return list(dict.fromkeys((*taking_part, self.request.node)))
+    def everybody(self) -> list[int]:
+        """Who has its plan, and who asked for it."""
+        return list(dict.fromkeys((*self.told, self.request.node)))
 
 
 # ---- transitions: what an operation learns. A returned message ends it.
@@ -180,6 +179,7 @@ def _note_holder_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
     """The source goes with its last holder; the operation with a destination it cannot spare."""
     node = event.node
     op.lost.add(node)
+    op.told.pop(node, None)
     for index, source in list(op.ready.items()):
         source.holders.pop(node, None)
         if not source.holders:

@@ -154,7 +154,7 @@ class Reductions:
     def needs(self, node: int) -> bool:
         """Does an operation that is open name this node?"""
         return any(
-            node == op.request.node or node in op.unfinished or node in op.told()
+            node == op.request.node or node in op.unfinished or node in op.told
             for op in self.operations.values()
         )
 
@@ -205,7 +205,7 @@ class Reductions:
         if op.request.kind not in FOLDING and not _moves(op, holder_of, destinations):
             return self._end(op, Commit(op.request.operation, op.epoch, op.members))
         request = op.request
-        before = [] if op.plan is None else participants(op.plan)
+        before = op.told
         op.state = State.EXECUTING
         op.epoch += 1
         op.plan = plan = self._plan(op, chosen, holder_of, destinations)
@@ -213,6 +213,7 @@ class Reductions:
         if request.kind == "alltoall":  # whose destinations keep their places, dead or alive
             op.unfinished = {node for node in op.unfinished if self._membership.is_living(node)}
         sends = self._living(participants(plan), plan)
+        op.told = {node: None for node, _ in sends}
         told = {node for node, _ in sends} | {op.request.node}
         return sends + self._living(
             (node for node in before if node not in told), Forget(op.request.operation)
@@ -374,7 +375,7 @@ class Reductions:
         return None
 
     def _to_all(self, op: Operation, message: ManagerToNode, but: int | None = None) -> list[Send]:
-        return self._living((node for node in op.told() if node != but), message)
+        return self._living((node for node in op.everybody() if node != but), message)
 
     def _living(self, nodes: Iterable[int], message: ManagerToNode) -> list[Send]:
         return [(node, message) for node in nodes if self._membership.is_living(node)]
