@@ -1,0 +1,183 @@
+"""What the published Hoplite got wrong, where a planner could get it wrong again: one test each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hoplite_mp.planner.machine import Planner
+from hoplite_mp.planner.program import program_of
+from hoplite_mp.planner.topology import Topology
+from hoplite_mp.protocol import messages as m
+from tests.planner.edges import check_edges
+from tests.planner.scenario import letter_id
+
+A, B = letter_id("a"), letter_id("b")
+NBYTES = 64 << 20
+
+
+class Cluster:
+    """A planner with some nodes, and short words for what they say."""
+
+    def __init__(self, nodes: int) -> None:
+        self.planner = Planner()
+        for node in range(nodes):
+            self.say(m.NodeJoined(700 + node, 1, 1))
+
+    def say(self, message: m.NodeToManager) -> list[tuple[int, Any]]:
+        return list(self.planner.step(message, 0.0).sends)
+
+    def plan(self, message: m.NodeToManager) -> Any:
+        """The one plan that follows."""
+        kinds = (m.Distribute, m.ExecuteReduce)
+        plans = [one for _, one in self.say(message) if isinstance(one, kinds)]
+        assert plans
+        assert all(one == plans[0] for one in plans)
+        return plans[0]
+
+    def fetch(self, node: int, *holders: int, object_id: bytes = A) -> m.Distribute:
+        plan = self.plan(m.FetchRequested(node, object_id, NBYTES, holders))
+        assert isinstance(plan, m.Distribute)
+        return plan
+
+    def ask(self, number: int, *refs: bytes, kind: str = "reduce", **more: Any) -> None:
+        self.say(m.ReduceRequested(number, 0, 1, refs, "sum", len(refs), kind=kind, **more))
+
+
+def parents(plan: m.Distribute, node: int) -> set[int]:
+    return {pull.parent for pull in program_of(plan, node).pulls}
+
+
+def test_1_links_are_measured_not_constants() -> None:
+    cluster = Cluster(3)
+    for node, rate in enumerate((1e8, 1e8, 2.5e7)):
+        cluster.say(m.HostMeasured(node, rate, rate))
+    cluster.ask(1, A, B, letter_id("c"), kind="allreduce")
+    for index in (0, 1):
+        cluster.say(m.SourceReady(1, index, index, NBYTES))
+    plan = cluster.plan(m.SourceReady(1, 2, 2, NBYTES))
+    assert 2 not in {stripe.owner for stripe in plan.stripes}
+
+
+def test_3_allreduce_moves_less_than_twice_the_object_through_each_node() -> None:
+    cluster = Cluster(4)
+    cluster.ask(1, A, B, letter_id("c"), letter_id("d"), kind="allreduce")
+    for index in range(3):
+        cluster.say(m.SourceReady(1, index, index, NBYTES))
+    plan = cluster.plan(m.SourceReady(1, 3, 3, NBYTES))
+    for node in range(4):
+        pulls = program_of(plan, node).pulls
+        pulled = sum(pull.end_share - pull.begin_share for pull in pulls)
+        assert abs(pulled / m.SHARES - 1.5) < 0.001  # 2 (n - 1) / n
+
+
+def test_5_gathering_is_not_one_after_another() -> None:
+    cluster = Cluster(3)
+    cluster.ask(1, A, B, kind="gather", to=(0,))
+    cluster.say(m.SourceReady(1, 0, 1))
+    plan = cluster.plan(m.SourceReady(1, 1, 2))
+    program = program_of(plan, 0)
+    assert len(program.pulls) == 2
+    assert program.inbound_max >= 2
+
+
+def test_6_a_death_in_a_chain_gives_new_parents_to_its_children_only() -> None:
+    cluster = Cluster(4)
+    cluster.fetch(1, 0)
+    cluster.fetch(2, 0)
+    assert parents(cluster.fetch(3, 0), 3) == {2}
+    sends = cluster.say(m.NodeLost(2, 1))
+    new = [one for _, one in sends if isinstance(one, m.Distribute)]
+    assert {one.receivers for one in new} == {(3,)}  # node 1 streams on
+    assert parents(new[0], 3) == {1}
+
+
+def test_7_a_new_membership_has_a_new_epoch_and_the_old_one_cannot_commit() -> None:
+    cluster = Cluster(2)
+    message = m.ReduceRequested(1, 0, 1, (A, B, letter_id("c")), "sum", 2, to=(0,))
+    cluster.say(message)
+    cluster.say(m.SourceReady(1, 0, 0, 8))
+    first = cluster.plan(m.SourceReady(1, 1, 1, 8))
+    cluster.say(m.SourceReady(1, 2, 0, 8))
+    sends = cluster.say(m.NodeLost(1, 1))
+    second = next(one for _, one in sends if isinstance(one, m.ExecuteReduce))
+    assert (first.members, second.members) == ((0, 1), (0, 2))
+    assert second.epoch == first.epoch + 1
+    assert cluster.say(m.StripesComplete(1, first.epoch, 0)) == []
+    commits = cluster.say(m.StripesComplete(1, second.epoch, 0))
+    assert [one for _, one in commits] == [m.Commit(1, 2, (0, 2))]
+
+
+def test_8_an_object_in_two_reductions_goes_once_into_each() -> None:
+    cluster = Cluster(2)
+    cluster.ask(1, A, B)
+    cluster.ask(2, B, A)
+    for number in (1, 2):
+        cluster.say(m.SourceReady(number, 0, 0, 8))
+        plan = cluster.plan(m.SourceReady(number, 1, 1, 8))
+        assert plan.members == (0, 1)
+        check_edges(plan)
+
+
+def test_9_an_object_that_was_lost_and_put_again_is_no_duplicate() -> None:
+    cluster = Cluster(3)
+    cluster.fetch(1, 0)
+    cluster.say(m.ObjectGone(A))
+    assert not cluster.planner.copies.entries
+    again = cluster.fetch(1, 2)
+    assert parents(again, 1) == {2}
+    # What is said about the first one is not taken for the second.
+    assert cluster.say(m.FetchComplete(1, A, 1)) == []
+    assert cluster.say(m.FetchComplete(1, A, again.epoch)) != []
+
+
+def test_10_two_failures_at_once() -> None:
+    cluster = Cluster(5)
+    cluster.fetch(1, 0)
+    cluster.fetch(2, 0)
+    cluster.fetch(3, 0)
+    cluster.say(m.NodeLost(1, 1))
+    sends = cluster.say(m.NodeLost(2, 1))
+    new = next(one for _, one in sends if isinstance(one, m.Distribute))
+    assert parents(new, 3) == {0}
+    refused = cluster.say(m.NodeLost(0, 1))
+    assert any(node == 3 and isinstance(one, m.FetchRefused) for node, one in refused)
+    assert not cluster.planner.copies.entries
+
+
+def test_11_the_parent_that_the_receiver_saw_is_blamed_and_only_by_it() -> None:
+    cluster = Cluster(4)
+    seen = cluster.fetch(2, 0, 1)
+    (parent,) = parents(seen, 2)
+    sends = cluster.say(m.FetchFailed(2, A, seen.epoch, parent, "reset"))
+    new = next(one for _, one in sends if isinstance(one, m.Distribute))
+    assert parent not in parents(new, 2)
+    # Late, about a plan that is over: nobody else is blamed for it.
+    (other,) = parents(new, 2)
+    assert cluster.say(m.FetchFailed(2, A, seen.epoch, other, "reset")) == []
+    # The blamed one is not evicted: it serves the next receiver.
+    assert parent in cluster.planner.copies.entries[A].whole
+    assert parents(cluster.fetch(3, 0, 1), 3) == {parent}
+
+
+def test_12_the_destination_may_die_and_nothing_is_kept() -> None:
+    cluster = Cluster(3)
+    cluster.ask(1, A, B, to=(2,))
+    cluster.say(m.SourceReady(1, 0, 0, NBYTES))
+    cluster.say(m.SourceReady(1, 1, 1, NBYTES))
+    sends = cluster.say(m.NodeLost(2, 1))
+    failed = [one for _, one in sends if isinstance(one, m.OperationFailed)]
+    assert [one.error for one in failed] == ["lost"]
+    assert (1, m.Forget(1)) in sends
+    assert not cluster.planner.reductions.operations
+    plan = cluster.fetch(1, 0)
+    cluster.say(m.FetchComplete(1, A, plan.epoch))
+    cluster.say(m.CopyDropped(1, A))
+    cluster.say(m.CopyDropped(0, A))
+    assert not cluster.planner.copies.entries
+
+
+def test_a_host_that_is_gone_leaves_no_measurements() -> None:
+    topology = Topology()
+    topology.measure_link(0, 1, 5e-3, 1e6)
+    topology.lose(1)
+    assert topology.pair_rate(0, 1) is None
