@@ -57,8 +57,9 @@ PARENTS_MAX = 4
 UNUSED_MAX = 0.1
 # Sources that a spread names: more would only lengthen the message.
 SOURCES_NAMED_MAX = 16
-# Largest spread for which trees are packed when the LAN is no star: packing takes seconds.
-PACKED_NODES_MAX = 32
+# Nodes of the largest spread for which trees are packed when the LAN is no star. Packing 16 takes
+# 4 s of a thread that shares the interpreter with the manager's loop, 32 would take 50 s.
+PACKED_NODES_MAX = 16
 # Packings that are kept: one a few kilobytes.
 PACKINGS_MAX = 64
 
