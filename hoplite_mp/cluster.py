@@ -30,7 +30,8 @@ from hoplite_mp.errors import ConfigError, HopliteError, HopliteTimeoutError
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
-from hoplite_mp.protocol.local import Standing, Stats
+from hoplite_mp.nodes import Node, check_nodes, counters, list_nodes, node_id
+from hoplite_mp.protocol.local import Standing
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.store.limits import cpu_count
 
@@ -42,21 +43,8 @@ __all__ = ["Cluster", "Node", "current"]
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
-NODE_ID = "h0"
 SPMD_SIZE_MAX = 200
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Node:
-    """A living host: memory in bytes."""
-
-    id: str
-    address: str
-    host: str
-    workers: int
-    memory_used: int
-    memory_total: int
 
 
 class Cluster(TaskExecutor):
@@ -301,7 +289,7 @@ class Cluster(TaskExecutor):
         memory.check()
         (one,) = as_refs(ref)
         held = memory.client.state(memory.local_id(one)) in _HELD
-        return [NODE_ID] if held else []
+        return [node_id(self._runtime.tasks.node_number)] if held else []
 
     # -- tasks ---------------------------------------------------------------------------------
 
@@ -451,38 +439,16 @@ class Cluster(TaskExecutor):
     @property
     def nodes(self) -> list[Node]:
         """Living nodes in order of joining."""
-        import socket
-
-        stats = self._stats()
-        return [
-            Node(
-                NODE_ID,
-                "127.0.0.1",
-                socket.gethostname(),
-                stats["workers"],
-                stats["bytes_used"],
-                stats["bytes_limit"],
-            )
-        ]
+        return list_nodes(self._runtime)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, in total and by node id under "nodes"."""
-        counters = self._stats()
-        counters.pop("workers")
-        return {**counters, "nodes": {NODE_ID: dict(counters)}}
-
-    def _stats(self) -> dict[str, Any]:
-        runtime = self._runtime
-        runtime.memory.check()
-        runtime.submitter.drain()
-        runtime.memory.collect()
-        return dict(runtime.channel.call(Stats()).value)
+        found = counters(self._runtime)
+        found.pop("workers")
+        return {**found, "nodes": {node_id(self._runtime.tasks.node_number): dict(found)}}
 
     def _check_nodes(self, nodes: Any) -> None:
-        for node in nodes if isinstance(nodes, (list, tuple)) else [nodes]:
-            name = node.id if isinstance(node, Node) else node
-            if name is not None and name != NODE_ID:
-                raise ValueError(f"there is no node {name!r}: this cluster has {NODE_ID!r}")
+        check_nodes(self._runtime, nodes)
 
 
 class _View(Cluster):

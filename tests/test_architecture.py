@@ -22,7 +22,7 @@ FLOORS = [
     {"planner", "store", "reduction", "transport"},
     {"client"},
     {"supervisor", "manager", "node", "worker"},
-    {"executor", "collectives"},
+    {"executor", "collectives", "nodes"},
     {"group"},
     {"cluster"},
     {"drop_in", "hosting"},

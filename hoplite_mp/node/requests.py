@@ -7,6 +7,7 @@ It must never know: sockets, how a client waits.
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from hoplite_mp.protocol.local import (
     Interrupt,
     Lease,
     LeaseSpan,
+    Members,
     OpenPool,
     Reply,
     Request,
@@ -73,6 +75,7 @@ class Requests:
             GroupAdmit: lambda slot, request: node.groups.admitted(
                 request.ask.name, request.ask.generation, request.ask.rank
             ),
+            Members: self.members,
             Standing: self.standing,
             Stats: self.stats,
         }
@@ -196,6 +199,27 @@ class Requests:
         waiting, self.waiting_standing = self.waiting_standing, []
         for slot, number in waiting:
             node.reply(slot, Reply(number, node.join_error or (node.number, cluster)))
+
+    def members(self, slot: int, request: Request) -> None:
+        node = self.node
+        used = self.store.used_bytes()
+        mine = len(node.workers.pools[0].workers)
+        if node.lan is None:
+            own = (0, "127.0.0.1", socket.gethostname(), mine, used, self.store.limit)
+            node.reply(slot, Reply(request.number, [own]))
+            return
+        found = [
+            (
+                member.node,
+                member.addresses[0].rpartition(":")[0].strip("[]") if member.addresses else "",
+                member.host,
+                mine if member.node == node.number else member.workers,
+                used if member.node == node.number else 0,
+                member.memory_total,
+            )
+            for member in node.lan.members.values()
+        ]
+        node.reply(slot, Reply(request.number, found))
 
     # -- counters ------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.protocol.messages import (
     Commit,
+    Credentials,
     Distribute,
     ExecuteReduce,
     FetchRefused,
@@ -126,6 +127,10 @@ def _object(object_id: bytes) -> str:
     return f"object {object_id.hex()[:8]}"
 
 
+def _credentials(m: Credentials) -> list[str]:
+    return [f"credentials of {len(m.pem)} bytes"]
+
+
 def _admitted(m: NodeAdmitted) -> list[str]:
     nodes = _numbers(member.node for member in m.members)
     return [f"you are node {m.node} in life {m.incarnation}, nodes {nodes}"]
@@ -179,6 +184,7 @@ def _closed(m: GroupClosed) -> list[str]:
 
 # Typed loosely because each row takes the one message that its key names.
 _DRAWN: dict[type, Callable[..., list[str]]] = {
+    Credentials: _credentials,
     NodeAdmitted: _admitted,
     MembersChanged: _changed,
     Leave: _leave,

@@ -31,6 +31,7 @@ __all__ = [
     "LanStart",
     "Lease",
     "LeaseSpan",
+    "Members",
     "OpenPool",
     "Reply",
     "Request",
@@ -152,6 +153,10 @@ class GroupAdmit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     rank: int
 
 
+class Members(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Reply: of each living node (number, address, host, workers, bytes used, bytes in all)."""
+
+
 class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Reply: (number of this node in its cluster, cluster id); or (name of an error, its text) if
     it could not join."""
@@ -176,6 +181,7 @@ Ask: TypeAlias = (
     | GroupJoin
     | GroupLeave
     | GroupAdmit
+    | Members
     | Standing
     | Stats
 )

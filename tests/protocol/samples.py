@@ -35,6 +35,7 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.GroupJoinRequested(5, 0, 3, 17, "run-1", 4, None, 64),
     m.GroupAdmitted("run-1", 2, 3),
     m.GroupLeft("run-1", 2, 3, 0, 3, 17),
+    m.Credentials(b"-----BEGIN CERTIFICATE-----"),
     m.NodeAdmitted(0, 1, (MEMBER,)),
     m.MembersChanged((MEMBER,), (0, 3)),
     m.Leave(0, 1),
