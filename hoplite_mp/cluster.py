@@ -212,7 +212,7 @@ class Cluster(TaskExecutor):
             host, self._host = self._host, None
             _open.discard(self)
             if host is not None:
-                host.runtime.submitter.keep_results()
+                host.runtime.submitter.keep_results(host.limit)
                 host.end()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:

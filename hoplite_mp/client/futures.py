@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import serial
 from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
+from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -49,16 +50,12 @@ class Future(concurrent.futures.Future[T]):
         self._value: Any = _NOTHING
         self._error: BaseException | None = None
         self._kept: memoryview | None = None  # the payload of a cluster that has closed since
+        self._unkept = ""  # why there is none
 
     @property
     def unread(self) -> bool:
         """Nobody has fetched the result."""
         return self._value is _NOTHING and self._error is None
-
-    def _keep(self) -> None:
-        """The cluster is closing: a result that nobody has asked for yet stays readable."""
-        if self.unread and not self.cancelled():
-            self._kept = self._submitter.memory.payload(self._oid, 0)
 
     def _abandon(self, error: BaseException) -> None:
         """Nothing will come any more."""
@@ -162,6 +159,8 @@ class Future(concurrent.futures.Future[T]):
         if mem is None:
             if self._state is _CANCELLED:
                 raise CancelledError
+            if self._unkept:
+                raise ObjectLostError(self._unkept)
             memory.check()
             deadline = FOREVER_NS if timeout is None else deadline_ns(timeout)
             self._submitter.waiting.wait_done(self._oid, deadline)

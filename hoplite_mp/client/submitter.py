@@ -19,6 +19,7 @@ from hoplite_mp import _shm, _tasks, serial
 from hoplite_mp.client.collector import Collector
 from hoplite_mp.client.functions import Functions
 from hoplite_mp.client.futures import Future
+from hoplite_mp.client.keeping import keep_results
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
 from hoplite_mp.client.waiting import Waiting
 from hoplite_mp.errors import (
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.ref import ObjectRef
 
-__all__ = ["KIND_OPERATION", "KIND_TASK", "Pending", "Submitter"]
+__all__ = ["KIND_OPERATION", "KIND_TASK", "Pending", "Submitter", "last_resort"]
 
 KIND_TASK, KIND_OPERATION = 2, 3
 # Of a task: not to be run in place by a waiting worker; values of refs are writable copies for it.
@@ -44,6 +45,7 @@ NAME_BYTES = 32
 FINISHED_MIN = 1024
 HOLDS_OF_CALL = 2  # the function, and what it carries
 ERROR_CHARS_MAX = 40  # of the last resort, which must fit into a record
+NO_ROOM_EVEN_FOR_WORDS = "no room, even for details; raise memory="
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -244,8 +246,7 @@ class Submitter:
             self.store_result(oid, serial.encode_error(error), True)
         except BaseException as problem:  # it found no room: a few words always fit
             if self.client.state(oid) == STATE["CLAIMED"]:
-                brief = f"its error found no room: {type(error).__name__}"[:ERROR_CHARS_MAX]
-                self.store_result(oid, serial.encode_error(HopliteError(brief), ""), True)
+                self.store_result(oid, last_resort(error), True)
             if not isinstance(problem, Exception):
                 raise
 
@@ -358,24 +359,10 @@ class Submitter:
         self._finished = [ref for ref, future in living if future is not None and future.unread]
         self._finished_max = max(FINISHED_MIN, 2 * len(self._finished))
 
-    def keep_results(self) -> None:
-        """Before the end: results that nobody has asked for yet stay readable; those on disk last,
-        as long as there is room to read them back."""
-        later = []
-        for ref in self._finished:
-            future = ref()
-            if future is None:
-                continue
-            if self.client.state(future._oid) in (STATE["SPILLING"], STATE["SPILLED"]):
-                later.append(future)
-            else:
-                self._keep(future)
-        for future in later:
-            self._keep(future)
-
-    def _keep(self, future: Future[Any]) -> None:
-        with contextlib.suppress(Exception):  # lost, or no room: result() will say so
-            future._keep()
+    def keep_results(self, bytes_max: int) -> None:
+        """Before the end: results that nobody has asked for yet stay readable."""
+        living = [future for ref in self._finished if (future := ref()) is not None]
+        keep_results(self.memory, living, bytes_max)
 
     def abandon(self, error: BaseException) -> None:
         """After the end: what is not finished fails, whoever waits for it."""
@@ -404,6 +391,16 @@ class Submitter:
         """No more tasks; the collector ends."""
         self.closed = True
         self.collector.stop()
+
+
+def last_resort(error: BaseException) -> serial.Encoded:
+    """An error for which there was no room, in a few words, which fit into the record. One of this
+    library keeps its type: its name is what `except` clauses look for."""
+    kind = type(error)
+    if isinstance(error, HopliteError) and kind.__module__ == HopliteError.__module__:
+        return serial.encode_error(kind(NO_ROOM_EVEN_FOR_WORDS), "")
+    brief = f"its error found no room: {kind.__name__}"[:ERROR_CHARS_MAX]
+    return serial.encode_error(HopliteError(brief), "")
 
 
 _USABLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp.protocol.local import (
     ON_ITS_WAY,
     RESTORED,
+    SPILLED_PIECE_BYTES,
     ClosePool,
     Collective,
     DropForeign,
@@ -28,6 +29,7 @@ from hoplite_mp.protocol.local import (
     LeaseSpan,
     Members,
     OpenPool,
+    ReadSpilled,
     Reply,
     Request,
     Restore,
@@ -60,6 +62,7 @@ class Requests:
             Lease: self.lease,
             LeaseSpan: self.lease_span,
             Restore: self.restore,
+            ReadSpilled: self.read_spilled,
             GiveSpans: self.give_spans,
             Import: self.import_,
             Imported: self.imported,
@@ -116,6 +119,12 @@ class Requests:
             return None if self.store.restore(oid, slot) is None else RESTORED
 
         self.patiently(slot, request, attempt)
+
+    def read_spilled(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        nbytes = min(ask.nbytes, SPILLED_PIECE_BYTES)
+        piece = self.store.read_spilled(ask.oid, ask.offset, nbytes)
+        self.node.reply(slot, Reply(request.number, piece))
 
     def patiently(self, slot: int, request: Request, attempt: Any) -> None:
         """Answers at once if it can; else tries again for a while as things come back."""

@@ -20,7 +20,7 @@ from hoplite_mp.store.arena import Arena
 from hoplite_mp.store.limits import available_bytes, total_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from hoplite_mp.config import Config
 
@@ -54,6 +54,8 @@ class Store:
         self._spill_again = 0.0
         self.returned_to = NODE_SLOT  # in whose own spans small objects made room, last time
         self.ahead = 0  # bytes of reserve()
+        self.clients: Iterable[int] = ()  # slots of those who may ask for spans
+        self.promised = 0  # bytes that others than the one who asks are to have
         self.last_growth = 0.0
 
     # -- leasing -------------------------------------------------------------------------------
@@ -73,7 +75,14 @@ class Store:
         """A span for small objects, aligned to its size; None: no room now."""
         size = self.config.span_bytes
         self.take_returns()
+        lessees = set(self.spans.values())
+        # Who has a span leaves room for those who have none: it can spill what it put into its
+        # own, but nobody can put anything without one.
+        self.promised = 0
+        if slot in lessees:
+            self.promised = size * sum(client not in lessees for client in self.clients)
         start = self._allocate(size, size, slot)
+        self.promised = 0
         if start is not None:
             self.spans[start] = slot
         return start
@@ -94,7 +103,7 @@ class Store:
         return self.arena.allocate(nbytes, align)
 
     def _room(self, nbytes: int, align: int) -> bool:
-        if self.arena.used + nbytes > self.limit:
+        if self.arena.used + nbytes + self.promised > self.limit:
             return False
         growth = self.arena.growth(nbytes, align)
         over = self.arena.resident + growth - self.limit
@@ -255,11 +264,15 @@ class Store:
 
     def spilled_bytes(self, oid: int) -> bytes | None:
         """The payload of a spilled object, read from the file; None if it is not there."""
-        if oid not in self.spilled:
+        return self.read_spilled(oid, 0, self.spilled[oid][1]) if oid in self.spilled else None
+
+    def read_spilled(self, oid: int, offset: int, nbytes: int) -> bytes | None:
+        """A part of it."""
+        if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
             return None
-        position, nbytes = self.spilled[oid]
-        data = bytearray(nbytes)
-        self.spill.read(position, memoryview(data))
+        position, whole = self.spilled[oid]
+        data = bytearray(max(0, min(nbytes, whole - offset)))
+        self.spill.read(position + offset, memoryview(data))
         return bytes(data)
 
     def purge_spilled(self) -> None:

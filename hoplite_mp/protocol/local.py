@@ -15,6 +15,7 @@ import msgspec
 __all__ = [
     "ON_ITS_WAY",
     "RESTORED",
+    "SPILLED_PIECE_BYTES",
     "Ask",
     "ClosePool",
     "Collective",
@@ -33,6 +34,7 @@ __all__ = [
     "LeaseSpan",
     "Members",
     "OpenPool",
+    "ReadSpilled",
     "Reply",
     "Request",
     "Restore",
@@ -47,6 +49,8 @@ __all__ = [
 
 
 RESTORED, ON_ITS_WAY = 1, 2  # replies to Restore
+# In one reply to ReadSpilled. What a system without privileges gives a packet is 416 KiB.
+SPILLED_PIECE_BYTES = 128 << 10
 
 
 class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -70,6 +74,15 @@ class Restore(msgspec.Struct, frozen=True, tag=True, array_like=True):
     host (who waits for the object is woken), or full=True and the message."""
 
     oid: int
+
+
+class ReadSpilled(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A part of a spilled object's payload is wanted in private memory, the object stays where it
+    is. Reply: the bytes, at most SPILLED_PIECE_BYTES; None if it is not in the spill file."""
+
+    oid: int
+    offset: int
+    nbytes: int
 
 
 class Import(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -171,6 +184,7 @@ Ask: TypeAlias = (
     | LeaseSpan
     | GiveSpans
     | Restore
+    | ReadSpilled
     | Import
     | Imported
     | DropForeign

@@ -1,0 +1,97 @@
+"""What stays readable after the end: results that nobody has asked for before the cluster closes.
+
+Why it exists: a finished Future may be asked after its cluster has gone, as in the standard
+library. What lies in the store is pinned where it is. What was moved to disk is not brought back
+into the store, which may be full of what was just pinned: the node reads it piece by piece into
+private memory. That has a deadline and a limit, so that leaving `with` always ends; what does not
+make it says so when it is asked for.
+It must never know: who closes, what a result is.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp.client.memory import STATE, format_bytes
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.protocol.local import SPILLED_PIECE_BYTES, ReadSpilled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hoplite_mp.client.futures import Future
+    from hoplite_mp.client.memory import Memory
+
+__all__ = ["keep_results"]
+
+ALIGN = 64  # of buffers in a payload, and so of private memory that takes one
+_AWAY = (STATE["SPILLED"], STATE["SPILLING"])
+
+
+def keep_results(memory: Memory, futures: Iterable[Future[Any]], bytes_max: int) -> None:
+    """Pins or copies what these finished Futures have not read; at most `bytes_max` bytes are
+    copied, within `Config.shutdown_timeout_s`."""
+    away = [future for future in futures if future.unread and not _pin(memory, future)]
+    deadline = time.monotonic() + memory.config.shutdown_timeout_s
+    left = bytes_max
+    for future in away:
+        why = "there was no time left"
+        if time.monotonic() < deadline:
+            size = int(memory.client.inspect(future._oid)["size"])
+            why = f"{format_bytes(bytes_max)} of such results are kept"
+            if size <= left:
+                why = "the node no longer answered"
+                if _copy(memory, future, size, deadline):
+                    left -= size
+                    continue
+        future._unkept = (
+            "its result had been moved to disk and was not read before the cluster closed "
+            f"({why}): call result() or c.get() inside the with block, or raise memory="
+        )
+
+
+def _pin(memory: Memory, future: Future[Any]) -> bool:
+    """False: its bytes are elsewhere."""
+    if future.cancelled():
+        return True
+    got = memory.client.view(future._oid)
+    if not isinstance(got, int):
+        future._kept = memoryview(got)
+    return got not in _AWAY if isinstance(got, int) else True
+
+
+def _copy(memory: Memory, future: Future[Any], size: int, deadline: float) -> bool:
+    """Reads it from the disk; False if that does not come to an end."""
+    oid = future._oid
+    while time.monotonic() < deadline:
+        try:
+            data = _pieces(memory, oid, size, deadline)
+        except (HopliteError, ValueError):  # the node has ended, or a disk does not give it back
+            return False
+        # What was read is the object only if it was there all the time: its room in the file is
+        # another's as soon as it has gone back into the store.
+        if data is not None and memory.client.state(oid) == STATE["SPILLED"]:
+            future._kept = data
+            return True
+        if _pin(memory, future):  # somebody else wanted it in the store meanwhile
+            return True
+        if data is None and memory.client.state(oid) == STATE["SPILLED"]:
+            return False  # on another host
+    return False
+
+
+def _pieces(memory: Memory, oid: int, size: int, deadline: float) -> memoryview | None:
+    """The payload in private memory; None if it is no longer in the file, or it takes too long."""
+    room = np.empty(size + ALIGN, np.uint8)
+    start = -room.__array_interface__["data"][0] % ALIGN
+    data = memoryview(room.data)[start : start + size]
+    for offset in range(0, size, SPILLED_PIECE_BYTES):
+        length = min(SPILLED_PIECE_BYTES, size - offset)
+        piece = memory.channel.call(ReadSpilled(oid, offset, length)).value
+        if piece is None or len(piece) != length or time.monotonic() >= deadline:
+            return None
+        data[offset : offset + length] = piece
+    return data.toreadonly()
