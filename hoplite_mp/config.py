@@ -20,6 +20,8 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
+SPAN_BYTES_MIN = 64 * KIB
+
 _PREFIX = "HOPLITE_MP_"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i)?)?b?", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -55,7 +57,8 @@ class Config:
     # Lower: less waste, but every object above it costs one round trip to the node.
     small_object_bytes_max: int = 64 * KIB
 
-    # The size of a span of small objects, leased to one client at a time.
+    # The size of a span of small objects, leased to one client at a time. In a store so small that
+    # one for each process would take more than half of it, spans are smaller than this.
     # Higher: fewer leases per second. Lower: less memory tied up by clients that put little.
     span_bytes: int = 1 * MIB
 
@@ -111,8 +114,9 @@ class Config:
     # Higher: slow disks and loaded machines pass. Lower: a broken installation shows sooner.
     start_timeout_s: float = 30.0
 
-    # How long processes may take to end by themselves before they are killed.
-    # Higher: spill files and output are finished in peace. Lower: leaving is quick whatever hangs.
+    # How long processes may take to end by themselves before they are killed; before that, how long
+    # results that nobody has asked for yet are read back from the spill file, to stay readable.
+    # Higher: such results and output are finished in peace. Lower: leaving is quick whatever hangs.
     shutdown_timeout_s: float = 5.0
 
     # -- tasks ---------------------------------------------------------------------------------
@@ -203,7 +207,7 @@ class Config:
 # The smallest and the largest value of each field; what is not listed starts at 0, open above.
 _SMALLEST: dict[str, int] = {
     "small_object_bytes_max": 64,
-    "span_bytes": 64 * KIB,
+    "span_bytes": SPAN_BYTES_MIN,
     "memory_bytes": 1 * MIB,
     "blocked_workers_max": 0,
     "nested_depth_max": 1,

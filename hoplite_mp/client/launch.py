@@ -24,6 +24,7 @@ import msgspec
 from hoplite_mp import _shm, ids
 from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
 from hoplite_mp.client.runtime import Runtime
+from hoplite_mp.config import SPAN_BYTES_MIN
 from hoplite_mp.errors import ConfigError, HopliteError, ManagerLostError, NodeLostError
 from hoplite_mp.protocol.local import Shutdown, Start
 from hoplite_mp.store.limits import cpu_count, total_bytes
@@ -37,6 +38,8 @@ __all__ = ["Host"]
 NODE_SLOT, DRIVER_SLOT = 0, 1
 STORE_BYTES_MIN = 64 << 30  # address space, not memory
 STORE_FACTOR = 8  # so that fragments never keep an object out while there is memory
+PROCESSES_BESIDE = 2  # that put small objects, beside the workers: driver and node
+SPANS_SHARE = 2  # spans of all processes take at most one of so many parts of the store
 BOOT_FILE = os.path.join("supervisor", "boot.py")
 READ_BYTES = 1 << 16
 _log = logging.getLogger("hoplite_mp")
@@ -55,10 +58,7 @@ class Host:
         cores = cpu_count()
         self.workers = cores if workers is None else workers
         limit = memory or config.memory_bytes or total_bytes() // 3
-        if limit < 2 * config.span_bytes:
-            raise ConfigError(
-                f"memory={limit} is too small: at least two spans of {config.span_bytes} bytes"
-            )
+        config = _with_spans_that_fit(config, limit, self.workers)
         self.limit = limit
         control_fd = os.memfd_create("hoplite_mp control", os.MFD_CLOEXEC)
         store_fd = os.memfd_create("hoplite_mp store", os.MFD_CLOEXEC)
@@ -188,6 +188,22 @@ class Host:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+def _with_spans_that_fit(config: Config, limit: int, workers: int) -> Config:
+    """Every process that puts needs a span of its own: of a small store each takes less, so that
+    half of it is left for large objects and for what stands in for workers that wait."""
+    processes = workers + PROCESSES_BESIDE
+    span, smallest = config.span_bytes, 2 * config.small_object_bytes_max
+    while SPANS_SHARE * processes * span > limit and span // 2 >= max(smallest, SPAN_BYTES_MIN):
+        span //= 2
+    if processes * span > limit:
+        raise ConfigError(
+            f"memory={limit} is too small for {workers} workers: each of {processes} processes "
+            f"needs {span} bytes for its small objects, together {processes * span}. Raise "
+            "memory=, ask for fewer workers, or lower small_object_bytes_max"
+        )
+    return dataclasses.replace(config, span_bytes=span)
 
 
 def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:

@@ -81,6 +81,7 @@ class Node:
         self.event_fd = start.event_fd
         self.clients: dict[int, socket.socket] = {}  # slot -> its line
         self.store = Store(self.client, self.config, start.memory_bytes, start.store_fd)
+        self.store.clients = self.clients
         self.results = Results(self.client, self.tasks, self.store, self.config)
         self.sweeper = Sweeper(self.results)
         self.places = Places(self.results)

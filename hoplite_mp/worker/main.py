@@ -23,7 +23,7 @@ from hoplite_mp import serial
 from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.memory import FOREVER_NS, _freeze
 from hoplite_mp.client.runtime import Runtime
-from hoplite_mp.client.submitter import ERROR_CHARS_MAX, FLAG_COPY, FLAG_OWN_STACK
+from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
 
@@ -205,8 +205,7 @@ class Worker:
         try:
             self.write(oid, self.encode_error(value), True)
         except BaseException as error:  # no room even for the error: a few words always fit
-            brief = f"its error found no room: {type(value).__name__}"
-            self.write(oid, serial.encode_error(HopliteError(brief[:ERROR_CHARS_MAX]), ""), True)
+            self.write(oid, last_resort(value), True)
             error.__traceback__ = None
         value.__traceback__ = None  # or its frames keep the task's arrays until a collection
         return True
