@@ -141,7 +141,11 @@ class Requests:
                 self.client.set_hungry(False)
                 self.node.watch_idle()
                 self.node.reply(slot, Reply(request.number, value))
-            elif time.monotonic() >= deadline or self.store.returned_to == slot:
+            elif self.store.returned_to == slot:  # there is room in its own spans now
+                self.client.set_hungry(False)
+                message = f"{self.store.room_message()}. Free arrays, or raise memory="
+                self.node.reply(slot, Reply(request.number, None, message, True))
+            elif time.monotonic() >= deadline:
                 self.client.set_hungry(False)
                 message = self.store.full_message()
                 self.node.reply(slot, Reply(request.number, None, message, True))

@@ -31,6 +31,10 @@ ADOPTED = -1
 LEASED = (1 << 64) - 1
 HEAD = _shm.BLOCK_HEAD_BYTES
 BLOCKS_UNIT = 512  # of st_blocks
+# Of the limit, as one of so many parts: what is spilled in one go. More parts: fewer objects leave
+# memory before they must. Fewer: the look at all headers is shared by more of them.
+SPILL_BATCHES = 32
+PURGE_SHARE = 16  # writes for which the file's objects are looked through, as a part of these
 SPILL_AGAIN_S = 1.0  # a disk that took nothing is asked again after this
 
 
@@ -52,6 +56,7 @@ class Store:
         self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
         self.spill_error = ""  # why the disk took nothing
         self._spill_again = 0.0
+        self._writes = 0  # into the spill file, since it was purged
         self.returned_to = NODE_SLOT  # in whose own spans small objects made room, last time
         self.ahead = 0  # bytes of reserve()
         self.clients: Iterable[int] = ()  # slots of those who may ask for spans
@@ -204,20 +209,23 @@ class Store:
     # -- spilling ------------------------------------------------------------------------------
 
     def _spill_until(self, nbytes: int, align: int, slot: int) -> None:
-        self.purge_spilled()
+        """Until there is room, and then on to the end of a batch: finding out what was not used
+        for longest looks at every header, and the next one who asks need not do that again."""
         # A small object's bytes help only the client whose span it is in, or us in adopted ones.
         spans = {offset for offset, lessee in self.spans.items() if lessee in (slot, ADOPTED)}
         size = self.config.span_bytes
-        small = 0
+        small = spilled = 0
+        batch, room = self.limit // SPILL_BATCHES, False
         for _, oid, payload, length in sorted(self.client.spill_candidates()):
-            if self._room(nbytes, align) or time.monotonic() < self._spill_again:
+            if (room and spilled >= batch) or time.monotonic() < self._spill_again:
                 return
             big = payload in self.leases
             span = payload & -size
-            if not big and (span not in spans or small >= max(size, nbytes)):
+            if not big and (room or span not in spans or small >= max(size, nbytes)):
                 continue
             if not self.spill_one(oid, payload, length):
                 continue
+            spilled += length
             if big:
                 self.take_returns()
             elif self.spans[span] == ADOPTED:
@@ -225,18 +233,13 @@ class Store:
             else:
                 small += length
                 self.returned_to = slot
+            room = room or self._room(nbytes, align)
 
     def spill_one(self, oid: int, payload: int, nbytes: int) -> bool:
         """Moves one unpinned object into the spill file."""
         if not self.client.spill_begin(oid):
             return False
-        position = None
-        try:
-            position = self.spill.write(self.client.memory(payload, nbytes))
-            self.spill_error = "" if position is not None else "spill_bytes_max is reached"
-        except OSError as error:
-            self.spill_error = f"the disk takes nothing: {error}"
-            self._spill_again = time.monotonic() + SPILL_AGAIN_S
+        position = self._write(self.client.memory(payload, nbytes))
         if position is None:
             self.client.spill_abort(oid)
             return False
@@ -244,10 +247,29 @@ class Store:
         self.client.spill_end(oid, position)
         return True
 
+    def _write(self, data: memoryview) -> int | None:
+        """Its place in the file; None: the file takes nothing, and spill_error says why."""
+        self._writes += 1
+        if self._writes > len(self.spilled) // PURGE_SHARE:
+            self.purge_spilled()
+        for purged in (self._writes == 0, True):
+            try:
+                position = self.spill.write(data)
+            except OSError as error:
+                if purged:
+                    self.spill_error = f"the disk takes nothing: {error}"
+                    self._spill_again = time.monotonic() + SPILL_AGAIN_S
+                    return None
+            else:
+                if position is not None or purged:
+                    self.spill_error = "" if position is not None else "spill_bytes_max is reached"
+                    return position
+            self.purge_spilled()
+        return None
+
     def restore(self, oid: int, slot: int = NODE_SLOT) -> bool | None:
         """Brings a spilled object back, for `slot`: True; None: no room now; False: it has gone."""
-        self.purge_spilled()
-        if oid not in self.spilled:
+        if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
             return False
         position, nbytes = self.spilled[oid]
         payload = self.lease(nbytes, slot)
@@ -277,6 +299,7 @@ class Store:
 
     def purge_spilled(self) -> None:
         """Room in the file of objects that nobody wants any more."""
+        self._writes = 0
         for oid, (position, _) in list(self.spilled.items()):
             if self.client.state(oid) != STATE["SPILLED"]:
                 self.spill.free(position)
@@ -288,6 +311,7 @@ class Store:
         """Warm pages that were not needed for memory_idle_s go; returns when to look again."""
         self.client.reclaim_freed()
         self.take_returns()
+        self.purge_spilled()
         due = self.last_growth + self.config.memory_idle_s
         if now >= due:
             self._cool(self.arena.warm)
@@ -295,6 +319,11 @@ class Store:
         return due if self.arena.resident else None
 
     # -- words ---------------------------------------------------------------------------------
+
+    def room_message(self) -> str:
+        """How full it is, without a look at every object."""
+        room = f"store of h{self.number()} holds {format_bytes(self.arena.used)}"
+        return f"{room} of {format_bytes(self.limit)}"
 
     def full_message(self) -> str:
         """Why there is no room: who pins how much, in the words of StoreFullError."""
@@ -314,12 +343,10 @@ class Store:
             parts.append(f"{format_bytes(nbytes)} pinned by arrays in process {pid}")
         if queued:
             parts.append(f"{format_bytes(queued)} held by refs and queued tasks")
-        room = f"store of h{self.number()} holds {format_bytes(self.arena.used)}"
-        room += f" of {format_bytes(self.limit)}"
         free = available_bytes()
         if self.arena.used < self.limit // 2 and free < 2 * self.config.memory_reserve_bytes:
             parts.append(f"only {format_bytes(free)} of the host's memory are available")
         if self.spill_error:
             parts.append(self.spill_error)
         detail = f" ({', '.join(parts)})" if parts else ""
-        return f"{room}{detail}. Free arrays, or raise memory=."
+        return f"{self.room_message()}{detail}. Free arrays, or raise memory=."
