@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.local import Collective
     from hoplite_mp.protocol.messages import ExecuteReduce
 
-__all__ = ["Execution", "PlanError", "SourcesGone", "prepare"]
+__all__ = ["Execution", "PlanError", "SourcesGone", "allocate", "check", "prepare"]
 
 
 NAMED_MAX = 10  # sources that a message lists
@@ -127,29 +127,42 @@ def prepare(
     if gone or spilled:
         raise SourcesGone(tuple(sorted(gone)), spilled, views)
     execution = Execution(results, ask.op, views)
+    first = None
     for index, view in zip(plan.order, views, strict=True):
-        info = serial.describe_array(view)
-        if info is None:
-            raise PlanError(
-                f"source {index} ({results.ref(ask.sources[index])}) is neither an array nor a "
-                "number: it cannot be reduced"
-            )
-        execution.infos.append(info)
-    first = execution.infos[0]
-    for index, info in zip(plan.order, execution.infos, strict=True):
-        if info.shape != first.shape or info.dtype_name != first.dtype_name:
-            a, b = plan.order[0], index
-            raise PlanError(
-                f"sources differ: {a} ({results.ref(ask.sources[a])}) has shape {first.shape} and "
-                f"dtype {first.dtype_name}, {b} ({results.ref(ask.sources[b])}) has shape "
-                f"{info.shape} and dtype {info.dtype_name}"
-            )
-    return _allocate(execution, ask, plan, slices)
+        execution.infos.append(check(results, ask, index, view, plan.order[0], first))
+        first = execution.infos[0]
+    return allocate(execution, ask, plan, slices)
 
 
-def _allocate(
+def check(
+    results: Results,
+    ask: Collective,
+    index: int,
+    view: memoryview,
+    first_index: int,
+    first: serial.ArrayInfo | None,
+) -> serial.ArrayInfo:
+    """What a source is; PlanError if it is no array, or not like the first one."""
+    info = serial.describe_array(view)
+    if info is None:
+        raise PlanError(
+            f"source {index} ({results.ref(ask.sources[index])}) is neither an array nor a "
+            "number: it cannot be reduced"
+        )
+    if first is not None and (info.shape, info.dtype_name) != (first.shape, first.dtype_name):
+        raise PlanError(
+            f"sources differ: {first_index} ({results.ref(ask.sources[first_index])}) has shape "
+            f"{first.shape} and dtype {first.dtype_name}, {index} "
+            f"({results.ref(ask.sources[index])}) has shape {info.shape} and dtype "
+            f"{info.dtype_name}"
+        )
+    return info
+
+
+def allocate(
     execution: Execution, ask: Collective, plan: ExecuteReduce, slices: int
 ) -> Execution | None:
+    """Leases the results' blocks and writes their heads; None: no room now."""
     first = execution.infos[0]
     try:
         dtype = result_dtype(ask.op, first.dtype_name)

@@ -17,6 +17,7 @@ from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
 from hoplite_mp.node.execute import Execution, PlanError, SourcesGone, prepare
+from hoplite_mp.node.portions import NotInPortions, Portions
 from hoplite_mp.protocol.messages import (
     Commit,
     ExecuteReduce,
@@ -54,6 +55,7 @@ class Operation:
     waiting: dict[int, list[int]]  # source id -> its indices, not done yet
     parked: list[int]
     execution: Execution | None = None  # one that has ended: until then its thread has it
+    portions: Portions | None = None  # if not all sources fit at once
     epoch: int = 0
     space_deadline: float = 0.0
     plan: ExecuteReduce | None = None
@@ -158,6 +160,7 @@ class Operations:
         if isinstance(message, ExecuteReduce):
             operation = self.operations.get(message.operation)
             if operation is not None:
+                self._drop_portions(operation)
                 operation.plan = message
                 operation.epoch = message.epoch
                 operation.space_deadline = time.monotonic() + self.results.config.put_wait_s
@@ -180,30 +183,23 @@ class Operations:
         """Pins the members and starts a thread; without room for the result, again later."""
         plan = operation.plan
         assert plan is not None
-        ask = operation.ask
+        execution: Execution | None = None
         try:
-            execution = prepare(self.results, ask, plan, len(operation.results))
+            if operation.portions is None:
+                execution = self._all_at_once(operation, plan)
+            if execution is None:
+                execution = self._portion(operation, plan)
         except SourcesGone as gone:
-            for oid in dict.fromkeys(gone.spilled):
-                if self.results.store.restore(oid) is None:
-                    break
-                got = self.client.view(oid)
-                if not isinstance(got, int):
-                    gone.pins.append(memoryview(got))
-            else:
-                if gone.spilled and not gone.indices:
-                    self.execute(operation)
-                    return
-            if gone.indices:
-                self._failed(operation, str(gone), gone.indices)
-            else:
-                self._no_room(operation)
+            self._failed(operation, str(gone), gone.indices)
             return
         except PlanError as error:
             self._failed(operation, str(error), ())
             return
+        except NotInPortions as error:
+            self._no_room(operation, str(error))
+            return
         if execution is None:
-            self._no_room(operation)
+            self._no_room(operation, "it and one source do not fit beside what is in use")
             return
         operation.plan = None
         threading.Thread(
@@ -213,15 +209,49 @@ class Operations:
             daemon=True,
         ).start()
 
-    def _no_room(self, operation: Operation) -> None:
+    def _all_at_once(self, operation: Operation, plan: ExecuteReduce) -> Execution | None:
+        """All members pinned; None: there is no room for them and the result."""
+        ask, slices = operation.ask, len(operation.results)
+        try:
+            return prepare(self.results, ask, plan, slices)
+        except SourcesGone as gone:
+            if gone.indices:
+                raise
+            for oid in dict.fromkeys(gone.spilled):
+                if self.results.store.restore(oid) is None:
+                    return None
+                got = self.client.view(oid)
+                if isinstance(got, int):
+                    return None
+                gone.pins.append(memoryview(got))
+            return prepare(self.results, ask, plan, slices)
+
+    def _portion(self, operation: Operation, plan: ExecuteReduce) -> Execution | None:
+        """As many of the next members as fit; None: not even one does."""
+        portions = operation.portions
+        if portions is None:
+            portions = Portions(self.results, operation.ask, plan, len(operation.results))
+        if not portions.pin():
+            return None
+        operation.portions = portions
+        operation.space_deadline = time.monotonic() + self.results.config.put_wait_s
+        return portions
+
+    def _no_room(self, operation: Operation, why: str) -> None:
         if time.monotonic() > operation.space_deadline:
-            self._failed(operation, self.results.store.full_message(), (), "full")
-            operation.plan = None
+            why = f"{why}; {self.results.store.full_message()}"
+            self._failed(operation, why, (), "full")
+
+    def _drop_portions(self, operation: Operation) -> None:
+        if operation.portions is not None:
+            operation.portions.drop()
+            operation.portions = None
 
     def _failed(
         self, operation: Operation, reason: str, sources: tuple[int, ...], error: str = "value"
     ) -> None:
         operation.plan = None
+        self._drop_portions(operation)
         self.send(
             ExecutionFailed(operation.number, operation.epoch, self.node(), reason, sources, error)
         )
@@ -245,7 +275,11 @@ class Operations:
             operation = self.operations.get(number)
             if operation is None:
                 execution.drop()  # dropped while it ran
+            elif failure is None and isinstance(execution, Portions) and not execution.done:
+                execution.let_go()
+                operation.plan = execution.plan  # the next portion, below
             elif failure is None:
+                operation.portions = None
                 operation.execution = execution
                 self.send(StripesComplete(number, epoch, self.node()))
             else:
@@ -309,4 +343,6 @@ class Operations:
         self.tasks.unpark(operation.parked)
         if operation.execution is not None:
             operation.execution.drop()
+        if operation.plan is not None:  # no thread has them now
+            self._drop_portions(operation)
         operation.holds.clear()

@@ -339,6 +339,9 @@ class Store:
                 queued += header["size"]
         parts = []
         for slot, nbytes in sorted(pinned.items(), key=lambda item: -item[1])[:4]:
+            if slot == NODE_SLOT:
+                parts.append(f"{format_bytes(nbytes)} held by reductions that run")
+                continue
             pid = self.client.client_info(slot)["pid"]
             parts.append(f"{format_bytes(nbytes)} pinned by arrays in process {pid}")
         if queued:
