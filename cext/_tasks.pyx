@@ -226,6 +226,14 @@ cdef class Tasks:
         return (r.function, r.args, PyBytes_FromStringAndSize(<char *>r.args_inline, r.args_len),
                 r.flags, r.timeout_ns, r.tries)
 
+    def name(self, uint64_t oid) -> str:
+        """What its submitter called it; "" for what is no task."""
+        check(oid)
+        if header_of(self.c, oid).kind != KIND_TASK:
+            return ""
+        return (<bytes>record_of(self.c, oid).name[:NAME_BYTES]).split(b"\0")[0].decode(
+            errors="replace")
+
     def pool_of(self, uint64_t oid) -> int:
         check(oid)
         return header_of(self.c, oid).pool

@@ -25,7 +25,8 @@ class Executor(TaskExecutor):
     """The one-line replacement of `concurrent.futures.ProcessPoolExecutor`.
 
     Owns a cluster of this host; survives a worker's death (the task runs again). Results are
-    writable. Arguments as there.
+    writable. Arguments as there, but for `mp_context`, which must be None: workers are neither
+    forked nor spawned from this process.
     """
 
     def __init__(
@@ -35,7 +36,13 @@ class Executor(TaskExecutor):
         initargs: tuple[Any, ...] = (),
         *,
         max_tasks_per_child: int | None = None,
+        mp_context: None = None,
     ) -> None:
+        if mp_context is not None:
+            raise TypeError(
+                f"mp_context={mp_context!r}: workers are started by a process of this library's "
+                "own, neither forked nor spawned from yours; leave the argument out"
+            )
         count = cpu_count() if max_workers is None else max_workers
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 200:
             raise ValueError(f"max_workers={max_workers!r}: it must be from 1 to 200, or None")

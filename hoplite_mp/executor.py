@@ -17,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hoplite_mp import serial
-from hoplite_mp.client.memory import FOREVER_NS, deadline_ns, whole
+from hoplite_mp.client.memory import FOREVER_NS, check_timeout, deadline_ns, whole
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, NodeLostError
 from hoplite_mp.protocol.local import ClosePool, OpenPool
 
@@ -64,13 +64,10 @@ class Options:
             if changes["retries"] is None or not 0 <= changes["retries"] <= RETRIES_MAX:
                 raise ValueError(f"retries={retries!r}: it must be from 0 to {RETRIES_MAX}")
         if timeout is not None:
-            if (
-                isinstance(timeout, bool)
-                or not isinstance(timeout, (int, float))
-                or not timeout > 0
-            ):
+            check_timeout(timeout)
+            if not timeout > 0:
                 raise ValueError(f"timeout={timeout!r}: it must be seconds above 0, or None")
-            changes["timeout"] = None if timeout > TIMEOUT_S_MAX else timeout
+            changes["timeout"] = None if timeout > TIMEOUT_S_MAX else float(timeout)
         name = changes.get("name")
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name={name!r}: it must be a text, or None")
@@ -151,6 +148,7 @@ class TaskExecutor(concurrent.futures.Executor):
             raise TypeError("buffersize must be an integer or None")
         if buffersize is not None and buffersize < 1:
             raise ValueError(f"buffersize={buffersize!r}: it must be 1 or more, or None")
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         items: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
         if buffersize is None:
@@ -360,7 +358,9 @@ def _first(ahead: deque[Future[Any]], deadline: float | None) -> Future[Any]:
     oids = [future._oid for future in ahead]
     limit = FOREVER_NS if deadline is None else deadline_ns(deadline - time.monotonic())
     if not submitter.waiting.wait_many(oids, 1, limit):
-        raise HopliteTimeoutError("no result was ready within the timeout of map()")
+        raise HopliteTimeoutError(
+            f"none of {len(oids)} results under way was ready within the timeout of map()"
+        )
     for future in ahead:
         if submitter.tasks.done(future._oid):
             ahead.remove(future)
@@ -373,6 +373,7 @@ def as_completed(futs: Iterable[Future[T]], timeout: float | None = None) -> Ite
 
     HopliteTimeoutError when not all are done `timeout` seconds after this call.
     """
+    check_timeout(timeout)
     try:
         done: Any = concurrent.futures.as_completed(cast("Any", futs), timeout)
         yield from done

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _tasks, serial
-from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.client.memory import FOREVER_NS, check_timeout
 from hoplite_mp.collectives import operation_name
 from hoplite_mp.errors import (
     ClosedError,
@@ -28,7 +28,7 @@ from hoplite_mp.errors import (
     PeerLostError,
     StoreFullError,
 )
-from hoplite_mp.protocol.local import GroupAdmit, GroupJoin, GroupLeave
+from hoplite_mp.protocol.local import GroupAdmit, GroupJoin, GroupLeave, GroupRefusal
 from hoplite_mp.reduction import reduce_arrays, result_dtype
 
 if TYPE_CHECKING:
@@ -218,7 +218,9 @@ class Group:
     def _not_full(self) -> str:
         _, alive, joining, *_ = self._board.look()
         came = (alive | joining).bit_count()
-        return f"{came} of {self.size} members came"
+        refusal = self._runtime.channel.call(GroupRefusal(self.name)).value
+        why = f"; one was refused: {refusal}" if refusal else ""
+        return f"{came} of {self.size} members came{why}"
 
     def _committed(self, call: int) -> Any:
         """Waits for the commit of `call`, leading it when this is the lowest living rank."""
@@ -455,5 +457,6 @@ def join(
             raise TypeError(f"{what}={value!r}: it must be an integer")
         if value is not None and abs(int(value)) > PLACE_MAX:
             raise ValueError(f"{what}={value!r}: no group is as large")
+    check_timeout(timeout)
     place = runtime.channel.call(GroupJoin(name, int(size), None if rank is None else int(rank)))
     return Group(runtime, name, int(size), place.value, strict, timeout)

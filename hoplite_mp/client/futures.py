@@ -182,7 +182,7 @@ class Future(concurrent.futures.Future[T]):
 
     def __repr__(self) -> str:
         state = "cancelled" if self.cancelled() else "finished" if self.done() else "pending"
-        return f"<Future {self._oid:#x} {state}>"
+        return f"<Future {self._submitter.memory.public_id(self._oid).hex()} {state}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("a Future does not pickle; send its .ref")

@@ -7,6 +7,7 @@ It must never know: tasks, futures, plans.
 
 from __future__ import annotations
 
+import numbers
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -38,7 +39,15 @@ if TYPE_CHECKING:
     from hoplite_mp.client.channel import Channel
     from hoplite_mp.config import Config
 
-__all__ = ["FOREVER_NS", "STATE", "Memory", "deadline_ns", "format_bytes", "whole"]
+__all__ = [
+    "FOREVER_NS",
+    "STATE",
+    "Memory",
+    "check_timeout",
+    "deadline_ns",
+    "format_bytes",
+    "whole",
+]
 
 FOREVER_NS = 1 << 62
 STATE = {name: number for number, name in enumerate(_shm.STATES)}
@@ -57,13 +66,22 @@ WaitOne = Callable[[int, int], None]
 
 def deadline_ns(timeout: float | None) -> int:
     """Seconds from now as a point of the monotonic clock; None: never; <= 0: a poll."""
+    check_timeout(timeout)
     if timeout is None:
         return FOREVER_NS
-    if timeout != timeout:
-        raise ValueError("timeout=nan: it must be seconds, or None")
     if timeout <= 0:
         return 0
     return time.monotonic_ns() + int(min(timeout, 1e9) * 1e9)
+
+
+def check_timeout(timeout: Any) -> None:
+    """TypeError for what is no number of seconds, ValueError for what is not a number."""
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
+        raise TypeError(f"timeout={timeout!r}: it must be seconds as a number, or None")
+    if timeout != timeout:
+        raise ValueError("timeout=nan: it must be seconds, or None")
 
 
 def whole(value: Any) -> int | None:
@@ -107,6 +125,10 @@ class Memory:
 
     def public_id(self, oid: int) -> bytes:
         return ids.pack_id(self.client.home, oid)
+
+    def _named(self, oid: int) -> ObjectRef[Any]:
+        """For messages: as its ref shows it."""
+        return ObjectRef(self.public_id(oid))
 
     def local_id(self, ref: ObjectRef[Any]) -> int:
         home, oid = ids.unpack_id(ref._id)
@@ -337,12 +359,12 @@ class Memory:
                 self._restore(oid, deadline)
             elif got in (STATE["CANCELLED"], STATE["ABORTED"]):
                 if got == STATE["ABORTED"] and self.client.flags(oid)[1]:
-                    raise ObjectLostError(f"object {oid:#x} was deleted before it was ready")
+                    raise ObjectLostError(f"{self._named(oid)} was deleted before it was ready")
                 raise CancelledError
             elif got == STATE["DELETED"]:
-                raise ObjectLostError(f"object {oid:#x} was deleted")
+                raise ObjectLostError(f"{self._named(oid)} was deleted")
             else:
-                raise ObjectLostError(f"object {oid:#x} is gone: nobody held a ref to it")
+                raise ObjectLostError(f"{self._named(oid)} is gone: nobody held a ref to it")
 
     def _restore(self, oid: int, deadline: int) -> None:
         limit = min(deadline, time.monotonic_ns() + int(self.config.put_wait_s * 1e9))

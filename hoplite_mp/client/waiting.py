@@ -40,11 +40,15 @@ class Waiting:
 
     def wait_done(self, oid: int, deadline: int) -> None:
         """Until the object is done. A worker runs what it waits for, or counts as blocked."""
+        begun = time.monotonic_ns()
         while not self.tasks.done(oid):
             if deadline == FOREVER_NS and self._run_needed(oid):
                 self.submitter.drain()  # what it was needed for may be sent now
             elif not self.wait_many([oid], 1, deadline, deadline == FOREVER_NS):
-                raise HopliteTimeoutError("the result was not ready within the timeout")
+                name = self.tasks.name(oid)
+                what = f"the result of {name}()" if name else "the object"
+                seconds = max(0, deadline - begun) / 1e9
+                raise HopliteTimeoutError(f"{what} was not ready within {seconds:.3g} s")
 
     def _run_needed(self, oid: int) -> bool:
         """In a worker: runs in place this task of its own, or one that this one waits for. False:

@@ -240,8 +240,9 @@ def train(plan: Plan, digits: Digits, progress: Callable[[int], None]) -> Run:
     if killed_pid is not None:
         run.kill_step = plan.kill_step
         run.lost_tasks = lost_tasks
+        tasks = f"{lost_tasks} task{'s' * (lost_tasks != 1)}"
         run.happened = (
-            f"BrokenProcessPool: {lost_tasks} tasks lost, a new pool started"
+            f"BrokenProcessPool: {tasks} lost, a new pool started"
             if breaks
             else "the pool did not notice"
         )

@@ -53,9 +53,10 @@ def verdict(ours: Run) -> str | None:
     """None if our run has learnt enough, else a line that says so."""
     if ours.accuracy >= WANTED_ACCURACY:
         return None
+    steps = len(ours.step_seconds)
     return (
         f"hoplite-mp demo: the test accuracy is {ours.accuracy:.1%} after "
-        f"{len(ours.step_seconds)} steps, less than {WANTED_ACCURACY:.0%}"
+        f"{steps} step{'s' * (steps != 1)}, less than {WANTED_ACCURACY:.0%}"
     )
 
 

@@ -58,12 +58,14 @@ class Groups:
         self.reply = reply
         self.node = node
         self.known: dict[int, Known] = {}  # board -> group
-        self.joining: dict[int, tuple[int, int]] = {}  # request -> (slot, number of its call)
+        # request -> (slot, number of its call, name)
+        self.joining: dict[int, tuple[int, int, str]] = {}
+        self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
         self._next = 1
 
     def join(self, ask: GroupJoin, slot: int, number: int, members_max: int) -> None:
         request, self._next = self._next, self._next + 1
-        self.joining[request] = (slot, number)
+        self.joining[request] = (slot, number, ask.name)
         generation = self.client.client_info(slot)["generation"]
         self.send(
             GroupJoinRequested(
@@ -92,15 +94,18 @@ class Groups:
                 self.known[message.board] = known
             known.board.set_masks(message.alive, message.joining, message.formed)
         elif isinstance(message, GroupJoined):
-            slot, number = self.joining.pop(message.request)
+            slot, number, _ = self.joining.pop(message.request)
             self.known[message.board].board.set_client(message.rank, slot)
             self.reply(slot, Reply(number, (message.board, message.generation, message.rank)))
         elif isinstance(message, GroupRefused):
-            slot, number = self.joining.pop(message.request)
+            slot, number, name = self.joining.pop(message.request)
+            if any(known.name == name for known in self.known.values()):
+                self.refused[name] = message.message
             self.reply(slot, Reply(number, None, message.message))
         elif isinstance(message, GroupClosed):
             closed = self.known.pop(message.board, None)
             if closed is not None:
+                self.refused.pop(closed.name, None)
                 closed.board.set_masks(0, 0, True)
         else:
             return False

@@ -47,6 +47,8 @@ class Pool:
     surplus_since: float | None = None
     stuck_since: float | None = None
     setup_hold: object = None
+    setup_error: str = ""  # what the initializer raised, in words
+    setup_text: str = ""  # its traceback
 
     def missing(self, blocked: int, blocked_max: int) -> int:
         """How many workers to start now; `blocked` of the living wait inside a task."""
@@ -80,7 +82,7 @@ class Pool:
     def died(self, worker: WorkerInfo, code: int, setup_failed: int) -> None:
         """Counts deaths before the first task: a pool that cannot start is broken."""
         if code == setup_failed and self.setup and not worker.worked:
-            self.broken = "its initializer raised an exception"
+            self.broken = f"its initializer raised {self.setup_error or 'an exception'}"
         elif not worker.worked and code != 0 and not worker.verdict:
             self.startup_deaths += 1
             healthy = any(other.worked for other in self.workers.values())

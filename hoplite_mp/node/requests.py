@@ -22,6 +22,7 @@ from hoplite_mp.protocol.local import (
     GroupAdmit,
     GroupJoin,
     GroupLeave,
+    GroupRefusal,
     Import,
     Imported,
     Interrupt,
@@ -33,6 +34,7 @@ from hoplite_mp.protocol.local import (
     Reply,
     Request,
     Restore,
+    SetupFailed,
     Standing,
     Stats,
 )
@@ -80,6 +82,10 @@ class Requests:
             ),
             Members: self.members,
             Standing: self.standing,
+            GroupRefusal: lambda slot, request: node.reply(
+                slot, Reply(request.number, node.groups.refused.get(request.ask.name, ""))
+            ),
+            SetupFailed: self.setup_failed,
             Stats: self.stats,
         }
 
@@ -233,6 +239,11 @@ class Requests:
             for member in node.lan.members.values()
         ]
         node.reply(slot, Reply(request.number, found))
+
+    def setup_failed(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        self.node.workers.setup_failed(slot, ask.summary, ask.text)
+        self.node.reply(slot, Reply(request.number))
 
     # -- counters ------------------------------------------------------------------------------
 

@@ -72,8 +72,9 @@ class Results:
             self.client.give_back(payload, oid)
             self.tasks.settle(oid)
 
-    def store_error(self, oid: int, error: BaseException) -> None:
-        self.store_value(oid, serial.encode_error(error, ""), True)
+    def store_error(self, oid: int, error: BaseException, text: str = "") -> None:
+        """`text`: the traceback of what it comes from, if that was raised in a worker."""
+        self.store_value(oid, serial.encode_error(error, text), True)
 
     def raw_error(self, oid: int) -> serial.Encoded | None:
         """What a failed source failed with, as an error payload; None if that is not known."""

@@ -128,7 +128,11 @@ class Sweeper:
         if not task:
             error = ObjectLostError("the process that was writing this object has died")
         elif timed_out:
-            error = HopliteTimeoutError(f"{name}() ran longer than its timeout; its worker ended")
+            limit = self.tasks.task(oid)[4] / 1e9
+            error = HopliteTimeoutError(
+                f"{name}() ran longer than its timeout of {limit:g} s on worker {slot}@h0, which "
+                "was killed and replaced; give it more with options(timeout=)"
+            )
         else:
             error = WorkerLostError(
                 f"worker {slot}@h{self.tasks.node_number} {_how(code)} ({_memory()}) "

@@ -159,6 +159,13 @@ class Workers:
                 self.fail(oid, "its pool is closed")
         self.forget_if_empty(pool)
 
+    def setup_failed(self, slot: int, summary: str, text: str) -> None:
+        """Its initializer raised; its end follows."""
+        worker = self.all.get(slot)
+        pool = self.pools.get(worker.pool) if worker is not None else None
+        if pool is not None and not pool.setup_error:
+            pool.setup_error, pool.setup_text = summary, text
+
     def queue(self, pool: int, here: bool = False) -> int:
         """`here`: for tasks of other hosts, which are not to be sent on."""
         if (pool, here) not in self.queues:
@@ -184,7 +191,7 @@ class Workers:
         if self.pools.get(pool.number) is not pool:
             return  # its number is another pool's by now
         for oid in self.queued(pool.number):
-            self.fail(oid, pool.broken)
+            self.fail(oid, pool.broken, pool.setup_text)
         if not pool.closing:  # later submits fail as well
             self.node.after(LOOK_AGAIN_S / 10, lambda: self.fail_queued(pool))
 
@@ -197,12 +204,13 @@ class Workers:
             if self.client.inspect(oid)["owner"] in pool.workers:
                 self.fail(oid, why)
 
-    def fail(self, oid: int, why: str) -> None:
+    def fail(self, oid: int, why: str, text: str = "") -> None:
+        """`text`: the traceback that its error is caused by."""
         name = self.client.task_name(oid)
         if self.client.take_over(oid, 0):
             self.tasks_failed += 1
             self.node.results.store_error(
-                oid, WorkerLostError(f"no worker can run {name}(): {why}")
+                oid, WorkerLostError(f"no worker can run {name}(): {why}"), text
             )
 
     # -- interrupting --------------------------------------------------------------------------

@@ -26,6 +26,7 @@ __all__ = [
     "GroupAdmit",
     "GroupJoin",
     "GroupLeave",
+    "GroupRefusal",
     "Import",
     "Imported",
     "Interrupt",
@@ -38,6 +39,7 @@ __all__ = [
     "Reply",
     "Request",
     "Restore",
+    "SetupFailed",
     "Shutdown",
     "Spawn",
     "Spawned",
@@ -158,6 +160,12 @@ class GroupLeave(msgspec.Struct, frozen=True, tag=True, array_like=True):
     rank: int
 
 
+class GroupRefusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Why does nobody come? Reply: who was last refused a place in that group, and why, or ""."""
+
+    name: str
+
+
 class GroupAdmit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The leader has let a joining rank in, at a commit. No reply."""
 
@@ -173,6 +181,13 @@ class Members(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Reply: (number of this node in its cluster, cluster id); or (name of an error, its text) if
     it could not join."""
+
+
+class SetupFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """This worker's initializer raised: what, and its traceback. Reply: None."""
+
+    summary: str
+    text: str
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -194,9 +209,11 @@ Ask: TypeAlias = (
     | ClosePool
     | GroupJoin
     | GroupLeave
+    | GroupRefusal
     | GroupAdmit
     | Members
     | Standing
+    | SetupFailed
     | Stats
 )
 

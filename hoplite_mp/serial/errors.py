@@ -108,7 +108,8 @@ def _error_texts(mem: memoryview) -> tuple[str, str, int]:
 
 
 def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
-    """The exception of an ERROR payload, caused by its RemoteTraceback. Never raises."""
+    """The exception of an ERROR payload, caused by its RemoteTraceback if it was raised somewhere.
+    Never raises."""
     text, summary = "", "a failure whose description cannot be read"
     loaded: Any = None
     try:
@@ -119,6 +120,6 @@ def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
     except Exception:
         pass  # The reader lacks a module, or the exception's own code fails: the text is left.
     error = loaded if isinstance(loaded, BaseException) else TaskError(summary)
-    # Past a __setattr__ of its own, which may refuse.
-    BaseException.__setattr__(error, "__cause__", RemoteTraceback(text))
+    if text:  # Past a __setattr__ of its own, which may refuse.
+        BaseException.__setattr__(error, "__cause__", RemoteTraceback(text))
     return error

@@ -26,6 +26,7 @@ from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.protocol.local import SetupFailed
 
 if TYPE_CHECKING:
     from hoplite_mp.ref import ObjectRef
@@ -34,6 +35,7 @@ __all__ = ["Worker", "main"]
 
 POLL_NS = 500_000_000
 FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # decoded functions that a worker keeps
+SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
 SETUP_FAILED = 97  # exit code: the initializer raised
 
 
@@ -198,7 +200,7 @@ class Worker:
                 if block is not None and self.store_block(oid, value, block):
                     return False
             if not failed:
-                self.write(oid, serial.encode(value), False)
+                self.write(oid, self.encode_result(oid, value), False)
                 return False
         except BaseException as error:  # it does not pickle, or finds no room
             value = error
@@ -209,6 +211,14 @@ class Worker:
             error.__traceback__ = None
         value.__traceback__ = None  # or its frames keep the task's arrays until a collection
         return True
+
+    def encode_result(self, oid: int, value: Any) -> serial.Encoded:
+        try:
+            return serial.encode(value)
+        except Exception as error:  # it is about a value that the user may never have seen
+            what = f"the result of {self.tasks.name(oid)}(), a {type(value).__name__}"
+            why = f"{type(error).__name__}: {error}"
+            raise TypeError(f"{what}, does not pickle: {why}") from error
 
     def write(self, oid: int, encoded: serial.Encoded, failed: bool) -> None:
         if self.submitter.store_result(oid, encoded, failed) and encoded.refs:
@@ -284,9 +294,18 @@ def main(
         try:
             initializer, initargs = runtime.memory.read(setup, FOREVER_NS, False)
             serial.decode_function(initializer)(*initargs)
-        except BaseException:
-            traceback.print_exc()
+        except BaseException as error:
+            text = traceback.format_exc()
+            sys.stderr.write(text)
             sys.stderr.flush()
+            summary = traceback.format_exception_only(error)[-1].strip()
+            # Answered, so that it has arrived before the end of this process is known.
+            channel.call(
+                SetupFailed(
+                    summary[:SETUP_SUMMARY_CHARS_MAX],
+                    f"in {label}:\n{text[-SETUP_TEXT_CHARS_MAX:]}",
+                )
+            )
             return SETUP_FAILED
     try:
         worker.loop()

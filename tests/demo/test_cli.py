@@ -64,6 +64,12 @@ def test_wrong_options(option, calls, capsys):
     assert calls == []
 
 
+def test_what_workers_may_be(calls, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["demo", "--workers", "abc"])
+    assert "must be a whole number above 0, not 'abc'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("module", ["sklearn", "rich", "matplotlib"])
 def test_missing_extra(module, monkeypatch, calls, capsys):
     monkeypatch.setattr(cli, "_importable", lambda name: name != module)
