@@ -40,7 +40,7 @@ bench: $(VENV)/.installed-bench
 
 docs: $(VENV)/.installed-docs
 	rm -rf docs/_build
-	$(BIN)/pdoc --output-directory docs/_build hoplite_mp
+	$(BIN)/python docs/pages.py docs/_build
 
 build: $(VENV)/.installed-dev
 	$(BIN)/python setup.py --quiet build_ext --inplace

@@ -69,6 +69,8 @@ class Cluster(TaskExecutor):
     """
 
     _finisher: threading.Thread | None = None
+    submit = TaskExecutor.submit
+    map = TaskExecutor.map
 
     def __init__(
         self,

@@ -52,130 +52,134 @@ class Config:
 
     # -- memory --------------------------------------------------------------------------------
 
-    # Payloads up to this size share a span with others; larger ones get a span of their own.
-    # Higher: fewer requests to the node, more bytes idle in half-used small spans.
-    # Lower: less waste, but every object above it costs one round trip to the node.
     small_object_bytes_max: int = 64 * KIB
+    """Payloads up to this size share a span with others; larger ones get a span of their own.
+    Higher: fewer requests to the node, more bytes idle in half-used small spans.
+    Lower: less waste, but every object above it costs one round trip to the node."""
 
-    # The size of a span of small objects, leased to one client at a time. In a store so small that
-    # one for each process would take more than half of it, spans are smaller than this.
-    # Higher: fewer leases per second. Lower: less memory tied up by clients that put little.
     span_bytes: int = 1 * MIB
+    """The size of a span of small objects, leased to one client at a time. In a store so small that
+    one for each process would take more than half of it, spans are smaller than this.
+    Higher: fewer leases per second. Lower: less memory tied up by clients that put little."""
 
-    # How long a put waits for room in a full store before StoreFullError.
-    # Higher: bursts are ridden out. Lower: a program that leaks refs learns of it sooner.
     put_wait_s: float = 10.0
+    """How long a put waits for room in a full store before StoreFullError.
+    Higher: bursts are ridden out. Lower: a program that leaks refs learns of it sooner."""
 
-    # What the store leaves of the memory that the system says is available, but at most an eighth
-    # of the smaller of RAM and the control group's limit.
-    # Higher: the rest of the host is safer from the out-of-memory killer. Lower: more objects fit
-    # on a host that runs nothing else.
     memory_reserve_bytes: int = 256 * MIB
+    """What the store leaves of the memory that the system says is available, but at most an eighth
+    of the smaller of RAM and the control group's limit.
+    Higher: the rest of the host is safer from the out-of-memory killer. Lower: more objects fit
+    on a host that runs nothing else."""
 
-    # The store's own ceiling; None: a third of the smaller of RAM and the control group's limit.
-    # Higher: more objects before puts wait or spill. Lower: more is left for the tasks' own arrays.
     memory_bytes: int | None = None
+    """The store's own ceiling; None: a third of the smaller of RAM and the control group's limit.
+    Higher: more objects before puts wait or spill. Lower: more is left for the tasks' own
+    arrays."""
 
-    # Where objects go when the store is full; None: the first of TMPDIR, /var/tmp and the working
-    # directory that is on a disk. The file has no name and leaves with the node. A faster disk:
-    # shorter waits when the store is full.
     spill_dir: str | None = None
+    """Where objects go when the store is full; None: the first of TMPDIR, /var/tmp and the working
+    directory that is on a disk. The file has no name and leaves with the node. A faster disk:
+    shorter waits when the store is full."""
 
-    # How many bytes may lie in spill_dir; None: as many as the disk takes.
-    # Higher: larger data sets. Lower: other users of the disk keep their room.
     spill_bytes_max: int | None = None
+    """How many bytes may lie in spill_dir; None: as many as the disk takes.
+    Higher: larger data sets. Lower: other users of the disk keep their room."""
 
-    # How long freed memory is kept for the next objects before the system gets it back.
-    # Higher: a program that works in waves reuses pages that are already there. Lower: memory
-    # that is not needed is free for others sooner, and the next wave pays for fresh pages.
     memory_idle_s: float = 30.0
+    """How long freed memory is kept for the next objects before the system gets it back.
+    Higher: a program that works in waves reuses pages that are already there. Lower: memory
+    that is not needed is free for others sooner, and the next wave pays for fresh pages."""
 
-    # How far ahead of demand the node asks the system for pages.
-    # Higher: large puts run at memory speed more often. Lower: less memory is taken on suspicion;
-    # 0 leaves every page fault to the process that writes.
     populate_ahead_bytes: int = 128 * MIB
+    """How far ahead of demand the node asks the system for pages.
+    Higher: large puts run at memory speed more often. Lower: less memory is taken on suspicion;
+    0 leaves every page fault to the process that writes."""
 
     # -- waiting -------------------------------------------------------------------------------
 
-    # How long a waiter looks at a word before it sleeps in the kernel.
-    # Higher: shorter answers to short tasks, paid with a busy core. Lower: idle cores stay idle,
-    # every wait costs a system call and a wake-up.
     spin_us_max: int = 50
+    """How long a waiter looks at a word before it sleeps in the kernel.
+    Higher: shorter answers to short tasks, paid with a busy core. Lower: idle cores stay idle,
+    every wait costs a system call and a wake-up."""
 
-    # How often the owner of a table collects what was freed and finished without a wake-up.
-    # Higher: less background work. Lower: memory returns sooner in a process that only waits.
     drain_interval_s: float = 0.25
+    """How often the owner of a table collects what was freed and finished without a wake-up.
+    Higher: less background work. Lower: memory returns sooner in a process that only waits."""
 
-    # How long to look for a manager at the given address.
-    # Higher: a cluster that is still starting is found. Lower: a wrong address fails sooner.
     connect_timeout_s: float = 10.0
+    """How long to look for a manager at the given address.
+    Higher: a cluster that is still starting is found. Lower: a wrong address fails sooner."""
 
-    # How long a host's own processes may take to come up.
-    # Higher: slow disks and loaded machines pass. Lower: a broken installation shows sooner.
     start_timeout_s: float = 30.0
+    """How long a host's own processes may take to come up.
+    Higher: slow disks and loaded machines pass. Lower: a broken installation shows sooner."""
 
-    # How long processes may take to end by themselves before they are killed; before that, how long
-    # results that nobody has asked for yet are read back from the spill file, to stay readable.
-    # Higher: such results and output are finished in peace. Lower: leaving is quick whatever hangs.
     shutdown_timeout_s: float = 5.0
+    """How long processes may take to end by themselves before they are killed; before that, how
+    long results that nobody has asked for yet are read back from the spill file, to stay readable.
+    Higher: such results and output are finished in peace. Lower: leaving is quick whatever
+    hangs."""
 
     # -- tasks ---------------------------------------------------------------------------------
 
-    # How often a task is started again after the death of its worker; never after an exception.
-    # Higher: work survives an unstable host. Lower: a task that kills its worker stops sooner.
     retries: int = 3
+    """How often a task is started again after the death of its worker; never after an exception.
+    Higher: work survives an unstable host. Lower: a task that kills its worker stops sooner."""
 
-    # How long an interrupted task may clean up before its worker is killed.
-    # Higher: files are closed, locks released. Lower: cancelling is prompt.
     cancel_grace_s: float = 2.0
+    """How long an interrupted task may clean up before its worker is killed.
+    Higher: files are closed, locks released. Lower: cancelling is prompt."""
 
-    # How many extra workers a pool may start in place of workers that wait inside a task.
-    # Higher: deeper trees of tasks and larger groups make progress. Lower: fewer processes; when
-    # it is reached and all workers wait, tasks that they have sent fail with a WorkerLostError.
     blocked_workers_max: int = 128
+    """How many extra workers a pool may start in place of workers that wait inside a task.
+    Higher: deeper trees of tasks and larger groups make progress. Lower: fewer processes; when
+    it is reached and all workers wait, tasks that they have sent fail with a WorkerLostError."""
 
-    # How deep tasks that wait for tasks may nest.
-    # Higher: deeper recursion, one blocked process for each level. Lower: endless recursion is
-    # stopped sooner.
     nested_depth_max: int = 32
+    """How many tasks may run one inside another in a worker: a task that waits for tasks that it
+    has submitted runs them itself. It limits no recursion: deeper ones run in other workers, and in
+    stand-ins for those that wait, up to blocked_workers_max.
+    Higher: deep trees of tasks need fewer processes, and deeper stacks. Lower: stand-ins start
+    sooner."""
 
-    # The longest line of a worker's output that is forwarded whole; longer ones are cut in pieces.
-    # Higher: long lines stay in one piece. Lower: less memory per worker in the node.
     output_line_bytes_max: int = 64 * KIB
+    """The longest line of a worker's output that is forwarded whole; longer ones are cut in pieces.
+    Higher: long lines stay in one piece. Lower: less memory per worker in the node."""
 
-    # BLAS threads in each worker; None: one.
-    # Higher: a single large product is faster. Lower: workers do not fight for the cores.
     blas_threads: int | None = None
+    """BLAS threads in each worker; None: one.
+    Higher: a single large product is faster. Lower: workers do not fight for the cores."""
 
     # -- collectives and groups ----------------------------------------------------------------
 
-    # Threads that the node reduces with; None: one for each core.
-    # Higher: large arrays reduce at memory speed. Lower: the tasks keep more of the cores.
     reduce_threads: int | None = None
+    """Threads that the node reduces with; None: one for each core.
+    Higher: large arrays reduce at memory speed. Lower: the tasks keep more of the cores."""
 
-    # Refs in one collective. They travel to the node in one packet of 9 bytes each, and what a
-    # system without privileges gives a packet is 416 KiB.
-    # Lower: a mistaken list is refused before it costs memory in node and manager.
     collective_refs_max: int = 32_768
+    """Refs in one collective. They travel to the node in one packet of 9 bytes each, and what a
+    system without privileges gives a packet is 416 KiB.
+    Lower: a mistaken list is refused before it costs memory in node and manager."""
 
-    # How long a group waits for its missing members before it fails.
-    # Higher: members may start late. Lower: a group that can never fill says so sooner.
     group_wait_s: float = 30.0
+    """How long a group waits for its missing members before it fails.
+    Higher: members may start late. Lower: a group that can never fill says so sooner."""
 
-    # The largest size of a group; the masks of a board have 64 bits, so it cannot be raised.
-    # Lower: a mistaken size is refused before it fills the host with waiting workers.
     group_members_max: int = 64
+    """The largest size of a group; the masks of a board have 64 bits, so it cannot be raised.
+    Lower: a mistaken size is refused before it fills the host with waiting workers."""
 
     # -- other hosts ---------------------------------------------------------------------------
 
-    # How long one who connects may take for everything until both sides believe each other.
-    # Higher: loaded hosts and far ones get in. Lower: who only holds the door open leaves sooner.
     handshake_timeout_s: float = 5.0
+    """How long one who connects may take for everything until both sides believe each other.
+    Higher: loaded hosts and far ones get in. Lower: who only holds the door open leaves sooner."""
 
-    # Connections that are not believed yet, at a time and at each door; each can make the process
-    # hold some 100 KiB. One more takes the place of the oldest of the host that has the most.
-    # Higher: more hosts can join in the same moment. Lower: strangers cost less memory.
     unauthenticated_max: int = 64
+    """Connections that are not believed yet, at a time and at each door; each can make the process
+    hold some 100 KiB. One more takes the place of the oldest of the host that has the most.
+    Higher: more hosts can join in the same moment. Lower: strangers cost less memory."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -188,10 +192,10 @@ class Config:
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Config:
-        """The limits from `overrides`, else from HOPLITE_MP_<FIELD>, else the defaults.
+        """The limits from `overrides`, else from `HOPLITE_MP_<FIELD>`, else the defaults.
 
         An override of None means "not given". In the environment "none" stands for None, and
-        every number of bytes may have a unit: HOPLITE_MP_MEMORY_BYTES=2GiB.
+        every number of bytes may have a unit: `HOPLITE_MP_MEMORY_BYTES=2GiB`.
         """
         values = {name: value for name, value in overrides.items() if value is not None}
         for field in fields(cls):

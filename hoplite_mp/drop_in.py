@@ -29,6 +29,9 @@ class Executor(TaskExecutor):
     forked nor spawned from this process.
     """
 
+    submit = TaskExecutor.submit  # here too, so that the pages of the API show them
+    map = TaskExecutor.map
+
     def __init__(
         self,
         max_workers: int | None = None,

@@ -11,9 +11,11 @@ It must never know: other groups, who starts peers.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
+import inspect
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "join"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 BLOCKED_AFTER_NS = 2_000_000
 MISTAKE = "mistake"  # the kind of a part whose rank could not make its call
 NAME_CHARS_MAX = 1024
@@ -50,6 +54,23 @@ class Retry(Exception):
     """A member died while the leader was reading: look at the board again."""
 
 
+def _in_background(
+    call: Callable[Concatenate[Group, P], R],
+) -> Callable[Concatenate[Group, P], concurrent.futures.Future[R]]:
+    """The form of a call that returns a Future."""
+
+    def later(group: Group, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[R]:
+        return group._background(functools.partial(call, group), args, kwargs)
+
+    name = call.__name__
+    later.__name__, later.__qualname__ = f"{name}_async", f"Group.{name}_async"
+    later.__doc__ = f"`{name}` in the background; its result, or what it raises, is the Future's."
+    form = inspect.signature(call)
+    result = f"concurrent.futures.Future[{form.return_annotation}]"
+    later.__signature__ = form.replace(return_annotation=result)  # type: ignore[attr-defined]
+    return later
+
+
 class Group:
     """One member of a Group; belongs to one thread at a time.
 
@@ -58,6 +79,15 @@ class Group:
     it raises on every rank: a different kind, op, root, shape or dtype is a ValueError; a dead root
     or, with strict=True, any dead peer is a PeerLostError.
     """
+
+    rank: int
+    """This member's place, from 0; it never changes."""
+    size: int
+    """How many members the group has when it is whole; it never changes."""
+    calls: int | None
+    """The number of the next call; None until the first one begins."""
+    contributors: tuple[int, ...]
+    """The ranks whose parts are in the result of the last finished call, sorted."""
 
     def __init__(
         self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
@@ -71,8 +101,8 @@ class Group:
         self.size = size
         self.strict = strict
         self._timeout = timeout
-        self.calls: int | None = None  # the next call's number; None until the first one begins
-        self.contributors: tuple[int, ...] = ()
+        self.calls = None
+        self.contributors = ()
         self._part: Any = None  # what this member has published of an uncommitted call
         self._result: Any = None  # a committed result that this member led
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
@@ -129,11 +159,14 @@ class Group:
         """Returns when every living rank has called it."""
         self._here(self._call, "barrier", "", 0, None, None)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.endswith("_async") and name[:-6] in _CALLS:
-            call = getattr(self, name[:-6])
-            return lambda *args, **kwargs: self._background(call, args, kwargs)
-        raise AttributeError(f"Group has no attribute {name!r}")
+    allreduce_async = _in_background(allreduce)
+    reduce_async = _in_background(reduce)
+    broadcast_async = _in_background(broadcast)
+    gather_async = _in_background(gather)
+    allgather_async = _in_background(allgather)
+    reduce_scatter_async = _in_background(reduce_scatter)
+    alltoall_async = _in_background(alltoall)
+    barrier_async = _in_background(barrier)
 
     def _background(
         self, call: Callable[..., Any], args: Any, kwargs: Any
@@ -384,12 +417,6 @@ class Group:
             part = read(local(ref), FOREVER_NS, False)[3]
             gathered[rank] = _into(part[self.rank] if kind == "alltoall" else part, None)
         return gathered
-
-
-_CALLS = (
-    "allreduce", "reduce", "broadcast", "gather", "allgather", "reduce_scatter", "alltoall",
-    "barrier",
-)  # fmt: skip
 
 
 _inside = threading.local()  # .now: this is the thread that makes the calls in the background
