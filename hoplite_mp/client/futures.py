@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import serial
 from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
-from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.errors import ClosedError
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Future(concurrent.futures.Future[T]):
             if self._state is _CANCELLED:
                 raise CancelledError
             if self._unkept:
-                raise ObjectLostError(self._unkept)
+                raise ClosedError(self._unkept)
             memory.check()
             deadline = FOREVER_NS if timeout is None else deadline_ns(timeout)
             self._submitter.waiting.wait_done(self._oid, deadline)

@@ -47,8 +47,9 @@ class Waiting:
             elif not self.wait_many([oid], 1, deadline, deadline == FOREVER_NS):
                 name = self.tasks.name(oid)
                 what = f"the result of {name}()" if name else "the object"
-                seconds = max(0, deadline - begun) / 1e9
-                raise HopliteTimeoutError(f"{what} was not ready within {seconds:.3g} s")
+                seconds = max(0, deadline - begun) / 1e9  # a little less than what was asked for
+                within = f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
+                raise HopliteTimeoutError(f"{what} was not ready within {within} s")
 
     def _run_needed(self, oid: int) -> bool:
         """In a worker: runs in place this task of its own, or one that this one waits for. False:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp import Config, ConfigError, ObjectLostError, StoreFullError
+from hoplite_mp import ClosedError, Config, ConfigError, StoreFullError
 from hoplite_mp.client.submitter import last_resort
 from tests.store.helpers import MIB
 
@@ -32,7 +32,7 @@ def outcomes(futures: list[Any], wanted: Any) -> dict[str, int]:
         try:
             good = bool(np.all(future.result() == wanted(number)))
         except Exception as error:
-            kind = str(error) if isinstance(error, ObjectLostError) else type(error).__name__
+            kind = str(error) if isinstance(error, ClosedError) else type(error).__name__
             found[kind] = found.get(kind, 0) + 1
         else:
             assert good, number
@@ -72,9 +72,9 @@ def test_without_time_results_on_disk_are_not_kept(tmp_path: Path) -> None:
     with hoplite_mp.Cluster(1, memory="32MiB", spill_dir=tmp_path, config=config) as c:
         futures = [c.submit(large, number) for number in range(10)]
         c.wait(futures)
-    with pytest.raises(ObjectLostError, match=r"moved to disk .* \(there was no time left\)"):
+    with pytest.raises(ClosedError, match=r"moved to disk .* \(there was no time left\)"):
         futures[0].result()
-    with pytest.raises(ObjectLostError, match="moved to disk"):
+    with pytest.raises(ClosedError, match="moved to disk"):
         futures[0].exception()
     assert (futures[9].result() == 9).all()
 

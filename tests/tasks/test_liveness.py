@@ -244,8 +244,8 @@ def test_a_forked_child_touches_nothing_through_a_future(cluster: Cluster) -> No
     ("call", "error"),
     [
         (lambda c: c.options(name=5), TypeError),
-        (lambda c: c.options(timeout="1"), ValueError),
-        (lambda c: c.options(timeout=True), ValueError),
+        (lambda c: c.options(timeout="1"), TypeError),
+        (lambda c: c.options(timeout=True), TypeError),
         (lambda c: c.empty(1 << 62), hoplite_mp.StoreFullError),
         (lambda c: c.empty((1 << 40, 1 << 40)), hoplite_mp.StoreFullError),
     ],
