@@ -3,7 +3,7 @@
 Why it exists: a function that readers can import is a name. One that travels by value carries its
 defaults, its closure and the globals that it uses, and those may change between two calls; then it
 has to be written again. Writing takes ten times as long as all the rest of a submit, so what is
-carried along is compared first.
+carried along is compared first, and bytes that are what they were are not sent again.
 It must never know: tasks, workers.
 """
 
@@ -30,6 +30,7 @@ _BY_IDENTITY = {types.FunctionType, types.BuiltinFunctionType, type}
 _IMMUTABLE = {
     int, float, complex, str, bytes, bool, type(None), types.ModuleType, types.BuiltinFunctionType,
 }  # fmt: skip
+_ABSENT = object()
 _BY_NAME: list[Any] = []  # what is carried along by a function that readers import: nothing
 
 
@@ -38,9 +39,10 @@ class Functions:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._known: weakref.WeakKeyDictionary[Any, tuple[ObjectRef[Any], list[Any]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        # What was sent last: the object, what it carried if a change would be seen, its digest.
+        self._known: weakref.WeakKeyDictionary[
+            Any, tuple[ObjectRef[Any], list[Any] | None, bytes]
+        ] = weakref.WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -52,21 +54,24 @@ class Functions:
             return self._memory.put(serial.encode_function(fn)), fn
         known = self._known.get(fn)
         if known is not None:
-            ref, before = known
+            ref, before, _ = known
             if before is _BY_NAME:
                 return ref, None
             now, constant = _carried(fn)
-            if constant and len(now) == len(before) and all(map(is_, now, before)):
+            if constant and before and len(now) == len(before) and all(map(is_, now, before)):
                 return ref, None
         elif importable(fn):
             now, constant = _BY_NAME, True
         else:
             now, constant = _carried(fn)
-        ref = self._memory.put(serial.encode_function(fn))
+        encoded = serial.encode_function(fn)
+        digest = serial.digest(encoded)
+        if known is None or known[2] != digest:
+            ref = self._memory.put(encoded)
         if constant:
-            self._known[fn] = ref, now
+            self._known[fn] = ref, now, digest
             return ref, None
-        self._known.pop(fn, None)
+        self._known[fn] = ref, None, digest
         return ref, (fn, now)
 
 
@@ -88,7 +93,7 @@ def _carried(fn: Any) -> tuple[list[Any], bool]:
                 if value not in seen and not importable(value):
                     seen.add(value)
                     ahead.append(value)
-            elif kind in _IMMUTABLE or (isinstance(value, type) and importable(value)):
+            elif value is _ABSENT or kind in _IMMUTABLE or (isinstance(value, type) and importable(value)):
                 found.append(value)
             else:
                 found.append(value)
@@ -113,6 +118,5 @@ def _values(function: types.FunctionType) -> Iterator[Any]:
     while codes:
         code = codes.pop()
         for name in code.co_names:
-            if name in scope:
-                yield scope[name]
+            yield scope.get(name, _ABSENT)
         codes += [const for const in code.co_consts if type(const) is types.CodeType]

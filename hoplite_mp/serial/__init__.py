@@ -11,6 +11,8 @@ other rooms may use:
     functions functions of tasks                  picklers   who writes the streams
     reading   what the streams' functions need    reducers   how objects are reduced
     copies    for readers that may write          code       code by name or by value
+    by_value  code by value, what it carries      namespaces the globals of such code
+    fingerprints  whether a value has changed
 """
 
 from __future__ import annotations
@@ -38,8 +40,12 @@ from hoplite_mp.serial.errors import (
     decode_error,
     encode_error,
 )
+from hoplite_mp.serial.fingerprints import (
+    digest,
+)
 from hoplite_mp.serial.functions import (
     decode_function,
+    decode_with_carried,
     encode_function,
     function_name,
 )
@@ -72,6 +78,11 @@ from hoplite_mp.serial.layout import (
     Encoded,
     payload_kind,
     read_refs,
+)
+from hoplite_mp.serial.namespaces import (
+    Carried,
+    begin_run,
+    end_run,
 )
 from hoplite_mp.serial.reducers import (
     register_future_type,
@@ -115,22 +126,27 @@ __all__ = [
     "REF_BYTES",
     "Array",
     "ArrayInfo",
+    "Carried",
     "Encoded",
     "EncodedCall",
     "MakeRef",
     "RemoteTraceback",
     "ResolveRef",
+    "begin_run",
     "decode",
     "decode_call",
     "decode_error",
     "decode_function",
+    "decode_with_carried",
     "describe_array",
+    "digest",
     "dtype_name",
     "encode",
     "encode_array_head",
     "encode_call",
     "encode_error",
     "encode_function",
+    "end_run",
     "function_name",
     "large_copies",
     "named_dtype",

@@ -70,29 +70,21 @@ def reduce_code(pickler: Any, obj: Any) -> Reduced:
         return NotImplemented
     if not pickler.by_value:
         raise NeedCloudpickle
-    return _reduce_by_value(pickler, obj)
+    return pickler.reduce_by_value(obj)
 
 
-def _reduce_by_value(pickler: Any, obj: Any) -> Reduced:
+def cloudpickled(pickler: Any, obj: Any) -> Reduced:
     """cloudpickle's reduction of a function or class that readers cannot import."""
     from cloudpickle import cloudpickle
 
-    is_class = isinstance(obj, type)
-    if is_class and obj not in cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS:
+    if isinstance(obj, type) and obj not in cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS:
         _native_classes.add(obj)
-    reduced = cloudpickle.Pickler.reducer_override(pickler, obj)
-    if is_class and isinstance(reduced, tuple) and len(reduced) == 6:
-        return (*reduced[:5], load_class_state)
-    return reduced
+    return cloudpickle.Pickler.reducer_override(pickler, obj)
 
 
-def load_class_state(cls: type, state: Any) -> None:
-    """Named in streams: fill in a class that came by value."""
-    # A class that comes home finds itself here. Its members are newer here than in the stream.
-    if cls not in _native_classes:
-        from cloudpickle import cloudpickle
-
-        cloudpickle._class_setstate(cls, state)
+def is_native(cls: type) -> bool:
+    """Was this class by value defined in this process?"""
+    return cls in _native_classes
 
 
 def reduce_only_by_value(pickler: Any, obj: Any) -> Reduced:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.serial.namespaces import Carried, collecting
 from hoplite_mp.serial.picklers import LightPickler, Stream, heavy_pickler
 from hoplite_mp.serial.reading import load_foreign
 
@@ -51,3 +52,9 @@ def function_name(data: bytes | memoryview) -> str:
 def decode_function(data: bytes | memoryview) -> Any:
     """The function that `encode_function` wrote."""
     return load_foreign(data[1 + data[0] :])
+
+
+def decode_with_carried(data: bytes | memoryview) -> tuple[Any, Carried]:
+    """That function, and what to check before each of its runs."""
+    with collecting() as carried:
+        return decode_function(data), carried

@@ -13,6 +13,7 @@ import functools
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.serial.by_value import Manifests, reduce_by_value
 from hoplite_mp.serial.code import by_value_modules
 from hoplite_mp.serial.reducers import RefMet, reducer_override
 
@@ -60,6 +61,8 @@ def heavy_pickler() -> type[pickle.Pickler]:
 
     class HeavyPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         by_value = True
+        reduce_by_value = reduce_by_value
+        manifests: Manifests | None = None
         stream: Stream | None = None
         stop_at_refs = False
         reducer_override = reducer_override

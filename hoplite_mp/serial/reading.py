@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Reading:
     """What the functions named in a stream need to know while it is read."""
 
-    __slots__ = ("_ids", "_make_ref", "_refs", "_resolve", "_values", "writable")
+    __slots__ = ("_ids", "_make_ref", "_refs", "_resolve", "_values", "private", "writable")
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class Reading:
         self._refs: dict[int, ObjectRef[Any]] = {}
         self._values: dict[int, Any] = {}
         self.writable = writable
+        self.private = 0  # above 0 inside of what is to have memory of its own
 
     def ref(self, index: int) -> ObjectRef[Any]:
         """The ref at `index`, made when first asked for."""
@@ -103,8 +104,27 @@ def load_same(value: Any) -> Any:
     return value
 
 
+class Private:
+    """Stands in streams before (1) and after (-1) what is read writable in any case. Each is
+    written once: pickle would not call its function for a second time."""
+
+    __slots__ = ("step",)
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
+        return load_private, (self.step,)
+
+
+def load_private(step: int) -> None:
+    """From here on arrays and views have memory of their own; or as outside of that again."""
+    _now().private += step
+
+
 def _writable_now() -> bool:
-    return _local.reading is None or _local.reading.writable
+    reading = _local.reading
+    return reading is None or reading.writable or reading.private > 0
 
 
 def load_view(data: Any, format: str, shape: tuple[int, ...]) -> memoryview:
@@ -128,7 +148,7 @@ def load_array(
     if isinstance(dtype, str):
         dtype = named_dtype(dtype)
     writable = _writable_now()
-    if writable and type(data) is bytes:
+    if writable and (type(data) is bytes or (type(data) is memoryview and data.readonly)):
         data = bytearray(data)
     # numpy keeps the *owner* of a memoryview, not an export of it; an array made by frombuffer
     # keeps the memoryview itself, so that the memory is pinned by the rules of the buffer protocol.

@@ -55,7 +55,8 @@ class Worker:
         self.in_user_code = False
         self.current = 0
         self.limited = False  # the task at the bottom of the stack may be ended by its timeout
-        self.functions: dict[int, tuple[Any, int]] = {}  # id -> what was decoded, from how much
+        # id -> the function, what to check before it runs, from how many bytes it was decoded
+        self.functions: dict[int, tuple[Any, serial.Carried | None, int]] = {}
         self.functions_bytes = 0
         self.untaken: list[tuple[int, Any]] = []  # results whose refs the submitter must take over
         runtime.own_pool = pool
@@ -105,7 +106,7 @@ class Worker:
         for function_id in list(self.functions):
             header = self.memory.client.inspect(function_id)
             if header["id"] != function_id or header["owner"] not in header["refs"]:
-                self.functions_bytes -= self.functions.pop(function_id)[1]
+                self.functions_bytes -= self.functions.pop(function_id)[2]
 
     # -- one task ------------------------------------------------------------------------------
 
@@ -130,12 +131,15 @@ class Worker:
         self.depth += 1
         failed = False
         value: Any = None
+        brought = serial.begin_run()
         try:
             function_id, args_id, inline, flags, timeout_ns, _ = self.tasks.task(oid)
             if self.depth == 1:
                 self.limited = timeout_ns != 0
-            function = self.function(function_id)
+            function, carried = self.function(function_id)
             args, kwargs = self.arguments(args_id, inline, bool(flags & FLAG_COPY))
+            if carried is not None:  # here: functions among the arguments have brought theirs
+                carried.check()
             self.in_user_code = True
             value = function(*args, **kwargs)
         except BaseException as error:
@@ -143,12 +147,14 @@ class Worker:
             failed, value = True, error
         finally:
             self.in_user_code = False
+            function = carried = None
             args, kwargs = (), {}
         if os.getpid() != self.pid:
             os._exit(0)  # user code forked, and the child came back: it is none of ours
         self.leave_groups()
-        failed = self.store(oid, value, failed)
+        failed = self.store(oid, value, failed)  # functions in the result take globals along
         value = None
+        serial.end_run(brought)
         self.depth -= 1
         self.done_tasks += 1
         self.tasks.end(outer, failed)
@@ -161,23 +167,23 @@ class Worker:
             with contextlib.suppress(HopliteError):  # the cluster is closing, and the group with it
                 leave()
 
-    def function(self, function_id: int) -> Any:
+    def function(self, function_id: int) -> tuple[Any, serial.Carried | None]:
         known = self.functions.get(function_id)
         if known is not None:
-            return known[0]
+            return known[:2]
         data = self.memory.read(function_id, FOREVER_NS, False)
         attached = self.memory.attached
-        function = serial.decode_function(data)
+        function, carried = serial.decode_with_carried(data)
         if self.memory.attached != attached:
-            return function  # it holds refs, and is to hold them no longer than it runs
+            return function, carried  # it holds refs, and is to hold them no longer than it runs
         # No ref is kept: an id names one object for ever, and what closures hold may be large.
-        self.functions[function_id] = (function, len(data))
+        self.functions[function_id] = (function, carried or None, len(data))
         self.functions_bytes += len(data)
         while len(self.functions) > 1 and (
             len(self.functions) > FUNCTIONS_MAX or self.functions_bytes > FUNCTIONS_BYTES_MAX
         ):
-            self.functions_bytes -= self.functions.pop(next(iter(self.functions)))[1]
-        return function
+            self.functions_bytes -= self.functions.pop(next(iter(self.functions)))[2]
+        return function, carried
 
     def arguments(
         self, args_id: int, inline: bytes, copy: bool
@@ -270,6 +276,16 @@ def warm_up() -> None:
     serial.decode_call(memoryview(call.tobytes()), _no_refs, lambda ref: None)
 
 
+def set_up(runtime: Runtime, setup: int) -> None:
+    """Runs the pool's initializer."""
+    brought = serial.begin_run()
+    initializer, initargs = runtime.memory.read(setup, FOREVER_NS, False)
+    function, carried = serial.decode_with_carried(initializer)
+    carried.check()
+    function(*initargs)
+    serial.end_run(brought)
+
+
 def main(
     control_fd: int,
     store_fd: int,
@@ -292,8 +308,7 @@ def main(
     signal.signal(signal.SIGUSR1, worker.on_signal)
     if setup:
         try:
-            initializer, initargs = runtime.memory.read(setup, FOREVER_NS, False)
-            serial.decode_function(initializer)(*initargs)
+            set_up(runtime, setup)
         except BaseException as error:
             text = traceback.format_exc()
             sys.stderr.write(text)

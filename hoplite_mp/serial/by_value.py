@@ -1,0 +1,106 @@
+"""Functions and classes by value in our streams: cloudpickle's reductions, and what they carry.
+
+Why it exists: cloudpickle gives every stream's functions globals of their own. Ours name the
+namespace to which they belong, and bring a manifest of the globals that they name, each with its
+fingerprint. It must never know what becomes of them where they arrive: see `namespaces`.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from typing import Any
+
+from hoplite_mp.serial.code import Reduced, cloudpickled
+from hoplite_mp.serial.fingerprints import fingerprint
+from hoplite_mp.serial.namespaces import (
+    ABSENT,
+    Entry,
+    Namespace,
+    load_class_state,
+    load_function,
+    load_function_state,
+    namespace_of,
+    process,
+    seen_of_class,
+)
+from hoplite_mp.serial.reading import Private
+
+class Manifests:
+    """What one pickler has looked at: every global is written once, however many name it."""
+
+    __slots__ = ("entries", "namespaces")
+
+    def __init__(self) -> None:
+        self.namespaces: dict[int, Namespace] = {}
+        self.entries: dict[tuple[int, str], Entry | None] = {}
+
+    def namespace(self, scope: dict[str, Any]) -> Namespace:
+        found = self.namespaces.get(id(scope))
+        if found is None:
+            found = self.namespaces[id(scope)] = namespace_of(scope)
+        return found
+
+    def entry(self, namespace: Namespace, name: str) -> Entry | None:
+        place = id(namespace.scope), name
+        if place not in self.entries:
+            self.entries[place] = _entry(namespace, name)
+        return self.entries[place]
+
+
+def _entry(namespace: Namespace, name: str) -> Entry | None:
+    """The entry of one global; None: it stays behind."""
+    scope, holds_refs = namespace.scope, False
+    try:
+        value = scope[name]
+    except KeyError:
+        value, own = None, ABSENT
+    else:
+        try:
+            own, holds_refs = fingerprint(value)
+        except Exception:
+            if not namespace.home:
+                # Somebody has set here what cannot travel, such as an open connection: readers
+                # have their own, or none, as in the standard library.
+                return None
+            own = os.urandom(8)  # It counts as changed; that it cannot travel is told below.
+    if namespace.home:
+        return name, process(), own, holds_refs, value
+    return (name, *namespace.seen_of(name).sent_as(own), holds_refs, value)
+
+
+def reduce_by_value(pickler: Any, obj: Any) -> Reduced:
+    """The heavy pickler's way with functions and classes that readers cannot import."""
+    reduced = cloudpickled(pickler, obj)
+    if not isinstance(reduced, tuple) or len(reduced) != 6:
+        return reduced
+    if isinstance(obj, types.FunctionType):
+        return _reduce_function(pickler, obj, reduced)
+    sender, mark = seen_of_class(obj).sent_as(_class_mark(obj))
+    return (*reduced[:2], (reduced[2], sender, mark), *reduced[3:5], load_class_state)
+
+
+def _class_mark(cls: type) -> bytes:
+    try:
+        return fingerprint(cls)[0]
+    except Exception:
+        return os.urandom(8)
+
+
+def _reduce_function(pickler: Any, function: types.FunctionType, reduced: Any) -> Reduced:
+    from cloudpickle import cloudpickle
+
+    (code, attributes, _, _, cells), (state, slots) = reduced[1:3]
+    del slots["__globals__"]
+    submodules = slots.pop("_cloudpickle_submodules")  # What the code reaches through packages.
+    manifests = pickler.manifests
+    if manifests is None:
+        manifests = pickler.manifests = Manifests()
+    namespace = manifests.namespace(function.__globals__)
+    names = cloudpickle._extract_code_globals(code)
+    manifest = [e for name in names if (e := manifests.entry(namespace, name)) is not None]
+    carried: tuple[Any, ...] = (state, slots, submodules, manifest)
+    if pickler.stream is not None:  # Only payloads have views; globals are not to pin objects.
+        carried = (*carried[:3], Private(1), manifest, Private(-1), manifest)
+    args = (code, namespace.key, attributes, -1 if cells is None else len(cells))
+    return load_function, args, carried, None, None, load_function_state

@@ -1,0 +1,129 @@
+"""Fingerprints: has a value changed since its sender last sent it?
+
+Why it exists: what tasks have made of a global variable is to stay until the sender changes that
+variable, so whoever sends a value says with it what tells it from its earlier states. Small
+immutable values are their own fingerprint; of others it is a digest of the pickle, in which
+functions and classes by value stand by identity, with what they carry except globals: those have
+fingerprints of their own. Equal fingerprints mean something only if one process has made them.
+It must never know: who sends, who receives.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import pickle
+import types
+import weakref
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.serial.code import Reduced, cloudpickled
+from hoplite_mp.serial.reducers import ref_types, reducer_override
+
+if TYPE_CHECKING:
+    from hoplite_mp.serial.picklers import Stream
+
+DIGEST_BYTES = 16
+PLAIN_BYTES_MAX = 32  # A pickle up to this length is as good a fingerprint as its digest.
+_ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
+
+_numbers = itertools.count()
+# The number of each function with the code that it had: another code is another function.
+_functions: weakref.WeakKeyDictionary[types.FunctionType, tuple[int, types.CodeType]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class TooLarge(Exception):
+    """Internal: a fingerprint would have taken more bytes than it was worth."""
+
+
+class _Sink:
+    """The file of the pickler, which keeps nothing but the digest."""
+
+    __slots__ = ("hash", "left")
+
+    def __init__(self, nbytes_max: int | None) -> None:
+        self.hash = blake2b(digest_size=DIGEST_BYTES)
+        self.left = nbytes_max
+
+    def write(self, data: Any) -> None:
+        if self.left is not None:
+            self.left -= len(data)
+            if self.left < 0:
+                raise TooLarge
+        self.hash.update(data)
+
+    def take(self, buffer: pickle.PickleBuffer) -> None:
+        self.write(buffer.raw())
+
+
+def digest(data: bytes) -> bytes:
+    """Sixteen bytes that stand for `data`."""
+    return blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def fingerprint(value: Any, nbytes_max: int | None = None) -> tuple[bytes, bool]:
+    """The fingerprint, never empty; and whether the value holds refs.
+
+    Raises what pickling raises, or TooLarge for pickles of more than `nbytes_max` bytes.
+    """
+    if type(value) in _ATOMS:
+        plain = pickle.dumps(value, 5)
+        return (plain if len(plain) <= PLAIN_BYTES_MAX else digest(plain)), False
+    sink = _Sink(nbytes_max)
+    pickler: Any = _fingerprinter()(sink, 5, buffer_callback=sink.take)
+    pickler.dump(value)
+    return sink.hash.digest(), pickler.holds_refs
+
+
+@functools.cache
+def _fingerprinter() -> type[pickle.Pickler]:
+    import cloudpickle
+
+    class Fingerprinter(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
+        by_value = True
+        stream: Stream | None = None
+        stop_at_refs = False
+        holds_refs = False
+
+        def reducer_override(self, obj: Any) -> Reduced:
+            if isinstance(obj, ref_types()):
+                self.holds_refs = True
+            return reducer_override(self, obj)
+
+        def reduce_by_value(self, obj: Any) -> Reduced:
+            if isinstance(obj, types.FunctionType):
+                return _function, (_number(obj),), _carried(obj)
+            return cloudpickled(self, obj)
+
+    return Fingerprinter
+
+
+def _function(number: int) -> None:
+    """Stands in pickles that nobody reads."""
+
+
+def _number(function: types.FunctionType) -> int:
+    known = _functions.get(function)
+    if known is None or known[1] is not function.__code__:
+        known = _functions[function] = next(_numbers), function.__code__
+    return known[0]
+
+
+def _carried(function: types.FunctionType) -> tuple[Any, ...]:
+    cells = function.__closure__
+    return (
+        function.__defaults__,
+        function.__kwdefaults__,
+        cells and [_contents(cell) for cell in cells],
+        function.__dict__,
+    )
+
+
+def _contents(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()

@@ -1,0 +1,341 @@
+"""Namespaces: the globals of functions that came by value, one dictionary for each origin.
+
+Why it exists: in the standard library all functions of a module share its globals, so what an
+initializer or a task sets there is seen by the next task. Functions by value do so here too: a
+namespace stands for one module of one process, its *origin*, in every process that its functions
+come to. What a function brings for its globals is a manifest of *entries*; an entry is written only
+if its fingerprint is not the one that its sender's last entry of that name had. So what tasks have
+set stays until the sender changes it. At home, in the process of the origin, the namespace is the
+module itself, which is newer than what comes back: nothing is written there.
+It must never know: tasks; how entries come to be written into streams.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import os
+import sys
+import threading
+import types
+import weakref
+from typing import Any, NamedTuple
+
+from hoplite_mp.serial.code import is_native
+from hoplite_mp.serial.fingerprints import fingerprint
+
+ABSENT = b""  # The fingerprint of a name that its sender does not have.
+FRESH_BYTES_MAX = 1 << 20  # What is larger is not looked at, and sent on as if it had changed.
+_MARKER = "__hoplite_mp__"
+
+Key = tuple[str, bytes, int]  # Module name, process, number of the module in that process.
+Scope = dict[str, Any]
+_nothing: Any = object()
+
+
+# A global variable on its way: name, sender, fingerprint, whether the value holds refs, value.
+Entry = tuple[str, bytes, bytes, bool, Any]
+
+
+class Seen:
+    """What is known of a global variable, or of a class by value."""
+
+    __slots__ = ("latest", "marks")
+
+    def __init__(self) -> None:
+        self.marks: dict[bytes, bytes] = {}  # sender -> the fingerprint that it sent last
+        # Sender and fingerprint of what was written last, and this process's own fingerprint of it.
+        self.latest: tuple[bytes, bytes, bytes | None] | None = None
+
+    def sent_as(self, own: bytes) -> tuple[bytes, bytes]:
+        """Sender and fingerprint to send it on with: those it came with if it is unchanged."""
+        if self.latest is not None and self.latest[2] == own:
+            return self.latest[:2]
+        me = process()
+        self.marks[me] = own
+        return me, own
+
+
+class Namespace:
+    """The globals of one module of one process."""
+
+    __slots__ = ("home", "key", "scope", "seen")
+
+    def __init__(self, key: Key, scope: Scope, home: bool) -> None:
+        self.key = key
+        self.scope = scope
+        self.home = home
+        self.seen: dict[str, Seen] = {}
+
+    def seen_of(self, name: str) -> Seen:
+        seen = self.seen.get(name)
+        if seen is None:
+            seen = self.seen.setdefault(name, Seen())
+        return seen
+
+    def write(self, entry: Entry) -> None:
+        """Unless the sender's last entry was the same."""
+        name, sender, mark, holds_refs, value = entry
+        seen = self.seen_of(name)
+        before = seen.marks.get(sender, ABSENT)
+        if mark == before:
+            return
+        scope = self.scope
+        if holds_refs or _state.depth > 1:
+            old = scope.get(name, _nothing)
+            _state.journal.append((self, entry, old, before, seen.latest))
+        seen.marks[sender] = mark
+        if mark == ABSENT:
+            scope.pop(name, None)
+            seen.latest = sender, mark, ABSENT
+        else:
+            scope[name] = value
+            seen.latest = sender, mark, None
+            if _state.depth:
+                _state.fresh.append((seen, value))
+
+
+class Carried:
+    """What one decoded function has brought: its manifest and that of all it uses."""
+
+    __slots__ = ("classes", "entries", "number")
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+        self.entries: list[tuple[Namespace, Entry]] = []
+        self.classes: list[tuple[type, bytes, bytes, Any]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.entries or self.classes)
+
+    def check(self) -> None:
+        """Before the function runs: its globals are as its sender sent them, or as tasks have set
+        them since, whatever other functions have brought meanwhile."""
+        if _state.last == self.number:
+            return
+        for cls, sender, mark, state in self.classes:
+            _set_class(cls, sender, mark, state)
+        for namespace, entry in self.entries:
+            seen = namespace.seen.get(entry[0])
+            if seen is None or seen.marks.get(entry[1], ABSENT) != entry[2]:
+                namespace.write(entry)
+        if _state.fresh:
+            look_at_fresh()
+        _state.last = self.number
+
+
+class _State:
+    """Of this process."""
+
+    def __init__(self) -> None:
+        self.process = b""
+        self.last = -1  # the Carried that was checked last, if nothing has been loaded since
+        self.depth = 0  # runs inside each other
+        # What the end of a run takes back: namespace, entry, value, mark and latest before.
+        self.journal: list[tuple[Namespace, Entry, Any, bytes, Any]] = []
+        self.fresh: list[tuple[Seen, Any]] = []  # written, own fingerprint not yet taken
+
+
+class _Local(threading.local):
+    carried: Carried | None = None
+
+
+class _Marker(NamedTuple):
+    """Stands in globals that are no module's; copies of those are others."""
+
+    number: int
+    place: int
+
+
+_numbers = itertools.count()
+_state = _State()
+_local = _Local()
+_received: dict[Key, Namespace] = {}
+_by_place: dict[int, Namespace] = {}  # the same by the id of their scope
+_modules: dict[int, weakref.ref[types.ModuleType]] = {}  # modules of which functions were sent
+_classes: weakref.WeakKeyDictionary[type, Seen] = weakref.WeakKeyDictionary()
+
+
+def process() -> bytes:
+    """This process's name as a sender and as an origin."""
+    if not _state.process:
+        _state.process = os.urandom(8)
+    return _state.process
+
+
+def _forked() -> None:
+    _state.process = b""
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+# -- where a function belongs ------------------------------------------------------------------
+
+
+def namespace_of(scope: Scope) -> Namespace:
+    """The namespace whose globals these are."""
+    found = _by_place.get(id(scope))
+    if found is not None:
+        return found  # Namespaces that were received stay.
+    name = scope.get("__name__")
+    name = name if type(name) is str else ""
+    return Namespace((name, process(), _number_of(name, scope)), scope, True)
+
+
+def _number_of(name: str, scope: Scope) -> int:
+    for number, ref in list(_modules.items()):
+        module = ref()
+        if module is None:
+            del _modules[number]
+        elif module.__dict__ is scope:
+            return number
+    module = sys.modules.get(name)
+    if isinstance(module, types.ModuleType) and module.__dict__ is scope:
+        number = next(_numbers)
+        _modules[number] = weakref.ref(module)
+        return number
+    marker = scope.get(_MARKER)
+    if type(marker) is not _Marker or marker.place != id(scope):
+        marker = scope[_MARKER] = _Marker(next(_numbers), id(scope))
+    return marker.number
+
+
+def _namespace(key: Key, attributes: Scope) -> Namespace:
+    name, origin, number = key
+    if origin == _state.process:
+        ref = _modules.get(number)
+        module = None if ref is None else ref()
+        if module is not None:
+            return Namespace(key, module.__dict__, True)
+    found = _received.get(key)
+    if found is None:
+        scope = {**attributes, "__builtins__": builtins.__dict__}
+        found = _received.setdefault(key, Namespace(key, scope, False))
+        _by_place[id(found.scope)] = found
+    return found
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+class collecting:  # noqa: N801 - used as a statement
+    """`with collecting() as carried:` what functions bring that are loaded meanwhile."""
+
+    def __enter__(self) -> Carried:
+        self._outer = _local.carried
+        _local.carried = carried = Carried()
+        return carried
+
+    def __exit__(self, *what: object) -> None:
+        _local.carried = self._outer
+
+
+def load_function(
+    code: types.CodeType, key: Key, attributes: Scope, n_cells: int
+) -> types.FunctionType:
+    """Named in streams: a function by value, empty yet."""
+    cells = tuple(types.CellType() for _ in range(n_cells)) if n_cells >= 0 else None
+    return types.FunctionType(code, _namespace(key, attributes).scope, None, None, cells)
+
+
+def load_function_state(function: types.FunctionType, state: tuple[Any, ...]) -> None:
+    """Named in streams: fill in a function that came by value."""
+    attributes, slots, manifest = state[0], state[1], state[-1]
+    function.__dict__.update(attributes)
+    for own, cell in zip(function.__closure__ or (), slots.pop("__closure__") or (), strict=True):
+        try:
+            own.cell_contents = cell.cell_contents
+        except ValueError:  # The cell is empty.
+            continue
+    for name, value in slots.items():
+        setattr(function, name, value)
+    namespace = _by_place.get(id(function.__globals__))
+    if namespace is None:
+        return  # It has come home.
+    _state.last = -1
+    carried = _local.carried
+    for entry in manifest:
+        namespace.write(entry)
+        if carried is not None:
+            carried.entries.append((namespace, entry))
+
+
+def load_class_state(cls: type, given: tuple[Any, bytes, bytes]) -> None:
+    """Named in streams: fill in a class that came by value."""
+    # A class that comes home finds itself here. Its members are newer here than in the stream.
+    if is_native(cls):
+        return
+    state, sender, mark = given
+    _state.last = -1
+    _set_class(cls, sender, mark, state)
+    if _local.carried is not None:
+        _local.carried.classes.append((cls, sender, mark, state))
+
+
+def _set_class(cls: type, sender: bytes, mark: bytes, state: Any) -> None:
+    seen = seen_of_class(cls)
+    if seen.marks.get(sender) == mark:
+        return
+    from cloudpickle import cloudpickle
+
+    cloudpickle._class_setstate(cls, state)
+    seen.marks[sender] = mark
+    seen.latest = sender, mark, None
+    if _state.depth:
+        _state.fresh.append((seen, cls))
+
+
+def seen_of_class(cls: type) -> Seen:
+    """What is known of a class by value."""
+    seen = _classes.get(cls)
+    if seen is None:
+        seen = _classes.setdefault(cls, Seen())
+    return seen
+
+
+# -- runs --------------------------------------------------------------------------------------
+
+
+def look_at_fresh() -> None:
+    """Takes this process's own fingerprints of what has just been written, whole by now, before
+    user code can change it: what is sent on unchanged goes with the mark that it came with."""
+    fresh, _state.fresh = _state.fresh, []
+    for seen, value in fresh:
+        if seen.latest is None or seen.latest[2] is not None:
+            continue
+        try:
+            own, _ = fingerprint(value, FRESH_BYTES_MAX)
+        except Exception:
+            continue  # It will be sent on as a value of this process's own.
+        seen.latest = *seen.latest[:2], own
+
+
+def begin_run() -> int:
+    """A task, or an initializer, begins; give what this returns to `end_run`."""
+    _state.depth += 1
+    return len(_state.journal)
+
+
+def end_run(mark: int) -> None:
+    """Takes back what is not to stay: entries with refs, which are held no longer than the run;
+    and, for the task that this one ran inside of, whatever this one has brought."""
+    nested = _state.depth > 1
+    _state.depth -= 1
+    _state.fresh.clear()
+    journal = _state.journal
+    if len(journal) == mark:
+        return
+    _state.last = -1
+    while len(journal) > mark:
+        namespace, entry, old, before, latest = journal.pop()
+        name, sender, _, _, value = entry
+        scope, seen = namespace.scope, namespace.seen_of(name)
+        if scope.get(name, _nothing) is not (_nothing if entry[2] == ABSENT else value):
+            continue  # The run has set it itself.
+        if not nested or old is _nothing:
+            scope.pop(name, None)
+        else:
+            scope[name] = old
+        seen.marks[sender] = before if nested else ABSENT
+        seen.latest = latest if nested else None
