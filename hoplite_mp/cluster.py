@@ -160,6 +160,10 @@ class Cluster(TaskExecutor):
             face._join(runtime)
         return runtime.face  # type: ignore[no-any-return]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Where it arrives it is that process's own membership, with the options of this view.
+        return _arrived, (self._options,)
+
     # -- the end -------------------------------------------------------------------------------
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -305,13 +309,9 @@ class Cluster(TaskExecutor):
         names are a TypeError.
         """
         self._check_nodes(changes.get("node"))
-        view = _View.__new__(_View)
-        view.__dict__.update(self.__dict__)
-        view._options = self._options.override(changes)
-        view._base = self._base if isinstance(self, _View) else self
-        return view
+        return self._view(self._options.override(changes))
 
-    def _view(self, options: Options) -> TaskExecutor:
+    def _view(self, options: Options) -> Cluster:
         view = _View.__new__(_View)
         view.__dict__.update(self.__dict__)
         view._options = options
@@ -470,6 +470,12 @@ class _View(Cluster):
 
 
 _HELD = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
+
+
+def _arrived(options: Options) -> Cluster:
+    """Named in streams: the cluster, or a view of it, where it has come to."""
+    cluster = current()
+    return cluster if options == cluster._options else cluster._view(options)
 
 
 def current() -> Cluster:

@@ -83,6 +83,13 @@ class TaskExecutor(concurrent.futures.Executor):
     _closed: bool = False
     _parent: TaskExecutor | None = None  # of a view
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an executor belongs to the process that opened it and cannot travel to another one; "
+            "a task finds the cluster in hoplite_mp.current(), to submit to or to open an "
+            "executor of its own"
+        )
+
     def _was_closed(self) -> bool:
         return self._closed or (self._parent is not None and self._parent._was_closed())
 

@@ -93,7 +93,11 @@ def _carried(fn: Any) -> tuple[list[Any], bool]:
                 if value not in seen and not importable(value):
                     seen.add(value)
                     ahead.append(value)
-            elif value is _ABSENT or kind in _IMMUTABLE or (isinstance(value, type) and importable(value)):
+            elif (
+                value is _ABSENT
+                or kind in _IMMUTABLE
+                or (isinstance(value, type) and importable(value))
+            ):
                 found.append(value)
             else:
                 found.append(value)

@@ -26,6 +26,7 @@ from hoplite_mp.serial.namespaces import (
 )
 from hoplite_mp.serial.reading import Private
 
+
 class Manifests:
     """What one pickler has looked at: every global is written once, however many name it."""
 

@@ -19,14 +19,14 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.serial.code import Reduced, cloudpickled
-from hoplite_mp.serial.reducers import ref_types, reducer_override
+from hoplite_mp.serial.reducers import reducer_override, ref_types
 
 if TYPE_CHECKING:
     from hoplite_mp.serial.picklers import Stream
 
 DIGEST_BYTES = 16
 PLAIN_BYTES_MAX = 32  # A pickle up to this length is as good a fingerprint as its digest.
-_ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
+ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 
 _numbers = itertools.count()
 # The number of each function with the code that it had: another code is another function.
@@ -69,7 +69,7 @@ def fingerprint(value: Any, nbytes_max: int | None = None) -> tuple[bytes, bool]
 
     Raises what pickling raises, or TooLarge for pickles of more than `nbytes_max` bytes.
     """
-    if type(value) in _ATOMS:
+    if type(value) in ATOMS:
         plain = pickle.dumps(value, 5)
         return (plain if len(plain) <= PLAIN_BYTES_MAX else digest(plain)), False
     sink = _Sink(nbytes_max)

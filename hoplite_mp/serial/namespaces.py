@@ -22,7 +22,7 @@ import weakref
 from typing import Any, NamedTuple
 
 from hoplite_mp.serial.code import is_native
-from hoplite_mp.serial.fingerprints import fingerprint
+from hoplite_mp.serial.fingerprints import ATOMS, fingerprint
 
 ABSENT = b""  # The fingerprint of a name that its sender does not have.
 FRESH_BYTES_MAX = 1 << 20  # What is larger is not looked at, and sent on as if it had changed.
@@ -73,12 +73,12 @@ class Namespace:
             seen = self.seen.setdefault(name, Seen())
         return seen
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: Entry, always: bool = False) -> None:
         """Unless the sender's last entry was the same."""
         name, sender, mark, holds_refs, value = entry
         seen = self.seen_of(name)
         before = seen.marks.get(sender, ABSENT)
-        if mark == before:
+        if mark == before and not always:
             return
         scope = self.scope
         if holds_refs or _state.depth > 1:
@@ -91,8 +91,7 @@ class Namespace:
         else:
             scope[name] = value
             seen.latest = sender, mark, None
-            if _state.depth:
-                _state.fresh.append((seen, value))
+            _to_look_at(seen, value)
 
 
 class Carried:
@@ -122,6 +121,19 @@ class Carried:
         if _state.fresh:
             look_at_fresh()
         _state.last = self.number
+
+    def check_own(self) -> None:
+        """Before a function runs that this process has sent itself, inside of the task that sent
+        it: that task may have set globals since, which are its own again when the run ends.
+        Objects that can change are shared with it, as in a call."""
+        self.check()
+        for namespace, entry in self.entries:
+            now = namespace.scope.get(entry[0], _nothing)
+            then = _nothing if entry[2] == ABSENT else entry[4]
+            if type(now) is not type(then) or (type(then) in ATOMS and now != then):
+                namespace.write(entry, always=True)
+        if _state.fresh:
+            look_at_fresh()
 
 
 class _State:
@@ -202,7 +214,7 @@ def _number_of(name: str, scope: Scope) -> int:
 
 
 def _namespace(key: Key, attributes: Scope) -> Namespace:
-    name, origin, number = key
+    _, origin, number = key
     if origin == _state.process:
         ref = _modules.get(number)
         module = None if ref is None else ref()
@@ -219,7 +231,7 @@ def _namespace(key: Key, attributes: Scope) -> Namespace:
 # -- reading -----------------------------------------------------------------------------------
 
 
-class collecting:  # noqa: N801 - used as a statement
+class collecting:
     """`with collecting() as carried:` what functions bring that are loaded meanwhile."""
 
     def __enter__(self) -> Carried:
@@ -282,8 +294,7 @@ def _set_class(cls: type, sender: bytes, mark: bytes, state: Any) -> None:
     cloudpickle._class_setstate(cls, state)
     seen.marks[sender] = mark
     seen.latest = sender, mark, None
-    if _state.depth:
-        _state.fresh.append((seen, cls))
+    _to_look_at(seen, cls)
 
 
 def seen_of_class(cls: type) -> Seen:
@@ -295,6 +306,11 @@ def seen_of_class(cls: type) -> Seen:
 
 
 # -- runs --------------------------------------------------------------------------------------
+
+
+def _to_look_at(seen: Seen, value: Any) -> None:
+    if _state.depth:  # Where no tasks run nobody would look.
+        _state.fresh.append((seen, value))
 
 
 def look_at_fresh() -> None:

@@ -139,7 +139,10 @@ class Worker:
             function, carried = self.function(function_id)
             args, kwargs = self.arguments(args_id, inline, bool(flags & FLAG_COPY))
             if carried is not None:  # here: functions among the arguments have brought theirs
-                carried.check()
+                if self.depth > 1 and oid in self.submitter.pending:
+                    carried.check_own()
+                else:
+                    carried.check()
             self.in_user_code = True
             value = function(*args, **kwargs)
         except BaseException as error:
