@@ -160,8 +160,7 @@ class Cluster(TaskExecutor):
             face._join(runtime)
         return runtime.face  # type: ignore[no-any-return]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Where it arrives it is that process's own membership, with the options of this view.
+    def __reduce__(self) -> tuple[Any, ...]:  # where it arrives it is current(), so viewed
         return _arrived, (self._options,)
 
     # -- the end -------------------------------------------------------------------------------

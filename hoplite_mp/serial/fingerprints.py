@@ -18,7 +18,7 @@ import weakref
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.serial.code import Reduced, cloudpickled
+from hoplite_mp.serial.code import Reduced, cloudpickled, importable
 from hoplite_mp.serial.reducers import reducer_override, ref_types
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DIGEST_BYTES = 16
 PLAIN_BYTES_MAX = 32  # A pickle up to this length is as good a fingerprint as its digest.
+PLAIN_ITEMS_MAX = 64  # Longer containers are left to the pickler: looking at items costs more.
+_CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 
 _numbers = itertools.count()
@@ -72,6 +74,12 @@ def fingerprint(value: Any, nbytes_max: int | None = None) -> tuple[bytes, bool]
     if type(value) in ATOMS:
         plain = pickle.dumps(value, 5)
         return (plain if len(plain) <= PLAIN_BYTES_MAX else digest(plain)), False
+    if type(value) in _CONTAINERS and len(value) <= PLAIN_ITEMS_MAX:
+        items = (*value, *value.values()) if type(value) is dict else value
+        if ATOMS.issuperset(map(type, items)):
+            return digest(pickle.dumps(value, 5)), False
+    if type(value) is types.FunctionType and not (any(_carried(value)) or importable(value)):
+        return b"function %d" % _number(value), False
     sink = _Sink(nbytes_max)
     pickler: Any = _fingerprinter()(sink, 5, buffer_callback=sink.take)
     pickler.dump(value)

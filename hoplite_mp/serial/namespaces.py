@@ -26,6 +26,8 @@ from hoplite_mp.serial.fingerprints import ATOMS, fingerprint
 
 ABSENT = b""  # The fingerprint of a name that its sender does not have.
 FRESH_BYTES_MAX = 1 << 20  # What is larger is not looked at, and sent on as if it had changed.
+NAMESPACES_MAX = 1024  # More than programs have: processes that are gone have left them behind.
+SENDERS_MAX = 256  # For one name; as above.
 _MARKER = "__hoplite_mp__"
 
 Key = tuple[str, bytes, int]  # Module name, process, number of the module in that process.
@@ -52,8 +54,17 @@ class Seen:
         if self.latest is not None and self.latest[2] == own:
             return self.latest[:2]
         me = process()
-        self.marks[me] = own
+        self.mark(me, own)
+        _state.last = -1
         return me, own
+
+    def mark(self, sender: bytes, mark: bytes) -> None:
+        """The sender's last fingerprint; senders that have sent nothing for long are forgotten, and
+        what they send next is written."""
+        marks = self.marks
+        marks[sender] = mark
+        if len(marks) > SENDERS_MAX:
+            del marks[next(iter(marks))]
 
 
 class Namespace:
@@ -81,10 +92,10 @@ class Namespace:
         if mark == before and not always:
             return
         scope = self.scope
-        if holds_refs or _state.depth > 1:
+        if _state.depth and (holds_refs or _state.depth > 1):
             old = scope.get(name, _nothing)
             _state.journal.append((self, entry, old, before, seen.latest))
-        seen.marks[sender] = mark
+        seen.mark(sender, mark)
         if mark == ABSENT:
             scope.pop(name, None)
             seen.latest = sender, mark, ABSENT
@@ -101,7 +112,10 @@ class Carried:
 
     def __init__(self) -> None:
         self.number = next(_numbers)
-        self.entries: list[tuple[Namespace, Entry]] = []
+        # Also the marks to compare with, at hand. Functions that use each other name much twice.
+        self.entries: dict[
+            tuple[int, str], tuple[dict[bytes, bytes], bytes, bytes, Namespace, Entry]
+        ] = {}
         self.classes: list[tuple[type, bytes, bytes, Any]] = []
 
     def __bool__(self) -> bool:
@@ -114,9 +128,8 @@ class Carried:
             return
         for cls, sender, mark, state in self.classes:
             _set_class(cls, sender, mark, state)
-        for namespace, entry in self.entries:
-            seen = namespace.seen.get(entry[0])
-            if seen is None or seen.marks.get(entry[1], ABSENT) != entry[2]:
+        for marks, sender, mark, namespace, entry in self.entries.values():
+            if marks.get(sender, ABSENT) != mark:
                 namespace.write(entry)
         if _state.fresh:
             look_at_fresh()
@@ -127,7 +140,7 @@ class Carried:
         it: that task may have set globals since, which are its own again when the run ends.
         Objects that can change are shared with it, as in a call."""
         self.check()
-        for namespace, entry in self.entries:
+        for *_, namespace, entry in self.entries.values():
             now = namespace.scope.get(entry[0], _nothing)
             then = _nothing if entry[2] == ABSENT else entry[4]
             if type(now) is not type(then) or (type(then) in ATOMS and now != then):
@@ -162,6 +175,7 @@ class _Marker(NamedTuple):
 _numbers = itertools.count()
 _state = _State()
 _local = _Local()
+_lock = threading.Lock()
 _received: dict[Key, Namespace] = {}
 _by_place: dict[int, Namespace] = {}  # the same by the id of their scope
 _modules: dict[int, weakref.ref[types.ModuleType]] = {}  # modules of which functions were sent
@@ -189,7 +203,7 @@ def namespace_of(scope: Scope) -> Namespace:
     """The namespace whose globals these are."""
     found = _by_place.get(id(scope))
     if found is not None:
-        return found  # Namespaces that were received stay.
+        return found
     name = scope.get("__name__")
     name = name if type(name) is str else ""
     return Namespace((name, process(), _number_of(name, scope)), scope, True)
@@ -220,11 +234,16 @@ def _namespace(key: Key, attributes: Scope) -> Namespace:
         module = None if ref is None else ref()
         if module is not None:
             return Namespace(key, module.__dict__, True)
-    found = _received.get(key)
-    if found is None:
-        scope = {**attributes, "__builtins__": builtins.__dict__}
-        found = _received.setdefault(key, Namespace(key, scope, False))
-        _by_place[id(found.scope)] = found
+    with _lock:
+        found = _received.pop(key, None)
+        if found is None:
+            scope = {**attributes, "__builtins__": builtins.__dict__}
+            found = Namespace(key, scope, False)
+            _by_place[id(scope)] = found
+        _received[key] = found  # at the end: what was asked for longest ago stands in front
+        if len(_received) > NAMESPACES_MAX:
+            oldest = _received.pop(next(iter(_received)))
+            del _by_place[id(oldest.scope)]
     return found
 
 
@@ -270,7 +289,9 @@ def load_function_state(function: types.FunctionType, state: tuple[Any, ...]) ->
     for entry in manifest:
         namespace.write(entry)
         if carried is not None:
-            carried.entries.append((namespace, entry))
+            name, sender, mark, _, _ = entry
+            marks = namespace.seen_of(name).marks
+            carried.entries[id(namespace), name] = marks, sender, mark, namespace, entry
 
 
 def load_class_state(cls: type, given: tuple[Any, bytes, bytes]) -> None:
@@ -292,7 +313,7 @@ def _set_class(cls: type, sender: bytes, mark: bytes, state: Any) -> None:
     from cloudpickle import cloudpickle
 
     cloudpickle._class_setstate(cls, state)
-    seen.marks[sender] = mark
+    seen.mark(sender, mark)
     seen.latest = sender, mark, None
     _to_look_at(seen, cls)
 

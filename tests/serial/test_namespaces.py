@@ -1,0 +1,196 @@
+"""Fingerprints, and the rules by which globals of functions by value are written."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hoplite_mp import serial
+from hoplite_mp.ref import ObjectRef
+from hoplite_mp.serial import namespaces
+from hoplite_mp.serial.fingerprints import TooLarge, fingerprint
+from tests.serial.code_helpers import ROOT
+
+
+def make(**values: Any) -> dict[str, Any]:
+    """Globals of no module."""
+    scope = {"__name__": "somewhere", **values}
+    exec("def look(): return x\ndef both(): return look(), x\ndef other(): return y", scope)
+    return scope
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Reads as another process would, with namespaces of its own."""
+    monkeypatch.setattr(namespaces, "_received", {})
+    monkeypatch.setattr(namespaces, "_by_place", {})
+
+    def read(data: bytes) -> tuple[Any, serial.Carried]:
+        with monkeypatch.context() as patch:
+            patch.setattr(namespaces._state, "process", b"elsewher")
+            function, carried = serial.decode_with_carried(data)
+            carried.check()
+            return function, carried
+
+    return read
+
+
+class TestFingerprints:
+    @pytest.mark.parametrize(
+        "value",
+        [1, 1.5, "text", b"x" * 1000, None, (1, 2), {"a": [1]}, {1, 2}, np.arange(5000), len, np,
+         functools.partial(len), lambda: 0, ValueError("x")],
+        ids=repr,
+    )  # fmt: skip
+    def test_the_same_as_long_as_nothing_changes(self, value: Any) -> None:
+        assert fingerprint(value) == fingerprint(value)
+        assert fingerprint(value) != fingerprint([value])
+        assert fingerprint(value)[0] != namespaces.ABSENT
+
+    def test_types_and_values_differ(self) -> None:
+        values: list[Any] = [1, True, 1.0, "1", b"1", 0.0, -0.0, [1], (1,), {1}, {1: 1}]
+        assert len({fingerprint(value)[0] for value in values}) == len(values)
+
+    def test_changes_of_what_can_change(self) -> None:
+        class Local:
+            attribute = 1
+
+        def f(x: int = 1) -> int:
+            return x + free
+
+        array, instance, free = np.zeros(5000), Local(), 1
+        values = [array, instance, f, Local, [f, array]]
+
+        def all_of_them() -> list[bytes]:
+            return [fingerprint(value)[0] for value in values]
+
+        before = all_of_them()
+        array[3] = 1
+        instance.attribute = 2
+        free = 2
+        Local.attribute = 3
+        after = all_of_them()
+        assert all(a != b for a, b in zip(before, after, strict=True))
+        f.__defaults__ = (5,)
+        assert fingerprint(f)[0] != after[2]
+        assert fingerprint(lambda: 0) != fingerprint(lambda: 0)
+
+    def test_refs_are_found_wherever_they_are(self) -> None:
+        ref: ObjectRef[int] = ObjectRef(bytes(16))
+        assert fingerprint(ref)[1]
+        assert fingerprint({"a": [ref]})[1]
+        assert fingerprint(lambda: ref)[1]
+        assert not fingerprint(lambda: 0)[1]
+
+    def test_large_ones_can_be_refused(self) -> None:
+        assert fingerprint([np.zeros(1000)], 1 << 20)
+        with pytest.raises(TooLarge):
+            fingerprint([np.zeros(1 << 18)], 1 << 20)
+
+
+class TestWriting:
+    def test_only_what_the_sender_has_changed_is_written(self, elsewhere: Any) -> None:
+        scope = make(x=0, y=[0])
+        look, _ = elsewhere(serial.encode_function(scope["look"]))
+        other, _ = elsewhere(serial.encode_function(scope["other"]))
+        assert look.__globals__ is other.__globals__ is not scope
+        look.__globals__["x"] = 10
+        other().append(1)
+        again, _ = elsewhere(serial.encode_function(scope["both"]))
+        assert again() == (10, 10)
+        scope["x"] = 5
+        again, _ = elsewhere(serial.encode_function(scope["look"]))
+        assert again() == look() == 5
+        assert other() == [0, 1]
+        scope["y"].append(2)
+        elsewhere(serial.encode_function(scope["other"]))
+        assert other() == [0, 2]
+
+    def test_versions_by_turns(self, elsewhere: Any) -> None:
+        scope = make(x=0)
+        versions = []
+        for x in range(3):
+            scope["x"] = x
+            versions.append(elsewhere(serial.encode_function(scope["both"])))
+        del scope["x"]
+        versions.append(elsewhere(serial.encode_function(scope["both"])))
+        for x in (0, 2, 1, 1, 0, 2):
+            function, carried = versions[x]
+            carried.check()
+            assert function() == (x, x)
+        function, carried = versions[3]
+        carried.check()
+        with pytest.raises(NameError):
+            function()
+
+    def test_a_run_takes_refs_back(self, elsewhere: Any) -> None:
+        scope = make(x=ObjectRef(bytes(16)), y=1)
+        data = serial.encode_function(scope["look"])
+        for _ in range(2):
+            before = serial.begin_run()
+            look, _ = elsewhere(data)
+            assert look() == scope["x"]
+            serial.end_run(before)
+            assert "x" not in look.__globals__
+        before = serial.begin_run()
+        look, _ = elsewhere(data)
+        look.__globals__["x"] = "the run's own"
+        serial.end_run(before)
+        assert look() == "the run's own"
+
+    def test_a_run_inside_a_run_leaves_nothing(self, elsewhere: Any) -> None:
+        scope = make(x=0)
+        outer = serial.begin_run()
+        look, _ = elsewhere(serial.encode_function(scope["look"]))
+        scope["x"] = 1
+        inner = serial.begin_run()
+        assert elsewhere(serial.encode_function(scope["look"]))[0]() == 1
+        serial.end_run(inner)
+        assert look() == 0
+        serial.end_run(outer)
+        assert look() == 0
+
+    def test_what_is_gone_for_long_is_forgotten(
+        self, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(namespaces, "NAMESPACES_MAX", 3)
+        looks = [elsewhere(serial.encode_function(make(x=x)["look"]))[0] for x in range(10)]
+        assert [look() for look in looks] == list(range(10))
+        assert len(namespaces._received) == len(namespaces._by_place) == 3
+        monkeypatch.setattr(namespaces, "SENDERS_MAX", 3)
+        seen = namespaces.Seen()
+        for sender in range(10):
+            seen.mark(b"%d" % sender, b"1")
+        assert list(seen.marks) == [b"7", b"8", b"9"]
+
+    def test_at_home_nothing_is_written(self) -> None:
+        function = serial.decode_function(serial.encode_function(lambda: ROOT))
+        assert function.__globals__ is globals()
+
+    def test_copies_of_globals_are_globals_of_their_own(self, elsewhere: Any) -> None:
+        scope = make(x=1)
+        data = serial.encode_function(scope["look"])
+        copy = dict(scope)
+        exec("def look(): return x", copy)
+        first, second = elsewhere(data)[0], elsewhere(serial.encode_function(copy["look"]))[0]
+        assert first.__globals__ is not second.__globals__
+        assert first.__globals__ is elsewhere(data)[0].__globals__
+
+    def test_a_forked_process_is_another_sender(self) -> None:
+        code = (
+            "import os\nfrom hoplite_mp.serial.namespaces import process\n"
+            "mine = process()\n"
+            "if os.fork() == 0: os._exit(process() == mine)\n"
+            "print(os.waitstatus_to_exitcode(os.wait()[1]), process() == mine)\n"
+        )
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == ["0", "True"]
