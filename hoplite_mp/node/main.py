@@ -85,6 +85,7 @@ class Node:
         self.results = Results(self.client, self.tasks, self.store, self.config)
         self.sweeper = Sweeper(self.results)
         self.places = Places(self.results)
+        self.store.elsewhere = self.places.restore
         self.imports = Imports(self.results, self.places, self.send_peer)
         self.exports = Exports(self.results, self.places, self.send_peer, lambda: self.number)
         self.sweeper.freed = self.imports.freed

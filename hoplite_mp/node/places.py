@@ -79,6 +79,15 @@ class Places:
             done()
         return True
 
+    def restore(self, oid: int) -> bool | None:
+        """As Store.restore: None: it is on its way, or will be when there is room."""
+        place = self.places.get(oid)
+        if place is None:
+            return False
+        if not place.payload:
+            self.want(oid, lambda: None)
+        return None
+
     def arrived(self, oid: int) -> None:
         """The block holds the whole payload."""
         place = self.places.pop(oid)

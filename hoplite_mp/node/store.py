@@ -53,6 +53,8 @@ class Store:
         self.spans: dict[int, int] = {}  # span offset -> lessee's slot, or ADOPTED
         self.spill = SpillFile(config.spill_dir, config.spill_bytes_max)
         self.number: Callable[[], int] = lambda: 0  # of this node
+        # Of an object whose bytes may be on another host: None: on their way; False: it has gone.
+        self.elsewhere: Callable[[int], bool | None] = lambda oid: False
         self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
         self.spill_error = ""  # why the disk took nothing
         self._spill_again = 0.0
@@ -270,7 +272,7 @@ class Store:
     def restore(self, oid: int, slot: int = NODE_SLOT) -> bool | None:
         """Brings a spilled object back, for `slot`: True; None: no room now; False: it has gone."""
         if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
-            return False
+            return self.elsewhere(oid)
         position, nbytes = self.spilled[oid]
         payload = self.lease(nbytes, slot)
         if payload is None:

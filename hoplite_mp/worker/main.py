@@ -321,7 +321,7 @@ def main(
             channel.call(
                 SetupFailed(
                     summary[:SETUP_SUMMARY_CHARS_MAX],
-                    f"in {label}:\n{text[-SETUP_TEXT_CHARS_MAX:]}",
+                    f"in {runtime.label}:\n{text[-SETUP_TEXT_CHARS_MAX:]}",
                 )
             )
             return SETUP_FAILED
