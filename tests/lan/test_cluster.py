@@ -168,6 +168,30 @@ def test_refs_in_results_and_nested_tasks(cluster: UpCluster, lan: Lan) -> None:
     assert out.strip() == "ok"
 
 
+def test_reductions_over_sources_of_all_hosts(cluster: UpCluster, lan: Lan) -> None:
+    """They are brought to the caller's host and folded there; the values are numpy's."""
+    out = cluster.run(
+        lan[2],
+        """
+        def make(i):
+            time.sleep(0.02)
+            return np.random.default_rng(i).integers(0, 1 << 40, 300_000)
+        futures = [c.submit(make, i) for i in range(9)]
+        total = c.reduce(futures)
+        assert np.array_equal(c.get(total), sum(make(i) for i in range(9)))
+        assert total.contributors == tuple(range(9))
+        some = c.reduce([c.submit(make, i) for i in range(6)], op="max", num=4)
+        value, chosen = c.get(some), some.contributors
+        assert len(chosen) == 4
+        assert np.array_equal(value, np.max([make(i) for i in chosen], axis=0))
+        again = c.submit(np.sum, c.reduce(futures, op="min"))
+        assert again.result() == np.min([make(i) for i in range(9)], axis=0).sum()
+        print("equal")
+        """,
+    )
+    assert out.strip() == "equal"
+
+
 def test_a_worker_dies_and_its_task_is_tried_again(cluster: UpCluster, lan: Lan) -> None:
     out = cluster.run(
         lan[1],
