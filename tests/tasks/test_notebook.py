@@ -15,7 +15,12 @@ CELLS = [
     "threading.Timer(0.5, _thread.interrupt_main).start()\n"
     "try:\n    c.get(future)\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
     "print(future.cancel(force=True), c.submit(square, 2).result())",
-    "c.shutdown()\nprint('closed')",
+    "def init(v):\n    global model\n    model = {'v': v, 'n': 0}\n"
+    "ex = c.executor(1, initializer=init, initargs=(5,))",
+    "def use():\n    model['n'] += 1\n    return model\n"
+    "print(ex.submit(use).result(), 'model' in globals())",
+    "def use():\n    model['n'] += 10\n    return model\nprint(ex.submit(use).result())",
+    "ex.shutdown()\nc.shutdown()\nprint('closed')",
 ]
 
 
@@ -30,4 +35,6 @@ def test_cells_define_what_tasks_run_and_can_be_interrupted() -> None:
     assert texts[1].strip() == "49"
     assert texts[2].strip() == "-49"
     assert texts[3].split() == ["interrupted", "True", "-4"]
-    assert texts[4].strip() == "closed"
+    assert texts[5].strip() == "{'v': 5, 'n': 1} False"
+    assert texts[6].strip() == "{'v': 5, 'n': 11}"
+    assert texts[7].strip() == "closed"
