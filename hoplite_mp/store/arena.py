@@ -17,7 +17,8 @@ REMEMBERED_MIN = 256
 
 
 class Arena:
-    """First the most recently freed range of just that size, then the best fit, then new ground."""
+    """First the most recently freed range of just that size, then the best fit, then new ground,
+    and when there is none left, free ranges that touch."""
 
     def __init__(self, length: int, start: int = PAGE) -> None:
         self.length = length
@@ -41,7 +42,7 @@ class Arena:
         return self._taken[start]
 
     def growth(self, nbytes: int, align: int = PAGE) -> int:
-        """How much `resident` would grow by an allocation: 0 when a warm range fits."""
+        """How much `resident` would grow at most by an allocation: 0 when a warm range fits."""
         size = _round(nbytes, PAGE)
         found = self._find(size, align)
         return 0 if found is not None and self._free[found[0]][1] else size
@@ -53,7 +54,7 @@ class Arena:
         if found is None:
             start = _round(self._end, align)
             if start + size > self.length:
-                return None
+                return self._allocate_across(size, align)
             if start > self._end:
                 gap = self._end
                 self._taken[gap] = start - gap
@@ -107,6 +108,41 @@ class Arena:
             self.used += size
             self.free(start, warm=False)
         return found
+
+    def _allocate_across(self, size: int, align: int) -> int | None:
+        """A range over several free ones that touch: warm and cold ones are not one otherwise."""
+        self._use_up()
+        run: list[tuple[int, int, bool]] = []
+        for free in sorted(self._free):
+            whole, warm = self._free[free]
+            if run and run[-1][0] + run[-1][1] != free:
+                run.clear()
+            run.append((free, whole, warm))
+            start = _round(run[0][0], align)
+            if start + size <= free + whole:
+                break
+        else:
+            return None
+        for free, whole, warm in run:
+            self._remove(free)
+            if free < start:
+                self._add(free, min(whole, start - free), warm)
+            if free + whole > start + size:
+                rest = max(free, start + size)
+                self._add(rest, free + whole - rest, warm)
+        self._taken[start] = size
+        self.used += size
+        return start
+
+    def _use_up(self) -> None:
+        """What was never used becomes a cold free range."""
+        ground = self.length // PAGE * PAGE - self._end
+        if ground > 0:
+            start = self._end
+            self._end += ground
+            self._taken[start] = ground
+            self.used += ground
+            self.free(start, warm=False)
 
     def _remember(self, start: int, size: int) -> None:
         self._recent.setdefault(size, []).append(start)

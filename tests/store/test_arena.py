@@ -14,6 +14,10 @@ SIZES = st.one_of(st.integers(1, 40 * PAGE), st.sampled_from([PAGE, 2 * PAGE, 16
 ALIGNS = st.sampled_from([PAGE, PAGE, 4 * PAGE, 16 * PAGE])
 
 
+def _aligned(page: int, to: int) -> int:
+    return (page + to - 1) // to * to
+
+
 def pages(nbytes: int) -> int:
     return (nbytes + PAGE - 1) // PAGE
 
@@ -24,6 +28,7 @@ class Walk(RuleBasedStateMachine):
     @initialize(length=st.integers(20, 400), start=st.sampled_from([0, PAGE]))
     def begin(self, length: int, start: int) -> None:
         self.arena = Arena(length * PAGE, start)
+        self.first = start // PAGE
         self.pages: dict[int, str] = {}
         self.taken: dict[int, int] = {}  # start -> bytes asked for
 
@@ -40,7 +45,9 @@ class Walk(RuleBasedStateMachine):
         mine = range(start // PAGE, start // PAGE + pages(nbytes))
         found = {self.pages.get(page, "new") for page in mine}
         assert "taken" not in found, "it overlaps a range that is handed out"
-        assert self.arena.resident == resident + predicted
+        mixed = len(found) > 1 and "warm" in found  # a last resort; `growth` then says too much
+        grown = self.arena.resident - resident
+        assert grown < predicted if mixed else grown == predicted
         assert (predicted == 0) == (found == {"warm"})
         self.taken[start] = nbytes
         for page in mine:
@@ -50,8 +57,8 @@ class Walk(RuleBasedStateMachine):
         """Whether some aligned place is free, by looking at every page below the length."""
         last = self.arena.length // PAGE
         return any(
-            all(self.pages.get(page) in ("warm", "cold") for page in range(at, at + count))
-            for at in range(0, last - count + 1, align // PAGE)
+            all(self.pages.get(page) != "taken" for page in range(at, at + count))
+            for at in range(_aligned(self.first, align // PAGE), last - count + 1, align // PAGE)
         )
 
     @precondition(lambda self: self.taken)
@@ -131,6 +138,18 @@ def test_warm_pages_are_preferred_to_cold_ones() -> None:
     assert arena.allocate(4 * PAGE) == warm
     assert arena.growth(4 * PAGE) == 4 * PAGE
     assert arena.allocate(4 * PAGE) == cold
+
+
+def test_warm_and_cold_neighbours_are_one_place_when_nothing_else_fits() -> None:
+    arena = Arena(13 * PAGE, 0)
+    warm, cold, last = (arena.allocate(4 * PAGE) for _ in range(3))
+    arena.free(warm or 0)
+    arena.free(cold or 0, warm=False)
+    assert arena.allocate(6 * PAGE) == warm
+    assert arena.resident == 10 * PAGE
+    arena.free(last or 0)
+    assert arena.allocate(7 * PAGE) == 6 * PAGE  # cold, warm and new ground together
+    assert arena.allocate(PAGE) is None
 
 
 def test_what_it_remembers_stays_bounded() -> None:
