@@ -222,12 +222,13 @@ def test_ctrl_c_during_a_wait_leaves_the_cluster_usable() -> None:
     out, _ = run(
         """
         with hoplite_mp.Cluster(workers=1) as c:
-            future = c.submit(time.sleep, 1.5)
+            future = c.submit(time.sleep, 60)
             try:
                 print("ready", flush=True)
                 c.get(future)
             except KeyboardInterrupt:
                 print("interrupted")
+            future.cancel(force=True)
             print(c.submit(mine, 1).result(), c.get(c.put(3)))
         """,
         interrupt=True,
