@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from hoplite_mp import collectives, errors
+from hoplite_mp import errors
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.launch import Host
 from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
 from hoplite_mp.client.runtime import Runtime, current_runtime
-from hoplite_mp.collectives import as_refs
+from hoplite_mp.collectives import CollectiveCalls, as_refs
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.errors import ConfigError, HopliteError, HopliteTimeoutError
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
-from hoplite_mp.nodes import Node, check_nodes, counters, list_nodes, node_id
-from hoplite_mp.protocol.local import Standing
+from hoplite_mp.nodes import Node, counters, list_nodes, node_id, node_numbers
+from hoplite_mp.protocol.local import Locate, Standing
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.store.limits import cpu_count
 
@@ -47,7 +47,7 @@ SPMD_SIZE_MAX = 200
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
-class Cluster(TaskExecutor):
+class Cluster(CollectiveCalls, TaskExecutor):
     """Processes that share immutable objects; a `concurrent.futures.Executor`.
 
     Args:
@@ -293,8 +293,10 @@ class Cluster(TaskExecutor):
         memory = self._runtime.memory
         memory.check()
         (one,) = as_refs(ref)
-        held = memory.client.state(memory.local_id(one)) in _HELD
-        return [node_id(self._runtime.tasks.node_number)] if held else []
+        oid = memory.local_id(one)
+        if memory.client.state(oid) not in _HELD:
+            return []
+        return [node_id(number) for number in self._runtime.channel.call(Locate(oid)).value]
 
     # -- tasks ---------------------------------------------------------------------------------
 
@@ -307,7 +309,7 @@ class Cluster(TaskExecutor):
         among the arguments, are writable. name: shown in errors. Later options override; unknown
         names are a TypeError.
         """
-        self._check_nodes(changes.get("node"))
+        node_numbers(self._runtime, changes.get("node"))
         return self._view(self._options.override(changes))
 
     def _view(self, options: Options) -> Cluster:
@@ -341,82 +343,11 @@ class Cluster(TaskExecutor):
         self, fn: Callable[..., T], size: int, *args: Any, node: Any = None
     ) -> list[Future[T]]:
         """`size` peers in processes of their own, started together: fn(rank, *args)."""
-        self._check_nodes(node)
+        node_numbers(self._runtime, node)
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= SPMD_SIZE_MAX:
             raise ValueError(f"size={size!r}: it must be from 1 to {SPMD_SIZE_MAX}")
         self._runtime.memory.check()
         return spmd(self._runtime, self._options, fn, size, args)
-
-    # -- collectives ---------------------------------------------------------------------------
-
-    def reduce(
-        self,
-        refs: Any,
-        op: Any = "sum",
-        num: int | None = None,
-        deadline: float | None = None,
-        to: Any = None,
-        reproducible: bool = False,
-    ) -> ObjectRef[Array]:
-        """Element-wise reduction over the first `num` refs to be ready (all if None).
-
-        Args:
-            refs: refs or Futures of arrays (or numbers) of one shape and dtype.
-            op: "sum" "prod" "min" "max" "mean" "and" "or" "xor", or a numpy ufunc.
-            deadline: seconds from the call; then what is ready counts, or else the first to come.
-            reproducible: left fold in the order of `refs`: the same contributors, the same bits.
-
-        Returns at once; `result.contributors` names the indices that went in. Too many failed
-        sources: ReduceError from `get`, with the cause. Different shapes or dtypes: ValueError
-        from `get`. The plan: first k ready in arrival order (Hoplite, SIGCOMM 2021).
-        """
-        self._check_nodes(to)
-        (result,) = collectives.reduce(
-            self._runtime, as_refs(refs), op, num, deadline, reproducible
-        )
-        return result
-
-    def allreduce(
-        self,
-        refs: Any,
-        op: Any = "sum",
-        num: int | None = None,
-        deadline: float | None = None,
-        to: Any = None,
-        reproducible: bool = False,
-    ) -> ObjectRef[Array]:
-        """As `reduce`; ready when every living node in `to` holds the result."""
-        return self.reduce(refs, op, num, deadline, to, reproducible)
-
-    def broadcast(self, ref: Any, to: Any = None) -> Future[None]:
-        """Done when every node in `to` (default: all) holds the object."""
-        self._check_nodes(to)
-        return collectives.wait_all(self._runtime, as_refs(ref))
-
-    def gather(self, refs: Any, to: Any = None) -> Future[None]:
-        """Done when the caller's node (or `to`) holds all of them."""
-        self._check_nodes(to)
-        return collectives.wait_all(self._runtime, as_refs(refs))
-
-    def allgather(self, refs: Any, to: Any = None) -> Future[None]:
-        """Done when every node in `to` (default: all) holds all of them."""
-        return self.gather(refs, to)
-
-    def reduce_scatter(self, refs: Any, op: Any = "sum", to: Any = None) -> list[ObjectRef[Array]]:
-        """The reduction in slices as np.array_split(axis=0), one for each ref; slice i at to[i]."""
-        found = as_refs(refs)
-        self._check_nodes(to)
-        if isinstance(to, (list, tuple)) and len(to) != len(found):
-            raise ValueError(f"to= names {len(to)} nodes for {len(found)} slices")
-        return collectives.reduce(self._runtime, found, op, None, None, False, len(found) or 1)
-
-    def alltoall(self, matrix: Any, to: Any) -> Future[None]:
-        """Done when matrix[i][j] is at to[j], for all i and j."""
-        self._check_nodes(to)
-        rows = [as_refs(row) for row in matrix]
-        if isinstance(to, (list, tuple)) and any(len(row) != len(to) for row in rows):
-            raise ValueError(f"every row of the matrix needs {len(to)} refs, one for each of to=")
-        return collectives.wait_all(self._runtime, [ref for row in rows for ref in row])
 
     def group(
         self,
@@ -447,9 +378,6 @@ class Cluster(TaskExecutor):
         found = counters(self._runtime)
         found.pop("workers")
         return {**found, "nodes": {node_id(self._runtime.tasks.node_number): dict(found)}}
-
-    def _check_nodes(self, nodes: Any) -> None:
-        check_nodes(self._runtime, nodes)
 
 
 class _View(Cluster):

@@ -15,12 +15,15 @@ import numpy as np
 
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import whole
+from hoplite_mp.nodes import node_numbers
 from hoplite_mp.ref import ObjectRef
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
 
-__all__ = ["OPS", "as_refs", "operation_name", "reduce", "wait_all"]
+__all__ = ["OPS", "CollectiveCalls", "as_refs", "operation_name"]
 
 OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
 DEADLINE_S_MAX = 1e9  # 31 years; more is none
@@ -74,16 +77,18 @@ def as_refs(refs: Any) -> list[ObjectRef[Any]]:
     return found
 
 
-def reduce(
+def _reduce(
     runtime: Runtime,
     refs: Sequence[ObjectRef[Any]],
     op: str | Callable[..., Any],
     num: int | None,
     deadline: Any,
     reproducible: bool,
+    to: Sequence[int],
+    kind: str = "reduce",
     slices: int = 1,
 ) -> list[ObjectRef[Any]]:
-    """Starts a reduction of `refs`; one result ref for each slice."""
+    """Starts a reduction of `refs`; one result ref for each slice. `to`: numbers of nodes."""
     name = operation_name(op)
     if not refs:
         raise ValueError("there is nothing to reduce: no refs were given")
@@ -97,13 +102,122 @@ def reduce(
             raise ValueError(f"deadline={deadline!r}: it must be seconds from now, 0 or more")
         deadline = None if seconds > DEADLINE_S_MAX else seconds
     reproducible = bool(reproducible)
-    results = runtime.collective(refs, "reduce", name, wanted, deadline, reproducible, slices)
+    if kind != "reduce_scatter":
+        to = list(dict.fromkeys(to))
+    results = runtime.collective(refs, kind, name, wanted, deadline, reproducible, slices, to)
     return [runtime.memory.own_ref(oid) for oid in results]
 
 
-def wait_all(runtime: Runtime, refs: Sequence[ObjectRef[Any]]) -> Future[None]:
-    """A Future that is done when every ref is; on one host nothing needs to move."""
+def _copies(
+    runtime: Runtime, refs: Sequence[ObjectRef[Any]], kind: str, to: Sequence[int]
+) -> Future[None]:
+    """A Future that is done when every ref is where that kind puts it. `to`: numbers of nodes."""
     if not refs:
         raise ValueError("no refs were given")
-    (oid,) = runtime.collective(refs, "gather", "", len(refs), None, False, 1)
+    if kind != "alltoall":
+        to = list(dict.fromkeys(to))
+    (oid,) = runtime.collective(refs, kind, "", len(refs), None, False, 1, to)
     return runtime.operation_future(oid)
+
+
+class CollectiveCalls:
+    """The collectives on refs, as methods of the cluster."""
+
+    _runtime: Runtime
+
+    def reduce(
+        self,
+        refs: Any,
+        op: Any = "sum",
+        num: int | None = None,
+        deadline: float | None = None,
+        to: Any = None,
+        reproducible: bool = False,
+    ) -> ObjectRef[Array]:
+        """Element-wise reduction over the first `num` refs to be ready (all if None).
+
+        Args:
+            refs: refs or Futures of arrays (or numbers) of one shape and dtype.
+            op: "sum" "prod" "min" "max" "mean" "and" "or" "xor", or a numpy ufunc.
+            deadline: seconds from the call; then what is ready counts, or else the first to come.
+            reproducible: left fold in the order of `refs`: the same contributors, the same bits.
+
+        Returns at once; `result.contributors` names the indices that went in. Too many failed
+        sources: ReduceError from `get`, with the cause. Different shapes or dtypes: ValueError
+        from `get`. The plan: first k ready in arrival order (Hoplite, SIGCOMM 2021).
+        """
+        (result,) = _reduce(
+            self._runtime,
+            as_refs(refs),
+            op,
+            num,
+            deadline,
+            reproducible,
+            node_numbers(self._runtime, to, "to= of reduce"),
+        )
+        return result
+
+    def allreduce(
+        self,
+        refs: Any,
+        op: Any = "sum",
+        num: int | None = None,
+        deadline: float | None = None,
+        to: Any = None,
+        reproducible: bool = False,
+    ) -> ObjectRef[Array]:
+        """As `reduce`; ready when every living node in `to` (default: those that hold one of
+        `refs`) holds the result."""
+        to = node_numbers(self._runtime, to)
+        (result,) = _reduce(
+            self._runtime, as_refs(refs), op, num, deadline, reproducible, to, "allreduce"
+        )
+        return result
+
+    def broadcast(self, ref: Any, to: Any = None) -> Future[None]:
+        """Done when every node in `to` (default: all) holds the object."""
+        found = as_refs(ref)
+        kind = "broadcast" if len(found) == 1 else "allgather"  # the same for several
+        return _copies(self._runtime, found, kind, node_numbers(self._runtime, to))
+
+    def gather(self, refs: Any, to: Any = None) -> Future[None]:
+        """Done when the caller's node (or `to`) holds all of them."""
+        to = node_numbers(self._runtime, to, "to= of gather")
+        return _copies(self._runtime, as_refs(refs), "gather", to)
+
+    def allgather(self, refs: Any, to: Any = None) -> Future[None]:
+        """Done when every node in `to` (default: all) holds all of them."""
+        to = node_numbers(self._runtime, to)
+        return _copies(self._runtime, as_refs(refs), "allgather", to)
+
+    def reduce_scatter(self, refs: Any, op: Any = "sum", to: Any = None) -> list[ObjectRef[Array]]:
+        """The reduction in slices as np.array_split(axis=0), one for each ref; slice i at to[i]
+        (default: the nodes of the refs, in their order)."""
+        found = as_refs(refs)
+        if isinstance(to, (list, tuple)) and len(to) != len(found):
+            raise ValueError(f"to= names {len(to)} nodes for {len(found)} slices")
+        numbers = node_numbers(self._runtime, to)
+        if len(numbers) == 1:
+            numbers *= len(found)
+        return _reduce(
+            self._runtime,
+            found,
+            op,
+            None,
+            None,
+            False,
+            numbers,
+            "reduce_scatter",
+            len(found) or 1,
+        )
+
+    def alltoall(self, matrix: Any, to: Any) -> Future[None]:
+        """Done when matrix[i][j] is at to[j], for all i and j."""
+        rows = [as_refs(row) for row in matrix]
+        if isinstance(to, (list, tuple)) and any(len(row) != len(to) for row in rows):
+            raise ValueError(f"every row of the matrix needs {len(to)} refs, one for each of to=")
+        if to is None:
+            raise ValueError("alltoall needs to=: one node for each column of the matrix")
+        numbers = node_numbers(self._runtime, to)
+        refs = [ref for row in rows for ref in row]
+        return _copies(self._runtime, refs, "alltoall", numbers)

@@ -14,7 +14,7 @@ from hoplite_mp.protocol.local import Members, Stats
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
 
-__all__ = ["Node", "check_nodes", "counters", "list_nodes", "node_id"]
+__all__ = ["Node", "counters", "list_nodes", "node_id", "node_numbers"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,16 +49,23 @@ def counters(runtime: Runtime) -> dict[str, Any]:
     return dict(runtime.channel.call(Stats()).value)
 
 
-def check_nodes(runtime: Runtime, nodes: Any) -> None:
-    """ValueError for one that is not there."""
+def node_numbers(runtime: Runtime, nodes: Any, one: str | None = None) -> list[int]:
+    """A Node, a node id, or a list of them, as numbers; ValueError for one that is not there.
+
+    `one`: the call that takes at most one node.
+    """
     if nodes is None:
-        return
-    wanted = nodes if isinstance(nodes, (list, tuple)) else [nodes]
-    names = {node.id if isinstance(node, Node) else node for node in wanted} - {None}
-    if not names:
-        return
-    living = {node.id for node in list_nodes(runtime)}
-    for name in names:
+        return []
+    wanted = list(nodes) if isinstance(nodes, (list, tuple)) else [nodes]
+    if one is not None and len(wanted) != 1:
+        raise ValueError(f"{one} names {len(wanted)} nodes: it must be one")
+    if not wanted:
+        raise ValueError("to= names no node")
+    living = [node.id for node in list_nodes(runtime)]
+    found = []
+    for node in wanted:
+        name = node.id if isinstance(node, Node) else node
         if name not in living:
-            there = ", ".join(sorted(living))
-            raise ValueError(f"there is no node {name!r}: this cluster has {there}")
+            raise ValueError(f"there is no node {name!r}: this cluster has {', '.join(living)}")
+        found.append(int(name.removeprefix("h")))
+    return found

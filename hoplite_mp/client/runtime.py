@@ -77,6 +77,7 @@ class Runtime:
         deadline_s: float | None,
         reproducible: bool,
         slices: int,
+        to: Sequence[int] = (),
     ) -> list[int]:
         """Hands an operation to the node. Returns the ids of its results (one for each slice)."""
         self.memory.check()
@@ -94,7 +95,8 @@ class Runtime:
                 results.append(self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0))
             for oid in results:
                 self.submitter.expect(oid, None, [shared, self.client.hold(oid)])
-            self.channel.tell(Collective(results, oids, kind, op, num, deadline_s, reproducible))
+            ask = Collective(results, oids, kind, op, num, deadline_s, reproducible, list(to))
+            self.channel.tell(ask)
         except BaseException:  # Ctrl-C, say: the node may not have heard of it
             for oid in results:
                 self.tasks.cancel(oid, True)

@@ -200,7 +200,7 @@ class Delegation:
         runner = self._take_back(oid)
         assert runner is not None
         if self.client.finish_elsewhere(oid, message.nbytes, message.refs):
-            self.places.add(oid, message.task, message.nbytes, (runner.number,))
+            self.places.add(oid, message.task, message.nbytes, (runner.number,), message.layout)
             self.places.places[oid].released = lambda: self.send(peer, Release(message.task, 0))
         else:
             self.tasks.settle(oid)

@@ -7,20 +7,31 @@ It must never know: epochs, who decides, who reads the result.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp import _reduce, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.reduction import fold, has_kernel, result_dtype
+from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     from hoplite_mp.node.results import Results
     from hoplite_mp.protocol.local import Collective
     from hoplite_mp.protocol.messages import ExecuteReduce
 
-__all__ = ["Execution", "PlanError", "SourcesGone", "allocate", "check", "prepare"]
+__all__ = [
+    "Execution",
+    "PlanError",
+    "SourcesGone",
+    "allocate",
+    "check",
+    "check_alike",
+    "count_of",
+    "prepare",
+    "slices_of",
+]
 
 
 NAMED_MAX = 10  # sources that a message lists
@@ -145,10 +156,7 @@ def check(
     """What a source is; PlanError if it is no array, or not like the first one."""
     info = serial.describe_array(view)
     if info is None:
-        raise PlanError(
-            f"source {index} ({results.ref(ask.sources[index])}) is neither an array nor a "
-            "number: it cannot be reduced"
-        )
+        raise PlanError(_no_array(index, results.ref(ask.sources[index])))
     if first is not None and (info.shape, info.dtype_name) != (first.shape, first.dtype_name):
         raise PlanError(
             f"sources differ: {first_index} ({results.ref(ask.sources[first_index])}) has shape "
@@ -157,6 +165,25 @@ def check(
             f"{info.dtype_name}"
         )
     return info
+
+
+def check_alike(
+    index: int, object_id: bytes, view: memoryview, shape: tuple[int, ...], dtype_name: str
+) -> serial.ArrayInfo:
+    """The same for a source of which only the plan tells what it should be like."""
+    info = serial.describe_array(view)
+    if info is None:
+        raise PlanError(_no_array(index, ObjectRef(object_id)))
+    if (info.shape, info.dtype_name) != (shape, dtype_name):
+        raise PlanError(
+            f"sources differ: {index} ({ObjectRef(object_id)}) has shape {info.shape} and dtype "
+            f"{info.dtype_name}, others have shape {shape} and dtype {dtype_name}"
+        )
+    return info
+
+
+def _no_array(index: int, ref: ObjectRef[Any]) -> str:
+    return f"source {index} ({ref}) is neither an array nor a number: it cannot be reduced"
 
 
 def allocate(
@@ -171,7 +198,7 @@ def allocate(
     order = first.order if slices == 1 else "C"
     execution.flat = all(info.order == order for info in execution.infos)
     order = order if execution.flat else "C"
-    shapes = _slices(first.shape, slices)
+    shapes = slices_of(first.shape, slices)
     row = count_of(first.shape[1:]) if first.shape else 1
     begin = 0
     for shape in shapes:
@@ -189,7 +216,7 @@ def allocate(
     return execution
 
 
-def _slices(shape: tuple[int, ...], n: int) -> list[tuple[int, ...]]:
+def slices_of(shape: tuple[int, ...], n: int) -> list[tuple[int, ...]]:
     """Shapes of np.array_split(axis=0)."""
     if n == 1:
         return [shape]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.layouts import layout_of, payload_layout
 from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, Described
 
 if TYPE_CHECKING:
@@ -46,13 +47,16 @@ class Exports:
         places: Places,
         send: Callable[[int, PeerMessage], bool],
         node: Callable[[], int],
+        elsewhere: Callable[[int], tuple[int, ...]] = lambda oid: (),
     ) -> None:
+        """elsewhere: numbers of other nodes that keep a copy of an object of this host."""
         self.results = results
         self.client = results.client
         self.tasks = results.tasks
         self.places = places
         self.send = send
         self.node = node  # this node's number
+        self.elsewhere = elsewhere
         self.exports: dict[int, Export] = {}
         self.pending: dict[int, list[int]] = {}  # not done yet -> where this process is parked
 
@@ -119,9 +123,14 @@ class Exports:
             if got not in (STATE["SPILLED"], STATE["SPILLING"]):
                 return Described(object_id, number, "gone")
             place = self.places.places.get(oid)
-            holders = (self.node(),) if place is None else place.holders
             return Described(
-                object_id, number, "ready", self.client.inspect(oid)["size"], None, holders
+                object_id,
+                number,
+                "ready",
+                self.client.inspect(oid)["size"],
+                None,
+                self._holders(oid) if place is None else place.holders,
+                layout_of(self.results, self.places, oid),
             )
         mem = memoryview(got)
         failed = serial.payload_kind(mem) == serial.ERROR
@@ -130,4 +139,10 @@ class Exports:
             return Described(object_id, number, "failed", short.nbytes, short.tobytes())
         payload = bytes(mem) if failed or mem.nbytes <= INLINE_BYTES_MAX else None
         standing = "failed" if failed else "ready"
-        return Described(object_id, number, standing, mem.nbytes, payload, (self.node(),))
+        layout = b"" if failed else payload_layout(mem)
+        return Described(
+            object_id, number, standing, mem.nbytes, payload, self._holders(oid), layout
+        )
+
+    def _holders(self, oid: int) -> tuple[int, ...]:
+        return (self.node(), *self.elsewhere(oid))

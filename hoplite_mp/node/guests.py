@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.layouts import layout_of, payload_layout
 from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, TaskEnded
 
 if TYPE_CHECKING:
@@ -136,8 +137,9 @@ class Guests:
         got = self.client.view(oid)
         if isinstance(got, int):
             if got in (STATE["SPILLED"], STATE["SPILLING"]):
-                nbytes = self.client.inspect(oid)["size"]
-                return TaskEnded(guest.task, "ready", nbytes, self.client.flags(oid)[0])
+                nbytes, refs = self.client.inspect(oid)["size"], self.client.flags(oid)[0]
+                layout = layout_of(self.results, self.imports.places, oid)
+                return TaskEnded(guest.task, "ready", nbytes, refs, None, layout)
             return TaskEnded(guest.task, "cancelled")
         mem = memoryview(got)
         refs = bool(serial.read_refs(mem))
@@ -147,8 +149,8 @@ class Guests:
                 payload = serial.encode_error(short, "").tobytes()
                 return TaskEnded(guest.task, "failed", len(payload), False, payload)
             return TaskEnded(guest.task, "failed", mem.nbytes, refs, bytes(mem))
-        small = mem.nbytes <= INLINE_BYTES_MAX
-        return TaskEnded(guest.task, "ready", mem.nbytes, refs, bytes(mem) if small else None)
+        small = bytes(mem) if mem.nbytes <= INLINE_BYTES_MAX else None
+        return TaskEnded(guest.task, "ready", mem.nbytes, refs, small, payload_layout(mem))
 
     def release(self, peer: int, message: Release) -> bool:
         """The sender has what it needs of the result. False: that is no guest."""

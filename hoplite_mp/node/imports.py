@@ -39,6 +39,7 @@ class Import:
     oid: int
     hold: Any  # the node's own, until somebody else holds it
     described: bool = False
+    kept: bool = False  # by a hold of the node's, whether processes hold it or not
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -84,18 +85,46 @@ class Imports:
         if known is not None:
             hold = self.client.hold(known.oid)
             if hold is not None:
+                if known.kept and not known.number:
+                    self._acquire(known)
                 return known, hold
-        return self._begin(object_id, home)
+        one = self._new(object_id)
+        hold = self.client.hold(one.oid)
+        self._acquire(one)
+        return one, hold
 
-    def _begin(self, object_id: bytes, home: int) -> tuple[Import, Any]:
+    def _new(self, object_id: bytes) -> Import:
         oid = self.client.new(KIND_FOREIGN, STATE["CLAIMED"], NODE_SLOT, 0)
         hold = self.client.hold(oid, False)
-        number, self._next = self._next, self._next + 1
-        one = Import(object_id, home, number, oid, hold)
+        one = Import(object_id, ids.unpack_id(object_id)[0], 0, oid, hold)
         self.by_object[object_id] = self.by_oid[oid] = one
-        if not self.send(home, Acquire(object_id, number)):
+        return one
+
+    def _acquire(self, one: Import) -> None:
+        """Tells the home that it is held here; its answer is on the way from now on."""
+        one.number, self._next = self._next, self._next + 1
+        one.described = False
+        if not self.send(one.home, Acquire(one.object, one.number)):
             self._fail(one, "its host is not in this cluster, or has left it")
-        return one, self.client.hold(oid)
+
+    def keep(self, object_id: bytes) -> Any:
+        """A hold on the header here, which the home does not count."""
+        one = self.by_object.get(object_id)
+        hold = None if one is None else self.client.hold(one.oid)
+        if one is None or hold is None:
+            one = self._new(object_id)
+            hold, one.hold, one.described = one.hold, None, True
+        one.kept = True
+        return hold
+
+    def release_kept(self, object_id: bytes) -> bool:
+        """No process holds it here any more; the node keeps it all the same. False: none has."""
+        one = self.by_object.get(object_id)
+        if one is None or not one.number or not one.described:
+            return False
+        self.send(one.home, Release(object_id, one.number))
+        one.number = 0
+        return True
 
     def adopt(self, object_id: bytes, oid: int) -> None:
         """A header of this host's that stands for that object already (a task that runs here)."""
@@ -111,7 +140,8 @@ class Imports:
         if one is None or one.number != message.number or one.oid not in self.by_oid:
             return
         if self.client.state(one.oid) not in _UNWRITTEN:
-            return  # said before
+            self._answer(one)  # said before, or placed here by a collective
+            return
         if message.standing == "ready":
             self._ready(one, message)
         elif message.standing == "failed":
@@ -124,7 +154,9 @@ class Imports:
     def _ready(self, one: Import, message: Described) -> None:
         if message.payload is None or not self._store(one, message.payload, False):
             if self.client.finish_elsewhere(one.oid, message.nbytes, False):
-                self.places.add(one.oid, message.object, message.nbytes, message.holders)
+                self.places.add(
+                    one.oid, message.object, message.nbytes, message.holders, message.layout
+                )
             else:
                 self.tasks.settle(one.oid)
 
@@ -172,7 +204,8 @@ class Imports:
         if self.by_object.get(one.object) is one:
             del self.by_object[one.object]
         self.places.drop(oid)
-        self.send(one.home, Release(one.object, one.number))
+        if one.number or not one.kept:
+            self.send(one.home, Release(one.object, one.number))
 
     def drop(self, oid: int) -> None:
         """Somebody here has deleted it."""

@@ -14,7 +14,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.node.delegation import Delegation
+from hoplite_mp.node.forests import Forests
 from hoplite_mp.node.guests import Guests
+from hoplite_mp.node.kept import KeptCopies
+from hoplite_mp.node.links import Links
+from hoplite_mp.node.locations import Locations
 from hoplite_mp.node.peers import Peers
 from hoplite_mp.node.transfers import Transfers
 from hoplite_mp.protocol.greetings import Introduction
@@ -31,6 +35,10 @@ from hoplite_mp.protocol.peers import (
     CancelTask,
     Described,
     Drop,
+    Kept,
+    LetGo,
+    Locate,
+    Located,
     RecallTasks,
     Release,
     RunTask,
@@ -74,8 +82,14 @@ class Lan:
             lambda pool: node.workers.queue(pool, here=True),
             node.workers.interrupt,
         )
-        self.transfers = Transfers(node, self.peers)
+        self.kept = KeptCopies(node.results, node.imports, node.places, self.peers.send, node.after)
+        self.links = Links(node, self.peers)
+        self.transfers = Transfers(node, self.links, self.kept)
+        self.forests = Forests(node, self.links, self.kept)
         node.places.fetcher = self.transfers
+        node.operations.forests = self.forests
+        self.locations = Locations(node, self.peers, self.kept)
+        node.exports.elsewhere = self.locations.kept_at
         if not lan.manager:
             self._open()
 
@@ -126,7 +140,7 @@ class Lan:
             if admission.role == "peer":
                 self.peers.admitted(admission)
             elif admission.role == "data":
-                self.transfers.admitted(admission)
+                self.links.admitted(admission)
             else:
                 admission.stream.close()
         if self.door.deadline is not None:
@@ -177,7 +191,9 @@ class Lan:
         self.peers.went(number)
         self.delegation.lose_runner(member.home)
         self.guests.lose_peer(member.home)
-        self.transfers.lose_node(number)
+        self.links.lose_node(number)
+        self.kept.lose_peer(member.home)
+        self.locations.lose_peer(member.home)
         self.node.imports.lose_home(member.home)
         self.node.exports.lose_peer(member.home)
         self.node.places.lose_node(number)
@@ -210,8 +226,17 @@ class Lan:
             case Release():
                 if not self.guests.release(home, message):
                     node.exports.release(home, message)
+                    self.kept.released(home, message)
             case Drop():
                 node.exports.drop(message.object)
+            case Kept():
+                self.kept.kept(home, message)
+            case Locate():
+                self.locations.locate(home, message)
+            case Located():
+                self.locations.located(message)
+            case LetGo():
+                self.kept.let_go(message.object)
             case Described():
                 node.imports.described(message)
             case RunTask():

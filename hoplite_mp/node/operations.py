@@ -17,7 +17,10 @@ from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
 from hoplite_mp.node.execute import Execution, PlanError, SourcesGone, prepare
+from hoplite_mp.node.layouts import can_fold
 from hoplite_mp.node.portions import NotInPortions, Portions
+from hoplite_mp.planner.program import participants
+from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Commit,
     ExecuteReduce,
@@ -35,6 +38,7 @@ from hoplite_mp.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.node.forests import Forests
     from hoplite_mp.node.results import Results
     from hoplite_mp.protocol.local import Collective
 
@@ -60,6 +64,7 @@ class Operation:
     space_deadline: float = 0.0
     plan: ExecuteReduce | None = None
     results: list[int] = field(default_factory=list)
+    layout: bytes = b""  # of a source; all are alike
 
 
 class Operations:
@@ -81,6 +86,7 @@ class Operations:
         self.wake = wake
         self.threads = threads
         self.node = node
+        self.forests: Forests | None = None  # set when there is a network
         self.operations: dict[int, Operation] = {}
         self.finished: list[tuple[int, int, Execution, BaseException | None]] = []
         self._lock = threading.Lock()
@@ -105,25 +111,48 @@ class Operations:
         operation = Operation(number, ask, holds, waiting, self.tasks.park(list(waiting)))
         operation.results = list(ask.results)
         self.operations[number] = operation
+        told = [self._about(operation, oid) for oid in (ask.sources[index] for index in ready)]
+        in_lan = self.forests is not None
         home = self.client.home
         self.send(
             ReduceRequested(
                 number,
                 self.node(),
                 slot,
-                tuple(ids.pack_id(home, oid) for oid in ask.sources),
+                tuple(self._public(oid) for oid in ask.sources),
                 ask.op,
                 ask.num,
                 ask.deadline_s,
                 ask.reproducible,
                 tuple(ids.pack_id(home, oid) for oid in ask.results),
-                "reduce_scatter" if ask.kind == "reduce" and len(ask.results) > 1 else ask.kind,
+                ask.kind,
                 tuple(ready),
+                tuple(ask.to),
+                tuple(nbytes for nbytes, _, _ in told) if in_lan else (),
+                tuple(layout for _, layout, _ in told) if in_lan else (),
+                tuple(holders for _, _, holders in told) if in_lan else (),
             )
         )
         for index in failed:
             self.send(SourceFailed(number, index, self._reason(ask.sources[index])))
         self.look()
+
+    def _public(self, oid: int) -> bytes:
+        """The id under which all nodes know it."""
+        if self.forests is None:
+            return ids.pack_id(self.client.home, oid)
+        return self.forests.public(oid)
+
+    def _about(self, operation: Operation, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
+        """(bytes, layout, nodes that hold it) of a ready source, as far as others need to know."""
+        if self.forests is None:
+            return 0, b"", (self.node(),)
+        nbytes, layout, holders = self.forests.about(oid)
+        ask = operation.ask
+        operation.layout = operation.layout or layout
+        if ask.kind in FOLDING and not can_fold(ask.op, layout):
+            holders = (self.node(),)  # it is fetched here, where NumPy can fold it
+        return nbytes, layout, holders
 
     def _reason(self, oid: int) -> str:
         state = self.client.state(oid)
@@ -141,7 +170,9 @@ class Operations:
                 ready = self.client.state(oid) in READY
                 for index in operation.waiting.pop(oid):
                     if ready:
-                        self.send(SourceReady(operation.number, index, self.node()))
+                        nbytes, layout, holders = self._about(operation, oid)
+                        for node in holders:
+                            self.send(SourceReady(operation.number, index, node, nbytes, layout))
                     else:
                         self.send(SourceFailed(operation.number, index, self._reason(oid)))
             if all(self.client.state(oid) == STATE["ABORTED"] for oid in operation.results):
@@ -158,18 +189,16 @@ class Operations:
     def receive(self, message: Any) -> bool:
         """A message from the manager; False if it is not about an operation."""
         if isinstance(message, ExecuteReduce):
-            operation = self.operations.get(message.operation)
-            if operation is not None:
-                self._drop_portions(operation)
-                operation.plan = message
-                operation.epoch = message.epoch
-                operation.space_deadline = time.monotonic() + self.results.config.put_wait_s
-                self.execute(operation)
+            self._planned(message)
         elif isinstance(message, Commit):
             self.commit(message)
         elif isinstance(message, OperationFailed):
+            if self.forests is not None:
+                self.forests.drop(message.operation)
             self.fail(message)
         elif isinstance(message, Forget):
+            if self.forests is not None:
+                self.forests.drop(message.operation)
             operation = self.operations.get(message.operation)
             if operation is not None:
                 for oid in operation.results:
@@ -178,6 +207,25 @@ class Operations:
         else:
             return False
         return True
+
+    def _planned(self, plan: ExecuteReduce) -> None:
+        operation = self.operations.get(plan.operation)
+        if operation is not None:
+            self._drop_portions(operation)
+            operation.plan = None
+            operation.epoch = plan.epoch
+            if operation.execution is not None:  # of an earlier epoch
+                operation.execution.drop()
+                operation.execution = None
+        if self.forests is not None:
+            self.forests.drop(plan.operation)
+            if operation is None or set(participants(plan)) != {self.node()}:
+                self.forests.execute(plan)
+                return
+        if operation is not None:
+            operation.plan = plan
+            operation.space_deadline = time.monotonic() + self.results.config.put_wait_s
+            self.execute(operation)
 
     def execute(self, operation: Operation) -> None:
         """Pins the members and starts a thread; without room for the result, again later."""
@@ -296,16 +344,22 @@ class Operations:
     # -- the end -------------------------------------------------------------------------------
 
     def commit(self, message: Commit) -> None:
+        blocks = {} if self.forests is None else self.forests.commit(message)
         operation = self.operations.get(message.operation)
         if operation is None:
             return
         execution = operation.execution
-        if execution is None:  # a gather: nothing was to be moved
+        if execution is not None:
+            for oid, (payload, nbytes) in zip(operation.results, execution.take(), strict=True):
+                self.results.store_block(oid, payload, nbytes)
+        elif operation.ask.kind not in FOLDING:  # what was to be copied is where it should be
+            if self.forests is not None:
+                self.forests.placed(operation.ask, message)
             for oid in operation.results:
                 self.results.store_value(oid, serial.encode(None), False)
         else:
-            for oid, (payload, nbytes) in zip(operation.results, execution.take(), strict=True):
-                self.results.store_block(oid, payload, nbytes)
+            assert self.forests is not None
+            self.forests.finish(operation.ask, operation.layout, blocks, message)
         self.end(operation)
 
     def fail(self, message: OperationFailed) -> None:

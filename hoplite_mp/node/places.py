@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.node.ground import Ground
 from hoplite_mp.node.store import NODE_SLOT
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class Place:
     waiting: list[Callable[[], None]] = field(default_factory=list)
     payload: int = 0  # the block that is being filled; 0: nothing has begun
     released: Callable[[], Any] | None = None  # called when this host needs no holder any more
+    layout: bytes = b""  # see node/layouts.py
+    filler: Fetcher | None = None  # who fills the block, while there is one
+    ground: Ground = field(default_factory=Ground)  # of the block
 
 
 class Fetcher(Protocol):
@@ -43,7 +47,7 @@ class Fetcher(Protocol):
         """Fills `place.payload`, then calls `arrived` or `lost`."""
 
     def forget(self, oid: int, place: Place) -> None:
-        """Nobody wants it any more."""
+        """Stops filling it: nobody wants it any more."""
 
 
 class Places:
@@ -59,9 +63,16 @@ class Places:
     def __contains__(self, oid: int) -> bool:
         return oid in self.places
 
-    def add(self, oid: int, object_id: bytes, nbytes: int, holders: tuple[int, ...]) -> None:
+    def add(
+        self,
+        oid: int,
+        object_id: bytes,
+        nbytes: int,
+        holders: tuple[int, ...],
+        layout: bytes = b"",
+    ) -> None:
         """A header that finish_elsewhere() has just completed."""
-        self.places[oid] = Place(object_id, nbytes, holders)
+        self.places[oid] = Place(object_id, nbytes, holders, layout=layout)
 
     def want(self, oid: int, done: Callable[[], None]) -> bool:
         """Calls `done` when the bytes are here, or will never be. False: there is no room for them
@@ -72,12 +83,33 @@ class Places:
             if payload is None:
                 return False
             place.payload = payload
-            assert self.fetcher is not None
-            self.fetcher.fetch(oid, place)
+            self._fetch(oid, place)
         place.waiting.append(done)
         if oid not in self.places:  # it was that quick
             done()
         return True
+
+    def _fetch(self, oid: int, place: Place) -> None:
+        assert self.fetcher is not None
+        place.filler = self.fetcher
+        self.fetcher.fetch(oid, place)
+
+    def let_go(self, oid: int) -> None:
+        """Who was filling the block will not. If others wait for it, it is fetched."""
+        place = self.places.get(oid)
+        if place is not None and place.waiting:
+            self._fetch(oid, place)
+        elif place is not None:
+            self._forget(oid, place)
+
+    def _forget(self, oid: int, place: Place) -> None:
+        payload, filler = place.payload, place.filler
+        place.payload, place.filler = 0, None
+        if filler is not None:
+            filler.forget(oid, place)
+        if payload:
+            place.ground.when_free(lambda: self.store.free(payload))
+            place.ground = Ground()
 
     def restore(self, oid: int) -> bool | None:
         """As Store.restore: None: it is on its way, or will be when there is room."""
@@ -98,8 +130,7 @@ class Places:
     def lost(self, oid: int, why: str) -> None:
         """No living node holds it: whoever reads it learns that."""
         place = self.places.pop(oid)
-        if place.payload:
-            self.store.free(place.payload)
+        self._forget(oid, place)
         encoded = serial.encode_error(ObjectLostError(why), "")
         payload = self.results.lease(encoded.nbytes)
         if payload is None:  # not even for that: to be deleted says nearly the same
@@ -115,10 +146,7 @@ class Places:
         place = self.places.pop(oid, None)
         if place is None:
             return None
-        if place.payload:
-            if self.fetcher is not None:
-                self.fetcher.forget(oid, place)
-            self.store.free(place.payload)
+        self._forget(oid, place)
         _close(place)
         return place
 

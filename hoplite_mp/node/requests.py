@@ -28,6 +28,7 @@ from hoplite_mp.protocol.local import (
     Interrupt,
     Lease,
     LeaseSpan,
+    Locate,
     Members,
     OpenPool,
     ReadSpilled,
@@ -80,6 +81,7 @@ class Requests:
             GroupAdmit: lambda slot, request: node.groups.admitted(
                 request.ask.name, request.ask.generation, request.ask.rank
             ),
+            Locate: self.locate,
             Members: self.members,
             Standing: self.standing,
             GroupRefusal: lambda slot, request: node.reply(
@@ -239,6 +241,13 @@ class Requests:
             for member in node.lan.members.values()
         ]
         node.reply(slot, Reply(request.number, found))
+
+    def locate(self, slot: int, request: Request) -> None:
+        oid = request.ask.oid  # type: ignore[union-attr]
+        if self.node.lan is None:
+            self.node.reply(slot, Reply(request.number, [self.node.number]))
+        else:
+            self.node.lan.locations.ask(slot, request.number, oid)
 
     def setup_failed(self, slot: int, request: Request) -> None:
         ask: Any = request.ask

@@ -2,19 +2,19 @@
 
 Why it exists: a plan says who gets which stripe from whom; this file turns this node's part into
 pulls and serves over data connections, and tells the manager when a copy is whole. The bytes move
-in the engine's thread, from shared memory to shared memory.
+in the engine's thread, from shared memory to shared memory. A copy may be asked for by a process
+here, or be sent for by a broadcast.
 It must never know: why a plan looks as it does, what the bytes mean.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _engine
-from hoplite_mp.node.tls_links import TlsLink
+from hoplite_mp.node.ground import Ground
+from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.planner.program import program_of
 from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.protocol.messages import (
@@ -27,21 +27,20 @@ from hoplite_mp.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.node.kept import KeptCopies
+    from hoplite_mp.node.links import Links
     from hoplite_mp.node.main import Node
-    from hoplite_mp.node.peers import Peers
     from hoplite_mp.node.places import Place
     from hoplite_mp.planner.program import Pull
-    from hoplite_mp.protocol.messages import Distribute, FetchRefused, Member, Withdraw
-    from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp.protocol.messages import Distribute, FetchRefused, Withdraw
 
 __all__ = ["Transfers"]
 
 COPY_ALIGN = 64
-BLOCK_BYTES = 256 << 10  # 2 ms at 1 Gbit/s
 # How often what is received by one plan and served by another is looked at.
 # Higher: fewer wake-ups; lower: who joins a running broadcast late is less far behind.
 WINDOW_S = 0.004
-_log = logging.getLogger("hoplite_mp")
+SPACE_RETRY_S = 0.02
 
 
 def copy_offset(nbytes: int, share: int) -> int:
@@ -54,7 +53,8 @@ class Transfer:
     """This node's part in one plan. A cell is known by its stripe."""
 
     plan: Distribute
-    keep: Any  # the memory: a pinned view, or the block that is being filled
+    memory: Any  # a pinned view, or the block that is being filled
+    ground: Ground
     cells: dict[int, int] = field(default_factory=dict)  # stripe -> cell of the engine
     missing: set[int] = field(default_factory=set)  # cells that this node's copy still needs
     ranges: dict[int, tuple[int, int]] = field(default_factory=dict)  # cell -> bytes of the object
@@ -75,89 +75,16 @@ class Transfer:
 class Transfers:
     """All copies that come to this node or go from it."""
 
-    def __init__(self, node: Node, peers: Peers) -> None:
+    def __init__(self, node: Node, links: Links, kept: KeptCopies) -> None:
         self.node = node
-        self.peers = peers
-        self.tls = peers.lan.tls
-        # Under TLS each block costs some steps in Python.
-        block = _engine.BLOCK_BYTES_MOST if self.tls else BLOCK_BYTES
-        self.engine = _engine.Engine(node.client.home, block)
-        self.driven: dict[int, TlsLink] = {}
-        self.links: dict[int, int] = {}  # number of a node -> link
-        self.calling: dict[int, list[tuple[int, tuple[int, int, int, int]]]] = {}
+        self.links = links
+        self.kept = kept
+        self.engine = links.engine
         self.pulls: dict[int, tuple[Transfer, int]] = {}  # cell -> (transfer, parent)
         self.by_epoch: dict[int, Transfer] = {}
         self.fetching: dict[bytes, int] = {}  # object -> its header here
+        self.roomless: dict[int, float] = {}  # epoch of a plan that finds no room -> until when
         self.copies: set[bytes] = set()  # objects of other hosts that the manager knows to be here
-        self.closing: dict[int, Any] = {}  # cell -> what must live until the engine has let go
-        node.add(self.engine.fileno(), self.look)
-
-    # -- links ---------------------------------------------------------------------------------
-
-    def admitted(self, admission: Admission) -> None:
-        """Another node has made a data connection."""
-        peer = self.peers.by_home.get(admission.peer.host)
-        if peer is None:
-            admission.stream.close()
-            return
-        if self.tls:
-            self._driven(peer.member).receive_over(admission.stream.detach())
-        else:
-            self._connect(peer.member.node, admission)
-
-    def _connect(self, number: int, admission: Admission) -> None:
-        sock = admission.stream.detach()
-        with sock:
-            link = self.engine.connect(sock.fileno(), number)
-        self.links.setdefault(number, link)
-
-    def _driven(self, member: Member) -> TlsLink:
-        """The link to a node under TLS; each side connects for what it sends."""
-        known = self.driven.get(member.node)
-        if known is not None:
-            return known
-        link = self.driven[member.node] = TlsLink(self.engine, member.node)
-        self.links[member.node] = link.link
-
-        def called(admission: Admission | None) -> None:
-            if admission is None:
-                link.close()
-            else:
-                link.send_over(admission.stream.detach())
-
-        self.peers.call(member, "data", called)
-        return link
-
-    def _pull(self, cell: int, parent: int, key: tuple[int, int, int, int]) -> None:
-        if self.tls and parent in self.peers.by_number:
-            self._driven(self.peers.by_number[parent].member)
-        link = self.links.get(parent)
-        if link is not None:
-            self.engine.pull(cell, link, key)
-            return
-        waiting = self.calling.get(parent)
-        if waiting is not None:
-            waiting.append((cell, key))
-            return
-        peer = self.peers.by_number.get(parent)
-        if peer is None:
-            self._failed(cell, "the node is gone")
-            return
-        self.calling[parent] = [(cell, key)]
-        member = peer.member
-        self.peers.call(member, "data", lambda admission: self._called(member, admission))
-
-    def _called(self, member: Member, admission: Admission | None) -> None:
-        waiting = self.calling.pop(member.node, [])
-        if admission is not None:
-            self._connect(member.node, admission)
-        for cell, key in waiting:
-            if cell not in self.pulls:
-                continue
-            if admission is None:
-                self._failed(cell, "the node cannot be reached")
-            else:
-                self.engine.pull(cell, self.links[member.node], key)
 
     # -- the fetcher of places -----------------------------------------------------------------
 
@@ -188,17 +115,23 @@ class Transfers:
     def distribute(self, plan: Distribute) -> None:
         """Takes up this node's part of a plan."""
         number = self.node.number
-        program = program_of(plan, number)
         receiving = number in plan.receivers
+        if receiving and plan.object not in self.fetching and not self._expect(plan):
+            return
+        program = program_of(plan, number)
         older = None if receiving else self._receiving(plan.object)
         if receiving:
             memory = self._target(plan)
         else:
-            memory = self._source(plan) if older is None else older.keep
+            memory = self._source(plan) if older is None else older.memory
         if memory is None:  # nobody wants it any more, or it is not here any more
             self.node.send_manager(CopyDropped(number, plan.object))
             return
-        transfer = Transfer(plan, memory, watermark=self.engine.watermark)
+        if receiving:
+            ground = self.node.places.places[self.fetching[plan.object]].ground
+        else:
+            ground = Ground() if older is None else older.ground
+        transfer = Transfer(plan, memory, ground, watermark=self.engine.watermark)
         self.by_epoch[plan.epoch] = transfer
         pulled: dict[int, Pull] = {pull.cell.stripe: pull for pull in program.pulls}
         served = {serve.cell.stripe for serve in program.serves}
@@ -216,11 +149,51 @@ class Transfers:
                 transfer.missing.add(cell)
                 self.pulls[cell] = (transfer, pulled[index].parent)
         for index, pull in pulled.items():
-            cell = transfer.cells[index]
-            self._pull(cell, pull.parent, (plan.operation, plan.epoch, index, 0))
+            key = (plan.operation, plan.epoch, index, 0)
+            self.links.pull(transfer.cells[index], pull.parent, key, self)
 
         if older is not None:
             self.node.after(0.0, lambda: self._advance(plan.epoch))
+
+    def _expect(self, plan: Distribute) -> bool:
+        """A copy that nobody here has asked for; False: not now, or there is nothing to do."""
+        oid = self.kept.expect(plan.object, plan.nbytes, plan.sources)
+        place = self.node.places.places.get(oid)
+        if place is None:  # it has come by another way, or is deleted
+            self.kept.tell(plan.object, plan.nbytes)
+            self._say_complete(plan)
+            return False
+        if place.payload:  # a collective that copies is filling it
+            place.waiting.append(lambda: self._say_complete(plan))
+            return False
+        payload = self.node.store.lease(place.nbytes, NODE_SLOT)
+        if payload is not None:
+            self.roomless.pop(plan.epoch, None)
+            place.payload = payload
+            place.filler = self
+            self.fetching[plan.object] = oid
+            return True
+        until = self.roomless.setdefault(plan.epoch, time.monotonic() + self.node.config.put_wait_s)
+        if time.monotonic() < until:
+            self.node.after(SPACE_RETRY_S, lambda: self._again(plan))
+        else:
+            del self.roomless[plan.epoch]
+            self.kept.let_go(plan.object)
+            self.node.send_manager(CopyDropped(self.node.number, plan.object))
+        return False
+
+    def _again(self, plan: Distribute) -> None:
+        if plan.epoch in self.roomless:  # else withdrawn
+            self.distribute(plan)
+
+    def _say_complete(self, plan: Distribute) -> None:
+        number = self.node.number
+        oid = self.node.local_oid(plan.object)
+        if oid is None or isinstance(self.node.client.view(oid), int):
+            self.node.send_manager(CopyDropped(number, plan.object))
+            return
+        self.copies.add(plan.object)
+        self.node.send_manager(FetchComplete(number, plan.object, plan.epoch))
 
     def _receiving(self, object_id: bytes) -> Transfer | None:
         """The plan by which this node is just receiving that object."""
@@ -268,50 +241,21 @@ class Transfers:
 
     def withdraw(self, message: Withdraw) -> None:
         """That plan is over."""
+        self.roomless.pop(message.epoch, None)
         self._end(message.epoch)
 
     def refused(self, message: FetchRefused) -> None:
         """The copy cannot be had."""
+        self.kept.let_go(message.object)
         oid = self.fetching.pop(message.object, None)
         if oid is not None and oid in self.node.places:
             self.node.places.lost(oid, message.message)
 
-    def lose_node(self, number: int) -> None:
-        """That node is gone, and its link with it."""
-        link = self.links.pop(number, None)
-        driven = self.driven.pop(number, None)
-        if driven is not None:
-            driven.close()
-        elif link is not None:
-            with contextlib.suppress(KeyError):
-                self.engine.disconnect(link)
+    # -- what the links say --------------------------------------------------------------------
 
-    # -- what the engine says ------------------------------------------------------------------
-
-    def look(self) -> None:
-        """Events of the engine."""
-        for event in self.engine.events():
-            kind = event[0]
-            if kind == _engine.FILLED:
-                self._filled(event[1])
-            elif kind == _engine.PULL_FAILED:
-                self._failed(event[1], event[2])
-            elif kind == _engine.CLOSED:
-                self.closing.pop(event[1], None)
-            elif kind == _engine.LINK_LOST:
-                _, link, number, reason = event
-                if self.links.get(number) == link:
-                    del self.links[number]
-                    driven = self.driven.pop(number, None)
-                    if driven is not None:
-                        driven.close()
-                _log.info("the data connection to node h%d ended: %s", number, reason)
-
-    def _filled(self, cell: int) -> None:
-        found = self.pulls.pop(cell, None)
-        if found is None:
-            return
-        transfer, _ = found
+    def filled(self, cell: int) -> None:
+        """One stripe is there."""
+        transfer, _ = self.pulls.pop(cell)
         transfer.missing.discard(cell)
         if transfer.missing:
             return
@@ -325,11 +269,13 @@ class Transfers:
         if oid is not None and oid in self.node.places:
             self.node.places.arrived(oid)
             if plan.epoch in self.by_epoch:  # as long as others read from here it stays pinned
-                transfer.keep = transfer.keep, self.node.client.view(oid)
+                transfer.ground.keep.append(self.node.client.view(oid))
             self.copies.add(plan.object)
+            self.kept.tell(plan.object, plan.nbytes)
             self.node.send_manager(FetchComplete(self.node.number, plan.object, plan.epoch))
 
-    def _failed(self, cell: int, reason: str) -> None:
+    def failed(self, cell: int, reason: str) -> None:
+        """One stripe will not come as planned."""
         found = self.pulls.get(cell)
         if found is None:
             return
@@ -345,10 +291,5 @@ class Transfers:
             return
         for cell in transfer.cells.values():
             self.pulls.pop(cell, None)
-            self.closing[cell] = transfer.keep
-            self.engine.close(cell)
+            self.links.close(cell, transfer.ground)
         transfer.cells = {}
-
-    def stop(self) -> None:
-        """The node ends."""
-        self.engine.stop()

@@ -104,6 +104,7 @@ class Operation:
     epoch: int = 0  # plans announced so far
     members: tuple[int, ...] = ()  # of the present epoch, sorted
     plan: ExecuteReduce | None = None  # the latest one; None before it, and for a broadcast
+    destinations: tuple[int, ...] = ()  # of a broadcast, which has no plan of its own
     unfinished: set[int] = field(default_factory=set)  # nodes that have not reported yet
     lost: set[int] = field(default_factory=set)  # nodes lost while it ran
     told: dict[int, None] = field(default_factory=dict)  # living nodes that have the latest plan
@@ -118,6 +119,11 @@ class Operation:
         """Can `need` sources still become ready?"""
         return len(self.request.sources) - len(self.failed) >= self.need
 
+    def commit(self) -> Commit:
+        """Its good end."""
+        at = self.destinations if self.plan is None else self.plan.destinations
+        return Commit(self.request.operation, self.epoch, self.members, at)
+
     def everybody(self) -> list[int]:
         """Who has its plan, and who asked for it."""
         return list(dict.fromkeys((*self.told, self.request.node)))
@@ -126,7 +132,8 @@ class Operation:
 # ---- transitions: what an operation learns. A returned message ends it.
 
 
-def _note_ready(op: Operation, message: SourceReady) -> None:
+def note_ready(op: Operation, message: SourceReady) -> None:
+    """One more holder of a source."""
     for index in op.same(message.index):
         if index not in op.failed:
             source = op.ready.get(index)
@@ -135,7 +142,8 @@ def _note_ready(op: Operation, message: SourceReady) -> None:
             source.holders.setdefault(message.node)
 
 
-def _note_failed(op: Operation, message: SourceFailed) -> None:
+def note_failed(op: Operation, message: SourceFailed) -> None:
+    """A source that will not take part."""
     for index in op.same(message.index):
         op.ready.pop(index, None)
         op.failed.add(index)
@@ -157,7 +165,7 @@ def _finish(op: Operation, node: int) -> ManagerToNode | None:
     op.unfinished.discard(node)
     if op.unfinished:
         return None
-    return Commit(op.request.operation, op.epoch, op.members)
+    return op.commit()
 
 
 def _note_copy(op: Operation, event: CopyMade) -> ManagerToNode | None:
@@ -184,7 +192,7 @@ def _note_holder_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
         source.holders.pop(node, None)
         if not source.holders:
             reason = f"node {node}, which held it, was lost"
-            _note_failed(op, SourceFailed(op.request.operation, index, reason))
+            note_failed(op, SourceFailed(op.request.operation, index, reason))
     named = op.request.to
     destinations = named if op.plan is None else op.plan.destinations
     if node in destinations and (
@@ -218,7 +226,7 @@ def _note_execution_failed(op: Operation, message: ExecutionFailed) -> ManagerTo
         # Nothing that could be left out: a further epoch would fail in the same way.
         return OperationFailed(op.request.operation, message.error, message.reason)
     for index in vanished:
-        _note_failed(op, SourceFailed(op.request.operation, index, message.reason))
+        note_failed(op, SourceFailed(op.request.operation, index, message.reason))
     op.state = State.WAITING
     return None
 
@@ -231,13 +239,13 @@ def _drop(op: Operation, _: OperationDropped) -> ManagerToNode:
 # that becomes ready is a spare for the next epoch; one that fails is none, but the plan stands,
 # because its executor may have taken the source before; it will say so if it has not.
 TRANSITIONS: dict[tuple[State, type], Callable[[Operation, Any], ManagerToNode | None]] = {
-    (State.WAITING, SourceReady): _note_ready,
-    (State.WAITING, SourceFailed): _note_failed,
+    (State.WAITING, SourceReady): note_ready,
+    (State.WAITING, SourceFailed): note_failed,
     (State.WAITING, DeadlinePassed): _lower_need,
     (State.WAITING, OperationDropped): _drop,
     (State.WAITING, HolderLost): _note_holder_lost,
-    (State.EXECUTING, SourceReady): _note_ready,
-    (State.EXECUTING, SourceFailed): _note_failed,
+    (State.EXECUTING, SourceReady): note_ready,
+    (State.EXECUTING, SourceFailed): note_failed,
     (State.EXECUTING, DeadlinePassed): _lower_need,
     (State.EXECUTING, OperationDropped): _drop,
     (State.EXECUTING, HolderLost): _note_node_lost,

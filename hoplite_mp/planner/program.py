@@ -364,10 +364,7 @@ def _stripes(plan: ExecuteReduce, node: int) -> Program:
         destinations = plan.destinations
         if plan.kind == "reduce_scatter":
             destinations = (owner,)
-        # The one destination of a reduction adds what it has itself: it need not leave the node.
-        last = destinations[0] if plan.kind == "reduce" and not ordered else None
-        if last == owner or last not in arrivals or len(arrivals) == 1:
-            last = None
+        last = finisher(plan, index)
         if node == owner:
             if ordered:
                 cells = [Cell(index, MEMBER + k, holder_of[m]) for k, m in enumerate(plan.order)]
@@ -391,6 +388,39 @@ def _stripes(plan: ExecuteReduce, node: int) -> Program:
             build.pull(index, Cell(index, RESULT, owner))
             build.result.append(Cell(index, RESULT, owner))
     return build.program()
+
+
+def finisher(plan: ExecuteReduce, index: int) -> int | None:
+    """The node that finishes a stripe which its owner has folded without it; None: the owner does.
+
+    The one destination of a reduction adds what it has itself: that need not leave the node.
+    """
+    if plan.kind != "reduce" or plan.rule == "fold" or plan.shape != "stripes":
+        return None
+    last = plan.destinations[0]
+    if last == plan.stripes[index].owner or last not in plan.holders or len(set(plan.holders)) == 1:
+        return None
+    return last
+
+
+def members_in(plan: ExecuteReduce, cell: Cell) -> int:
+    """How many members a cell has in it, as far as the plan tells by itself."""
+    if cell.part >= MEMBER:
+        return 1
+    if cell.part == CONTRIBUTION and plan.shape != "stripes":
+        degree = int(plan.shape.removeprefix("tree:"))
+        places = tree_places(plan, plan.stripes[cell.stripe].owner)
+        below = [places.index(cell.node)]
+        for place in below:  # grows on the way
+            below += tree_children(place, degree, len(places))
+        nodes = {places[place] for place in below}
+        return sum(holder in nodes for holder in plan.holders)
+    last = finisher(plan, cell.stripe)
+    if cell.part == CONTRIBUTION and cell.node != last:
+        return plan.holders.count(cell.node)
+    if cell.part == RESULT and last is not None:
+        return len(plan.holders) - plan.holders.count(last)
+    return len(plan.holders)
 
 
 def _one_each(build: _Builder, index: int, nodes: Sequence[int]) -> list[Cell]:

@@ -28,6 +28,8 @@ from hoplite_mp.planner.operation import (
     HolderLost,
     Operation,
     State,
+    note_failed,
+    note_ready,
 )
 from hoplite_mp.planner.program import participants, waits_for
 from hoplite_mp.planner.repair import KEPT_WIDTH_MAX, repaired, widest
@@ -39,6 +41,7 @@ from hoplite_mp.protocol.messages import (
     Forget,
     OperationFailed,
     ReduceRequested,
+    SourceFailed,
     SourceReady,
     Stripe,
 )
@@ -99,9 +102,15 @@ class Reductions:
         number, node = message.operation, message.node
         nbytes = message.ready_nbytes or (0,) * len(message.ready)
         layouts = message.ready_layouts or (b"",) * len(message.ready)
-        note = TRANSITIONS[op.state, SourceReady]
-        for index, size, layout in zip(message.ready, nbytes, layouts, strict=True):
-            note(op, SourceReady(number, index, node, size, layout))
+        holders = message.ready_holders or ((node,),) * len(message.ready)
+        living = self._membership.is_living
+        for index, size, layout, at in zip(message.ready, nbytes, layouts, holders, strict=True):
+            found = [holder for holder in at if living(holder)]
+            for holder in found:
+                note_ready(op, SourceReady(number, index, holder, size, layout))
+            if not found:
+                reason = f"node {at[0]}, which held it, is gone"
+                note_failed(op, SourceFailed(number, index, reason))
         return self._conclude(op, None, now)
 
     def step(self, message: Report, now: float) -> list[Send]:
@@ -203,7 +212,7 @@ class Reductions:
             return self._begin_broadcast(op, destinations, now)
         holder_of = self._holders(op, chosen, destinations)
         if op.request.kind not in FOLDING and not _moves(op, holder_of, destinations):
-            return self._end(op, Commit(op.request.operation, op.epoch, op.members))
+            return self._end(op, op.commit())
         request = op.request
         before = op.told
         op.state = State.EXECUTING
@@ -226,13 +235,14 @@ class Reductions:
         (index,) = op.members
         object_id, source = op.request.sources[index], op.ready[index]
         op.state = State.EXECUTING
+        op.destinations = destinations
         sends, lacking = self._copies.spread(
             object_id, source.nbytes, source.holders, destinations, now
         )
         op.unfinished = lacking
         self._broadcasts.setdefault(object_id, set()).add(op.request.operation)
         if not lacking:
-            return sends + self._end(op, Commit(op.request.operation, op.epoch, op.members))
+            return sends + self._end(op, op.commit())
         return sends + self.hear_refusals(sends, now)
 
     def _plan(
@@ -270,8 +280,9 @@ class Reductions:
             destinations,
             request.results,
             nbytes,
-            op.ready[chosen[0]].layout,
+            next((op.ready[i].layout for i in chosen if op.ready[i].layout), b""),
             shape,
+            () if stripes else tuple(op.ready[index].nbytes for index in op.members),
         )
 
     def _forest(
@@ -368,8 +379,9 @@ class Reductions:
             first, expected = known[0]
             if layout != expected:
                 text = (
-                    f"sources {first} and {index} differ: {expected.decode(errors='replace')} "
-                    f"and {layout.decode(errors='replace')}"
+                    f"sources differ: {first} ({_named(op, first)}) has "
+                    f"{expected.decode(errors='replace')}, {index} ({_named(op, index)}) has "
+                    f"{layout.decode(errors='replace')}"
                 )
                 return OperationFailed(op.request.operation, "value", text)
         return None
@@ -403,6 +415,11 @@ def _moves(op: Operation, holder_of: dict[int, int], destinations: tuple[int, ..
         elif wanted_by != {holder}:
             return True
     return False
+
+
+def _named(op: Operation, index: int) -> str:
+    """A source as its ref is shown to users."""
+    return f"ObjectRef({op.request.sources[index].hex()})"
 
 
 def _failure(op: Operation) -> OperationFailed:

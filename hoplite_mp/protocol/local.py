@@ -33,6 +33,7 @@ __all__ = [
     "LanStart",
     "Lease",
     "LeaseSpan",
+    "Locate",
     "Members",
     "OpenPool",
     "ReadSpilled",
@@ -114,9 +115,10 @@ class Interrupt(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Collective(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A reduction (one result for each slice) or a gather (one result without a value).
+    """A reduction (one result for each slice), or a kind that copies (one result without a value).
 
-    The results' headers are claimed by the node; the caller holds the sources until they are done.
+    `to`: numbers of the nodes where results or copies belong; empty: as the kind implies. The
+    results' headers are claimed by the node; the caller holds the sources until they are done.
     No reply.
     """
 
@@ -127,6 +129,7 @@ class Collective(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num: int
     deadline_s: float | None
     reproducible: bool
+    to: list[int] = []
 
 
 class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -174,6 +177,12 @@ class GroupAdmit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     rank: int
 
 
+class Locate(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Who holds an object? Reply: numbers of nodes."""
+
+    oid: int
+
+
 class Members(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Reply: of each living node (number, address, host, workers, bytes used, bytes in all)."""
 
@@ -211,6 +220,7 @@ Ask: TypeAlias = (
     | GroupLeave
     | GroupRefusal
     | GroupAdmit
+    | Locate
     | Members
     | Standing
     | SetupFailed

@@ -56,9 +56,10 @@ class ReduceRequested(Message, frozen=True):
     have no results but what the caller waits for.
 
     `ready` are the sources known to be ready at the call, in the order in which they became so:
-    a deadline of 0 means exactly these. `ready_nbytes` and `ready_layouts` tell of them what
-    SourceReady tells of the others; empty: nothing is told. Others follow as SourceReady. An id
-    that stands twice in `sources` is two sources which become ready, or fail, together.
+    a deadline of 0 means exactly these. `ready_nbytes`, `ready_layouts` and `ready_holders` tell
+    of them what SourceReady tells of the others; empty: nothing is told, and this node holds them.
+    Others follow as SourceReady. An id that stands twice in `sources` is two sources which become
+    ready, or fail, together.
     """
 
     operation: int
@@ -75,6 +76,7 @@ class ReduceRequested(Message, frozen=True):
     to: tuple[int, ...] = ()
     ready_nbytes: tuple[int, ...] = ()
     ready_layouts: tuple[bytes, ...] = ()
+    ready_holders: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         between("operation", self.operation, 0, GROUP_OPERATION - 1)
@@ -95,13 +97,16 @@ class ReduceRequested(Message, frozen=True):
         numbers("ready_nbytes", self.ready_nbytes)
         for one in self.ready_layouts:
             layout("ready_layouts", one)
+        for row in self.ready_holders:
+            numbers("ready_holders", row, NODES_MAX - 1)
+            between("number of holders", len(row), 1, NODES_MAX)
         if self.kind == "broadcast" and len(self.sources) != 1:
             raise ValueError(f"sources must be one object for broadcast, not {len(self.sources)}")
         if self.kind in ("reduce", "gather") and len(self.to) > 1:
             raise ValueError(f"to must be one node for {self.kind}, not {self.to!r}")
         if self.kind == "alltoall" and not self.to:
             raise ValueError("to must not be empty for alltoall")
-        for name in ("ready_nbytes", "ready_layouts"):
+        for name in ("ready_nbytes", "ready_layouts", "ready_holders"):
             if len(getattr(self, name)) not in (0, len(self.ready)):
                 raise ValueError(f"{name} must be empty or one for each of ready: {self!r}")
 
@@ -191,7 +196,8 @@ class ExecuteReduce(Message, frozen=True):
     Shape "stripes": the owner of each stripe pulls it from every other holder; destinations pull
     the folded stripe from the owner. Shape "tree:d": it flows up, and down again, a tree of
     degree d whose root is the owner. Owners and destinations report StripesComplete.
-    For kinds that copy, `stripes` is empty and each destination pulls its members whole.
+    For kinds that copy, `stripes` is empty and each destination pulls its members whole; `sizes`
+    are their bytes, one beside each member. `nbytes` is the largest of all.
     `hoplite_mp/planner/program.py` derives from this what one node does.
     """
 
@@ -211,6 +217,7 @@ class ExecuteReduce(Message, frozen=True):
     nbytes: int = 0
     layout: bytes = b""
     shape: str = "stripes"
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         counts(operation=self.operation, requester=self.requester, nbytes=self.nbytes)
@@ -232,6 +239,9 @@ class ExecuteReduce(Message, frozen=True):
         shape("shape", self.shape, ("stripes",))
         numbers("holders", self.holders, NODES_MAX - 1)
         numbers("destinations", self.destinations, NODES_MAX - 1)
+        numbers("sizes", self.sizes)
+        if len(self.sizes) not in (0, len(self.members)):
+            raise ValueError(f"sizes must be one for each member, or none: {self.sizes!r}")
         for name in ("objects", "holders"):
             if len(getattr(self, name)) != len(self.members):
                 raise ValueError(f"{name} must be one for each member: {getattr(self, name)!r}")
@@ -249,14 +259,17 @@ class Commit(Message, frozen=True):
     """All of `epoch` is complete everywhere: destinations seal the result, all others let go.
 
     It goes to everybody who got that epoch's plan, and to who asked. Epoch 0: nothing was moved.
+    `destinations`: those of the plan, where the results are now.
     """
 
     operation: int
     epoch: int
     contributors: tuple[int, ...]
+    destinations: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         counts(operation=self.operation, epoch=self.epoch)
+        numbers("destinations", self.destinations, NODES_MAX - 1)
         sorted_indices("contributors", self.contributors)
 
 

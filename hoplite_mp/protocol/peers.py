@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from hoplite_mp.ids import ID_BYTES
-from hoplite_mp.protocol.fields import Message, between, counts, flags, one_of
+from hoplite_mp.protocol.fields import Message, between, counts, flags, layout, one_of
 
 __all__ = [
     "OUTCOMES",
@@ -26,6 +26,10 @@ __all__ = [
     "CancelTask",
     "Described",
     "Drop",
+    "Kept",
+    "LetGo",
+    "Locate",
+    "Located",
     "PeerMessage",
     "RecallTasks",
     "Release",
@@ -70,7 +74,8 @@ class Acquire(Message, frozen=True):
 
 class Described(Message, frozen=True):
     """How the object stands. `payload`: the whole payload, if it is small and at hand; without it
-    the bytes are at `holders` (numbers of nodes). Pending: another one follows."""
+    the bytes are at `holders` (numbers of nodes). Pending: another one follows. `layout`: of an
+    array whose bytes do not come along, its shape and dtype in words (node/layouts.py)."""
 
     object: bytes
     number: int
@@ -78,9 +83,11 @@ class Described(Message, frozen=True):
     nbytes: int = 0
     payload: bytes | None = None
     holders: tuple[int, ...] = ()
+    layout: bytes = b""
 
     def __post_init__(self) -> None:
         _object("object", self.object)
+        layout("layout", self.layout)
         counts(number=self.number, nbytes=self.nbytes)
         one_of("standing", self.standing, STANDINGS)
         _payload(self.payload)
@@ -100,6 +107,55 @@ class Release(Message, frozen=True):
     def __post_init__(self) -> None:
         _object("object", self.object)
         counts(number=self.number)
+
+
+class Kept(Message, frozen=True):
+    """The sender's node has a whole copy of this object, of the receiver's host: it was fetched,
+    or placed there by a collective; then it is kept until LetGo, whether a process there holds it
+    or not. Release takes a fetched one back. `hosts`: not the sender, but the nodes with these
+    home ids; who asked for the copies says so, before it asks where they are."""
+
+    object: bytes
+    nbytes: int
+    hosts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+        counts(nbytes=self.nbytes)
+        between("number of hosts", len(self.hosts), 0, HOLDERS_MAX)
+
+
+class LetGo(Message, frozen=True):
+    """The object is gone: a copy that was only kept is not needed any more."""
+
+    object: bytes
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+
+
+class Locate(Message, frozen=True):
+    """Who holds this object of the receiver's host? Answered by Located."""
+
+    object: bytes
+    number: int
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+        counts(number=self.number)
+
+
+class Located(Message, frozen=True):
+    """Numbers of the nodes that hold the whole value."""
+
+    object: bytes
+    number: int
+    holders: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+        counts(number=self.number)
+        between("number of holders", len(self.holders), 0, HOLDERS_MAX)
 
 
 class Drop(Message, frozen=True):
@@ -140,16 +196,18 @@ class RunTask(Message, frozen=True):
 
 class TaskEnded(Message, frozen=True):
     """`payload`: the result or the error if it is small; otherwise its bytes stay with the runner,
-    which keeps them until Release(task, 0)."""
+    which keeps them until Release(task, 0). `layout`: as in Described."""
 
     task: bytes
     outcome: str
     nbytes: int = 0
     refs: bool = False
     payload: bytes | None = None
+    layout: bytes = b""
 
     def __post_init__(self) -> None:
         _object("task", self.task)
+        layout("layout", self.layout)
         one_of("outcome", self.outcome, OUTCOMES)
         counts(nbytes=self.nbytes)
         flags(refs=self.refs)
@@ -177,5 +235,16 @@ class RecallTasks(Message, frozen=True):
 
 
 PeerMessage: TypeAlias = (
-    Acquire | Described | Release | Drop | RunTask | TaskEnded | CancelTask | RecallTasks
+    Acquire
+    | Described
+    | Release
+    | Kept
+    | LetGo
+    | Locate
+    | Located
+    | Drop
+    | RunTask
+    | TaskEnded
+    | CancelTask
+    | RecallTasks
 )

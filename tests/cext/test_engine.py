@@ -387,8 +387,9 @@ def test_threads_may_call_at_any_time(pair: tuple[Host, Host]) -> None:
 # -- begin and end --------------------------------------------------------------------------------
 
 
-def threads_of_this_process() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
+def threads_of_this_process() -> set[str]:
+    """By their numbers: those of earlier tests may end at any time."""
+    return {task.name for task in Path("/proc/self/task").iterdir()}
 
 
 def test_nothing_is_left_after_stop() -> None:
@@ -403,11 +404,11 @@ def test_nothing_is_left_after_stop() -> None:
     other.engine.pull(waiting, links[1][1])
     total = other.engine.cell(None, bytearray(1_000_000))
     other.engine.fold(total, [cell], "sum", "uint8")
-    assert threads_of_this_process() == threads + 2
+    assert len(threads_of_this_process() - threads) == 2
     one.engine.stop()
     other.engine.stop()
     one.engine.stop()
-    assert threads_of_this_process() == threads
+    assert threads_of_this_process() <= threads
     assert set(os.listdir("/proc/self/fd")) == descriptors
     buffer.append(0)
     for call in (one.engine.fileno, one.engine.events, lambda: one.engine.cell(None, buffer)):
@@ -421,9 +422,10 @@ def test_an_engine_that_is_forgotten_ends() -> None:
     cycle: list[object] = [host]
     cycle.append(cycle)
     host.engine.cell(None, bytearray(1000))
+    assert len(threads_of_this_process() - threads) == 1
     del host, cycle
     gc.collect()
-    assert threads_of_this_process() == threads
+    assert threads_of_this_process() <= threads
 
 
 def test_a_forked_child_is_refused(pair: tuple[Host, Host]) -> None:

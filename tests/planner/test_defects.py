@@ -104,7 +104,7 @@ def test_7_a_new_membership_has_a_new_epoch_and_the_old_one_cannot_commit() -> N
     assert second.epoch == first.epoch + 1
     assert cluster.say(m.StripesComplete(1, first.epoch, 0)) == []
     commits = cluster.say(m.StripesComplete(1, second.epoch, 0))
-    assert [one for _, one in commits] == [m.Commit(1, 2, (0, 2))]
+    assert [one for _, one in commits] == [m.Commit(1, 2, (0, 2), (0,))]
 
 
 def test_8_an_object_in_two_reductions_goes_once_into_each() -> None:

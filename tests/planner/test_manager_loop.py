@@ -76,7 +76,7 @@ def test_a_plan_travels(stage: Stage) -> None:
     assert isinstance(plan, m.ExecuteReduce)
     node.say(m.StripesComplete(7, 1, 0))
     stage.loop.turn()
-    assert node.hear() == [m.Commit(7, 1, (0,))]
+    assert node.hear() == [m.Commit(7, 1, (0,), (0,))]
 
 
 def test_a_deadline_ends_the_wait(stage: Stage) -> None:

@@ -124,7 +124,7 @@ class ReduceWalk(Walk):
         if op.unfinished or op.members is None:
             assert sends == []
             return
-        commit = m.Commit(operation, op.epoch, tuple(sorted(op.members)))
+        commit = m.Commit(operation, op.epoch, tuple(sorted(op.members)), op.destinations)
         told = (op.told | {op.node}) & set(self.living)
         assert sorted(sends, key=str) == sorted(((n, commit) for n in told), key=str)
         del self.operations[operation]

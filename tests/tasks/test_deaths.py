@@ -156,6 +156,7 @@ def test_leaving_by_an_exception_does_not_wait() -> None:
 
 HEAD = """
 import os, signal, sys, time, numpy as np, hoplite_mp
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests ignores it
 def mine(n):
     return helper(n) + 1
 def helper(n):

@@ -1,0 +1,358 @@
+"""This node's part in collectives of several nodes: the plan's programs as cells of the engine.
+
+Why it exists: a fold over many hosts is members pinned here, cells pulled from others, cells folded
+and cells served, all moving at once by the engine's one rule. What is made here stays invisible
+until the commit. Kinds that copy need no commit: each copy is whole or not there.
+It must never know: who decided the plan, which call asked for it, what user classes are.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import ids
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.execute import PlanError, SourcesGone
+from hoplite_mp.node.folding import Folding
+from hoplite_mp.node.layouts import layout_of
+from hoplite_mp.node.parts import NotNow, Part
+from hoplite_mp.node.shares import result_head
+from hoplite_mp.node.store import NODE_SLOT
+from hoplite_mp.planner.program import program_of
+from hoplite_mp.protocol.fields import FOLDING
+from hoplite_mp.protocol.messages import ExecutionFailed, StripesComplete
+from hoplite_mp.protocol.peers import Kept
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.ground import Ground
+    from hoplite_mp.node.kept import KeptCopies
+    from hoplite_mp.node.links import Key, Links
+    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.places import Place
+    from hoplite_mp.protocol.local import Collective
+    from hoplite_mp.protocol.messages import Commit, ExecuteReduce
+
+__all__ = ["Forests"]
+
+SPACE_RETRY_S = 0.02
+# A pull that failed although its node lives is tried again, so often and after so long: a
+# connection may break without an end of either side.
+PULL_RETRY_S = 0.1
+PULL_TRIES_MAX = 20
+
+
+class Forests:
+    """All parts of this node. Numbers of nodes are those of the plan."""
+
+    def __init__(self, node: Node, links: Links, kept: KeptCopies) -> None:
+        self.node = node
+        self.client = node.client
+        self.results = node.results
+        self.links = links
+        self.engine = links.engine
+        self.kept = kept
+        self.parts: dict[int, Part] = {}  # by operation
+        self.by_cell: dict[int, Part] = {}
+
+    # -- the manager's word --------------------------------------------------------------------
+
+    def execute(self, plan: ExecuteReduce) -> None:
+        """Takes up this node's part; a later epoch takes the place of an earlier one."""
+        self.drop(plan.operation)
+        program = program_of(plan, self.node.number)
+        if program.is_empty:
+            return
+        until = time.monotonic() + self.node.config.put_wait_s
+        part = self.parts[plan.operation] = Part(plan, program, until)
+        self._begin(part)
+
+    def commit(self, message: Commit) -> dict[int, tuple[int, int]]:
+        """The results of this host's own operation: index -> (payload, bytes). Those of others
+        become copies that this node keeps."""
+        part = self.parts.get(message.operation)
+        if part is None or part.plan.epoch != message.epoch:
+            return {}
+        blocks, part.blocks = part.blocks, {}
+        self.drop(message.operation)
+        if part.plan.requester == self.node.number:
+            return blocks
+        for index, (payload, nbytes) in blocks.items():
+            self.kept.seal(part.plan.results[index], payload, nbytes)
+        return {}
+
+    def finish(
+        self,
+        ask: Collective,
+        layout: bytes,
+        blocks: dict[int, tuple[int, int]],
+        message: Commit,
+    ) -> None:
+        """The end of this host's own operation: its results are here, or at other nodes."""
+        for index, oid in enumerate(ask.results):
+            if index in blocks:
+                self.results.store_block(oid, *blocks[index])
+                continue
+            holders = message.destinations
+            if ask.kind == "reduce_scatter":
+                holders = (holders[index],)
+            _, own, nbytes = result_head(
+                ask.op, layout, len(ask.results), index, message.contributors
+            )
+            if self.client.finish_elsewhere(oid, nbytes, False):
+                self.node.places.add(oid, self.public(oid), nbytes, holders, own)
+            else:
+                self.node.tasks.settle(oid)
+
+    def placed(self, ask: Collective, message: Commit) -> None:
+        """Copies that this host has asked for are made: their homes know it from now on."""
+        others = [n for n in message.destinations if n in self.links.peers.by_number]
+        if not others:
+            return
+        for index in message.contributors:
+            at = others
+            if ask.kind == "alltoall":
+                place = message.destinations[index % len(message.destinations)]
+                at = [place] if place in others else []
+            hosts = tuple(self.links.peers.by_number[node].member.home for node in at)
+            object_id = self.public(ask.sources[index])
+            if hosts:
+                self.kept.say(Kept(object_id, 0, hosts))
+
+    # -- what this node knows of objects -------------------------------------------------------
+
+    def public(self, oid: int) -> bytes:
+        """The id under which all nodes know an object."""
+        one = self.node.imports.by_oid.get(oid)
+        return ids.pack_id(self.client.home, oid) if one is None else one.object
+
+    def about(self, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
+        """(bytes, layout, nodes that hold it) of a ready object."""
+        place = self.node.places.places.get(oid)
+        layout = layout_of(self.results, self.node.places, oid)
+        if place is not None:
+            return place.nbytes, layout, place.holders
+        return self.client.inspect(oid)["size"], layout, (self.node.number,)
+
+    def drop(self, operation: int) -> None:
+        """Nobody needs that part any more."""
+        part = self.parts.get(operation)
+        if part is None:
+            return
+        for oid in list(part.copies.values()):  # others may wait for what does not come this way
+            self.node.places.let_go(oid)
+        for cell, ground in part.cells.items():
+            self.by_cell.pop(cell, None)
+            self.links.close(cell, ground)
+        part.cells = {}
+        del self.parts[operation]
+        payloads = [payload for payload, _ in part.blocks.values()]
+        if payloads:
+            part.ground.when_free(lambda: self._give_back(payloads))
+
+    def _give_back(self, payloads: list[int]) -> None:
+        for payload in payloads:
+            self.client.give_back(payload)
+
+    # -- the filler of places ------------------------------------------------------------------
+
+    def fetch(self, oid: int, place: Place) -> None:
+        """Nobody asks here: copies come by plans."""
+        raise NotImplementedError
+
+    def forget(self, oid: int, place: Place) -> None:
+        """That object is not wanted any more, or will be had in another way."""
+        for part in list(self.parts.values()):
+            for cell in [cell for cell, other in part.copies.items() if other == oid]:
+                del part.copies[cell]
+                self._give_up(part, cell)
+
+    def _give_up(self, part: Part, cell: int) -> None:
+        ground = part.cells.pop(cell)
+        del self.by_cell[cell]
+        part.missing.discard(cell)
+        part.running.discard(cell)
+        if cell in part.queue:
+            part.queue.remove(cell)
+        self.links.close(cell, ground)
+        self.node.after(0.0, lambda: self._look(part))
+
+    # -- the beginning -------------------------------------------------------------------------
+
+    def _begin(self, part: Part) -> None:
+        plan = part.plan
+        if self.parts.get(plan.operation) is not part:
+            return
+        try:
+            if plan.kind in FOLDING:
+                self._pin(part)
+                Folding(self.node, part, self._cell).begin(self.links, self)
+            else:
+                self._pin(part)
+                self._copy(part)
+        except NotNow as why:
+            if time.monotonic() > part.until:
+                self._fail(part, f"{why}; {self.node.store.full_message()}", (), "full")
+            else:
+                self.node.after(SPACE_RETRY_S, lambda: self._begin(part))
+            return
+        except SourcesGone as gone:
+            self._fail(part, str(gone), gone.indices)
+            return
+        except (PlanError, ValueError) as error:
+            self._fail(part, str(error), ())
+            return
+        part.begun = True
+        self._pull_more(part)
+        self._look(part)
+
+    def _pin(self, part: Part) -> None:
+        """The members that are here."""
+        plan = part.plan
+        at = dict(zip(plan.members, plan.objects, strict=True))
+        gone = []
+        for index in dict.fromkeys(index for _, index in part.program.given):
+            if index in part.views:
+                continue
+            oid = self.node.local_oid(at[index])
+            got: Any = STATE["FREE"] if oid is None else self.client.view(oid)
+            if oid is not None and got in _AWAY:
+                if oid in self.node.places:  # on its way from another host: that has its own end
+                    part.until = time.monotonic() + self.node.config.put_wait_s
+                if self.node.store.restore(oid) is None:
+                    raise NotNow(f"source {index} does not fit beside what is in use")
+                got = self.client.view(oid)
+                if got in _AWAY:
+                    raise NotNow(f"source {index} does not fit beside what is in use")
+            if isinstance(got, int):
+                gone.append(index)
+            else:
+                part.views[index] = memoryview(got)
+        if gone:
+            raise SourcesGone(tuple(sorted(gone)), [], [])
+
+    def _cell(
+        self,
+        part: Part,
+        key: Key | None,
+        memory: Any,
+        begin: int,
+        nbytes: int,
+        filled: bool,
+        ground: Ground | None = None,
+    ) -> int:
+        cell = self.engine.cell(key, memory, begin, nbytes, filled)
+        part.cells[cell] = ground or part.ground
+        self.by_cell[cell] = part
+        return cell
+
+    # -- copies --------------------------------------------------------------------------------
+
+    def _copy(self, part: Part) -> None:
+        plan, program = part.plan, part.program
+        for serve in program.serves:
+            key = (plan.operation, plan.epoch, serve.cell.stripe, serve.cell.part)
+            if key not in part.known:
+                part.known.add(key)
+                view = part.views[plan.members[serve.cell.stripe]]
+                self._cell(part, key, view, 0, view.nbytes, True)
+        for pull in program.pulls:
+            cell = pull.cell
+            key = (plan.operation, plan.epoch, cell.stripe, cell.part)
+            if key in part.known:
+                continue
+            object_id, nbytes = plan.objects[cell.stripe], plan.sizes[cell.stripe]
+            oid = self.kept.expect(object_id, nbytes, (cell.node,))
+            place = self.node.places.places.get(oid)
+            if place is None:
+                part.known.add(key)
+                self.kept.tell(object_id, nbytes)
+                continue
+            if place.payload:  # it is being brought already
+                part.known.add(key)
+                part.waiting += 1
+                place.waiting.append(lambda: self._arrived(part))
+                continue
+            payload = self.node.store.lease(nbytes, NODE_SLOT)
+            if payload is None:
+                raise NotNow("what is gathered does not fit beside what is in use")
+            part.known.add(key)
+            place.payload, place.filler = payload, self
+            memory = self.client.memory(payload, nbytes)
+            made = self._cell(part, None, memory, 0, nbytes, False, place.ground)
+            part.copies[made] = oid
+            part.pulls[made] = cell.node, key
+            part.queue.append(made)
+            part.missing.add(made)
+
+    def _arrived(self, part: Part) -> None:
+        part.waiting -= 1
+        self._look(part)
+
+    # -- what the links say --------------------------------------------------------------------
+
+    def _pull_more(self, part: Part) -> None:
+        """As many pulls at a time as the program allows."""
+        most = part.program.inbound_max or len(part.queue)
+        while part.queue and len(part.running) < max(1, most):
+            cell = part.queue.pop(0)
+            part.running.add(cell)
+            node, key = part.pulls[cell]
+            self.links.pull(cell, node, key, self)
+
+    def filled(self, cell: int) -> None:
+        """A cell of ours is full."""
+        part = self.by_cell.get(cell)
+        if part is None:
+            return
+        part.missing.discard(cell)
+        part.running.discard(cell)
+        oid = part.copies.pop(cell, None)
+        if oid is not None and oid in self.node.places:
+            place = self.node.places.places[oid]
+            self.node.places.arrived(oid)
+            self.kept.tell(place.object, place.nbytes)
+        self._pull_more(part)
+        self._look(part)
+
+    def failed(self, cell: int, reason: str) -> None:
+        """A pull has ended early. If its node is gone, another plan is on its way."""
+        part = self.by_cell.get(cell)
+        if part is None:
+            return
+        node, key = part.pulls.get(cell, (-1, None))
+        if node not in self.links.peers.by_number or key is None:
+            if node < 0:
+                self._fail(part, f"a fold has ended: {reason}", (), "lost")
+            return
+        part.tries[cell] = part.tries.get(cell, 0) + 1
+        if part.tries[cell] > PULL_TRIES_MAX:
+            self._fail(part, f"nothing comes from node h{node}: {reason}", (), "lost")
+            return
+
+        def again() -> None:
+            if self.by_cell.get(cell) is part and node in self.links.peers.by_number:
+                self.links.pull(cell, node, key, self)
+
+        self.node.after(PULL_RETRY_S, again)
+
+    def _look(self, part: Part) -> None:
+        plan = part.plan
+        if part.missing or part.waiting or not part.begun or not part.program.reports:
+            return
+        if self.parts.get(plan.operation) is part:
+            self.node.send_manager(StripesComplete(plan.operation, plan.epoch, self.node.number))
+
+    def _fail(
+        self, part: Part, reason: str, sources: tuple[int, ...], error: str = "value"
+    ) -> None:
+        plan = part.plan
+        self.drop(plan.operation)
+        self.node.send_manager(
+            ExecutionFailed(
+                plan.operation, plan.epoch, self.node.number, reason[:1000], sources, error
+            )
+        )
+
+
+_AWAY: Any = (STATE["SPILLED"], STATE["SPILLING"])

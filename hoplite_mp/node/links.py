@@ -1,0 +1,178 @@
+"""Data connections to other nodes, and the engine whose cells are filled over them.
+
+Why it exists: one engine moves all bulk bytes of this host. A connection to a node is made when the
+first pull from it wants to begin; what has asked for a cell hears when it is full, or cannot be.
+It must never know: what the bytes are, why they are wanted here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from hoplite_mp import _engine
+from hoplite_mp.node.tls_links import TlsLink
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.ground import Ground
+    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.peers import Peers
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["Key", "Links", "Wanting"]
+
+BLOCK_BYTES = 256 << 10  # 2 ms at 1 Gbit/s
+_log = logging.getLogger("hoplite_mp")
+Key = tuple[int, int, int, int]
+
+
+class Wanting(Protocol):
+    """Who waits for cells."""
+
+    def filled(self, cell: int) -> None:
+        """All bytes of the cell are there."""
+
+    def failed(self, cell: int, reason: str) -> None:
+        """They will not come as things stand."""
+
+
+class Links:
+    """The engine of this node, and a link to each node that it has pulled from."""
+
+    def __init__(self, node: Node, peers: Peers) -> None:
+        self.peers = peers
+        self.tls = peers.lan.tls
+        # Under TLS each block costs some steps in Python.
+        block = _engine.BLOCK_BYTES_MOST if self.tls else BLOCK_BYTES
+        self.engine = _engine.Engine(node.client.home, block)
+        self.driven: dict[int, TlsLink] = {}
+        self.links: dict[int, int] = {}  # number of a node -> link
+        self.calling: dict[int, list[tuple[int, Key]]] = {}
+        self.wanting: dict[int, Wanting] = {}  # cell -> who waits for it
+        self.closing: dict[int, Ground] = {}  # cells that the engine has not let go of
+        node.add(self.engine.fileno(), self.look)
+
+    # -- connections ---------------------------------------------------------------------------
+
+    def admitted(self, admission: Admission) -> None:
+        """Another node has made a data connection."""
+        peer = self.peers.by_home.get(admission.peer.host)
+        if peer is None:
+            admission.stream.close()
+            return
+        if self.tls:
+            self._driven(peer.member).receive_over(admission.stream.detach())
+        else:
+            self._connect(peer.member.node, admission)
+
+    def _connect(self, number: int, admission: Admission) -> None:
+        sock = admission.stream.detach()
+        with sock:
+            link = self.engine.connect(sock.fileno(), number)
+        self.links.setdefault(number, link)
+
+    def _driven(self, member: Member) -> TlsLink:
+        """The link to a node under TLS; each side connects for what it sends."""
+        known = self.driven.get(member.node)
+        if known is not None:
+            return known
+        link = self.driven[member.node] = TlsLink(self.engine, member.node)
+        self.links[member.node] = link.link
+
+        def called(admission: Admission | None) -> None:
+            if admission is None:
+                link.close()
+            else:
+                link.send_over(admission.stream.detach())
+
+        self.peers.call(member, "data", called)
+        return link
+
+    def lose_node(self, number: int) -> None:
+        """That node is gone, and its link with it."""
+        link = self.links.pop(number, None)
+        driven = self.driven.pop(number, None)
+        if driven is not None:
+            driven.close()
+        elif link is not None:
+            with contextlib.suppress(KeyError):
+                self.engine.disconnect(link)
+
+    # -- cells ---------------------------------------------------------------------------------
+
+    def pull(self, cell: int, parent: int, key: Key, wanting: Wanting) -> None:
+        """Fills the cell from a node; `wanting` hears how it goes."""
+        self.wanting[cell] = wanting
+        if self.tls and parent in self.peers.by_number:
+            self._driven(self.peers.by_number[parent].member)
+        link = self.links.get(parent)
+        if link is not None:
+            self.engine.pull(cell, link, key)
+            return
+        waiting = self.calling.get(parent)
+        if waiting is not None:
+            waiting.append((cell, key))
+            return
+        peer = self.peers.by_number.get(parent)
+        if peer is None:
+            wanting.failed(cell, "the node is gone")
+            return
+        self.calling[parent] = [(cell, key)]
+        member = peer.member
+        self.peers.call(member, "data", lambda admission: self._called(member, admission))
+
+    def _called(self, member: Member, admission: Admission | None) -> None:
+        waiting = self.calling.pop(member.node, [])
+        if admission is not None:
+            self._connect(member.node, admission)
+        for cell, key in waiting:
+            wanting = self.wanting.get(cell)
+            if wanting is None:
+                continue
+            if admission is None:
+                wanting.failed(cell, "the node cannot be reached")
+            else:
+                self.engine.pull(cell, self.links[member.node], key)
+
+    def close(self, cell: int, ground: Ground) -> None:
+        """Lets go of a cell in that memory."""
+        self.wanting.pop(cell, None)
+        self.closing[cell] = ground
+        ground.closing += 1
+        self.engine.close(cell)
+
+    def _closed(self, cell: int) -> None:
+        ground = self.closing.pop(cell, None)
+        if ground is not None:
+            ground.let_go()
+
+    def look(self) -> None:
+        """What the engine says."""
+        for event in self.engine.events():
+            kind = event[0]
+            if kind == _engine.FILLED:
+                wanting = self.wanting.pop(event[1], None)
+                if wanting is not None:
+                    wanting.filled(event[1])
+            elif kind in (_engine.PULL_FAILED, _engine.FOLD_FAILED):
+                wanting = self.wanting.get(event[1])
+                if wanting is not None:
+                    wanting.failed(event[1], event[2])
+            elif kind == _engine.CLOSED:
+                self._closed(event[1])
+            elif kind == _engine.LINK_LOST:
+                _, link, number, reason = event
+                if self.links.get(number) == link:
+                    del self.links[number]
+                    driven = self.driven.pop(number, None)
+                    if driven is not None:
+                        driven.close()
+                _log.info("the data connection to node h%d ended: %s", number, reason)
+
+    def stop(self) -> None:
+        """The end of this node."""
+        for driven in list(self.driven.values()):
+            driven.close()
+        self.engine.stop()

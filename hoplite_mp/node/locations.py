@@ -1,0 +1,81 @@
+"""Who holds an object: asked by a process here, answered by the object's home.
+
+Why it exists: the home counts who holds the whole value. Processes of other hosts ask through their
+node; a home that goes away meanwhile leaves the answer to what this node knows itself.
+It must never know: how copies come to be.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.peers import Locate, Located
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.kept import KeptCopies
+    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.peers import Peers
+
+__all__ = ["Locations"]
+
+_HERE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
+
+
+class Locations:
+    """Questions of this host's processes, and of other nodes about its objects."""
+
+    def __init__(self, node: Node, peers: Peers, kept: KeptCopies) -> None:
+        self.node = node
+        self.peers = peers
+        self.kept = kept
+        self.asked: dict[int, tuple[int, int, int, int]] = {}  # number -> slot, question, oid, home
+        self._next = 1
+
+    def ask(self, slot: int, question: int, oid: int) -> None:
+        """A process wants to know who holds an object; it is answered by a Reply."""
+        one = self.node.imports.by_oid.get(oid)
+        if one is not None and one.home != self.node.client.home:
+            number, self._next = self._next, self._next + 1
+            self.asked[number] = slot, question, oid, one.home
+            if self.peers.send(one.home, Locate(one.object, number)):
+                return
+            del self.asked[number]
+        self._answer(slot, question, self.holders(oid))
+
+    def holders(self, oid: int) -> tuple[int, ...]:
+        """Numbers of the nodes that hold the whole value, as far as this node knows."""
+        place = self.node.places.places.get(oid)
+        here = (self.node.number,) if self.node.client.state(oid) in _HERE else ()
+        found = here if place is None else place.holders
+        return tuple(sorted({*found, *self.kept_at(oid)}))
+
+    def kept_at(self, oid: int) -> tuple[int, ...]:
+        """Numbers of the nodes that have a copy of an object of this host."""
+        found = (self.peers.by_home.get(home) for home in self.kept.peers_of(oid))
+        return tuple(peer.member.node for peer in found if peer is not None)
+
+    def locate(self, peer: int, message: Locate) -> None:
+        """Another node asks about an object of this host."""
+        oid = self.node.local_oid(message.object)
+        found = () if oid is None else self.holders(oid)
+        self.peers.send(peer, Located(message.object, message.number, found))
+
+    def located(self, message: Located) -> None:
+        """The home's answer."""
+        asked = self.asked.pop(message.number, None)
+        if asked is not None:
+            slot, question, oid, _ = asked
+            here = () if oid in self.node.places.places else self.holders(oid)
+            self._answer(slot, question, (*message.holders, *here))
+
+    def lose_peer(self, peer: int) -> None:
+        """That host will not answer."""
+        for number, (slot, question, oid, home) in list(self.asked.items()):
+            if home == peer:
+                del self.asked[number]
+                self._answer(slot, question, self.holders(oid))
+
+    def _answer(self, slot: int, question: int, numbers: tuple[int, ...]) -> None:
+        self.node.reply(slot, Reply(question, sorted(set(numbers))))

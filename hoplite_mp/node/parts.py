@@ -1,0 +1,45 @@
+"""One plan of several nodes, as far as one of them takes part: what it keeps until the end.
+
+Why it exists: whoever makes cells for a plan and whoever watches them share this.
+It must never know: how cells are made, when a plan is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hoplite_mp.node.ground import Ground
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.links import Key
+    from hoplite_mp.planner.program import Program
+    from hoplite_mp.protocol.messages import ExecuteReduce
+
+__all__ = ["NotNow", "Part"]
+
+
+class NotNow(Exception):
+    """There is no room, or a source is on its way from disk or from another host."""
+
+
+@dataclass(slots=True)
+class Part:
+    """One plan, as far as this node takes part."""
+
+    plan: ExecuteReduce
+    program: Program
+    until: float  # when to give up waiting for room
+    views: dict[int, memoryview] = field(default_factory=dict)  # members here, pinned
+    ground: Ground = field(default_factory=Ground)
+    cells: dict[int, Ground] = field(default_factory=dict)
+    missing: set[int] = field(default_factory=set)  # cells that are not full yet
+    pulls: dict[int, tuple[int, Key]] = field(default_factory=dict)  # cell -> (node, key)
+    queue: list[int] = field(default_factory=list)  # pulls that are to begin later
+    running: set[int] = field(default_factory=set)  # pulls under way
+    tries: dict[int, int] = field(default_factory=dict)
+    blocks: dict[int, tuple[int, int]] = field(default_factory=dict)  # result -> (payload, bytes)
+    copies: dict[int, int] = field(default_factory=dict)  # cell -> the header that it fills
+    known: set[Key] = field(default_factory=set)  # copies that are dealt with
+    waiting: int = 0  # copies that another transfer brings
+    begun: bool = False
