@@ -374,7 +374,7 @@ cdef class Engine:
         cdef set partial = set(accumulated)
         cdef size_t count = len(numbers)
         cdef size_t i
-        cdef size_t parts = divisor
+        cdef size_t parts = divisor if final else 0
         cdef fold_t *fold
         cdef size_t item_bytes = item_bytes_of(op, dtype, not final, True)
         if held.buffer.readonly:

@@ -28,11 +28,12 @@ cdef class Board:
         """Who is to be woken for that rank."""
         STORE64(&self.b.members[rank].client, client + 1)
 
-    def set_masks(self, uint64_t alive, uint64_t joining, bint formed) -> None:
+    def set_masks(self, uint64_t alive, uint64_t joining, bint formed, bint start=True) -> None:
         """Changes the membership and wakes every member.
 
         A rank that has no first call yet gets the first one that nobody has begun. While the epoch
-        is odd no leader decides, so whoever leads that call counts on the rank.
+        is odd no leader decides, so whoever leads that call counts on the rank. `start` False:
+        members are also on other hosts, and set_start says which call is a rank's first.
         """
         cdef unsigned rank
         cdef uint64_t members = alive | joining
@@ -49,12 +50,20 @@ cdef class Board:
                 first = max(first, LOAD64(&m.seq))
         for rank in range(MEMBERS):
             m = &self.b.members[rank]
-            if formed and members >> rank & 1 and LOAD64(&m.start) == 0:
+            if start and formed and members >> rank & 1 and LOAD64(&m.start) == 0:
                 STORE64(&m.start, first + 1)
         STORE64(&self.b.joining, joining)
         STORE64(&self.b.alive, alive)
         STORE32(&self.b.formed, formed)
         ADD32(&self.b.epoch, 1)
+        self.wake()
+
+    def set_start(self, unsigned rank, uint64_t call) -> None:
+        """The first call of a rank, if it has none yet; wakes every member."""
+        if rank >= MEMBERS:
+            raise ValueError(f"rank {rank}: a board has {MEMBERS}")
+        if LOAD64(&self.b.members[rank].start) == 0:
+            STORE64(&self.b.members[rank].start, call + 1)
         self.wake()
 
     # -- members -------------------------------------------------------------------------------

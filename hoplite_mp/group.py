@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from hoplite_mp import _tasks, serial
+from hoplite_mp import _tasks
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout
 from hoplite_mp.collectives import operation_name
 from hoplite_mp.errors import (
@@ -30,8 +30,14 @@ from hoplite_mp.errors import (
     PeerLostError,
     StoreFullError,
 )
-from hoplite_mp.protocol.local import GroupAdmit, GroupJoin, GroupLeave, GroupRefusal
-from hoplite_mp.reduction import reduce_arrays, result_dtype
+from hoplite_mp.leading import MISTAKE, Leading
+from hoplite_mp.member import HostsMember, into
+from hoplite_mp.protocol.local import (
+    GroupAdmit,
+    GroupJoin,
+    GroupLeave,
+    GroupRefusal,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +50,6 @@ __all__ = ["Group", "join"]
 P = ParamSpec("P")
 R = TypeVar("R")
 BLOCKED_AFTER_NS = 2_000_000
-MISTAKE = "mistake"  # the kind of a part whose rank could not make its call
 NAME_CHARS_MAX = 1024
 PLACE_MAX = 1 << 31
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -95,7 +100,7 @@ class Group:
         self._runtime = runtime
         self._memory = runtime.memory
         self._tasks = runtime.tasks
-        board, self._generation, self.rank = (int(x) for x in place)
+        board, self._generation, self.rank, hosts = (int(x) for x in place)
         self._board = _tasks.Board(runtime.tasks, board)
         self.name = name
         self.size = size
@@ -105,6 +110,8 @@ class Group:
         self.contributors = ()
         self._part: Any = None  # what this member has published of an uncommitted call
         self._result: Any = None  # a committed result that this member led
+        self._leading = Leading(runtime, name)
+        self._hosts = HostsMember(runtime, self._generation, self.rank, size) if hosts else None
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._closed = False
         runtime.task_leaves.append(self.close)
@@ -209,20 +216,37 @@ class Group:
         call = self._begin()
         mistake: Exception | None = None
         try:
-            part = self._memory.put(self._part_of(kind, op, root, x))
+            part = self._part_of(kind, op, root, x)
         except Exception as error:  # everybody's: the others would wait for this rank for ever
             mistake = error
-            part = self._memory.put((MISTAKE, f"rank {self.rank}: {error}", 0, None))
-        self._part = part  # held until the commit, whatever becomes of this call
-        self._board.publish(self.rank, call, self._memory.local_id(part))
+            part = MISTAKE, f"rank {self.rank}: {error}", 0, None
+        mistake = self._publish(call, part) or mistake
         result = self._committed(call)
         self._result, led = result if self._leads else None, self._result
         self.calls = call + 1
         self._part = None
-        del led, part  # everybody has finished the call before this one
+        del led  # everybody has finished the call before this one
         if mistake is not None:
             raise mistake
         return self._take(kind, root, result, out)
+
+    def _publish(self, call: int, part: tuple[str, str, int, Any]) -> Exception | None:
+        """Hands the part over; returns what prevented it, which the others then know, too."""
+        try:
+            if self._hosts is not None:
+                self._part = self._hosts.give(call, part)
+                return None
+            self._part = self._memory.put(part)  # held until the commit
+        except Exception as error:
+            wrong = MISTAKE, f"rank {self.rank}: {error}", 0, None
+            if self._hosts is not None:
+                self._hosts.give(call, wrong)
+                return error
+            self._part = self._memory.put(wrong)
+            self._board.publish(self.rank, call, self._memory.local_id(self._part))
+            return error
+        self._board.publish(self.rank, call, self._memory.local_id(self._part))
+        return None
 
     def _part_of(self, kind: str, op: Any, root: int, x: Any) -> tuple[str, str, int, Any]:
         """What this rank contributes; raises for what is wrong with it."""
@@ -269,6 +293,8 @@ class Group:
                 ref = self._memory.make_ref(self._memory.public_id(result_id))
                 found.append(ref)
                 return True
+            if self._hosts is not None:
+                return False  # the leading node decides
             ranks = self._participants(alive | joining, call)
             missing = self._board.missing(alive | joining, call)
             if epoch & 1 or self._board.look()[3] != epoch:
@@ -286,6 +312,8 @@ class Group:
 
     def _late(self, call: int) -> str:
         _, alive, joining, *_ = self._board.look()
+        if self._hosts is not None:
+            return f"call {call} is not decided yet: a member has not made it, or its host is slow"
         missing = self._board.missing(alive | joining, call)
         ranks = [rank for rank in range(self.size) if missing >> rank & 1]
         return f"call {call} still misses ranks {ranks}"
@@ -338,7 +366,7 @@ class Group:
         try:
             for rank, ref in refs.items():
                 parts[rank] = self._memory.read(self._memory.local_id(ref), FOREVER_NS, False)
-            data = self._combine(parts, refs)
+            data = self._leading.combine(parts, refs)
             result: tuple[Any, ...] = (tuple(ranks), None, data)
         except Exception as error:  # whatever it is, it is everybody's: nobody may wait for ever
             result = (tuple(ranks), _plain(error), None)
@@ -348,46 +376,6 @@ class Group:
             if joining >> rank & 1:  # its first call is fixed, so from here on it is one of us
                 self._runtime.channel.tell(GroupAdmit(self.name, self._generation, rank))
         return committed
-
-    def _combine(self, parts: dict[int, Any], refs: dict[int, ObjectRef[Any]]) -> Any:
-        for part in parts.values():
-            if part[0] == MISTAKE:
-                raise ValueError(part[1])
-        first_rank = min(parts)
-        kind, op, root, _ = parts[first_rank]
-        for rank, part in parts.items():
-            if part[:3] != (kind, op, root):
-                raise ValueError(
-                    f"ranks {first_rank} and {rank} made different calls: "
-                    f"{_describe(parts[first_rank])} and {_describe(part)}"
-                )
-        if kind in ("broadcast", "reduce", "gather") and root not in parts:
-            raise PeerLostError(f"group {self.name!r}: the root, rank {root}, is lost")
-        if kind == "reduce_scatter" and parts[first_rank][3].ndim == 0:
-            raise ValueError("reduce_scatter needs arrays of at least one dimension")
-        if kind in ("allreduce", "reduce", "reduce_scatter"):
-            return self._reduced(op, {rank: part[3] for rank, part in parts.items()})
-        if kind == "broadcast":
-            return refs[root]
-        return refs
-
-    def _reduced(self, op: str, arrays: dict[int, Array]) -> ObjectRef[Any]:
-        first_rank = min(arrays)
-        first = arrays[first_rank]
-        for rank, array in arrays.items():
-            if array.shape != first.shape or array.dtype != first.dtype:
-                raise ValueError(
-                    f"rank {first_rank} has shape {first.shape} and dtype {first.dtype}, rank "
-                    f"{rank} has shape {array.shape} and dtype {array.dtype}"
-                )
-        name = serial.dtype_name(first.dtype)
-        if name is None:
-            raise ValueError(f"arrays of dtype {first.dtype} cannot be reduced")
-        total = self._memory.empty(first.shape, serial.named_dtype(result_dtype(op, name)), "C")
-        threads = self._runtime.config.reduce_threads or self._tasks.cores
-        ordered = [np.ascontiguousarray(arrays[rank]) for rank in sorted(arrays)]
-        reduce_arrays(op, ordered, total, threads)
-        return self._memory.put(total)
 
     # -- reading the commit --------------------------------------------------------------------
 
@@ -405,17 +393,19 @@ class Group:
             return None
         if kind in ("reduce", "gather") and self.rank != root:
             return None
+        if self._hosts is not None:
+            return self._hosts.take(kind, root, data, out)
         if kind in ("allreduce", "reduce"):
-            return _into(read(local(data), FOREVER_NS, False), out)
+            return into(read(local(data), FOREVER_NS, False), out)
         if kind == "reduce_scatter":
             total = read(local(data), FOREVER_NS, False)
-            return _into(np.array_split(total, self.size)[self.rank], out)
+            return into(np.array_split(total, self.size)[self.rank], out)
         if kind == "broadcast":
-            return _into(read(local(data), FOREVER_NS, False)[3], out)
+            return into(read(local(data), FOREVER_NS, False)[3], out)
         gathered: list[Any] = [None] * self.size
         for rank, ref in data.items():
             part = read(local(ref), FOREVER_NS, False)[3]
-            gathered[rank] = _into(part[self.rank] if kind == "alltoall" else part, None)
+            gathered[rank] = into(part[self.rank] if kind == "alltoall" else part, None)
         return gathered
 
 
@@ -438,14 +428,6 @@ def _as_parts(kind: str, x: Any) -> Any:
     return np.asarray(x)
 
 
-def _describe(part: Any) -> str:
-    kind, op, root, _ = part
-    detail = ", ".join(
-        [repr(op)] * bool(op) + [f"root={root}"] * (kind in ("reduce", "broadcast", "gather"))
-    )
-    return f"{kind}({detail})"
-
-
 def _plain(error: Exception) -> Exception:
     """Without a traceback, which would hold the arrays."""
     if isinstance(error, TypeError):  # numpy has no such operation for this dtype
@@ -455,19 +437,6 @@ def _plain(error: Exception) -> Exception:
 
 
 _SHARED = (PeerLostError, StoreFullError, ObjectLostError, ValueError)
-
-
-def _into(value: Array, out: Array | None) -> Array:
-    """A writable copy, or `out` filled."""
-    if out is None:
-        return np.array(value)
-    if out.shape != value.shape or out.dtype != value.dtype:
-        raise ValueError(
-            f"out has shape {out.shape} and dtype {out.dtype}, the result {value.shape} and "
-            f"{value.dtype}"
-        )
-    np.copyto(out, value)
-    return out
 
 
 def join(

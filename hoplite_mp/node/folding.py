@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.links import Key, Links, Wanting
     from hoplite_mp.node.main import Node
     from hoplite_mp.node.parts import Part
+    from hoplite_mp.protocol.messages import ExecuteReduce
 
 __all__ = ["Folding"]
 
@@ -35,11 +36,12 @@ class MakeCell(Protocol):
 class Folding:
     """One part's fold, from its plan to the cells. PlanError: it cannot be done."""
 
-    def __init__(self, node: Node, part: Part, make: MakeCell) -> None:
+    def __init__(self, node: Node, part: Part, plan: ExecuteReduce, make: MakeCell) -> None:
         self.node = node
         self.part = part
+        self.plan = plan
         self.make = make
-        self.shares = Shares(part.plan, part.program)
+        self.shares = Shares(plan, part.program)
 
     def begin(self, links: Links, wanting: Wanting) -> None:
         """Makes all cells; the pulls are queued. NotNow: there is no room yet."""
@@ -51,7 +53,7 @@ class Folding:
 
     def _lease(self) -> None:
         """Blocks for the results that belong here, with their heads."""
-        plan, number = self.part.plan, self.node.number
+        plan, number = self.plan, self.node.number
         if number not in plan.destinations:
             return
         wanted = [0]
@@ -68,7 +70,7 @@ class Folding:
             self.node.client.write(payload, head, [], [])
 
     def _fold(self, links: Links, wanting: Wanting) -> None:
-        plan, program = self.part.plan, self.part.program
+        plan, program = self.plan, self.part.program
         served = {serve.cell for serve in program.serves}
         pulled = {pull.cell for pull in program.pulls}
         result = set(program.result)
@@ -146,7 +148,7 @@ class Folding:
     def _arrays(self) -> dict[int, Any]:
         """The elements of the members that are here, in C order."""
         found = {}
-        objects = dict(zip(self.part.plan.members, self.part.plan.objects, strict=True))
+        objects = dict(zip(self.plan.members, self.plan.objects, strict=True))
         for index, view in self.part.views.items():
             info = check_alike(
                 index, objects[index], view, self.shares.shape, self.shares.dtype_name
@@ -168,11 +170,11 @@ class Folding:
             memory = np.empty(nbytes, np.uint8)
             self.part.ground.keep.append(memory)
             return memory, 0, nbytes
-        index = cell.stripe if self.part.plan.kind == "reduce_scatter" else 0
+        index = cell.stripe if self.plan.kind == "reduce_scatter" else 0
         payload, whole = self.part.blocks[index]
         _, offset, _ = self.shares.head(index)
         size = self.shares.result_itemsize
-        if self.part.plan.kind == "reduce_scatter":
+        if self.plan.kind == "reduce_scatter":
             begin, end = 0, end - begin
         block = self.node.client.memory(payload, whole)
         self.part.ground.keep.append(block)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import ids
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.execute import PlanError, SourcesGone
+from hoplite_mp.node.filling import fill_blocks
 from hoplite_mp.node.folding import Folding
 from hoplite_mp.node.layouts import layout_of
 from hoplite_mp.node.parts import NotNow, Part
@@ -21,15 +22,18 @@ from hoplite_mp.node.shares import result_head
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.planner.program import program_of
 from hoplite_mp.protocol.fields import FOLDING
-from hoplite_mp.protocol.messages import ExecutionFailed, StripesComplete
+from hoplite_mp.protocol.messages import Distribute, ExecutionFailed, StripesComplete
 from hoplite_mp.protocol.peers import Kept
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp.node.ground import Ground
     from hoplite_mp.node.kept import KeptCopies
     from hoplite_mp.node.links import Key, Links
     from hoplite_mp.node.main import Node
     from hoplite_mp.node.places import Place
+    from hoplite_mp.protocol.group_calls import Plan
     from hoplite_mp.protocol.local import Collective
     from hoplite_mp.protocol.messages import Commit, ExecuteReduce
 
@@ -67,12 +71,33 @@ class Forests:
         part = self.parts[plan.operation] = Part(plan, program, until)
         self._begin(part)
 
+    def execute_privately(self, plan: Plan, done: Callable[[str], None]) -> None:
+        """The same for a call of a Group: nobody else learns of what comes here. `done` hears ""
+        when this node's part is complete, or why it cannot be; then `take` or `drop`."""
+        self.drop(plan.operation)
+        program = program_of(plan, self.node.number)
+        if program.is_empty:
+            return
+        until = time.monotonic() + self.node.config.put_wait_s
+        part = self.parts[plan.operation] = Part(plan, program, until, done=done)
+        self._begin(part)
+
+    def take(self, operation: int) -> dict[int, tuple[int, int]]:
+        """The end of a private part: the blocks that it has filled, (payload, bytes)."""
+        part = self.parts.get(operation)
+        if part is None:
+            return {}
+        blocks, part.blocks = part.blocks, {}
+        self.drop(operation)
+        return blocks
+
     def commit(self, message: Commit) -> dict[int, tuple[int, int]]:
         """The results of this host's own operation: index -> (payload, bytes). Those of others
         become copies that this node keeps."""
         part = self.parts.get(message.operation)
         if part is None or part.plan.epoch != message.epoch:
             return {}
+        assert not isinstance(part.plan, Distribute)
         blocks, part.blocks = part.blocks, {}
         self.drop(message.operation)
         if part.plan.requester == self.node.number:
@@ -184,12 +209,13 @@ class Forests:
         if self.parts.get(plan.operation) is not part:
             return
         try:
-            if plan.kind in FOLDING:
-                self._pin(part)
-                Folding(self.node, part, self._cell).begin(self.links, self)
+            self._pin(part)
+            if isinstance(plan, Distribute) or (part.done and plan.kind not in FOLDING):
+                fill_blocks(self.node, part, self._cell)
+            elif plan.kind in FOLDING:
+                Folding(self.node, part, plan, self._cell).begin(self.links, self)
             else:
-                self._pin(part)
-                self._copy(part)
+                self._copy(part, plan)
         except NotNow as why:
             if time.monotonic() > part.until:
                 self._fail(part, f"{why}; {self.node.store.full_message()}", (), "full")
@@ -209,9 +235,14 @@ class Forests:
     def _pin(self, part: Part) -> None:
         """The members that are here."""
         plan = part.plan
-        at = dict(zip(plan.members, plan.objects, strict=True))
         gone = []
-        for index in dict.fromkeys(index for _, index in part.program.given):
+        if isinstance(plan, Distribute):
+            at = {0: plan.object}
+            wanted = [0] if self.node.number in plan.sources else []
+        else:
+            at = dict(zip(plan.members, plan.objects, strict=True))
+            wanted = list(dict.fromkeys(index for _, index in part.program.given))
+        for index in wanted:
             if index in part.views:
                 continue
             oid = self.node.local_oid(at[index])
@@ -248,8 +279,8 @@ class Forests:
 
     # -- copies --------------------------------------------------------------------------------
 
-    def _copy(self, part: Part) -> None:
-        plan, program = part.plan, part.program
+    def _copy(self, part: Part, plan: ExecuteReduce) -> None:
+        program = part.program
         for serve in program.serves:
             key = (plan.operation, plan.epoch, serve.cell.stripe, serve.cell.part)
             if key not in part.known:
@@ -340,7 +371,10 @@ class Forests:
         plan = part.plan
         if part.missing or part.waiting or not part.begun or not part.program.reports:
             return
-        if self.parts.get(plan.operation) is part:
+        if part.done is not None:
+            done, part.done = part.done, _heard
+            done("")
+        elif self.parts.get(plan.operation) is part:
             self.node.send_manager(StripesComplete(plan.operation, plan.epoch, self.node.number))
 
     def _fail(
@@ -348,6 +382,9 @@ class Forests:
     ) -> None:
         plan = part.plan
         self.drop(plan.operation)
+        if part.done is not None:
+            part.done(reason or error)
+            return
         self.node.send_manager(
             ExecutionFailed(
                 plan.operation, plan.epoch, self.node.number, reason[:1000], sources, error
@@ -356,3 +393,7 @@ class Forests:
 
 
 _AWAY: Any = (STATE["SPILLED"], STATE["SPILLING"])
+
+
+def _heard(_: str) -> None:
+    """It has been said."""

@@ -26,6 +26,8 @@ from hoplite_mp.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.node.group_calls import GroupCalls
+
 __all__ = ["Groups"]
 
 
@@ -61,6 +63,7 @@ class Groups:
         # request -> (slot, number of its call, name)
         self.joining: dict[int, tuple[int, int, str]] = {}
         self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
+        self.hosts: GroupCalls | None = None  # set when there are other hosts
         self._next = 1
 
     def join(self, ask: GroupJoin, slot: int, number: int, members_max: int) -> None:
@@ -92,11 +95,16 @@ class Groups:
                 board.reset(message.size, message.generation)
                 known = Known(message.name, message.generation, board)
                 self.known[message.board] = known
-            known.board.set_masks(message.alive, message.joining, message.formed)
+            known.board.set_masks(
+                message.alive, message.joining, message.formed, self.hosts is None
+            )
+            if self.hosts is not None:
+                self.hosts.changed(message, known)
         elif isinstance(message, GroupJoined):
             slot, number, _ = self.joining.pop(message.request)
             self.known[message.board].board.set_client(message.rank, slot)
-            self.reply(slot, Reply(number, (message.board, message.generation, message.rank)))
+            place = message.board, message.generation, message.rank, self.hosts is not None
+            self.reply(slot, Reply(number, place))
         elif isinstance(message, GroupRefused):
             slot, number, name = self.joining.pop(message.request)
             if any(known.name == name for known in self.known.values()):
@@ -106,6 +114,8 @@ class Groups:
             closed = self.known.pop(message.board, None)
             if closed is not None:
                 self.refused.pop(closed.name, None)
+                if self.hosts is not None:
+                    self.hosts.closed(closed.generation)
                 closed.board.set_masks(0, 0, True)
         else:
             return False
@@ -121,6 +131,8 @@ class Groups:
 
     def hold_committed(self, slot: int) -> None:
         """This member may have led a call: what it committed is held until the next one goes."""
+        if self.hosts is not None:
+            return  # no member leads
         for known in self.known.values():
             _, _, _, _, call, result = known.board.look()
             if call and any(

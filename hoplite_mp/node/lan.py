@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.forests import Forests
+from hoplite_mp.node.group_calls import GroupCalls
+from hoplite_mp.node.group_results import GroupResults
 from hoplite_mp.node.guests import Guests
 from hoplite_mp.node.kept import KeptCopies
 from hoplite_mp.node.links import Links
@@ -86,6 +88,8 @@ class Lan:
         self.links = Links(node, self.peers)
         self.transfers = Transfers(node, self.links, self.kept)
         self.forests = Forests(node, self.links, self.kept)
+        self.group_calls = GroupCalls(node, self.peers, GroupResults(node, self.forests))
+        node.groups.hosts = self.group_calls
         node.places.fetcher = self.transfers
         node.operations.forests = self.forests
         self.locations = Locations(node, self.peers, self.kept)
@@ -247,6 +251,10 @@ class Lan:
                 self.guests.cancel(message.task)
             case RecallTasks():
                 self.guests.recall(home, message.count)
+            case _:  # about a group
+                peer = self.peers.by_home.get(home)
+                if peer is not None:
+                    self.group_calls.receive(peer.member.node, message)
 
     def look(self, done: list[int]) -> None:
         """Words in shared memory may have changed; these tasks of the node's are done."""

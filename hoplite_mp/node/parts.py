@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from hoplite_mp.node.ground import Ground
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp.node.links import Key
     from hoplite_mp.planner.program import Program
-    from hoplite_mp.protocol.messages import ExecuteReduce
+    from hoplite_mp.protocol.group_calls import Plan
 
 __all__ = ["NotNow", "Part"]
 
@@ -27,7 +29,7 @@ class NotNow(Exception):
 class Part:
     """One plan, as far as this node takes part."""
 
-    plan: ExecuteReduce
+    plan: Plan
     program: Program
     until: float  # when to give up waiting for room
     views: dict[int, memoryview] = field(default_factory=dict)  # members here, pinned
@@ -43,3 +45,4 @@ class Part:
     known: set[Key] = field(default_factory=set)  # copies that are dealt with
     waiting: int = 0  # copies that another transfer brings
     begun: bool = False
+    done: Callable[[str], None] | None = None  # not the manager's: who hears of the end instead

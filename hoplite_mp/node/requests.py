@@ -20,6 +20,7 @@ from hoplite_mp.protocol.local import (
     DropForeign,
     GiveSpans,
     GroupAdmit,
+    GroupCall,
     GroupJoin,
     GroupLeave,
     GroupRefusal,
@@ -74,6 +75,7 @@ class Requests:
             Collective: lambda slot, request: node.operations.begin(request.ask, slot),
             OpenPool: self.open_pool,
             ClosePool: lambda slot, request: node.workers.close(request.ask.pool, request.ask.kill),
+            GroupCall: self.group_call,
             GroupJoin: lambda slot, request: node.groups.join(
                 request.ask, slot, request.number, node.config.group_members_max
             ),
@@ -241,6 +243,10 @@ class Requests:
             for member in node.lan.members.values()
         ]
         node.reply(slot, Reply(request.number, found))
+
+    def group_call(self, slot: int, request: Request) -> None:
+        if self.node.groups.hosts is not None:
+            self.node.groups.hosts.said(request.ask)  # type: ignore[arg-type]
 
     def locate(self, slot: int, request: Request) -> None:
         oid = request.ask.oid  # type: ignore[union-attr]

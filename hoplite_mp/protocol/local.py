@@ -24,6 +24,7 @@ __all__ = [
     "FromSupervisor",
     "GiveSpans",
     "GroupAdmit",
+    "GroupCall",
     "GroupJoin",
     "GroupLeave",
     "GroupRefusal",
@@ -148,11 +149,26 @@ class ClosePool(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GroupJoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: (board, generation, rank), or the ValueError's message."""
+    """Reply: (board, generation, rank, are there other hosts?), or a ValueError's message."""
 
     name: str
     size: int
     rank: int | None
+
+
+class GroupCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A member's next call, in a group with members on other hosts. Each part is a payload, or an
+    object that the member holds until the call is over (0: none). No reply."""
+
+    generation: int
+    rank: int
+    call: int
+    kind: str
+    op: str
+    root: int
+    payloads: list[bytes | None]
+    oids: list[int]
+    mistake: str = ""
 
 
 class GroupLeave(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -216,6 +232,7 @@ Ask: TypeAlias = (
     | Collective
     | OpenPool
     | ClosePool
+    | GroupCall
     | GroupJoin
     | GroupLeave
     | GroupRefusal

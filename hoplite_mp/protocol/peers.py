@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from hoplite_mp.ids import ID_BYTES
 from hoplite_mp.protocol.fields import Message, between, counts, flags, layout, one_of
+from hoplite_mp.protocol.group_calls import GroupMessage
 
 __all__ = [
     "OUTCOMES",
@@ -247,4 +248,5 @@ PeerMessage: TypeAlias = (
     | TaskEnded
     | CancelTask
     | RecallTasks
+    | GroupMessage
 )

@@ -110,8 +110,7 @@ def test_partial_results(
         last = i == len(groups) - 1
         name = expected.dtype.name if last else _engine.accumulator_dtype(op, dtype)
         total = program.room(count, name)
-        divisor = len(arrays) if last else 0
-        host.engine.fold(total, mine, op, dtype, divisor, accumulated=partial, final=last)
+        host.engine.fold(total, mine, op, dtype, len(arrays), accumulated=partial, final=last)
         partial = [total]
     host.filled(total)
     assert_same(op, program.arrays[total], expected)

@@ -93,6 +93,8 @@ def test_placed_where_it_was_asked_for(cluster: UpCluster, lan: Lan) -> None:
             assert c.locations(result) == [node.id], (c.locations(result), node.id)
             assert np.allclose(c.get(result), expected, rtol=1e-4, atol=1e-2)
             assert result.contributors == (0, 1, 2, 3, 4)
+        mean = c.get(c.reduce(refs, op="mean", to=hosts[0]))
+        assert np.allclose(mean, expected / 5, rtol=1e-4, atol=1e-2)
         everywhere = c.allreduce(refs, to=hosts)
         c.wait(everywhere)
         assert set(c.locations(everywhere)) >= {node.id for node in hosts}

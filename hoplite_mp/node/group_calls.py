@@ -1,0 +1,342 @@
+"""Calls of Groups whose members live on several hosts: collected, decided once, committed.
+
+Why it exists: members publish on the board of their host and tell their node; when all of a node's
+have called, the node tells the leading one, that of the lowest living rank. It decides: small parts
+it combines itself and sends the result, for large ones it makes a plan and waits until all have
+moved their bytes. The commit goes on every board, so members wait as on one host. No manager is
+asked; it only says who is a member.
+It must never know: how bytes move, how arrays are added, how members wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp.node.group_decisions import Outcome, decide
+from hoplite_mp.protocol.group_calls import (
+    GroupCommit,
+    GroupDone,
+    GroupGo,
+    GroupPart,
+    GroupStart,
+    GroupSync,
+)
+from hoplite_mp.protocol.messages import GroupAdmitted
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.group_results import GroupResults
+    from hoplite_mp.node.groups import Known
+    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.peers import Peers
+    from hoplite_mp.protocol.group_calls import GroupMessage
+    from hoplite_mp.protocol.local import GroupCall
+    from hoplite_mp.protocol.messages import GroupMembers
+
+__all__ = ["GroupCalls"]
+
+# Messages kept for a group of which nothing is known yet, two for each node are enough; and for how
+# many groups: what comes late about one that is closed is dropped in the end.
+EARLY_MAX = 1024
+EARLY_GROUPS_MAX = 64
+_log = logging.getLogger("hoplite_mp")
+
+
+@dataclass(slots=True)
+class Going:
+    """A decided call whose bytes are moving, as the leading node sees it."""
+
+    call: int
+    attempt: int
+    outcome: Outcome
+    waiting: set[int]  # nodes that are not done yet
+
+
+@dataclass(slots=True)
+class State:
+    """One group, as this node knows it."""
+
+    members: GroupMembers
+    known: Known  # its board
+    calls: int = 0  # decided ones; the number of the next
+    said: dict[int, GroupCall] = field(default_factory=dict)  # rank -> its undecided call
+    holds: dict[int, list[Any]] = field(default_factory=dict)  # rank -> what it gives
+    told: tuple[int, int] | None = None  # (version, call) of the last GroupPart
+    last: GroupCommit | None = None
+    result: list[Any] = field(default_factory=list)  # holds on the last result
+    starts: dict[int, int] = field(default_factory=dict)  # joining rank -> its first call
+    go: GroupGo | None = None
+    # As the leading node only.
+    parts: dict[int, GroupPart] = field(default_factory=dict)  # node -> its undecided call
+    synced: set[int] = field(default_factory=set)
+    syncs: dict[int, GroupSync] = field(default_factory=dict)  # node -> its latest
+    going: Going | None = None
+    attempts: int = 0
+
+    def ranks_of(self, node: int) -> list[int]:
+        """The ranks at a node that take part in the next call."""
+        return [rank for rank in self.expected() if self.members.nodes[rank] == node]
+
+    def expected(self) -> list[int]:
+        """The ranks that take part in the next call."""
+        members = self.members
+        found = []
+        for rank in range(members.size):
+            joins = members.joining >> rank & 1 and self.starts.get(rank, self.calls + 1)
+            if members.alive >> rank & 1 or (joins and joins <= self.calls):
+                found.append(rank)
+        return found
+
+    @property
+    def nodes(self) -> set[int]:
+        """Where members live, joining ones too."""
+        return {node for node in self.members.nodes if node is not None}
+
+    @property
+    def leader(self) -> int | None:
+        """The leading node; None: nobody counts yet."""
+        rank = self.members.leader
+        return None if rank is None else self.members.nodes[rank]
+
+
+class GroupCalls:
+    """All groups with members on several hosts of which some are here."""
+
+    def __init__(self, node: Node, peers: Peers, results: GroupResults) -> None:
+        self.node = node
+        self.peers = peers
+        self.results = results
+        self.states: dict[int, State] = {}  # by generation
+        # What other nodes said of groups of which the manager's word is still on its way here.
+        self.early: dict[int, list[tuple[int, GroupMessage]]] = {}
+
+    # -- what the manager says -----------------------------------------------------------------
+
+    def changed(self, members: GroupMembers, known: Known) -> None:
+        """Who is a member, from now on."""
+        state = self.states.get(members.generation)
+        if state is None:
+            state = self.states[members.generation] = State(members, known)
+        state.members = members
+        self._change(state)
+        for node, message in self.early.pop(members.generation, ()):
+            self.receive(node, message)
+
+    def _change(self, state: State) -> None:
+        members, known = state.members, state.known
+        for rank in range(members.size):
+            if not (members.alive | members.joining) >> rank & 1:
+                state.said.pop(rank, None)
+                state.holds.pop(rank, None)
+                state.starts.pop(rank, None)
+        if members.formed and state.calls == 0 and not state.last:
+            for rank in range(members.size):
+                if members.alive >> rank & 1 and members.nodes[rank] == self.node.number:
+                    known.board.set_start(rank, 0)
+        state.synced = set()
+        living = state.nodes
+        state.parts = {node: part for node, part in state.parts.items() if node in living}
+        if state.leader is not None:
+            sync = GroupSync(
+                members.generation,
+                members.version,
+                state.calls,
+                state.last,
+                tuple(state.starts.items()),
+            )
+            self._send(state, state.leader, sync)
+        state.told = None
+        self._tell(state)
+        for node, early in list(state.syncs.items()):
+            if node in living and node != self.node.number and early.version == members.version:
+                self._sync(state, node, early)
+
+    def closed(self, generation: int) -> None:
+        """All have left."""
+        state = self.states.pop(generation, None)
+        if state is not None and state.go is not None:
+            self.results.drop(state.go)
+
+    # -- what members say ----------------------------------------------------------------------
+
+    def said(self, ask: GroupCall) -> None:
+        """A member of this host has made its next call."""
+        state = self.states.get(ask.generation)
+        if state is None or ask.call < state.calls:
+            return
+        try:
+            state.holds[ask.rank] = self.results.pin(ask)
+        except ValueError as error:
+            ask = msgspec.structs.replace(ask, mistake=str(error))
+        state.said[ask.rank] = ask
+        self._tell(state)
+
+    def _tell(self, state: State) -> None:
+        """Tells the leading node when all members here have called."""
+        number = self.node.number
+        if not state.members.formed or state.leader is None:
+            return
+        ranks = state.ranks_of(number)
+        said = [state.said.get(rank) for rank in ranks]
+        if not ranks or any(ask is None or ask.call != state.calls for ask in said):
+            return
+        if state.told == (state.members.version, state.calls):
+            return
+        state.told = state.members.version, state.calls
+        asks = [ask for ask in said if ask is not None]
+        self._send(state, state.leader, self.results.part(state.members, state.calls, asks))
+
+    def _send(self, state: State, node: int, message: GroupMessage) -> None:
+        if node == self.node.number:
+            self.receive(node, message)
+        elif node in self.peers.by_number:
+            self.peers.send(self.peers.by_number[node].member.home, message)
+
+    # -- what nodes say ------------------------------------------------------------------------
+
+    def receive(self, node: int, message: GroupMessage) -> None:
+        """A message of a node, maybe this one."""
+        state = self.states.get(message.generation)
+        if state is None:
+            waiting = self.early.setdefault(message.generation, [])
+            waiting.append((node, message))
+            while len(self.early) > EARLY_GROUPS_MAX:
+                del self.early[next(iter(self.early))]
+            del waiting[:-EARLY_MAX]
+            return
+        match message:
+            case GroupPart():
+                if message.call >= state.calls:
+                    state.parts[node] = message
+                    self._lead(state)
+                elif message.call < state.calls and state.last is not None:
+                    self._send(state, node, state.last)  # it has missed the commit
+            case GroupSync():
+                self._sync(state, node, message)
+            case GroupGo():
+                self._go(state, message)
+            case GroupDone():
+                self._done(state, node, message)
+            case GroupStart():
+                state.starts[message.rank] = message.call
+                state.known.board.set_start(message.rank, message.call)
+                self._tell(state)
+            case GroupCommit():
+                self._commit(state, message)
+
+    # -- leading -------------------------------------------------------------------------------
+
+    def _sync(self, state: State, node: int, message: GroupSync) -> None:
+        state.syncs[node] = message
+        if message.version != state.members.version or state.leader != self.node.number:
+            return  # it, or this node, has not heard of the latest change
+        if message.committed > state.calls and message.last is not None:
+            for other in state.nodes:
+                self._send(state, other, message.last)  # decided by a leader that is gone
+        elif message.committed < state.calls and state.last is not None:
+            self._send(state, node, state.last)
+        for rank, call in message.starts:
+            state.starts.setdefault(rank, call)
+        state.synced.add(node)
+        if state.synced >= state.nodes:
+            self._start_joining(state)
+            going, state.going = state.going, None
+            if going is not None:
+                _log.info("group %s: call %d begins again", state.members.name, going.call)
+            self._lead(state)
+
+    def _start_joining(self, state: State) -> None:
+        """A call that nobody can have begun yet: the living may be waiting in the next one."""
+        for rank in range(state.members.size):
+            if state.members.joining >> rank & 1 and rank not in state.starts:
+                state.starts[rank] = state.calls + 1
+                node = state.members.nodes[rank]
+                assert node is not None
+                self._send(state, node, GroupStart(state.members.generation, rank, state.calls + 1))
+
+    def _lead(self, state: State) -> None:
+        """Decides the next call if all parts are there."""
+        if state.going is not None or state.leader != self.node.number:
+            return
+        if not state.synced >= state.nodes or not state.members.formed:
+            return
+        expected = state.expected()
+        given: dict[int, GroupPart] = {}
+        for part in state.parts.values():
+            if part.call == state.calls:
+                given.update(dict.fromkeys(part.ranks, part))
+        if not expected or any(rank not in given for rank in expected):
+            return
+        outcome = decide(state.members, state.calls, state.attempts + 1, expected, given)
+        if not outcome.plans:
+            self._decided(state, outcome)
+            return
+        state.attempts += 1
+        state.going = Going(state.calls, state.attempts, outcome, set(outcome.waits))
+        go = GroupGo(state.members.generation, state.calls, state.attempts, outcome.plans)
+        for node in sorted(outcome.nodes):
+            self._send(state, node, go)
+
+    def _done(self, state: State, node: int, message: GroupDone) -> None:
+        going = state.going
+        if going is None or (message.call, message.attempt) != (going.call, going.attempt):
+            return
+        if message.failure:
+            going.outcome.fail("full", message.failure)
+            going.waiting.clear()
+        going.waiting.discard(node)
+        if not going.waiting:
+            state.going = None
+            self._decided(state, going.outcome)
+
+    def _decided(self, state: State, outcome: Outcome) -> None:
+        members = state.members
+        admitted = [r for r in outcome.ranks if members.joining >> r & 1]
+        state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
+        for node in sorted(state.nodes, key=lambda node: node == self.node.number):
+            self._send(state, node, outcome.commit(members, state.calls, node))
+        for rank in admitted:
+            self.node.send_manager(GroupAdmitted(members.name, members.generation, rank))
+
+    # -- following -----------------------------------------------------------------------------
+
+    def _go(self, state: State, message: GroupGo) -> None:
+        if message.call != state.calls:
+            return
+        if state.go is not None:
+            self.results.drop(state.go)
+        state.go = message
+        leader = state.leader
+
+        def done(failure: str) -> None:
+            if state.go is message and leader is not None:
+                done = GroupDone(message.generation, message.call, message.attempt, failure[:1000])
+                self._send(state, leader, done)
+
+        self.results.go(message, done)
+
+    def _commit(self, state: State, message: GroupCommit) -> None:
+        if message.call != state.calls:
+            return
+        go, state.go = state.go, None
+        if go is not None and (go.attempt != message.attempt or message.error):
+            self.results.drop(go)
+            go = None
+        number = self.node.number
+        mine = [rank for rank in message.ranks if state.members.nodes[rank] == number]
+        before = state.result
+        oid, state.result = self.results.commit(message, go, mine)
+        state.calls = message.call + 1
+        state.last = message
+        state.told = None
+        for rank in list(state.said):
+            if state.said[rank].call < state.calls:
+                del state.said[rank]
+                state.holds.pop(rank, None)
+        state.known.board.commit(message.call, oid)
+        del before  # everybody has read the result before this one
+        self._tell(state)
+        self._lead(state)

@@ -1,0 +1,211 @@
+"""Parts and results of a Group's calls on one host: what members gave, what they will read.
+
+Why it exists: between a member's arrays and the messages about them lie the node's blocks. What a
+call results in becomes one object which all members of this host read, and which the node holds
+until they have all begun the next call.
+It must never know: who decides, when a call is over.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import ids, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.errors import PeerLostError, StoreFullError
+from hoplite_mp.node.group_decisions import combine
+from hoplite_mp.node.layouts import payload_layout
+from hoplite_mp.node.store import NODE_SLOT
+from hoplite_mp.protocol.fields import FOLDING
+from hoplite_mp.protocol.group_calls import GroupPart, Piece
+from hoplite_mp.protocol.messages import Distribute
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp.node.forests import Forests
+    from hoplite_mp.node.main import Node
+    from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo
+    from hoplite_mp.protocol.local import GroupCall
+    from hoplite_mp.protocol.messages import GroupMembers
+
+__all__ = ["GroupResults"]
+
+KIND_GROUP = 3  # of a header that the node makes for members
+
+
+class GroupResults:
+    """Reads parts, keeps results."""
+
+    def __init__(self, node: Node, forests: Forests) -> None:
+        self.node = node
+        self.client = node.client
+        self.results = node.results
+        self.forests = forests
+
+    def part(self, members: GroupMembers, call: int, asks: Sequence[GroupCall]) -> GroupPart:
+        """What this node's members give to a call."""
+        first = asks[0]
+        mistake = next((ask.mistake for ask in asks if ask.mistake), "")
+        for ask in asks:
+            if (ask.kind, ask.op, ask.root) != (first.kind, first.op, first.root) and not mistake:
+                mistake = (
+                    f"ranks {first.rank} and {ask.rank} made different calls: {first.kind} and "
+                    f"{ask.kind}, op {first.op!r} and {ask.op!r}, root {first.root} and {ask.root}"
+                )
+        pieces = [] if mistake else [piece for ask in asks for piece in self._pieces(ask)]
+        return GroupPart(
+            members.generation,
+            members.version,
+            call,
+            tuple(ask.rank for ask in asks),
+            first.kind,
+            first.op,
+            first.root,
+            tuple(pieces),
+            mistake,
+        )
+
+    def _pieces(self, ask: GroupCall) -> list[Piece]:
+        found = []
+        for number, (payload, oid) in enumerate(zip(ask.payloads, ask.oids, strict=True)):
+            target = number if ask.kind == "alltoall" else -1
+            if payload is not None:
+                layout = payload_layout(memoryview(payload))
+                piece = Piece(ask.rank, target, len(payload), payload, layout=layout)
+            else:
+                mem = self._read(oid)
+                object_id = ids.pack_id(self.client.home, oid)
+                layout = payload_layout(mem)
+                piece = Piece(ask.rank, target, mem.nbytes, None, object_id, layout)
+            found.append(piece)
+        return found
+
+    def _read(self, oid: int) -> memoryview:
+        got = self.client.view(oid)
+        assert not isinstance(got, int), "it is pinned"
+        return memoryview(got)
+
+    def pin(self, ask: GroupCall) -> list[Any]:
+        """Holds and pins on what a member gives: it must not be spilled meanwhile. ValueError:
+        there is no room for it."""
+        found: list[Any] = []
+        for oid in ask.oids:
+            if not oid:
+                continue
+            found.append(self.client.hold(oid))
+            got = self.client.view(oid)
+            if isinstance(got, int) and self.node.store.restore(oid):
+                got = self.client.view(oid)
+            if isinstance(got, int):
+                raise ValueError(f"rank {ask.rank}: {self.node.store.full_message()}")
+            found.append(got)
+        return found
+
+    # -- bytes that move -----------------------------------------------------------------------
+
+    def go(self, message: GroupGo, done: Callable[[str], None]) -> None:
+        """Moves this node's part; `done` gets "", or why it cannot be done."""
+        for plan in message.plans:
+            self.forests.execute_privately(plan, done)
+
+    def drop(self, message: GroupGo) -> None:
+        """That attempt is over."""
+        for plan in message.plans:
+            self.forests.drop(plan.operation)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def commit(
+        self, message: GroupCommit, go: GroupGo | None, mine: Sequence[int]
+    ) -> tuple[int, list[Any]]:
+        """(the object that members read, holds on all that it needs)."""
+        holds: list[Any] = []
+        error: Exception | None = None
+        data: Any = None
+        blocks = self._blocks(go, holds)
+        if message.error == "lost":
+            error = PeerLostError(message.message)
+        elif message.error:
+            error = (StoreFullError if message.error == "full" else ValueError)(message.message)
+        elif message.kind in FOLDING and not message.pieces:
+            data = self._folded(message, go, blocks, mine)
+        elif message.kind in FOLDING and message.pieces[0].payload is None:
+            data = [self._combined(message, blocks, go)]
+        else:
+            data = self._copied(message, go, blocks)
+        encoded = serial.encode((message.ranks, error, data))
+        oid, hold = self._new()
+        self.results.store_value(oid, encoded, False)
+        self.results.untaken.pop(oid, None)
+        return oid, [hold, *holds, *encoded.refs]
+
+    def _new(self) -> tuple[int, Any]:
+        oid = self.client.new(KIND_GROUP, STATE["CLAIMED"], NODE_SLOT, 0)
+        return oid, self.client.hold(oid, False)
+
+    def _blocks(self, go: GroupGo | None, holds: list[Any]) -> dict[int, ObjectRef[Any]]:
+        """What has come, by the plan's own numbers."""
+        found: dict[int, ObjectRef[Any]] = {}
+        for plan in go.plans if go is not None else ():
+            for index, (payload, nbytes) in self.forests.take(plan.operation).items():
+                oid, hold = self._new()
+                self.results.store_block(oid, payload, nbytes)
+                holds.append(hold)
+                found[index] = ObjectRef(ids.pack_id(self.client.home, oid), hold)
+        return found
+
+    def _folded(
+        self,
+        message: GroupCommit,
+        go: GroupGo | None,
+        blocks: dict[int, ObjectRef[Any]],
+        mine: Sequence[int],
+    ) -> Any:
+        """[the whole result], or slices by rank; None where nobody wants it."""
+        if message.kind != "reduce_scatter":
+            return [blocks[0]] if 0 in blocks else None
+        return {rank: blocks[rank] for rank in mine if rank in blocks}
+
+    def _copied(
+        self, message: GroupCommit, go: GroupGo | None, blocks: dict[int, ObjectRef[Any]]
+    ) -> Any:
+        """Payloads and refs by (source, target); for small results of folds one payload."""
+        if message.kind in FOLDING:
+            return [message.pieces[0].payload]
+        found = {}
+        for piece in message.pieces:
+            got: Any = piece.payload
+            if got is None:
+                got = self._piece(piece, go, blocks)
+            found[piece.source, piece.target] = got
+        return found
+
+    def _piece(
+        self, piece: Piece, go: GroupGo | None, blocks: dict[int, ObjectRef[Any]]
+    ) -> ObjectRef[Any] | None:
+        """A large one: of a member here, or what has come."""
+        home, oid = ids.unpack_id(piece.object)
+        if home == self.client.home:
+            return self.results.ref(oid)
+        for plan in go.plans if go is not None else ():
+            if isinstance(plan, Distribute):
+                return blocks.get(0)
+            if piece.object in plan.objects:
+                return blocks.get(plan.objects.index(piece.object))
+        return None
+
+    def _combined(
+        self, message: GroupCommit, blocks: dict[int, ObjectRef[Any]], go: GroupGo | None
+    ) -> bytes:
+        """A fold without a kernel: all parts are here, and NumPy does it in the order of ranks."""
+        payloads: list[bytes | memoryview] = []
+        for piece in message.pieces:
+            if piece.payload is not None:
+                payloads.append(piece.payload)
+                continue
+            ref = self._piece(piece, go, blocks)
+            assert ref is not None
+            payloads.append(self._read(ids.unpack_id(ref._id)[1]))
+        return combine(message.op, payloads)

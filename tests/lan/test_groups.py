@@ -1,0 +1,191 @@
+"""Groups whose members are on several emulated hosts: every call, mistakes, deaths."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lan import Lan
+from tests.lan.test_cluster import PATIENCE_S, UpCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZE = 3
+
+
+@pytest.fixture(scope="module")
+def lan(lan_permitted: None) -> Iterator[Lan]:
+    with Lan(SIZE) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tls", "plain"])
+def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
+    made = UpCluster(lan, tls=request.param, workers=0)
+    yield made
+    assert made.end() == [0, 0, 0]
+
+
+def members(
+    cluster: UpCluster, lan: Lan, name: str, program: str, per_host: int = 1
+) -> list[list[str]]:
+    """The program as so many members on each host, with `g`, `rank`, `size`; what each says."""
+    size = per_host * len(list(lan))
+    running = []
+    for number, host in enumerate(lan):
+        source = (
+            "import os, signal, sys, threading, time, numpy as np, hoplite_mp\n"
+            f"size = {size}\n"
+            "lines = {}\n"
+            "def arrays(kind, shape=(1000,), dtype=np.float32):\n"
+            "    return [np.random.default_rng(r).standard_normal(shape).astype(dtype)\n"
+            "            for r in range(size)]\n"
+            "def run(rank):\n"
+            "    said = lines[rank] = []\n"
+            "    say = lambda *words: said.append(' '.join(map(str, words)))\n"
+            f"    with c.group({name!r}, size, rank) as g:\n"
+            + textwrap.indent(textwrap.dedent(program), "        ")
+            + f"\nwith hoplite_mp.Cluster(address={cluster.address!r}, "
+            f"tls={None if cluster.tls else False}, memory='256MiB') as c:\n"
+            f"    ranks = range({number * per_host}, {(number + 1) * per_host})\n"
+            "    threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks]\n"
+            "    [thread.start() for thread in threads]\n"
+            "    [thread.join() for thread in threads]\n"
+            "    for rank in ranks: print('|'.join(lines[rank]))\n"
+        )
+        running.append(
+            host.popen(
+                [sys.executable, "-c", source],
+                env=cluster.env,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+    found = []
+    for process in running:
+        out, _ = process.communicate(timeout=PATIENCE_S)
+        found += [line.split("|") for line in out.splitlines()]
+    return found
+
+
+EVERY_CALL = """
+    for shape in ((7,), (300, 1001)):
+        parts = arrays("x", shape)
+        mine = parts[rank]
+        same = lambda got, expected: np.allclose(got, expected, rtol=1e-4, atol=1e-3)
+        got = g.allreduce(mine, op="mean")
+        assert got.flags.writeable and same(got, sum(parts) / size)
+        assert g.contributors == tuple(range(size))
+        got = g.reduce(mine, op="max", root=1)
+        assert (got is None) == (rank != 1)
+        assert rank != 1 or np.array_equal(got, np.max(parts, axis=0))
+        out = np.empty(shape, np.float32)
+        assert g.broadcast(mine if rank == 2 else None, root=2, out=out) is out
+        assert np.array_equal(out, parts[2])
+        got = g.gather(mine, root=0)
+        assert (got is None) == (rank != 0)
+        assert rank or all(np.array_equal(a, b) for a, b in zip(got, parts))
+        got = g.allgather(mine)
+        assert all(np.array_equal(a, b) for a, b in zip(got, parts))
+        got = g.reduce_scatter(mine)
+        assert same(got, np.array_split(sum(parts), size)[rank])
+        got = g.alltoall([mine * (rank + 1) + j for j in range(size)])
+        assert all(np.array_equal(got[i], parts[i] * (i + 1) + rank) for i in range(size))
+        g.barrier()
+        got = g.allreduce(mine, op=np.hypot)
+        assert same(got, np.hypot.reduce(parts, axis=0))
+    say("all", g.calls)
+"""
+
+
+def test_every_call(cluster: UpCluster, lan: Lan) -> None:
+    assert members(cluster, lan, "every", EVERY_CALL) == [["all 18"]] * 3
+
+
+def test_several_members_on_a_host(cluster: UpCluster, lan: Lan) -> None:
+    assert members(cluster, lan, "several", EVERY_CALL, 2) == [["all 18"]] * 6
+
+
+def test_all_get_the_same_bits(cluster: UpCluster, lan: Lan) -> None:
+    out = members(
+        cluster,
+        lan,
+        "bits",
+        """
+        import hashlib
+        for count in (11, 1_000_003):
+            mine = arrays("x", (count,))[rank]
+            for _ in range(3):
+                mine = g.allreduce(mine, op="mean") * np.float32(1.25)
+            say(hashlib.sha256(mine.tobytes()).hexdigest())
+        """,
+    )
+    assert len(out) == 3
+    assert out[0] == out[1] == out[2]
+
+
+def test_a_mistake_is_everybodys(cluster: UpCluster, lan: Lan) -> None:
+    out = members(
+        cluster,
+        lan,
+        "mistakes",
+        """
+        def failing(call, *args, **kwargs):
+            try:
+                call(*args, **kwargs)
+                say("nothing")
+            except Exception as error:
+                say(type(error).__name__)
+        failing(g.allreduce, np.ones(5 + rank))
+        failing(g.allreduce, np.ones(500_000 + rank))
+        failing(g.allreduce, np.ones(5), op="sum" if rank else "max")
+        failing(g.allreduce if rank else g.allgather, np.ones(5))
+        failing(g.allreduce, np.ones(5), op="nonsense" if rank == 1 else "sum")
+        say(g.allreduce(np.ones(1))[0])
+        """,
+    )
+    assert out == [["ValueError"] * 5 + ["3.0"]] * 3
+
+
+def test_survivors_go_on(cluster: UpCluster, lan: Lan) -> None:
+    """A member dies between two calls, with small and with large arrays."""
+    out = members(
+        cluster,
+        lan,
+        "survivors",
+        """
+        for count in (10, 1_000_000):
+            g.allreduce(np.ones(count))
+        if rank == 2:
+            sys.stdout.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        while len(g.alive) == 3:
+            time.sleep(0.01)
+        for count in (10, 1_000_000):
+            got = g.allreduce(np.ones(count))
+            say(got[0], got[-1], g.contributors)
+        """,
+    )
+    assert out == [["2.0 2.0 (0, 1)"] * 2] * 2
+
+
+def test_the_leader_dies(cluster: UpCluster, lan: Lan) -> None:
+    out = members(
+        cluster,
+        lan,
+        "leader",
+        """
+        for step in range(40):
+            if rank == 0 and step == 20:
+                os.kill(os.getpid(), signal.SIGKILL)
+            got = g.allreduce(np.full(50_000 if step % 2 else 5, step, np.float64))
+            assert got[0] == step * len(g.contributors)
+        say(g.contributors, g.calls)
+        """,
+    )
+    assert out == [["(1, 2) 40"]] * 2
