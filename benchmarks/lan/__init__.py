@@ -1,0 +1,1 @@
+"""Benchmarks on several emulated hosts: `make bench-lan`."""

@@ -1,0 +1,61 @@
+"""The table that benchmarks print: plain text, one line for each row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Plain text, one line for each row; a title that repeats is not printed again."""
+    lines = [("", "ours", "beside it", "", "ratio", "target", "")]
+    last = None
+    for row in rows:
+        wanted, ratio = row["wanted"], row["ratio"]
+        amount = row["reference_value"]
+        target = ""
+        if wanted is not None:
+            sign = {"<=": "≤", ">=": "≥", "<": "<"}[row["direction"]]
+            target = f"{sign} {number(wanted) if ratio is not None else value(wanted, row['unit'])}"
+        same = row["title"] == last
+        last = row["title"]
+        lines.append(
+            (
+                "" if same else row["title"],
+                "" if same else value(row["ours"], row["unit"]),
+                row["reference"],
+                "" if amount is None else value(amount, row["unit"]),
+                "" if ratio is None else number(ratio),
+                target,
+                {None: "", True: "met", False: "NOT MET"}[row["met"]],
+            )
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    left = (0, 2, 6)
+    texts = [
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([texts[0], "─" * max(map(len, texts)), *texts[1:]])
+
+
+def value(amount: float, unit: str) -> str:
+    """With its unit, and three digits that tell something."""
+    if unit != "s":
+        return f"{number(amount)} {unit}"
+    for factor, name in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
+        if abs(amount) * factor >= 0.9995 or name == "µs":
+            return f"{number(amount * factor)} {name}"
+    raise AssertionError
+
+
+def number(amount: float) -> str:
+    """Three digits, or all before the point."""
+    size = abs(amount)
+    if size >= 99.95:
+        return f"{amount:,.0f}".replace(",", " ")
+    if size >= 9.995:
+        return f"{amount:.1f}"
+    return f"{amount:.2f}" if size >= 0.0995 or size == 0 else f"{amount:.3f}"
