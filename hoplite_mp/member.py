@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["HostsMember", "into"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+ROOTED = ("broadcast", "gather")
 
 
 class HostsMember:
@@ -35,6 +36,7 @@ class HostsMember:
         self._generation = generation
         self.rank = rank
         self.size = size
+        self._own: Array | None = None  # a copy of this rank's part of the latest call
 
     def give(self, call: int, part: tuple[str, str, int, Any]) -> list[ObjectRef[Any]]:
         """Tells the node of (kind, op, root, value); returns what must live until the commit."""
@@ -58,29 +60,53 @@ class HostsMember:
         self._channel.tell(
             GroupCall(self._generation, self.rank, call, kind, op, root, payloads, oids, mistake)
         )
+        # While the others' parts are on their way: what this rank gets back of its own.
+        self._own = None
+        if not mistake and (kind == "allgather" or (kind in ROOTED and root == self.rank)):
+            self._own = np.array(value)
+        elif not mistake and kind == "alltoall":
+            self._own = np.array(value[self.rank])
         return refs
 
     def take(self, kind: str, root: int, data: Any, out: Array | None) -> Any:
         """What a call returns, out of what the node has made of it."""
         if kind in ("allreduce", "reduce"):
-            return into(self._value(data[0]), out)
+            return self._taken(data[0], out)
         if kind == "reduce_scatter":
             if isinstance(data, dict):
-                return into(self._value(data[self.rank]), out)
-            return into(np.array_split(self._value(data[0]), self.size)[self.rank], out)
+                return self._taken(data[self.rank], out)
+            total = serial.decode(memoryview(data[0]), make_ref=self._memory.make_ref)
+            return into(np.array_split(total, self.size)[self.rank], out)
+        own, self._own = self._own, None
         if kind == "broadcast":
-            return into(self._value(data[root, -1]), out)
+            if own is not None:
+                return own if out is None else into(own, out)
+            return self._taken(data[root, -1], out)
         target = self.rank if kind == "alltoall" else -1
         gathered: list[Any] = [None] * self.size
         for source in range(self.size):
-            if (source, target) in data:
-                gathered[source] = into(self._value(data[source, target]), None)
+            if source == self.rank and own is not None:
+                gathered[source] = own
+            elif (source, target) in data:
+                gathered[source] = self._taken(data[source, target], None)
         return gathered
 
-    def _value(self, given: bytes | ObjectRef[Any]) -> Any:
+    def _taken(self, given: Any, out: Array | None) -> Array:
+        """An array of this process's own, or `out` filled: from a payload, from an object that
+        several here read, or from a block that is this process's from now on."""
         if isinstance(given, bytes):
-            return serial.decode(memoryview(given), make_ref=self._memory.make_ref)
-        return self._memory.read(self._memory.local_id(given), FOREVER_NS, False)
+            return into(serial.decode(memoryview(given), make_ref=self._memory.make_ref), out)
+        if not isinstance(given, tuple):
+            return into(self._memory.read(self._memory.local_id(given), FOREVER_NS, False), out)
+        payload, nbytes = given
+        block: Any = self._memory.client.block(payload, nbytes)
+        info = serial.describe_array(memoryview(block))
+        if info is None or out is not None:
+            make_ref = self._memory.make_ref
+            return into(serial.decode(memoryview(block), make_ref=make_ref), out)
+        dtype = serial.named_dtype(info.dtype_name)
+        order: Any = info.order
+        return np.ndarray(info.shape, dtype, block, info.offset, order=order)
 
 
 def into(value: Array, out: Array | None) -> Array:

@@ -63,6 +63,7 @@ class State:
     known: Known  # its board
     calls: int = 0  # decided ones; the number of the next
     said: dict[int, GroupCall] = field(default_factory=dict)  # rank -> its undecided call
+    slots: dict[int, int] = field(default_factory=dict)  # rank -> its process
     holds: dict[int, list[Any]] = field(default_factory=dict)  # rank -> what it gives
     told: tuple[int, int] | None = None  # (version, call) of the last GroupPart
     last: GroupCommit | None = None
@@ -162,7 +163,7 @@ class GroupCalls:
 
     # -- what members say ----------------------------------------------------------------------
 
-    def said(self, ask: GroupCall) -> None:
+    def said(self, slot: int, ask: GroupCall) -> None:
         """A member of this host has made its next call."""
         state = self.states.get(ask.generation)
         if state is None or ask.call < state.calls:
@@ -172,6 +173,7 @@ class GroupCalls:
         except ValueError as error:
             ask = msgspec.structs.replace(ask, mistake=str(error))
         state.said[ask.rank] = ask
+        state.slots[ask.rank] = slot
         self._tell(state)
 
     def _tell(self, state: State) -> None:
@@ -326,7 +328,8 @@ class GroupCalls:
             self.results.drop(go)
             go = None
         number = self.node.number
-        mine = [rank for rank in message.ranks if state.members.nodes[rank] == number]
+        members = state.members
+        mine = {r: state.slots.get(r, 0) for r in message.ranks if members.nodes[r] == number}
         before = state.result
         oid, state.result = self.results.commit(message, go, mine)
         state.calls = message.call + 1

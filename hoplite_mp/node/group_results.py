@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.forests import Forests
     from hoplite_mp.node.main import Node
-    from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo
+    from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, Plan
     from hoplite_mp.protocol.local import GroupCall
     from hoplite_mp.protocol.messages import GroupMembers
 
@@ -118,13 +118,14 @@ class GroupResults:
     # -- the end -------------------------------------------------------------------------------
 
     def commit(
-        self, message: GroupCommit, go: GroupGo | None, mine: Sequence[int]
+        self, message: GroupCommit, go: GroupGo | None, mine: dict[int, int]
     ) -> tuple[int, list[Any]]:
-        """(the object that members read, holds on all that it needs)."""
+        """(the object that members read, holds on all that it needs). `mine`: the ranks here, and
+        the slots of their processes."""
         holds: list[Any] = []
         error: Exception | None = None
         data: Any = None
-        blocks = self._blocks(go, holds)
+        blocks = self._blocks(message, go, mine, holds)
         if message.error == "lost":
             error = PeerLostError(message.message)
         elif message.error:
@@ -145,32 +146,55 @@ class GroupResults:
         oid = self.client.new(KIND_GROUP, STATE["CLAIMED"], NODE_SLOT, 0)
         return oid, self.client.hold(oid, False)
 
-    def _blocks(self, go: GroupGo | None, holds: list[Any]) -> dict[int, ObjectRef[Any]]:
-        """What has come, by the plan's own numbers."""
-        found: dict[int, ObjectRef[Any]] = {}
+    def _blocks(
+        self, message: GroupCommit, go: GroupGo | None, mine: dict[int, int], holds: list[Any]
+    ) -> dict[int, Any]:
+        """What has come, by the plan's own numbers: a block that only one rank wants becomes that
+        process's own, writable as it is; others become objects."""
+        found: dict[int, Any] = {}
         for plan in go.plans if go is not None else ():
             for index, (payload, nbytes) in self.forests.take(plan.operation).items():
+                takers = self._takers(message, plan, index, mine)
+                slot = mine[takers[0]] if len(takers) == 1 else 0
+                if slot and payload in self.node.store.leases:
+                    self.node.store.leases[payload] = slot
+                    found[index] = payload, nbytes
+                    continue
                 oid, hold = self._new()
                 self.results.store_block(oid, payload, nbytes)
                 holds.append(hold)
                 found[index] = ObjectRef(ids.pack_id(self.client.home, oid), hold)
         return found
 
+    def _takers(
+        self, message: GroupCommit, plan: Plan, index: int, mine: dict[int, int]
+    ) -> list[int]:
+        """The ranks here that read a block."""
+        kind, root = message.kind, message.root
+        if kind in FOLDING and not isinstance(plan, Distribute) and plan.kind != kind:
+            return []  # parts of a fold without a kernel: the node reads them
+        if kind == "reduce_scatter":
+            return [index] if index in mine else []
+        if kind in ("reduce", "gather"):
+            return [root] if root in mine else []
+        if kind == "alltoall" and not isinstance(plan, Distribute):
+            target = plan.members[index] % len(plan.destinations)
+            return [target] if target in mine else []
+        return [rank for rank in mine if kind != "broadcast" or rank != root]
+
     def _folded(
         self,
         message: GroupCommit,
         go: GroupGo | None,
-        blocks: dict[int, ObjectRef[Any]],
-        mine: Sequence[int],
+        blocks: dict[int, Any],
+        mine: dict[int, int],
     ) -> Any:
         """[the whole result], or slices by rank; None where nobody wants it."""
         if message.kind != "reduce_scatter":
             return [blocks[0]] if 0 in blocks else None
         return {rank: blocks[rank] for rank in mine if rank in blocks}
 
-    def _copied(
-        self, message: GroupCommit, go: GroupGo | None, blocks: dict[int, ObjectRef[Any]]
-    ) -> Any:
+    def _copied(self, message: GroupCommit, go: GroupGo | None, blocks: dict[int, Any]) -> Any:
         """Payloads and refs by (source, target); for small results of folds one payload."""
         if message.kind in FOLDING:
             return [message.pieces[0].payload]
@@ -182,9 +206,7 @@ class GroupResults:
             found[piece.source, piece.target] = got
         return found
 
-    def _piece(
-        self, piece: Piece, go: GroupGo | None, blocks: dict[int, ObjectRef[Any]]
-    ) -> ObjectRef[Any] | None:
+    def _piece(self, piece: Piece, go: GroupGo | None, blocks: dict[int, Any]) -> Any:
         """A large one: of a member here, or what has come."""
         home, oid = ids.unpack_id(piece.object)
         if home == self.client.home:
@@ -196,9 +218,7 @@ class GroupResults:
                 return blocks.get(plan.objects.index(piece.object))
         return None
 
-    def _combined(
-        self, message: GroupCommit, blocks: dict[int, ObjectRef[Any]], go: GroupGo | None
-    ) -> bytes:
+    def _combined(self, message: GroupCommit, blocks: dict[int, Any], go: GroupGo | None) -> bytes:
         """A fold without a kernel: all parts are here, and NumPy does it in the order of ranks."""
         payloads: list[bytes | memoryview] = []
         for piece in message.pieces:

@@ -246,7 +246,7 @@ class Requests:
 
     def group_call(self, slot: int, request: Request) -> None:
         if self.node.groups.hosts is not None:
-            self.node.groups.hosts.said(request.ask)  # type: ignore[arg-type]
+            self.node.groups.hosts.said(slot, request.ask)  # type: ignore[arg-type]
 
     def locate(self, slot: int, request: Request) -> None:
         oid = request.ask.oid  # type: ignore[union-attr]
