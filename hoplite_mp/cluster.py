@@ -27,7 +27,14 @@ from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import CollectiveCalls, as_refs
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.errors import ConfigError, HopliteError, HopliteTimeoutError
-from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
+from hoplite_mp.executor import (
+    Options,
+    PoolExecutor,
+    TaskExecutor,
+    check_own_host,
+    open_pool,
+    spmd,
+)
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
 from hoplite_mp.nodes import Node, counters, list_nodes, node_id, node_numbers
@@ -303,14 +310,13 @@ class Cluster(CollectiveCalls, TaskExecutor):
     def options(self, **changes: Any) -> Cluster:
         """A view of this cluster with other defaults for submit, map and executor.
 
-        node: a node (or its id) to run on. retries: how often a task is run again after the death
-        of its worker, never after an exception. timeout: seconds of running, then the worker is
-        killed and the task fails with HopliteTimeoutError. copy: results, and values of refs
-        among the arguments, are writable. name: shown in errors. Later options override; unknown
-        names are a TypeError.
+        node: a node, its id, or a list of them, to run on and nowhere else. retries: how often a
+        task is run again after the death of its worker, never after an exception. timeout: seconds
+        of running, then the worker is killed and the task fails with HopliteTimeoutError. copy:
+        results, and values of refs among the arguments, are writable. name: shown in errors. Later
+        options override; unknown names are a TypeError.
         """
-        node_numbers(self._runtime, changes.get("node"))
-        return self._view(self._options.override(changes))
+        return self._view(self._options.override(self._resolved(changes)))
 
     def _view(self, options: Options) -> Cluster:
         view = _View.__new__(_View)
@@ -328,22 +334,30 @@ class Cluster(CollectiveCalls, TaskExecutor):
         max_tasks_per_child: int | None = None,
         **options: Any,
     ) -> PoolExecutor:
-        """An Executor with workers of its own on this cluster; they end at its shutdown."""
+        """An Executor with workers of its own on this host; they end at its shutdown."""
         self._runtime.memory.check()
+        chosen = self._own_host(options.pop("node", None))
         return open_pool(
             self._runtime,
             cpu_count() if max_workers is None else max_workers,
             initializer,
             initargs,
             max_tasks_per_child,
-            self._options.override(options),
+            dataclasses.replace(self._options.override(options), node=chosen),
         )
+
+    def _own_host(self, node: Any) -> tuple[int, ...] | None:
+        numbers: tuple[int, ...] | None = self._options.node
+        if node is not None:
+            numbers = tuple(node_numbers(self._runtime, node))
+        check_own_host(self._runtime, numbers)
+        return numbers
 
     def spmd(
         self, fn: Callable[..., T], size: int, *args: Any, node: Any = None
     ) -> list[Future[T]]:
-        """`size` peers in processes of their own, started together: fn(rank, *args)."""
-        node_numbers(self._runtime, node)
+        """`size` peers in processes of their own on this host, all at once: fn(rank, *args)."""
+        self._own_host(node)
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= SPMD_SIZE_MAX:
             raise ValueError(f"size={size!r}: it must be from 1 to {SPMD_SIZE_MAX}")
         self._runtime.memory.check()

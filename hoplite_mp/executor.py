@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from hoplite_mp import serial
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, deadline_ns, whole
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, NodeLostError
+from hoplite_mp.nodes import node_numbers
 from hoplite_mp.protocol.local import ClosePool, OpenPool
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ CHUNKS_PER_WORKER = 16  # of map(chunksize=None): enough to balance, few enough 
 CHUNK_ITEMS_MAX = 256
 RETRIES_MAX = 127
 WORKERS_MAX = 200
+COMMON_POOL = 0
+_turns = itertools.count()
 SHUT_DOWN = "this executor has been shut down: it takes no new tasks"
 MAX_TASKS_MAX = 1 << 62
 TIMEOUT_S_MAX = 1e9  # 31 years; more is none
@@ -72,6 +75,16 @@ class Options:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name={name!r}: it must be a text, or None")
         return dataclasses.replace(self, **changes)
+
+
+def check_own_host(runtime: Runtime, numbers: tuple[int, ...] | None) -> None:
+    """ValueError if workers of an executor's own would have to be on another host."""
+    if numbers not in (None, (runtime.tasks.node_number,)):
+        names = ", ".join(f"h{number}" for number in numbers or ())
+        raise ValueError(
+            "workers of an executor's or spmd's own are on the caller's host, they cannot be on "
+            f"{names}; tasks of the cluster's workers can: c.options(node=...).submit(...)"
+        )
 
 
 class TaskExecutor(concurrent.futures.Executor):
@@ -115,7 +128,10 @@ class TaskExecutor(concurrent.futures.Executor):
         options = self._options
         retries = options.retries
         runtime = self._runtime
-        if runtime.pool_sizes.get(self._pool) == 0:
+        pool = self._pool
+        if options.node is not None:
+            pool = self._bound(options.node)
+        if runtime.pool_sizes.get(max(pool, 0)) == 0:
             raise RuntimeError(
                 "this cluster was made with workers=0, so no task can ever run: make it with "
                 "workers, or use c.executor(), which has workers of its own"
@@ -124,7 +140,7 @@ class TaskExecutor(concurrent.futures.Executor):
             fn,
             args,
             kwargs,
-            self._pool,
+            pool,
             runtime.config.retries if retries is None else retries,
             options.timeout,
             options.copy,
@@ -133,6 +149,23 @@ class TaskExecutor(concurrent.futures.Executor):
         if self._was_closed() and future.cancel():  # by another thread, which did not see this one
             raise ClosedError(SHUT_DOWN)
         return future
+
+    def _resolved(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Options with the numbers of their nodes. ValueError: one is not there, or runs nothing
+        of this executor."""
+        if changes.get("node") is None:
+            return changes
+        common = self._pool == COMMON_POOL
+        numbers = tuple(node_numbers(self._runtime, changes["node"], workers=common))
+        if not common:
+            check_own_host(self._runtime, numbers)
+        return {**changes, "node": numbers}
+
+    def _bound(self, numbers: tuple[int, ...]) -> int:
+        """The pool of one of these nodes, each in turn."""
+        if self._pool != COMMON_POOL:
+            return self._pool
+        return self._runtime.bound_pool(numbers[next(_turns) % len(numbers)])
 
     def map(
         self,
@@ -191,8 +224,10 @@ class TaskExecutor(concurrent.futures.Executor):
     def _pending(self) -> list[int]:
         """Ids of this process's unfinished tasks in this pool."""
         submitter = self._runtime.submitter
-        queue = submitter.queue(self._pool)
-        return [oid for oid, task in list(submitter.pending.items()) if task.queue == queue]
+        queues = {submitter.queue(self._pool)}
+        if self._pool == COMMON_POOL:
+            queues |= {submitter.queue(pool) for pool in self._runtime.bound.values()}
+        return [oid for oid, task in list(submitter.pending.items()) if task.queue in queues]
 
     def _wait_pending(self) -> None:
         submitter = self._runtime.submitter
@@ -216,7 +251,7 @@ class PoolExecutor(TaskExecutor):
 
     def options(self, **changes: Any) -> TaskExecutor:
         """The same workers with other defaults."""
-        return self._view(self._options.override(changes))
+        return self._view(self._options.override(self._resolved(changes)))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """As in the standard library."""

@@ -49,10 +49,12 @@ def counters(runtime: Runtime) -> dict[str, Any]:
     return dict(runtime.channel.call(Stats()).value)
 
 
-def node_numbers(runtime: Runtime, nodes: Any, one: str | None = None) -> list[int]:
+def node_numbers(
+    runtime: Runtime, nodes: Any, one: str | None = None, workers: bool = False
+) -> list[int]:
     """A Node, a node id, or a list of them, as numbers; ValueError for one that is not there.
 
-    `one`: the call that takes at most one node.
+    `one`: the call that takes at most one node. `workers`: they must have some.
     """
     if nodes is None:
         return []
@@ -61,11 +63,13 @@ def node_numbers(runtime: Runtime, nodes: Any, one: str | None = None) -> list[i
         raise ValueError(f"{one} names {len(wanted)} nodes: it must be one")
     if not wanted:
         raise ValueError("to= names no node")
-    living = [node.id for node in list_nodes(runtime)]
+    living = {node.id: node for node in list_nodes(runtime)}
     found = []
     for node in wanted:
         name = node.id if isinstance(node, Node) else node
         if name not in living:
             raise ValueError(f"there is no node {name!r}: this cluster has {', '.join(living)}")
+        if workers and not living[name].workers:
+            raise ValueError(f"node {name!r} has no workers: no task can run there")
         found.append(int(name.removeprefix("h")))
     return found

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _shm, _tasks, serial
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import STATE, Memory
-from hoplite_mp.client.submitter import KIND_OPERATION, Submitter
+from hoplite_mp.client.submitter import HERE, KIND_OPERATION, Submitter
 from hoplite_mp.errors import ClosedError, ObjectLostError
-from hoplite_mp.protocol.local import Collective
+from hoplite_mp.protocol.local import BindPool, Collective
 from hoplite_mp.ref import ObjectRef, runtime_hooks
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Runtime:
         self.own_pool = 0  # the pool whose tasks may be run in place
         self.face: Any = None  # the Cluster over this runtime, made when first asked for
         self.pool_sizes: dict[int, int] = {}
+        self.bound: dict[int, int] = {}  # number of a node -> the pool of its tasks
         self.task_leaves: list[Any] = []  # called at the end of the task that runs
         with _stack_lock:
             _stack.append(self)
@@ -67,6 +68,15 @@ class Runtime:
         if self._label.endswith("@h"):  # the node's number is known only when it has joined
             return f"{self._label}{self.tasks.node_number}"
         return self._label
+
+    def bound_pool(self, node: int) -> int:
+        """The pool whose tasks run on that node only. ValueError: it is gone."""
+        if node == self.tasks.node_number:
+            return self.bound.setdefault(node, HERE)
+        pool = self.bound.get(node)
+        if pool is None:
+            pool = self.bound[node] = int(self.channel.call(BindPool(node)).value)
+        return pool
 
     def collective(
         self,

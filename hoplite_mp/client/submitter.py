@@ -40,7 +40,9 @@ __all__ = ["KIND_OPERATION", "KIND_TASK", "Pending", "Submitter", "last_resort"]
 
 KIND_TASK, KIND_OPERATION = 2, 3
 # Of a task: not to be run in place by a waiting worker; values of refs are writable copies for it.
-FLAG_OWN_STACK, FLAG_COPY = 1, 2
+FLAG_OWN_STACK, FLAG_COPY, FLAG_HERE = 1, 2, 4
+# In place of a pool's number: the common pool, but only its workers on this host.
+HERE = -1
 NAME_BYTES = 32
 FINISHED_MIN = 1024
 HOLDS_OF_CALL = 2  # the function, and what it carries
@@ -93,7 +95,8 @@ class Submitter:
             with self._lock:
                 queue = self._queues.get(pool)
                 if queue is None:
-                    queue = self._queues[pool] = self.tasks.open_queue(pool)
+                    queue = self.tasks.open_queue(max(pool, 0), pool == HERE)
+                    self._queues[pool] = queue
         return queue
 
     def close_queue(self, pool: int) -> None:
@@ -134,7 +137,8 @@ class Submitter:
                 holds.append(ref)
                 inline, args_oid = b"", memory.local_id(ref)
         queue = self.queue(pool)
-        oid = client.new(KIND_TASK, STATE["WAITING"], 0, pool)
+        oid = client.new(KIND_TASK, STATE["WAITING"], 0, max(pool, 0))
+        flags = (0 if timeout is None else FLAG_OWN_STACK) | (FLAG_COPY if copy else 0)
         hold = client.hold(oid, False)
         future: Future[Any] = Future(self, oid, hold, copy)
         if name is None:
@@ -150,7 +154,7 @@ class Submitter:
                 args_oid,
                 retries,
                 0 if timeout is None else max(1, int(timeout * 1e9)),
-                (0 if timeout is None else FLAG_OWN_STACK) | (FLAG_COPY if copy else 0),
+                flags | (FLAG_HERE if pool == HERE else 0),
                 name.encode(errors="replace")[:NAME_BYTES],
                 queue,
                 ready,

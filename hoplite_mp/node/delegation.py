@@ -69,6 +69,7 @@ class Delegation:
         self.runners: dict[int, Runner] = {}  # by home
         self.where: dict[int, int] = {}  # oid -> home of its runner
         self.pools: dict[int, int] = {}  # a pool whose tasks all go to one host -> its home
+        self.broken: Callable[[int, str], None] = lambda pool, why: None  # told of such pools
         self._offered: set[int] = set()
 
     # -- who runs ------------------------------------------------------------------------------
@@ -85,8 +86,22 @@ class Delegation:
     def lose_runner(self, home: int) -> None:
         """That host is gone: its tasks are run again elsewhere, or fail."""
         runner = self.runners.pop(home, None)
-        for oid in list(runner.running) if runner is not None else ():
-            self._lost(oid, runner.number if runner is not None else 0)
+        if runner is None:
+            return
+        for pool in [pool for pool, bound in self.pools.items() if bound == home]:
+            del self.pools[pool]
+            self.broken(pool, f"node h{runner.number}, to which it is bound, is gone")
+        for oid in list(runner.running):
+            self._lost(oid, runner.number)
+
+    def bind(self, pool: int, number: int) -> bool:
+        """All tasks of that pool run on that node; False: it is not there."""
+        for home, runner in self.runners.items():
+            if runner.number == number:
+                self.pools[pool] = home
+                self.look()
+                return True
+        return False
 
     def look(self) -> None:
         """Takes queued tasks for those that have room."""

@@ -77,6 +77,7 @@ class Lan:
         self.delegation = Delegation(
             node.results, node.imports, node.places, self.peers.send, self._post
         )
+        self.delegation.broken = node.workers.break_bound
         self.guests = Guests(
             node.results,
             node.imports,

@@ -43,6 +43,7 @@ class Pool:
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     closing: bool = False
     broken: str = ""
+    host_lost: bool = False  # that is why it is broken
     startup_deaths: int = 0
     surplus_since: float | None = None
     stuck_since: float | None = None

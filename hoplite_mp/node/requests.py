@@ -15,6 +15,7 @@ from hoplite_mp.protocol.local import (
     ON_ITS_WAY,
     RESTORED,
     SPILLED_PIECE_BYTES,
+    BindPool,
     ClosePool,
     Collective,
     DropForeign,
@@ -74,6 +75,7 @@ class Requests:
             Interrupt: self.interrupt,
             Collective: lambda slot, request: node.operations.begin(request.ask, slot),
             OpenPool: self.open_pool,
+            BindPool: self.bind_pool,
             ClosePool: lambda slot, request: node.workers.close(request.ask.pool, request.ask.kill),
             GroupCall: self.group_call,
             GroupJoin: lambda slot, request: node.groups.join(
@@ -208,6 +210,18 @@ class Requests:
         number = self.node.workers.open_next(ask.workers, slot, ask.max_tasks, ask.setup)
         error = "" if number is not None else NO_POOL
         self.node.reply(slot, Reply(request.number, number, error))
+
+    def bind_pool(self, slot: int, request: Request) -> None:
+        wanted = request.ask.node  # type: ignore[union-attr]
+        lan, workers = self.node.lan, self.node.workers
+        number = workers.open_bound(slot)
+        if number is None:
+            self.node.reply(slot, Reply(request.number, None, NO_POOL))
+        elif lan is None or not lan.delegation.bind(number, wanted):
+            workers.close(number, False)
+            self.node.reply(slot, Reply(request.number, None, f"node h{wanted} is gone"))
+        else:
+            self.node.reply(slot, Reply(request.number, number))
 
     def standing(self, slot: int, request: Request) -> None:
         self.waiting_standing.append((slot, request.number))

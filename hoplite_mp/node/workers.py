@@ -14,7 +14,8 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from hoplite_mp.errors import WorkerLostError
+from hoplite_mp.client.submitter import FLAG_HERE
+from hoplite_mp.errors import NodeLostError, WorkerLostError
 from hoplite_mp.node.pools import Pool, WorkerInfo
 
 if TYPE_CHECKING:
@@ -76,6 +77,21 @@ class Workers:
                 return None
         return None
 
+    def open_bound(self, owner: int) -> int | None:
+        """A pool without workers on this host; None if all are taken."""
+        for number in range(1, POOLS_MAX):
+            if number not in self.pools:
+                self.open(number, 0, owner, 0, 0)
+                return number
+        return None
+
+    def break_bound(self, number: int, why: str) -> None:
+        """Nobody runs that pool's tasks any more."""
+        pool = self.pools.get(number)
+        if pool is not None:
+            pool.broken, pool.host_lost = why, True
+            self.fail_queued(pool)
+
     def close(self, number: int, kill: bool) -> None:
         pool = self.pools.get(number)
         if pool is None:
@@ -98,6 +114,8 @@ class Workers:
         if pool.closing and not pool.workers:
             self.client.open_pool(pool.number, POOL_FREE)
             self.pools.pop(pool.number, None)
+            if self.node.lan is not None:
+                self.node.lan.delegation.pools.pop(pool.number, None)
             for here in (False, True):
                 queue = self.queues.pop((pool.number, here), None)
                 if queue is not None:
@@ -183,7 +201,9 @@ class Workers:
         """The dead one may have taken hints with it: all queued tasks are announced again."""
         lan = self.node.lan
         for oid in self.queued(pool):
-            if not self.tasks.post(oid, self.queue(pool, lan is not None and oid in lan.guests)):
+            here = lan is not None and oid in lan.guests
+            here = here or bool(self.tasks.task(oid)[3] & FLAG_HERE)
+            if not self.tasks.post(oid, self.queue(pool, here)):
                 self.node.after(LOOK_AGAIN_S, lambda: self.post_queued(pool))
                 return
 
@@ -191,7 +211,7 @@ class Workers:
         if self.pools.get(pool.number) is not pool:
             return  # its number is another pool's by now
         for oid in self.queued(pool.number):
-            self.fail(oid, pool.broken, pool.setup_text)
+            self.fail(oid, pool.broken, pool.setup_text, pool.host_lost)
         if not pool.closing:  # later submits fail as well
             self.node.after(LOOK_AGAIN_S / 10, lambda: self.fail_queued(pool))
 
@@ -204,14 +224,13 @@ class Workers:
             if self.client.inspect(oid)["owner"] in pool.workers:
                 self.fail(oid, why)
 
-    def fail(self, oid: int, why: str, text: str = "") -> None:
+    def fail(self, oid: int, why: str, text: str = "", host_lost: bool = False) -> None:
         """`text`: the traceback that its error is caused by."""
         name = self.client.task_name(oid)
         if self.client.take_over(oid, 0):
             self.tasks_failed += 1
-            self.node.results.store_error(
-                oid, WorkerLostError(f"no worker can run {name}(): {why}"), text
-            )
+            kind = NodeLostError if host_lost else WorkerLostError
+            self.node.results.store_error(oid, kind(f"no worker can run {name}(): {why}"), text)
 
     # -- interrupting --------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ __all__ = [
     "RESTORED",
     "SPILLED_PIECE_BYTES",
     "Ask",
+    "BindPool",
     "ClosePool",
     "Collective",
     "DropForeign",
@@ -141,6 +142,12 @@ class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
     setup: int
 
 
+class BindPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A pool whose tasks all run on one other node. Reply: pool number."""
+
+    node: int
+
+
 class ClosePool(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The pool's workers end when idle; `kill`: at once. No reply."""
 
@@ -231,6 +238,7 @@ Ask: TypeAlias = (
     | Interrupt
     | Collective
     | OpenPool
+    | BindPool
     | ClosePool
     | GroupCall
     | GroupJoin

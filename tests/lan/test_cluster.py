@@ -269,9 +269,14 @@ def test_a_host_dies_and_the_others_go_on(lan_permitted: None) -> None:
         while len(set(c.map(work, range(12)))) < 3:
             pass
         futures = [c.submit(work, i) for i in range(30)]
+        there = c.options(node=[n for n in c.nodes if n.host == "h3" and n.workers])
+        bound = [there.submit(work, i) for i in range(30)]
         print("sent", flush=True)
         names = [f.result(timeout=40) for f in futures]
         assert len(names) == 30
+        lost = [f for f in bound if isinstance(f.exception(40), hoplite_mp.NodeLostError)]
+        assert len(lost) > 20
+        assert isinstance(there.submit(work, 1).exception(40), hoplite_mp.NodeLostError)
         print(sorted(set(c.map(work, range(12)))))
         """
         source = (
@@ -290,3 +295,45 @@ def test_a_host_dies_and_the_others_go_on(lan_permitted: None) -> None:
         driver.stdout.close()
         del cluster.joined[1]
         assert cluster.end() == [0, 0]
+
+
+def test_tasks_are_bound_to_nodes(cluster: UpCluster, lan: Lan) -> None:
+    """Each runs where it must, whoever is free; also after the death of a worker."""
+    out = cluster.run(
+        lan[1],
+        """
+        import signal
+        deadline = time.monotonic() + 30
+        while sum(node.workers for node in c.nodes) < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        def where(path=None):
+            if path and not os.path.exists(path):
+                open(path, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.01)
+            return os.uname().nodename
+        for node in [node for node in c.nodes if node.workers]:
+            view = c.options(node=node)
+            seen = set(view.map(where, [None] * 12, chunksize=1))
+            again = view.submit(where, "died").result()
+            print(node.host, sorted(seen), again)
+        both = c.options(node=[node.id for node in c.nodes if node.host in ("h1", "h3")])
+        print(sorted({f.result() for f in [both.submit(where) for _ in range(6)]}))
+        try:
+            c.options(node=[n for n in c.nodes if not n.workers][0])
+        except ValueError as error:
+            print("no workers" in str(error))
+        try:
+            c.options(node=node).executor(1)
+        except ValueError as error:
+            print("own" in str(error))
+        """,
+    )
+    assert out.splitlines() == [
+        "h1 ['h1'] h1",
+        "h2 ['h2'] h2",
+        "h3 ['h3'] h3",
+        "['h1', 'h3']",
+        "True",
+        "True",
+    ]
