@@ -85,7 +85,13 @@ def parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--memory", metavar="SIZE", help='limit of the store, as "2GiB"')
         command.add_argument("--ports", metavar="A-B", help="where this node listens for others")
-        command.add_argument("--token-file", type=Path, metavar="F", help="the cluster's secret")
+        command.add_argument(
+            "--token-file",
+            type=Path,
+            metavar="F",
+            help="the cluster's secret; join: - reads it "
+            "from standard input, whose end ends the node",
+        )
         command.add_argument("--no-tls", action="store_true", help="send everything in the clear")
     return top
 

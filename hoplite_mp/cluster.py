@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from hoplite_mp.client.far_hosts import FarHosts
+
 __all__ = ["Cluster", "Node", "current"]
 
 T = TypeVar("T")
@@ -66,6 +68,8 @@ class Cluster(CollectiveCalls, TaskExecutor):
             TMPDIR, /var/tmp and the working directory.
         config: every other limit; an argument here wins over it.
 
+        hosts: names for ssh ("a", "user@b"), on each of which a node is started; it ends with this
+            cluster. Config.hosts_command is the command. NodeLostError: one could not be started.
         listen: "host:port" where other hosts can join this cluster; [ ] around IPv6 numbers.
         address: "host:port" of a running cluster: this process joins it, by default without
             workers. AuthError, ManagerLostError (after Config.connect_timeout_s), ProtocolError.
@@ -93,8 +97,11 @@ class Cluster(CollectiveCalls, TaskExecutor):
         spill_dir: str | Path | None = None,
         config: Config | None = None,
     ) -> None:
-        if hosts is not None:
-            raise NotImplementedError("hosts= is not there yet; use hoplite-mp join on each host")
+        hosts = _checked_hosts(hosts)
+        if hosts and address is not None:
+            raise ConfigError("hosts= starts nodes of a new cluster, address= joins one: not both")
+        if hosts and listen is None:
+            listen = "0.0.0.0:0"  # it is advertised as the address that leads to each host
         if workers is not None and (
             isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= 200
         ):
@@ -126,7 +133,29 @@ class Cluster(CollectiveCalls, TaskExecutor):
         if network is None or self._host.workers:  # else others have workers, or will have
             self._runtime.pool_sizes[0] = self._host.workers
         self._shutting = threading.Lock()
+        self._far: FarHosts | None = None
+        if hosts:
+            self._start_far(hosts, config)
         _open.add(self)
+
+    def _start_far(self, hosts: Sequence[str], config: Config) -> None:
+        """Nodes on other hosts; returns when all have joined."""
+        from hoplite_mp.client.far_hosts import FarHosts
+
+        network = self._network
+        assert network is not None
+        before = len(self.nodes)
+        try:
+            self._far = FarHosts(
+                {host: network.address_for(host) for host in hosts},
+                config.hosts_command,
+                network.token.reveal(),
+                network.tls,
+            )
+            self._far.wait(lambda: len(self.nodes) - before, config.hosts_wait_s)
+        except BaseException:
+            self._end()
+            raise
 
     def _join(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -162,7 +191,7 @@ class Cluster(CollectiveCalls, TaskExecutor):
         """The face of a runtime that was made elsewhere (in a worker)."""
         if runtime.face is None:
             face = cls.__new__(cls)
-            face._host = face._network = None
+            face._host = face._network = face._far = None
             face._shutting = threading.Lock()
             face._join(runtime)
         return runtime.face  # type: ignore[no-any-return]
@@ -226,6 +255,9 @@ class Cluster(CollectiveCalls, TaskExecutor):
             if host is not None:
                 host.runtime.submitter.keep_results(host.limit)
                 host.end()
+            far, self._far = self._far, None
+            if far is not None:
+                far.end()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
         if self._host is not None:
@@ -411,6 +443,16 @@ class _View(Cluster):
 
 
 _HELD = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
+
+
+def _checked_hosts(hosts: Any) -> list[str]:
+    if hosts is None:
+        return []
+    if isinstance(hosts, str) or not all(isinstance(host, str) and host for host in hosts):
+        raise ValueError(f'hosts={hosts!r}: it must be a list of names, such as ["a", "user@b"]')
+    if len(set(hosts)) != len(list(hosts)):
+        raise ValueError(f"hosts={hosts!r}: a host stands there twice")
+    return list(hosts)
 
 
 def _arrived(options: Options) -> Cluster:

@@ -181,6 +181,15 @@ class Config:
     hold some 100 KiB. One more takes the place of the oldest of the host that has the most.
     Higher: more hosts can join in the same moment. Lower: strangers cost less memory."""
 
+    hosts_command: str = "ssh -o BatchMode=yes {host} hoplite-mp {arguments}"
+    """What starts a node of Cluster(hosts=): a command whose words are split as a shell does, run
+    without one. {host} is an element of hosts=, the word {arguments} what hoplite-mp gets. Its end
+    must be the end of what it has started, and its standard input that of hoplite-mp."""
+
+    hosts_wait_s: float = 60.0
+    """How long Cluster(hosts=) waits until all nodes have joined before NodeLostError.
+    Higher: slow hosts get in. Lower: a program learns sooner that one is not there."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             _check(field.name, field.type, getattr(self, field.name))
@@ -245,7 +254,13 @@ def _check(name: str, kind: Any, value: object) -> None:
         return
     if kind.startswith("str"):
         if not isinstance(value, str) or not value or "\0" in value:
-            raise ConfigError(f"{name}={value!r} is not allowed: the path of a directory")
+            what = "a command" if name == "hosts_command" else "the path of a directory"
+            raise ConfigError(f"{name}={value!r} is not allowed: {what}")
+        if name == "hosts_command" and not ("{host}" in value and "{arguments}" in value.split()):
+            raise ConfigError(
+                f"{name}={value!r} is not allowed: a command with {{host}} in it, and "
+                "{arguments} as a word of its own"
+            )
         return
     whole = kind.startswith("int")
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["join", "up"]
 
+FROM_STDIN = "-"  # as --token-file: the token is the first line; the end of input ends the node
 LOOK_S = 0.2  # for a token file that is not there yet
 
 
@@ -46,7 +47,12 @@ def join(arguments: argparse.Namespace) -> int:
     ending = _on_signals()
     deadline = time.monotonic() + arguments.wait
     common = _common(arguments)
-    path = token_path(arguments.token_file)
+    if str(arguments.token_file) == FROM_STDIN:
+        common["token"] = sys.stdin.readline().strip()
+        threading.Thread(target=_until_the_end_of_input, args=(ending,), daemon=True).start()
+        path = None
+    else:
+        path = token_path(arguments.token_file)
     while path is not None and not path.exists() and time.monotonic() < deadline:
         if ending.wait(LOOK_S):
             return 0
@@ -70,6 +76,12 @@ def _common(arguments: argparse.Namespace) -> dict[str, Any]:
         "token": arguments.token_file,
         "tls": False if arguments.no_tls else None,
     }
+
+
+def _until_the_end_of_input(ending: threading.Event) -> None:
+    while sys.stdin.read(4096):
+        pass
+    ending.set()
 
 
 def _on_signals() -> threading.Event:

@@ -10,7 +10,7 @@ from hoplite_mp.config import Config, parse_size
 from hoplite_mp.errors import ConfigError
 
 NAMES = [field.name for field in dataclasses.fields(Config)]
-NUMBERS = [name for name in NAMES if name != "spill_dir"]
+NUMBERS = [name for name in NAMES if name not in ("spill_dir", "hosts_command")]
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,8 @@ def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: object) -> 
         ("span_bytes", (1 << 20) + 1, "a whole number from 65536, a power of two"),
         ("spill_dir", "", "the path of a directory"),
         ("spill_dir", 5, "the path of a directory"),
+        ("hosts_command", "", "a command"),
+        ("hosts_command", "ssh {host}", "a command with {host} in it, and {arguments}"),
         ("retries", None, "a whole number"),
         ("retries", 1.0, "a whole number"),
     ],

@@ -95,6 +95,17 @@ class Network:
         peers = self._open(routed, ports)
         self.addresses = [str(Address(routed, bound_address(peers).port))]
 
+    def address_for(self, host: str) -> str:
+        """Where that host can join: this host's address on the way to it, as far as it is known
+        here by its name (else the first that is advertised)."""
+        name = host.rpartition("@")[2]
+        own = parse_address(self.address)
+        try:
+            routed = routed_address(resolve(Address(name, own.port))[0])
+        except (OSError, ValueError):
+            routed = None
+        return self.address if routed is None else str(Address(routed, own.port))
+
     def _open(self, host: str, ports: range) -> socket.socket:
         sock = listen(host, ports)
         self.sockets.append(sock)

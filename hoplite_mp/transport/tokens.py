@@ -61,6 +61,10 @@ class Token:
         secret = text.encode("utf-8", "surrogatepass")
         self.key = hmac.digest(_KEY_LABEL, secret, hashlib.sha256)
 
+    def reveal(self) -> str:
+        """The secret itself: for the standard input of who is to join, for nothing else."""
+        return self._text
+
     def __repr__(self) -> str:
         return f"<Token of {self.file}>" if self.file else "<Token>"
 

@@ -1,0 +1,107 @@
+"""Nodes on other hosts that a program starts itself: `Cluster(hosts=[...])`, over the system's ssh.
+
+Why it exists: nobody should need a second terminal. Each host gets one process of
+Config.hosts_command, which runs `hoplite-mp join` there. The token goes through its standard input,
+never through arguments; the end of that input is the end of the node, so a connection that breaks
+leaves nothing behind.
+It must never know: what nodes do once they have joined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import subprocess
+import tempfile
+import time
+from typing import IO, TYPE_CHECKING
+
+from hoplite_mp.errors import ConfigError, NodeLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FarHosts"]
+
+LOOK_S = 0.05
+END_PATIENCE_S = 5.0  # for what ends by itself when the cluster does
+ERROR_BYTES_MAX = 4096  # of what a host says when it cannot join
+
+
+class FarHosts:
+    """One process for each host."""
+
+    def __init__(self, addresses: dict[str, str], command: str, token: str, tls: bool) -> None:
+        """addresses: of each host, where it joins. ConfigError: the command cannot be run."""
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._said: dict[str, IO[bytes]] = {}
+        try:
+            for host, address in addresses.items():
+                arguments = ["join", address, "--token-file", "-"]
+                self._begin(host, command, arguments + ["--no-tls"] * (not tls), token)
+        except BaseException:
+            self.end()
+            raise
+
+    def _begin(self, host: str, template: str, arguments: list[str], token: str) -> None:
+        words = []
+        for word in shlex.split(template):
+            words += arguments if word == "{arguments}" else [word.replace("{host}", host)]
+        said = self._said[host] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,  # Ctrl-C is for the program, which ends them in order
+            )
+        except OSError as error:
+            raise ConfigError(f"hosts_command={template!r} cannot be run: {error}") from error
+        self.processes[host] = process
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended: `wait` says why
+            process.stdin.write(token.encode("utf-8", "surrogatepass") + b"\n")
+            process.stdin.flush()
+
+    def wait(self, joined: Callable[[], int], timeout_s: float) -> None:
+        """Until that many nodes have joined. NodeLostError: one could not, or not in time."""
+        deadline = time.monotonic() + timeout_s
+        while joined() < len(self.processes):
+            for host, process in self.processes.items():
+                if process.poll() is not None:
+                    raise NodeLostError(
+                        f"no node could be started on {host!r} (exit code {process.returncode}): "
+                        f"{self._last_words(host)}"
+                    )
+            if time.monotonic() > deadline:
+                there = ", ".join(map(repr, self.processes))
+                raise NodeLostError(
+                    f"{joined()} of {len(self.processes)} nodes joined within {timeout_s:g} s "
+                    f"(Config.hosts_wait_s); hosts: {there}"
+                )
+            time.sleep(LOOK_S)
+
+    def _last_words(self, host: str) -> str:
+        said = self._said[host]
+        said.seek(0, 2)
+        said.seek(max(0, said.tell() - ERROR_BYTES_MAX))
+        text = said.read().decode(errors="replace").strip()
+        return text or "it said nothing"
+
+    def end(self) -> None:
+        """After the end of the cluster, which is theirs too; what does not end is killed."""
+        for process in self.processes.values():
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+        deadline = time.monotonic() + END_PATIENCE_S
+        for process in self.processes.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for said in self._said.values():
+            said.close()
+        self.processes, self._said = {}, {}
