@@ -12,12 +12,13 @@ SANITIZE := .build-sanitize
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test bench docs build debug sanitize soak clean
+.PHONY: help demo test bench bench-lan docs build debug sanitize soak clean
 
 help:
 	@echo "make demo      the main job on this host, on real data"
 	@echo "make test      every check: style, types, tests"
 	@echo "make bench     the benchmarks"
+	@echo "make bench-lan the benchmarks over emulated hosts, as root"
 	@echo "make docs      API pages into docs/_build"
 	@echo "make build     compile again what changed, in place"
 	@echo "make debug     compile in place without optimisation, with asserts"
@@ -37,6 +38,12 @@ test: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks
+
+# Hosts are emulated with network namespaces: needs root.
+bench-lan: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks.lan -n 4
+	$(BIN)/python -m benchmarks.lan -n 8
+	$(BIN)/python -m benchmarks.lan -n 4 --tls --kinds broadcast allreduce
 
 docs: $(VENV)/.installed-docs
 	rm -rf docs/_build

@@ -162,14 +162,26 @@ class Folding:
             found[index] = raw
         return found
 
+    def _scratch(self, nbytes: int) -> Any:
+        """Room for what only passes through: a block of the store, whose pages are warm, rather
+        than fresh memory, whose pages cost as much as receiving them; that if there is no room."""
+        payload = None
+        if nbytes > self.node.config.small_object_bytes_max:
+            payload = self.node.results.lease(nbytes)
+        if payload is None:
+            memory: Any = np.empty(nbytes, np.uint8)
+        else:
+            self.part.scratch.append(payload)
+            memory = self.node.client.memory(payload, nbytes)
+        self.part.ground.keep.append(memory)
+        return memory
+
     def _memory(self, cell: Cell, result: set[Cell]) -> tuple[Any, int, int]:
         """Where a cell lies: in the result's block if it belongs there."""
         begin, end = self.shares.elements(cell.stripe)
         if not result:
             nbytes = (end - begin) * self.shares.itemsize(cell)
-            memory = np.empty(nbytes, np.uint8)
-            self.part.ground.keep.append(memory)
-            return memory, 0, nbytes
+            return self._scratch(nbytes), 0, nbytes
         index = cell.stripe if self.plan.kind == "reduce_scatter" else 0
         payload, whole = self.part.blocks[index]
         _, offset, _ = self.shares.head(index)

@@ -171,7 +171,7 @@ class Forests:
             self.links.close(cell, ground)
         part.cells = {}
         del self.parts[operation]
-        payloads = [payload for payload, _ in part.blocks.values()]
+        payloads = [*part.scratch, *(payload for payload, _ in part.blocks.values())]
         if payloads:
             part.ground.when_free(lambda: self._give_back(payloads))
 

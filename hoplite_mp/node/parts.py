@@ -44,5 +44,6 @@ class Part:
     copies: dict[int, int] = field(default_factory=dict)  # cell -> the header that it fills
     known: set[Key] = field(default_factory=set)  # copies that are dealt with
     waiting: int = 0  # copies that another transfer brings
+    scratch: list[int] = field(default_factory=list)  # blocks that only bytes on their way need
     begun: bool = False
     done: Callable[[str], None] | None = None  # not the manager's: who hears of the end instead

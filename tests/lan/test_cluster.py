@@ -312,7 +312,7 @@ def test_tasks_are_bound_to_nodes(cluster: UpCluster, lan: Lan) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.01)
             return os.uname().nodename
-        for node in [node for node in c.nodes if node.workers]:
+        for node in sorted((n for n in c.nodes if n.workers), key=lambda n: n.host):
             view = c.options(node=node)
             seen = set(view.map(where, [None] * 12, chunksize=1))
             again = view.submit(where, "died").result()
