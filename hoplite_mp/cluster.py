@@ -22,12 +22,13 @@ import numpy as np
 from hoplite_mp import errors
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.launch import Host
-from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
+from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns, whole
 from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import CollectiveCalls, as_refs
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.errors import ConfigError, HopliteError, HopliteTimeoutError
 from hoplite_mp.executor import (
+    WORKERS_MAX,
     Options,
     PoolExecutor,
     TaskExecutor,
@@ -38,7 +39,7 @@ from hoplite_mp.executor import (
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
 from hoplite_mp.nodes import Node, counters, list_nodes, node_id, node_numbers
-from hoplite_mp.protocol.local import Locate, Standing
+from hoplite_mp.protocol.local import AddWorkers, Locate, Standing
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.store.limits import cpu_count
 
@@ -418,6 +419,20 @@ class Cluster(CollectiveCalls, TaskExecutor):
     def nodes(self) -> list[Node]:
         """Living nodes in order of joining."""
         return list_nodes(self._runtime)
+
+    def add_workers(self, n: int, node: Any = None) -> None:
+        """`n` workers more for the cluster's tasks, on this host or on `node`, while work runs."""
+        count = whole(n)
+        if count is None or not 1 <= count <= WORKERS_MAX:
+            raise ValueError(f"n={n!r}: it must be from 1 to {WORKERS_MAX}")
+        own = self._runtime.tasks.node_number
+        (number,) = node_numbers(self._runtime, node, "node=") or [own]
+        self._runtime.channel.call(AddWorkers(count, number))
+        sizes = self._runtime.pool_sizes
+        if number != own:
+            sizes.pop(0, None)  # others have workers
+        elif 0 in sizes:
+            sizes[0] += count
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, in total and by node id under "nodes"."""

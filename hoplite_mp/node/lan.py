@@ -13,6 +13,8 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.forests import Forests
 from hoplite_mp.node.group_calls import GroupCalls
@@ -34,6 +36,7 @@ from hoplite_mp.protocol.messages import (
 )
 from hoplite_mp.protocol.peers import (
     Acquire,
+    AddWorkers,
     CancelTask,
     Described,
     Drop,
@@ -45,6 +48,7 @@ from hoplite_mp.protocol.peers import (
     Release,
     RunTask,
     TaskEnded,
+    WorkersNow,
 )
 from hoplite_mp.protocol.versions import software_versions
 from hoplite_mp.transport.addresses import Endpoint
@@ -72,6 +76,7 @@ class Lan:
         self.certificate = lan.certificate
         self.members: dict[int, Member] = {}  # by number, in order of joining
         self.door: Door | None = None
+        self.workers_now: int | None = None  # if it is not what this node has joined with
         self.mine = Introduction(node.client.home, software_versions())
         self.peers = Peers(node, lan, self.take, self.mine)
         self.delegation = Delegation(
@@ -188,6 +193,26 @@ class Lan:
         if member.home != self.node.client.home:
             self.peers.came(member)
             self.delegation.set_runner(member.home, member.node, member.workers)
+            if self.workers_now is not None:
+                self.peers.send(member.home, WorkersNow(self.workers_now))
+
+    def tell_workers(self, count: int) -> None:
+        """This host has another number of workers than it had when it joined."""
+        self.workers_now = count
+        for home in self.peers.by_home:
+            self.peers.send(home, WorkersNow(count))
+
+    def grow_far(self, number: int, count: int) -> bool:
+        """More workers on another host; False: it is gone."""
+        peer = self.peers.by_number.get(number)
+        return peer is not None and self.peers.send(peer.member.home, AddWorkers(count))
+
+    def _have_workers(self, home: int, count: int) -> None:
+        peer = self.peers.by_home.get(home)
+        if peer is not None:
+            number = peer.member.node
+            self.members[number] = msgspec.structs.replace(self.members[number], workers=count)
+            self.delegation.set_runner(home, number, count)
 
     def _went(self, number: int) -> None:
         member = self.members.pop(number, None)
@@ -252,6 +277,10 @@ class Lan:
                 self.guests.cancel(message.task)
             case RecallTasks():
                 self.guests.recall(home, message.count)
+            case AddWorkers():
+                self.tell_workers(node.workers.grow(message.count))
+            case WorkersNow():
+                self._have_workers(home, message.count)
             case _:  # about a group
                 peer = self.peers.by_home.get(home)
                 if peer is not None:

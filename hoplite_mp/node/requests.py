@@ -15,6 +15,7 @@ from hoplite_mp.protocol.local import (
     ON_ITS_WAY,
     RESTORED,
     SPILLED_PIECE_BYTES,
+    AddWorkers,
     BindPool,
     ClosePool,
     Collective,
@@ -75,6 +76,7 @@ class Requests:
             Interrupt: self.interrupt,
             Collective: lambda slot, request: node.operations.begin(request.ask, slot),
             OpenPool: self.open_pool,
+            AddWorkers: self.add_workers,
             BindPool: self.bind_pool,
             ClosePool: lambda slot, request: node.workers.close(request.ask.pool, request.ask.kill),
             GroupCall: self.group_call,
@@ -210,6 +212,18 @@ class Requests:
         number = self.node.workers.open_next(ask.workers, slot, ask.max_tasks, ask.setup)
         error = "" if number is not None else NO_POOL
         self.node.reply(slot, Reply(request.number, number, error))
+
+    def add_workers(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        node, lan = self.node, self.node.lan
+        error = ""
+        if ask.node == node.number:
+            now = node.workers.grow(ask.count)
+            if lan is not None:
+                lan.tell_workers(now)
+        elif lan is None or not lan.grow_far(ask.node, ask.count):
+            error = f"node h{ask.node} is gone"
+        node.reply(slot, Reply(request.number, None, error))
 
     def bind_pool(self, slot: int, request: Request) -> None:
         wanted = request.ask.node  # type: ignore[union-attr]

@@ -77,6 +77,13 @@ class Workers:
                 return None
         return None
 
+    def grow(self, count: int) -> int:
+        """More workers of the common pool; returns how many it shall have."""
+        pool = self.pools[0]
+        pool.target += count
+        self.start_missing(pool)
+        return pool.target
+
     def open_bound(self, owner: int) -> int | None:
         """A pool without workers on this host; None if all are taken."""
         for number in range(1, POOLS_MAX):

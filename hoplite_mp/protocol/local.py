@@ -16,6 +16,7 @@ __all__ = [
     "ON_ITS_WAY",
     "RESTORED",
     "SPILLED_PIECE_BYTES",
+    "AddWorkers",
     "Ask",
     "BindPool",
     "ClosePool",
@@ -142,6 +143,13 @@ class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
     setup: int
 
 
+class AddWorkers(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """More workers for everybody's tasks on that node. Reply: nothing, or a ValueError's text."""
+
+    count: int
+    node: int
+
+
 class BindPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A pool whose tasks all run on one other node. Reply: pool number."""
 
@@ -238,6 +246,7 @@ Ask: TypeAlias = (
     | Interrupt
     | Collective
     | OpenPool
+    | AddWorkers
     | BindPool
     | ClosePool
     | GroupCall

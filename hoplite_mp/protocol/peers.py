@@ -24,6 +24,7 @@ __all__ = [
     "OUTCOMES",
     "STANDINGS",
     "Acquire",
+    "AddWorkers",
     "CancelTask",
     "Described",
     "Drop",
@@ -36,6 +37,7 @@ __all__ = [
     "Release",
     "RunTask",
     "TaskEnded",
+    "WorkersNow",
 ]
 
 # How an object stands at its home: "ready" the whole value is held by a living node, "failed" its
@@ -217,6 +219,24 @@ class TaskEnded(Message, frozen=True):
             raise ValueError("a failed task has its error as payload")
 
 
+class AddWorkers(Message, frozen=True):
+    """The receiver's host shall have so many workers more."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        between("count", self.count, 1, _U16_MAX)
+
+
+class WorkersNow(Message, frozen=True):
+    """The sender's host has so many workers for everybody's tasks."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        between("count", self.count, 0, _U16_MAX)
+
+
 class CancelTask(Message, frozen=True):
     """A forced cancel: interrupt it if it runs."""
 
@@ -248,5 +268,7 @@ PeerMessage: TypeAlias = (
     | TaskEnded
     | CancelTask
     | RecallTasks
+    | AddWorkers
+    | WorkersNow
     | GroupMessage
 )

@@ -90,6 +90,29 @@ def test_nodes_are_started_and_end_with_the_cluster(lan: Lan, tls: bool) -> None
     assert nothing_left(lan)
 
 
+def test_workers_are_added_where_it_is_said(lan: Lan) -> None:
+    done = run(
+        lan[0],
+        f"""
+        with hoplite_mp.Cluster(workers=1, hosts={[lan[1].address]!r}) as c:
+            def pids(node):
+                view = c.options(node=node)
+                def work():
+                    time.sleep(0.1)
+                    return os.getpid()
+                deadline, seen = time.monotonic() + 20, set()
+                while len(seen) < 3 and time.monotonic() < deadline:
+                    seen |= {{f.result() for f in [view.submit(work) for _ in range(6)]}}
+                return len(seen)
+            before = [node.workers for node in c.nodes]
+            for node in c.nodes:
+                c.add_workers(3 - node.workers, node)
+            print([pids(node) for node in c.nodes], [node.workers for node in c.nodes])
+        """,
+    )
+    assert done.stdout == "[3, 3] [3, 3]\n", done
+
+
 def test_they_end_with_a_program_that_is_killed(lan: Lan) -> None:
     done = run(
         lan[0],

@@ -313,3 +313,18 @@ def test_without_workers_a_task_is_refused_and_a_pool_works() -> None:
             list(cluster.map(add, [1], [2]))
         with cluster.executor(1) as pool:
             assert pool.submit(add, 1, 2).result() == 3
+
+
+def test_workers_are_added_while_work_runs() -> None:
+    with hoplite_mp.Cluster(workers=0) as cluster:
+        with pytest.raises(RuntimeError, match="workers=0"):
+            cluster.submit(int)
+        cluster.add_workers(1)
+        slow = cluster.submit(time.sleep, 1.5)
+        cluster.add_workers(2)
+        assert [f.result() for f in [cluster.submit(pow, 2, n) for n in range(4)]] == [1, 2, 4, 8]
+        assert not slow.done()
+        assert cluster.nodes[0].workers == 3
+        for wrong in (0, -1, 201, 1.5, True, None):
+            with pytest.raises(ValueError, match="it must be from 1 to 200"):
+                cluster.add_workers(wrong)  # type: ignore[arg-type]
