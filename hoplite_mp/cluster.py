@@ -418,7 +418,7 @@ class Cluster(CollectiveCalls, TaskExecutor):
     @property
     def nodes(self) -> list[Node]:
         """Living nodes in order of joining."""
-        return list_nodes(self._runtime)
+        return list_nodes(self._runtime, memory=True)
 
     def add_workers(self, n: int, node: Any = None) -> None:
         """`n` workers more for the cluster's tasks, on this host or on `node`, while work runs."""
@@ -437,8 +437,9 @@ class Cluster(CollectiveCalls, TaskExecutor):
     def stats(self) -> dict[str, Any]:
         """Counters since the start, in total and by node id under "nodes"."""
         found = counters(self._runtime)
-        found.pop("workers")
-        return {**found, "nodes": {node_id(self._runtime.tasks.node_number): dict(found)}}
+        names = list(next(iter(found.values())))
+        total = {name: sum(one.get(name, 0) for one in found.values()) for name in names}
+        return {**total, "nodes": {node_id(number): one for number, one in found.items()}}
 
 
 class _View(Cluster):

@@ -19,7 +19,7 @@ __all__ = ["Node", "counters", "list_nodes", "node_id", "node_numbers"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
-    """A living host: memory in bytes; `memory_used` is known of this host only, else 0."""
+    """A living host; memory in bytes."""
 
     id: str
     address: str
@@ -34,19 +34,25 @@ def node_id(number: int) -> str:
     return f"h{number}"
 
 
-def list_nodes(runtime: Runtime) -> list[Node]:
-    """Living nodes in order of joining."""
+def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
+    """Living nodes in order of joining. `memory`: with what others use of theirs, which costs a
+    round trip to all of them; else that is 0."""
     runtime.memory.check()
-    found = runtime.channel.call(Members()).value
-    return [Node(node_id(number), *rest) for number, *rest in found]
+    found = [
+        Node(node_id(number), *rest) for number, *rest in runtime.channel.call(Members()).value
+    ]
+    if not memory or len(found) == 1:
+        return found
+    used = {node_id(number): counts["bytes_used"] for number, counts in counters(runtime).items()}
+    return [dataclasses.replace(n, memory_used=used.get(n.id, n.memory_used)) for n in found]
 
 
-def counters(runtime: Runtime) -> dict[str, Any]:
-    """This host's, since its start."""
+def counters(runtime: Runtime) -> dict[int, dict[str, int]]:
+    """Those of every node that answers, by number, since its start."""
     runtime.memory.check()
     runtime.submitter.drain()
     runtime.memory.collect()
-    return dict(runtime.channel.call(Stats()).value)
+    return {number: dict(found) for number, found in runtime.channel.call(Stats()).value}
 
 
 def node_numbers(

@@ -38,6 +38,8 @@ from hoplite_mp.protocol.peers import (
     Acquire,
     AddWorkers,
     CancelTask,
+    CountersAsked,
+    CountersNow,
     Described,
     Drop,
     Kept,
@@ -224,6 +226,7 @@ class Lan:
         self.links.lose_node(number)
         self.kept.lose_peer(member.home)
         self.locations.lose_peer(member.home)
+        self.node.counters.lose_peer(member.home)
         self.node.imports.lose_home(member.home)
         self.node.exports.lose_peer(member.home)
         self.node.places.lose_node(number)
@@ -277,6 +280,12 @@ class Lan:
                 self.guests.cancel(message.task)
             case RecallTasks():
                 self.guests.recall(home, message.count)
+            case CountersAsked():
+                node.counters.asked(home, message)
+            case CountersNow():
+                peer = self.peers.by_home.get(home)
+                if peer is not None:
+                    node.counters.told(home, peer.member.node, message)
             case AddWorkers():
                 self.tell_workers(node.workers.grow(message.count))
             case WorkersNow():

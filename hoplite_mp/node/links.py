@@ -49,6 +49,7 @@ class Links:
         self.engine = _engine.Engine(node.client.home, block)
         self.driven: dict[int, TlsLink] = {}
         self.links: dict[int, int] = {}  # number of a node -> link
+        self.counted: dict[int, tuple[int, int]] = {}  # link -> bytes (sent, received)
         self.calling: dict[int, list[tuple[int, Key]]] = {}
         self.wanting: dict[int, Wanting] = {}  # cell -> who waits for it
         self.closing: dict[int, Ground] = {}  # cells that the engine has not let go of
@@ -71,6 +72,7 @@ class Links:
         sock = admission.stream.detach()
         with sock:
             link = self.engine.connect(sock.fileno(), number)
+        self.counted[link] = 0, 0
         self.links.setdefault(number, link)
 
     def _driven(self, member: Member) -> TlsLink:
@@ -80,6 +82,7 @@ class Links:
             return known
         link = self.driven[member.node] = TlsLink(self.engine, member.node)
         self.links[member.node] = link.link
+        self.counted[link.link] = 0, 0
 
         def called(admission: Admission | None) -> None:
             if admission is None:
@@ -170,6 +173,14 @@ class Links:
                     if driven is not None:
                         driven.close()
                 _log.info("the data connection to node h%d ended: %s", number, reason)
+
+    def moved(self) -> tuple[int, int]:
+        """Bytes (sent, received) over all links; of one that has ended, what was last seen."""
+        for link in self.counted:
+            with contextlib.suppress(KeyError):
+                self.counted[link] = self.engine.counters(link)[:2]
+        found = self.counted.values()
+        return sum(sent for sent, _ in found), sum(received for _, received in found)
 
     def stop(self) -> None:
         """The end of this node."""

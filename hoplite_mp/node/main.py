@@ -24,6 +24,7 @@ from hoplite_mp import _shm, _tasks, ids
 from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.node.counters import Counters
 from hoplite_mp.node.exports import Exports
 from hoplite_mp.node.groups import Groups
 from hoplite_mp.node.imports import Imports
@@ -101,6 +102,7 @@ class Node:
         )
         self.store.number = lambda: self.number
         self.workers = Workers(self)
+        self.counters = Counters(self)
         self.requests = Requests(self)
         self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
         self._request_decoder = msgspec.msgpack.Decoder(Request)

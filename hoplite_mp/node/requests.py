@@ -94,7 +94,7 @@ class Requests:
                 slot, Reply(request.number, node.groups.refused.get(request.ask.name, ""))
             ),
             SetupFailed: self.setup_failed,
-            Stats: self.stats,
+            Stats: lambda slot, request: node.counters.ask(slot, request.number),
         }
 
     def take(self, slot: int, request: Request) -> None:
@@ -287,41 +287,6 @@ class Requests:
         ask: Any = request.ask
         self.node.workers.setup_failed(slot, ask.summary, ask.text)
         self.node.reply(slot, Reply(request.number))
-
-    # -- counters ------------------------------------------------------------------------------
-
-    def stats(self, slot: int, request: Request) -> None:
-        self.client.reclaim_freed()
-        self.store.take_returns()
-        self.store.purge_spilled()
-        self.node.sweeper.collect()
-        done = failed = objects = 0
-        for number in range(1, 256):
-            info = self.client.client_info(number)
-            done += info["tasks_done"]
-            failed += info["tasks_failed"]
-        for header in self.client.scan():
-            objects += header["state"] not in ("FREED", "WAITING", "QUEUED", "CLAIMED")
-        workers = self.node.workers
-        self.node.reply(
-            slot,
-            Reply(
-                request.number,
-                {
-                    "tasks_done": done + workers.tasks_done,
-                    "tasks_failed": failed + workers.tasks_failed + self.node.sweeper.failed,
-                    "tasks_retried": self.node.sweeper.retried,
-                    "workers_lost": workers.lost,
-                    "objects": objects,
-                    "bytes_used": self.store.used_bytes(),
-                    "bytes_limit": self.store.limit,
-                    "bytes_spilled": self.store.spill.used,
-                    "bytes_sent": 0,
-                    "bytes_received": 0,
-                    "workers": len(workers.pools[0].workers),
-                },
-            ),
-        )
 
 
 def _nothing() -> None:

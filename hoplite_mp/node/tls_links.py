@@ -63,9 +63,9 @@ class TlsLink:
                 if frame is None:
                     continue
                 try:
-                    for part in frame:
-                        sock.sendall(part)
-                finally:
+                    while frame:
+                        sock.sendall(frame.pop(0))
+                finally:  # nothing here may hold an object's memory while there is nothing to do
                     del frame
                     driver.sent()
         except (OSError, RuntimeError) as error:  # ConnectionError: the link has ended

@@ -26,6 +26,8 @@ __all__ = [
     "Acquire",
     "AddWorkers",
     "CancelTask",
+    "CountersAsked",
+    "CountersNow",
     "Described",
     "Drop",
     "Kept",
@@ -50,6 +52,7 @@ INLINE_BYTES_MAX = 64 << 10
 # A payload's own head may come on top.
 PAYLOAD_BYTES_MAX = INLINE_BYTES_MAX + (16 << 10)
 HOLDERS_MAX = 1 << 16
+COUNTERS_MAX = 64
 NAME_BYTES_MAX = 64
 _U16_MAX = (1 << 16) - 1
 
@@ -237,6 +240,26 @@ class WorkersNow(Message, frozen=True):
         between("count", self.count, 0, _U16_MAX)
 
 
+class CountersAsked(Message, frozen=True):
+    """What does the receiver count? Answered by CountersNow."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+
+
+class CountersNow(Message, frozen=True):
+    """The sender's counters, by name (node/counters.py)."""
+
+    number: int
+    counts: dict[str, int]
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+        between("number of counters", len(self.counts), 0, COUNTERS_MAX)
+
+
 class CancelTask(Message, frozen=True):
     """A forced cancel: interrupt it if it runs."""
 
@@ -270,5 +293,7 @@ PeerMessage: TypeAlias = (
     | RecallTasks
     | AddWorkers
     | WorkersNow
+    | CountersAsked
+    | CountersNow
     | GroupMessage
 )
