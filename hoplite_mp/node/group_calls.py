@@ -42,6 +42,7 @@ __all__ = ["GroupCalls"]
 # many groups: what comes late about one that is closed is dropped in the end.
 EARLY_MAX = 1024
 EARLY_GROUPS_MAX = 64
+ATTEMPT_BITS = 8  # of an attempt's number; the version of the members stands above
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -272,13 +273,16 @@ class GroupCalls:
                 given.update(dict.fromkeys(part.ranks, part))
         if not expected or any(rank not in given for rank in expected):
             return
-        outcome = decide(state.members, state.calls, state.attempts + 1, expected, given)
+        # Never the number of an attempt that another leader has made with other members: cells of
+        # that one may still be served.
+        attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
+        outcome = decide(state.members, state.calls, attempt, expected, given)
         if not outcome.plans:
             self._decided(state, outcome)
             return
-        state.attempts += 1
-        state.going = Going(state.calls, state.attempts, outcome, set(outcome.waits))
-        go = GroupGo(state.members.generation, state.calls, state.attempts, outcome.plans)
+        state.attempts = (state.attempts + 1) % ((1 << ATTEMPT_BITS) - 1)
+        state.going = Going(state.calls, attempt, outcome, set(outcome.waits))
+        go = GroupGo(state.members.generation, state.calls, attempt, outcome.plans)
         for node in sorted(outcome.nodes):
             self._send(state, node, go)
 
