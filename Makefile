@@ -34,7 +34,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml $(ROOMS)
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks

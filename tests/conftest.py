@@ -16,6 +16,7 @@ import pytest
 
 MARKER = f"PYTEST_SESSION_MARKER={uuid.uuid4().hex}"
 GRACE_S = 5.0
+FOREIGN = ("sem.mp-", "sem.loky-")
 # The standard library starts it once, for all who use its semaphores; it ends with pytest.
 EXEMPT = "multiprocessing.resource_tracker"
 
@@ -74,7 +75,10 @@ def _marked() -> set[int]:
 
 
 def _shared_names() -> set[str]:
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    """Without semaphores of the pools that other tests, in another process, compare with."""
+    if not os.path.isdir("/dev/shm"):
+        return set()
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(FOREIGN)}
 
 
 def _described(pids: set[int]) -> set[str]:

@@ -31,8 +31,7 @@ def part(kind: str, rank: int, nbytes: int, turn: int) -> Array:
 def timed(g: Any, kind: str, nbytes: int, turn: int) -> float:
     """Seconds of one call on this rank; AssertionError if an element is wrong."""
     size, rank = g.size, g.rank
-    each = nbytes // size if kind in ("allgather", "gather") else nbytes
-    mine = part(kind, rank, each, turn)
+    mine = part(kind, rank, nbytes, turn)
     call = {
         "allreduce": lambda: g.allreduce(mine),
         "reduce": lambda: g.reduce(mine),
@@ -45,7 +44,7 @@ def timed(g: Any, kind: str, nbytes: int, turn: int) -> float:
     begun = time.perf_counter()
     got = call()
     seconds = time.perf_counter() - begun
-    parts = (part(kind, r, each, turn) for r in range(size))
+    parts = (part(kind, r, nbytes, turn) for r in range(size))
     if kind == "broadcast":
         assert np.array_equal(got, next(parts))
     elif kind in ("gather", "allgather"):

@@ -49,6 +49,13 @@ def _pulled(part: Part, cell: int, node: int, key: Key) -> None:
     part.missing.add(cell)
 
 
+def _own(part: Part, make: MakeCell, index: int, key: Key | None, begin: int, nbytes: int) -> None:
+    """A cell over bytes of a member that is here."""
+    come = part.come(index, begin, nbytes)
+    cell = make(part, key, part.views[index], begin, nbytes, come)
+    part.follow(index, cell, begin, nbytes)
+
+
 def _spread(node: Node, part: Part, make: MakeCell, plan: Distribute) -> None:
     program = part.program
     receives = node.number in plan.receivers
@@ -62,9 +69,11 @@ def _spread(node: Node, part: Part, make: MakeCell, plan: Distribute) -> None:
         end = copy_offset(plan.nbytes, stripe.end_share)
         key = (plan.operation, plan.epoch, index, 0)
         shown = key if index in served else None
-        cell = make(part, shown, memory, begin, end - begin, index not in pulled)
         if index in pulled:
+            cell = make(part, shown, memory, begin, end - begin, False)
             _pulled(part, cell, pulled[index].parent, key)
+        else:
+            _own(part, make, 0, shown, begin, end - begin)
 
 
 def _gather(node: Node, part: Part, make: MakeCell, plan: ExecuteReduce) -> None:
@@ -76,8 +85,9 @@ def _gather(node: Node, part: Part, make: MakeCell, plan: ExecuteReduce) -> None
     }
     for serve in program.serves:
         index = serve.cell.stripe
-        view = part.views[plan.members[index]]
-        make(part, (plan.operation, plan.epoch, index, serve.cell.part), view, 0, len(view), True)
+        member = plan.members[index]
+        key = (plan.operation, plan.epoch, index, serve.cell.part)
+        _own(part, make, member, key, 0, len(part.views[member]))
     for pull in program.pulls:
         index = pull.cell.stripe
         cell = make(part, None, blocks[pull.cell], 0, plan.sizes[index], False)

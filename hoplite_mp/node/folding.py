@@ -29,7 +29,7 @@ class MakeCell(Protocol):
     """Makes a cell of the engine for a part, and remembers it."""
 
     def __call__(
-        self, part: Part, key: Key | None, memory: Any, begin: int, nbytes: int, filled: bool
+        self, part: Part, key: Key | None, memory: Any, begin: int, nbytes: int, filled: bool | int
     ) -> int: ...
 
 
@@ -42,6 +42,7 @@ class Folding:
         self.plan = plan
         self.make = make
         self.shares = Shares(plan, part.program)
+        self.arrays: dict[int, tuple[Any, int]] = {}  # members here: elements, and where they begin
 
     def begin(self, links: Links, wanting: Wanting) -> None:
         """Makes all cells; the pulls are queued. NotNow: there is no room yet."""
@@ -50,6 +51,16 @@ class Folding:
 
     def cell(self, key: Key | None, memory: Any, begin: int, nbytes: int, filled: bool) -> int:
         return self.make(self.part, key, memory, begin, nbytes, filled)
+
+    def member_cell(self, key: Key | None, index: int, stripe: int) -> int:
+        """A stripe of a member that is here."""
+        memory, at = self.arrays[index]
+        size = self.shares.member_itemsize
+        begin, end = (element * size for element in self.shares.elements(stripe))
+        come = self.part.come(index, at + begin, end - begin)
+        cell = self.make(self.part, key, memory, begin, end - begin, come)
+        self.part.follow(index, cell, at + begin, end - begin)
+        return cell
 
     def _lease(self) -> None:
         """Blocks for the results that belong here, with their heads."""
@@ -88,14 +99,10 @@ class Folding:
                 return None
             return plan.operation, plan.epoch, cell.stripe, cell.part
 
-        arrays = self._arrays()
+        self.arrays = self._arrays()
         members = dict(program.given)
         for cell, index in program.given:
-            begin, end = self.shares.elements(cell.stripe)
-            size = self.shares.member_itemsize
-            found[cell] = self.cell(
-                key(cell), arrays[index], begin * size, (end - begin) * size, True
-            )
+            found[cell] = self.member_cell(key(cell), index, cell.stripe)
         for pull in program.pulls:
             cell = pull.cell
             name = names.get(cell, cell)
@@ -114,9 +121,7 @@ class Folding:
                 continue
             first, *more = fold.sources
             if first in members and not more and self._is_name(first, cell, result):
-                begin, end = self.shares.elements(cell.stripe)
-                memory, size = arrays[members[first]], self.shares.member_itemsize
-                found[cell] = self.cell(key(cell), memory, begin * size, (end - begin) * size, True)
+                found[cell] = self.member_cell(key(cell), members[first], cell.stripe)
                 continue
             memory, begin, nbytes = self._memory(cell, {cell} & result)
             found[cell] = self.cell(key(cell), memory, begin, nbytes, False)
@@ -145,8 +150,9 @@ class Folding:
         """Is `cell` nothing but another name of a member that is here?"""
         return cell not in result and self.shares.same_bytes(member, cell)
 
-    def _arrays(self) -> dict[int, Any]:
-        """The elements of the members that are here, in C order."""
+    def _arrays(self) -> dict[int, tuple[Any, int]]:
+        """The elements of the members that are here, in C order, and where they begin in the
+        member's payload."""
         found = {}
         objects = dict(zip(self.plan.members, self.plan.objects, strict=True))
         for index, view in self.part.views.items():
@@ -159,7 +165,7 @@ class Folding:
                 plain = np.frombuffer(raw, f"V{itemsize}").reshape(info.shape, order="F")
                 raw = memoryview(np.ascontiguousarray(plain).reshape(-1).view(np.uint8).data)
             self.part.ground.keep.append(raw)
-            found[index] = raw
+            found[index] = raw, info.offset
         return found
 
     def _scratch(self, nbytes: int) -> Any:

@@ -28,6 +28,7 @@ from hoplite_mp.protocol.peers import Kept
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.node.given import Given, GivenBlocks
     from hoplite_mp.node.ground import Ground
     from hoplite_mp.node.kept import KeptCopies
     from hoplite_mp.node.links import Key, Links
@@ -49,13 +50,14 @@ PULL_TRIES_MAX = 20
 class Forests:
     """All parts of this node. Numbers of nodes are those of the plan."""
 
-    def __init__(self, node: Node, links: Links, kept: KeptCopies) -> None:
+    def __init__(self, node: Node, links: Links, kept: KeptCopies, given: GivenBlocks) -> None:
         self.node = node
         self.client = node.client
         self.results = node.results
         self.links = links
         self.engine = links.engine
         self.kept = kept
+        self.given = given
         self.parts: dict[int, Part] = {}  # by operation
         self.by_cell: dict[int, Part] = {}
 
@@ -71,16 +73,18 @@ class Forests:
         part = self.parts[plan.operation] = Part(plan, program, until)
         self._begin(part)
 
-    def execute_privately(self, plan: Plan, done: Callable[[str], None]) -> None:
+    def execute_privately(self, plan: Plan, done: Callable[[str], None]) -> bool:
         """The same for a call of a Group: nobody else learns of what comes here. `done` hears ""
-        when this node's part is complete, or why it cannot be; then `take` or `drop`."""
+        when this node has what it is to have, or why it cannot; then `take` or `drop`. Returns
+        whether it is to have anything."""
         self.drop(plan.operation)
         program = program_of(plan, self.node.number)
         if program.is_empty:
-            return
+            return False
         until = time.monotonic() + self.node.config.put_wait_s
         part = self.parts[plan.operation] = Part(plan, program, until, done=done)
         self._begin(part)
+        return program.reports
 
     def take(self, operation: int) -> dict[int, tuple[int, int]]:
         """The end of a private part: the blocks that it has filled, (payload, bytes)."""
@@ -171,9 +175,17 @@ class Forests:
             self.links.close(cell, ground)
         part.cells = {}
         del self.parts[operation]
+        for given in part.given.values():
+            self._leave(part, given)
         payloads = [*part.scratch, *(payload for payload, _ in part.blocks.values())]
         if payloads:
             part.ground.when_free(lambda: self._give_back(payloads))
+
+    def _leave(self, part: Part, given: Given) -> None:
+        """The cells of this part are closed; its memory is in use for a moment longer."""
+        for cell in [cell for cell in given.cells if self.by_cell.get(cell) is None]:
+            del given.cells[cell]
+        part.ground.when_free(lambda: self.given.leave(given))
 
     def _give_back(self, payloads: list[int]) -> None:
         for payload in payloads:
@@ -245,6 +257,12 @@ class Forests:
         for index in wanted:
             if index in part.views:
                 continue
+            given = self.given.get(at[index])
+            if given is not None:
+                part.views[index] = self.client.memory(given.payload, given.nbytes)
+                part.given[index] = given
+                given.users += 1
+                continue
             oid = self.node.local_oid(at[index])
             got: Any = STATE["FREE"] if oid is None else self.client.view(oid)
             if oid is not None and got in _AWAY:
@@ -269,7 +287,7 @@ class Forests:
         memory: Any,
         begin: int,
         nbytes: int,
-        filled: bool,
+        filled: bool | int,
         ground: Ground | None = None,
     ) -> int:
         cell = self.engine.cell(key, memory, begin, nbytes, filled)

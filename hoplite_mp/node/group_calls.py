@@ -132,7 +132,7 @@ class GroupCalls:
         for rank in range(members.size):
             if not (members.alive | members.joining) >> rank & 1:
                 state.said.pop(rank, None)
-                state.holds.pop(rank, None)
+                self.results.unpin(state.holds.pop(rank, []))
                 state.starts.pop(rank, None)
         if members.formed and state.calls == 0 and not state.last:
             for rank in range(members.size):
@@ -159,8 +159,12 @@ class GroupCalls:
     def closed(self, generation: int) -> None:
         """All have left."""
         state = self.states.pop(generation, None)
-        if state is not None and state.go is not None:
+        if state is None:
+            return
+        if state.go is not None:
             self.results.drop(state.go)
+        for holds in state.holds.values():
+            self.results.unpin(holds)
 
     # -- what members say ----------------------------------------------------------------------
 
@@ -169,8 +173,9 @@ class GroupCalls:
         state = self.states.get(ask.generation)
         if state is None or ask.call < state.calls:
             return
+        self.results.unpin(state.holds.pop(ask.rank, []))
         try:
-            state.holds[ask.rank] = self.results.pin(ask)
+            state.holds[ask.rank] = self.results.pin(slot, ask)
         except ValueError as error:
             ask = msgspec.structs.replace(ask, mistake=str(error))
         state.said[ask.rank] = ask
@@ -277,12 +282,18 @@ class GroupCalls:
         # that one may still be served.
         attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
         outcome = decide(state.members, state.calls, attempt, expected, given)
-        if not outcome.plans:
+        if not outcome.waits:
             self._decided(state, outcome)
             return
         state.attempts = (state.attempts + 1) % ((1 << ATTEMPT_BITS) - 1)
         state.going = Going(state.calls, attempt, outcome, set(outcome.waits))
-        go = GroupGo(state.members.generation, state.calls, attempt, outcome.plans)
+        go = GroupGo(
+            state.members.generation,
+            state.calls,
+            attempt,
+            outcome.plans,
+            tuple(sorted(outcome.waits)),
+        )
         for node in sorted(outcome.nodes):
             self._send(state, node, go)
 
@@ -317,10 +328,16 @@ class GroupCalls:
         state.go = message
         leader = state.leader
 
-        def done(failure: str) -> None:
+        def say(failure: str) -> None:
             if state.go is message and leader is not None:
                 done = GroupDone(message.generation, message.call, message.attempt, failure[:1000])
                 self._send(state, leader, done)
+
+        def done(failure: str) -> None:
+            if failure:
+                say(failure)
+            else:  # what only others of this host read was not waited for by any cell
+                self.results.when_written(state.holds.values(), lambda: say(""))
 
         self.results.go(message, done)
 
@@ -342,7 +359,7 @@ class GroupCalls:
         for rank in list(state.said):
             if state.said[rank].call < state.calls:
                 del state.said[rank]
-                state.holds.pop(rank, None)
+                self.results.unpin(state.holds.pop(rank, []))
         state.known.board.commit(message.call, oid)
         del before  # everybody has read the result before this one
         self._tell(state)

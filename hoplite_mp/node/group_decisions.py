@@ -199,8 +199,8 @@ def _fold(
 
 def _go(outcome: Outcome, plan: Plan, attempt: int) -> None:
     outcome.plans, outcome.attempt = (plan,), attempt
-    outcome.waits = waits_for(plan)
-    outcome.nodes = set(participants(plan))
+    outcome.waits = outcome.waits | waits_for(plan)
+    outcome.nodes = outcome.nodes | set(participants(plan))
 
 
 def _copy(
@@ -216,7 +216,15 @@ def _copy(
     large = [piece for piece in pieces if piece.payload is None]
     outcome.pieces += large  # where to find them, once they have come
     nodes = _nodes(members, outcome.ranks)
-    if not large or len(nodes) == 1:
+    if not large:
+        return
+    # What no other node pulls may still be on its way into its own node's memory.
+    outcome.waits = {
+        _node(members, piece.source) for piece in large if _stays(members, outcome, nodes, piece)
+    }
+    outcome.nodes = set(outcome.waits)
+    outcome.attempt = attempt
+    if len(nodes) == 1:
         return
     operation = _operation(members, call)
     if outcome.kind == "broadcast":
@@ -259,6 +267,16 @@ def _copy(
         sizes=tuple(index[i].nbytes for i in order),
     )
     _go(outcome, plan, attempt)
+
+
+def _stays(members: GroupMembers, outcome: Outcome, nodes: Sequence[int], piece: Piece) -> bool:
+    """Is a piece read on its own node only?"""
+    node = _node(members, piece.source)
+    if piece.target >= 0:
+        return _node(members, piece.target) == node
+    if outcome.kind == "gather":
+        return _node(members, outcome.root) == node
+    return len(nodes) == 1
 
 
 def _node(members: GroupMembers, rank: int) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import PeerLostError, StoreFullError
+from hoplite_mp.node.given import Given
 from hoplite_mp.node.group_decisions import combine
 from hoplite_mp.node.layouts import payload_layout
 from hoplite_mp.node.store import NODE_SLOT
@@ -22,7 +23,7 @@ from hoplite_mp.protocol.messages import Distribute
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hoplite_mp.node.forests import Forests
     from hoplite_mp.node.main import Node
@@ -43,6 +44,7 @@ class GroupResults:
         self.client = node.client
         self.results = node.results
         self.forests = forests
+        self.given = forests.given
 
     def part(self, members: GroupMembers, call: int, asks: Sequence[GroupCall]) -> GroupPart:
         """What this node's members give to a call."""
@@ -69,16 +71,19 @@ class GroupResults:
 
     def _pieces(self, ask: GroupCall) -> list[Piece]:
         found = []
-        for number, (payload, oid) in enumerate(zip(ask.payloads, ask.oids, strict=True)):
+        for number, part in enumerate(ask.parts):
             target = number if ask.kind == "alltoall" else -1
-            if payload is not None:
-                layout = payload_layout(memoryview(payload))
-                piece = Piece(ask.rank, target, len(payload), payload, layout=layout)
+            if isinstance(part, bytes):
+                layout = payload_layout(memoryview(part))
+                piece = Piece(ask.rank, target, len(part), part, layout=layout)
+            elif isinstance(part, int):
+                mem = self._read(part)
+                object_id = ids.pack_id(self.client.home, part)
+                piece = Piece(ask.rank, target, mem.nbytes, None, object_id, payload_layout(mem))
             else:
-                mem = self._read(oid)
-                object_id = ids.pack_id(self.client.home, oid)
-                layout = payload_layout(mem)
-                piece = Piece(ask.rank, target, mem.nbytes, None, object_id, layout)
+                payload, nbytes, _ = part
+                layout = payload_layout(self.client.memory(payload, nbytes))
+                piece = Piece(ask.rank, target, nbytes, None, self.given.name(payload), layout)
             found.append(piece)
         return found
 
@@ -87,28 +92,50 @@ class GroupResults:
         assert not isinstance(got, int), "it is pinned"
         return memoryview(got)
 
-    def pin(self, ask: GroupCall) -> list[Any]:
+    def pin(self, slot: int, ask: GroupCall) -> list[Any]:
         """Holds and pins on what a member gives: it must not be spilled meanwhile. ValueError:
         there is no room for it."""
         found: list[Any] = []
-        for oid in ask.oids:
-            if not oid:
-                continue
-            found.append(self.client.hold(oid))
-            got = self.client.view(oid)
-            if isinstance(got, int) and self.node.store.restore(oid):
-                got = self.client.view(oid)
-            if isinstance(got, int):
-                raise ValueError(f"rank {ask.rank}: {self.node.store.full_message()}")
-            found.append(got)
+        try:
+            for part in ask.parts:
+                if isinstance(part, int):
+                    found += self._pinned(ask.rank, part)
+                elif not isinstance(part, bytes):
+                    found.append(self.given.take(slot, *part))
+        except ValueError:
+            self.unpin(found)
+            raise
         return found
+
+    def _pinned(self, rank: int, oid: int) -> list[Any]:
+        hold = self.client.hold(oid)
+        got = self.client.view(oid)
+        if isinstance(got, int) and self.node.store.restore(oid):
+            got = self.client.view(oid)
+        if isinstance(got, int):
+            raise ValueError(f"rank {rank}: {self.node.store.full_message()}")
+        return [hold, got]
+
+    def unpin(self, holds: list[Any]) -> None:
+        """The call that they were for is over, or their member is gone."""
+        for hold in holds:
+            if isinstance(hold, Given):
+                self.given.let_go(hold)
+
+    def when_written(self, holds: Iterable[list[Any]], action: Callable[[], None]) -> None:
+        """Calls `action` when members have written all that they give."""
+        given = [hold for some in holds for hold in some if isinstance(hold, Given)]
+        self.given.when_whole(given, action)
 
     # -- bytes that move -----------------------------------------------------------------------
 
     def go(self, message: GroupGo, done: Callable[[str], None]) -> None:
         """Moves this node's part; `done` gets "", or why it cannot be done."""
+        reports = False
         for plan in message.plans:
-            self.forests.execute_privately(plan, done)
+            reports = self.forests.execute_privately(plan, done) or reports
+        if not reports and self.node.number in message.waits:
+            done("")
 
     def drop(self, message: GroupGo) -> None:
         """That attempt is over."""
@@ -135,7 +162,7 @@ class GroupResults:
         elif message.kind in FOLDING and message.pieces[0].payload is None:
             data = [self._combined(message, blocks, go)]
         else:
-            data = self._copied(message, go, blocks)
+            data = self._copied(message, go, blocks, mine, holds)
         encoded = serial.encode((message.ranks, error, data))
         oid, hold = self._new()
         self.results.store_value(oid, encoded, False)
@@ -194,17 +221,35 @@ class GroupResults:
             return [blocks[0]] if 0 in blocks else None
         return {rank: blocks[rank] for rank in mine if rank in blocks}
 
-    def _copied(self, message: GroupCommit, go: GroupGo | None, blocks: dict[int, Any]) -> Any:
+    def _copied(
+        self,
+        message: GroupCommit,
+        go: GroupGo | None,
+        blocks: dict[int, Any],
+        mine: dict[int, int],
+        holds: list[Any],
+    ) -> Any:
         """Payloads and refs by (source, target); for small results of folds one payload."""
         if message.kind in FOLDING:
             return [message.pieces[0].payload]
         found = {}
         for piece in message.pieces:
             got: Any = piece.payload
-            if got is None:
+            given = None if got is not None else self.given.get(piece.object)
+            if given is not None:
+                got = self._shown(given, holds) if _read_here(message, piece, mine) else None
+            elif got is None:
                 got = self._piece(piece, go, blocks)
-            found[piece.source, piece.target] = got
+            if got is not None:
+                found[piece.source, piece.target] = got
         return found
+
+    def _shown(self, given: Given, holds: list[Any]) -> ObjectRef[Any]:
+        """A block that a member here has written, as an object for the others here."""
+        oid, hold = self._new()
+        self.results.store_block(oid, *self.given.keep(given))
+        holds.append(hold)
+        return ObjectRef(ids.pack_id(self.client.home, oid), hold)
 
     def _piece(self, piece: Piece, go: GroupGo | None, blocks: dict[int, Any]) -> Any:
         """A large one: of a member here, or what has come."""
@@ -225,7 +270,21 @@ class GroupResults:
             if piece.payload is not None:
                 payloads.append(piece.payload)
                 continue
+            given = self.given.get(piece.object)
+            if given is not None:
+                payloads.append(self.client.memory(given.payload, given.nbytes))
+                continue
             ref = self._piece(piece, go, blocks)
             assert ref is not None
             payloads.append(self._read(ids.unpack_id(ref._id)[1]))
         return combine(message.op, payloads)
+
+
+def _read_here(message: GroupCommit, piece: Piece, mine: dict[int, int]) -> bool:
+    """Does any rank here read a piece that was given here? Its own member has it already."""
+    readers = set(mine) - {piece.source}
+    if message.kind == "gather":
+        readers &= {message.root}
+    if piece.target >= 0:
+        readers &= {piece.target}
+    return bool(readers)

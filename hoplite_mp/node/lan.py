@@ -17,6 +17,7 @@ import msgspec
 
 from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.forests import Forests
+from hoplite_mp.node.given import GivenBlocks
 from hoplite_mp.node.group_calls import GroupCalls
 from hoplite_mp.node.group_results import GroupResults
 from hoplite_mp.node.guests import Guests
@@ -95,7 +96,8 @@ class Lan:
         self.kept = KeptCopies(node.results, node.imports, node.places, self.peers.send, node.after)
         self.links = Links(node, self.peers)
         self.transfers = Transfers(node, self.links, self.kept)
-        self.forests = Forests(node, self.links, self.kept)
+        self.given = GivenBlocks(node.store, node.client, self.links.engine)
+        self.forests = Forests(node, self.links, self.kept, self.given)
         self.group_calls = GroupCalls(node, self.peers, GroupResults(node, self.forests))
         node.groups.hosts = self.group_calls
         node.places.fetcher = self.transfers

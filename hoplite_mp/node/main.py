@@ -303,6 +303,8 @@ class Node:
         again = self.sweeper.sweep(slot, worker, message.code)
         self.send_manager(ClientLost(self.number, slot, generation))
         self.requests.forget_client(slot)
+        if self.lan is not None:
+            self.lan.given.lose(slot)
         self.workers.exited(worker, message.code, again)
         self.workers.close_owned(slot)
         self.client.unregister(slot)

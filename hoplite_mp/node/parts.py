@@ -14,6 +14,7 @@ from hoplite_mp.node.ground import Ground
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.node.given import Given
     from hoplite_mp.node.links import Key
     from hoplite_mp.planner.program import Program
     from hoplite_mp.protocol.group_calls import Plan
@@ -33,6 +34,7 @@ class Part:
     program: Program
     until: float  # when to give up waiting for room
     views: dict[int, memoryview] = field(default_factory=dict)  # members here, pinned
+    given: dict[int, Given] = field(default_factory=dict)  # those that are still being written
     ground: Ground = field(default_factory=Ground)
     cells: dict[int, Ground] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)  # cells that are not full yet
@@ -47,3 +49,13 @@ class Part:
     scratch: list[int] = field(default_factory=list)  # blocks that only bytes on their way need
     begun: bool = False
     done: Callable[[str], None] | None = None  # not the manager's: who hears of the end instead
+
+    def come(self, index: int, begin: int, nbytes: int) -> bool | int:
+        """Which bytes of a member here are there: True for all, or how many from `begin` on."""
+        given = self.given.get(index)
+        return True if given is None else given.watermark(begin, nbytes)
+
+    def follow(self, index: int, cell: int, begin: int, nbytes: int) -> None:
+        """The cell lies in those bytes of a member here, and advances with them."""
+        if index in self.given:
+            self.given[index].cells[cell] = begin, nbytes

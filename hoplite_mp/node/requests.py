@@ -23,6 +23,7 @@ from hoplite_mp.protocol.local import (
     GiveSpans,
     GroupAdmit,
     GroupCall,
+    GroupWritten,
     GroupJoin,
     GroupLeave,
     GroupRefusal,
@@ -80,6 +81,7 @@ class Requests:
             BindPool: self.bind_pool,
             ClosePool: lambda slot, request: node.workers.close(request.ask.pool, request.ask.kill),
             GroupCall: self.group_call,
+            GroupWritten: self.group_written,
             GroupJoin: lambda slot, request: node.groups.join(
                 request.ask, slot, request.number, node.config.group_members_max
             ),
@@ -275,6 +277,11 @@ class Requests:
     def group_call(self, slot: int, request: Request) -> None:
         if self.node.groups.hosts is not None:
             self.node.groups.hosts.said(slot, request.ask)  # type: ignore[arg-type]
+
+    def group_written(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        if self.node.lan is not None:
+            self.node.lan.given.write(slot, ask.payload, ask.ranges)
 
     def locate(self, slot: int, request: Request) -> None:
         oid = request.ask.oid  # type: ignore[union-attr]

@@ -78,6 +78,10 @@ class Store:
         self.leases[payload] = slot
         return payload
 
+    def size_of(self, payload: int) -> int:
+        """Bytes of a big block that is leased."""
+        return self.arena.size_of(payload - HEAD) - HEAD
+
     def lease_span(self, slot: int) -> int | None:
         """A span for small objects, aligned to its size; None: no room now."""
         size = self.config.span_bytes

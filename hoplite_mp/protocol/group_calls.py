@@ -96,12 +96,13 @@ class GroupPart(Message, frozen=True):
 
 class GroupGo(Message, frozen=True):
     """The leading node: move the bytes of that call by these plans. A later attempt takes the
-    place of an earlier one."""
+    place of an earlier one. `waits`: the nodes that say when they are done."""
 
     generation: int
     call: int
     attempt: int
     plans: tuple[Plan, ...]
+    waits: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         counts(generation=self.generation, call=self.call)

@@ -30,6 +30,7 @@ __all__ = [
     "GroupJoin",
     "GroupLeave",
     "GroupRefusal",
+    "GroupWritten",
     "Import",
     "Imported",
     "Interrupt",
@@ -173,7 +174,8 @@ class GroupJoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class GroupCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A member's next call, in a group with members on other hosts. Each part is a payload, or an
-    object that the member holds until the call is over (0: none). No reply."""
+    object that the member holds until the call is over, or a block of the store that the member
+    hands over and goes on writing. No reply."""
 
     generation: int
     rank: int
@@ -181,9 +183,15 @@ class GroupCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
     kind: str
     op: str
     root: int
-    payloads: list[bytes | None]
-    oids: list[int]
+    parts: list[bytes | int | tuple[int, int, int]]  # the last: (payload, bytes, written bytes)
     mistake: str = ""
+
+
+class GroupWritten(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The member has written these ranges of that block's payload. No reply."""
+
+    payload: int
+    ranges: list[tuple[int, int]]
 
 
 class GroupLeave(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -250,6 +258,7 @@ Ask: TypeAlias = (
     | BindPool
     | ClosePool
     | GroupCall
+    | GroupWritten
     | GroupJoin
     | GroupLeave
     | GroupRefusal

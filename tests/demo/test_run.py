@@ -35,7 +35,7 @@ def test_short_training(train, kill):
 
 
 def test_the_demo_from_end_to_end(tmp_path):
-    command = [*DEMO, "--workers=3", "--steps=120", "--out", str(tmp_path)]
+    command = [*DEMO, "--workers=3", "--steps=60", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert (tmp_path / "accuracy.png").stat().st_size > 0
@@ -44,7 +44,7 @@ def test_the_demo_from_end_to_end(tmp_path):
     assert "test accuracy" in done.stdout
     assert result["killed_pid"] > 0
     assert result["pool"]["killed_pid"] > 0
-    assert sum(result["contributors"]) == 240
+    assert sum(result["contributors"]) == 120
     assert result["lost_tasks"] == 0
     assert result["pool"]["lost_tasks"] > 0
 

@@ -264,7 +264,7 @@ def test_a_host_dies_and_the_others_go_on(lan_permitted: None) -> None:
         cluster = UpCluster(lan, tls=False)
         program = """
         def work(i):
-            time.sleep(0.2)
+            time.sleep(0.1)
             return os.uname().nodename
         while len(set(c.map(work, range(12)))) < 3:
             pass

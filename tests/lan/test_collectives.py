@@ -61,8 +61,8 @@ def test_reductions_of_what_tasks_have_made_everywhere(cluster: UpCluster, lan: 
             for op in ("sum", "max", "mean"):
                 if dtype is np.complex64 and op == "max" or dtype is np.bool_ and op == "mean":
                     continue
-                refs = spread(6, (1000, 301), dtype)
-                arrays = total(6, (1000, 301), dtype)
+                refs = spread(6, (400, 301), dtype)
+                arrays = total(6, (400, 301), dtype)
                 got = c.get(c.reduce(refs, op=op, reproducible=True))
                 wide = [a.astype(np.float32) for a in arrays] if dtype is np.float16 else arrays
                 if op == "mean" and np.dtype(dtype).kind in "biu":

@@ -38,7 +38,19 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
 }
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+# Ten seconds each; the mutations are found by the others, too.
+LARGE = (
+    "spilled while it is read",
+    "from another host",
+    "a task, two kills",
+    "a task and a second life",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.soak if name in LARGE else ()) for name in SCENARIOS],
+)
 def test_every_interleaving_keeps_the_promises(name: str) -> None:
     outcome = explore(SCENARIOS[name]())
     print(outcome)

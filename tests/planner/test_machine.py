@@ -15,7 +15,7 @@ class EverythingWalk(ReduceWalk, GroupWalk):
 
 # About two seconds each. `stateful_step_count` lets operations and groups live through several
 # plans and memberships.
-_SETTINGS = settings(max_examples=100, stateful_step_count=60, deadline=None, print_blob=True)
+_SETTINGS = settings(max_examples=50, stateful_step_count=60, deadline=None, print_blob=True)
 
 TestCopyWalk = CopyWalk.TestCase
 TestCopyWalk.settings = _SETTINGS

@@ -196,7 +196,7 @@ def test_bytes_and_text(cluster: Cluster, size: int) -> None:
         np.float32(1.5), np.int64(-3), np.str_("x"), np.datetime64("2020-01-01"), np.bool_(True),
         Point(1, Point(2, "x")), {"a": [1, 2.5, None]},
     ],
-    ids=repr,
+    ids=lambda value: repr(value).partition(" at 0x")[0],
 )  # fmt: skip
 def test_plain_objects(cluster: Cluster, value: Any) -> None:
     for got in (
@@ -310,7 +310,7 @@ def test_what_cannot_be_pickled_is_refused_and_leaves_nothing(cluster: Cluster) 
     before = cluster.stats()["objects"]
     with pytest.raises(TypeError):
         cluster.put([mib(1), (x for x in "generator")])
-    assert cluster.stats()["objects"] == before
+    assert cluster.stats()["objects"] <= before  # what earlier tests have left may go meanwhile
 
 
 def test_a_changed_original_changes_nothing(cluster: Cluster) -> None:

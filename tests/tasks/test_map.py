@@ -116,7 +116,7 @@ def test_the_timeout_counts_from_the_call_and_cancels(tmp_path: Path) -> None:
     go = tmp_path / "go"
     with hoplite_mp.Cluster(workers=1) as one:
         assert one.submit(abs, -1).result(PATIENCE_S) == 1
-        results = one.map(note_after_first, [str(go)] * 9, range(9), timeout=1, chunksize=1)
+        results = one.map(note_after_first, [str(go)] * 9, range(9), timeout=2, chunksize=1)
         assert [next(results), next(results)] == [0, 1]
         with pytest.raises(hoplite_mp.HopliteTimeoutError):
             next(results)
