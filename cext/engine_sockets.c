@@ -29,6 +29,28 @@ static void count(_Atomic uint64_t *counter, uint64_t amount) {
                           memory_order_relaxed);
 }
 
+static void send_ahead(struct link *link, int bytes) {
+    link->ahead_bytes = bytes;
+    setsockopt(link->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+}
+
+/* As much as the link carries in AHEAD_NS. Below that delay a link takes more than it did, and the
+ * buffer grows; beyond, what is on its way shrinks to it. */
+static void look_ahead(struct link *link) {
+    const uint64_t bytes = atomic_load_explicit(&link->backlogged_bytes, memory_order_relaxed);
+    const uint64_t ns = atomic_load_explicit(&link->backlogged_ns, memory_order_relaxed);
+    const uint64_t took_ns = ns - link->looked_ns;
+    if (took_ns < AHEAD_LOOK_NS) return;
+    const double carried = (double)(bytes - link->looked_bytes) / (double)took_ns * AHEAD_NS;
+    link->looked_bytes = bytes;
+    link->looked_ns = ns;
+    int wanted = carried < AHEAD_BYTES_MAX ? (int)carried : AHEAD_BYTES_MAX;
+    if (wanted < AHEAD_BYTES_MIN) wanted = AHEAD_BYTES_MIN;
+    if (wanted > link->ahead_bytes + link->ahead_bytes / 4 ||
+        wanted < link->ahead_bytes - link->ahead_bytes / 4)
+        send_ahead(link, wanted);
+}
+
 /* A descriptor of its own: the caller closes his. The options are for TCP alone, and only make it
  * better, so a socket that does not know them is as good. */
 const char *socket_take(struct link *link, int fd) {
@@ -45,6 +67,7 @@ const char *socket_take(struct link *link, int fd) {
     if (link->fd < 0) return "the descriptor cannot be taken over";
     setsockopt(link->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     setsockopt(link->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
+    send_ahead(link, AHEAD_BYTES_MIN);
     return NULL;
 }
 
@@ -92,6 +115,7 @@ static void count_backlog(struct link *link, bool goes_on) {
     const uint64_t now = now_ns();
     if (link->backlogged_since_ns) count(&link->backlogged_ns, now - link->backlogged_since_ns);
     link->backlogged_since_ns = goes_on ? now : 0;
+    look_ahead(link);
 }
 
 /* After a failure nothing is sent, but what the peer has sent before it left is still read. */

@@ -51,6 +51,14 @@ enum {
     /* Unsent bytes in the kernel, beyond which the socket counts as full: what was handed over
      * cannot be overtaken by another stream's block. Less, and the sender is woken too often. */
     UNSENT_BYTES_MAX = 256 * 1024,
+    /* A socket's send buffer holds what its link carries in so long: what stands in a queue on the
+     * way delays every other stream from this host. Less: a sender that is late leaves the link
+     * idle. The kernel's own tuning would fill any queue. */
+    AHEAD_NS = 1000000,
+    AHEAD_BYTES_MIN = 64 * 1024,
+    AHEAD_BYTES_MAX = 4 * 1024 * 1024,
+    /* The rate is taken over so much time of being backlogged. */
+    AHEAD_LOOK_NS = 4000000,
     REASON_BYTES = 96,
 };
 
@@ -162,6 +170,8 @@ struct link {
     /* Read by others. `backlogged`: since the socket was full, until there was nothing to send. */
     _Atomic uint64_t bytes_sent, bytes_received, backlogged_bytes, backlogged_ns;
     uint64_t backlogged_since_ns;
+    uint64_t looked_bytes, looked_ns; /* of the two above, when `ahead_bytes` was last set */
+    int ahead_bytes;                  /* of the socket's send buffer */
 
     /* Only where Python threads drive it; under engine->lock, as is `lost` there. */
     pthread_cond_t changed;

@@ -51,7 +51,7 @@ print(max(found))
 
 
 def link_rate(sender: Host, receiver: Host) -> float:
-    """Bytes per second of a plain socket between two hosts; the best of five, so that no bound is too easy."""
+    """Bytes per second of a plain socket: the best of five, so that no bound is too easy."""
     process = sender.popen([sys.executable, "-c", SENDER], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()

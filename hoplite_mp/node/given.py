@@ -144,6 +144,6 @@ class GivenBlocks:
     def look(self, given: Given) -> None:
         """Gives it back if that is possible now."""
         written = given.whole or given.slot == NODE_SLOT
-        if written and not given.needed and not given.users:
-            if self.blocks.pop(given.payload, None) is not None:
-                self.client.give_back(given.payload)
+        over = written and not given.needed and not given.users
+        if over and self.blocks.pop(given.payload, None) is not None:
+            self.client.give_back(given.payload)
