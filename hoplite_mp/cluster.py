@@ -22,13 +22,12 @@ import numpy as np
 from hoplite_mp import errors
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.launch import Host
-from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns, whole
+from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
 from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import CollectiveCalls, as_refs
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.errors import ConfigError, HopliteError, HopliteTimeoutError
 from hoplite_mp.executor import (
-    WORKERS_MAX,
     Options,
     PoolExecutor,
     TaskExecutor,
@@ -38,8 +37,8 @@ from hoplite_mp.executor import (
 )
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
-from hoplite_mp.nodes import Node, counters, list_nodes, node_id, node_numbers
-from hoplite_mp.protocol.local import AddWorkers, Locate, Standing
+from hoplite_mp.nodes import Node, counters, grow, list_nodes, node_id, node_numbers, shrink
+from hoplite_mp.protocol.local import Locate, Standing
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.store.limits import cpu_count
 
@@ -422,17 +421,18 @@ class Cluster(CollectiveCalls, TaskExecutor):
 
     def add_workers(self, n: int, node: Any = None) -> None:
         """`n` workers more for the cluster's tasks, on this host or on `node`, while work runs."""
-        count = whole(n)
-        if count is None or not 1 <= count <= WORKERS_MAX:
-            raise ValueError(f"n={n!r}: it must be from 1 to {WORKERS_MAX}")
-        own = self._runtime.tasks.node_number
-        (number,) = node_numbers(self._runtime, node, "node=") or [own]
-        self._runtime.channel.call(AddWorkers(count, number))
-        sizes = self._runtime.pool_sizes
-        if number != own:
-            sizes.pop(0, None)  # others have workers
-        elif 0 in sizes:
-            sizes[0] += count
+        grow(self._runtime, n, node)
+
+    def remove_node(self, node: Any) -> None:
+        """Lets a node, or several, leave in order, and returns when they are gone.
+
+        It takes no more tasks; what runs there is run to its end, results that only it holds are
+        fetched by others. Objects that were `put` on it are lost with it, unless copies are
+        elsewhere. `hoplite-mp join` ends there with exit code 0; a program that is connected
+        through that node loses its cluster. ValueError: that of the manager, with which the whole
+        cluster would end, and the caller's own, which leaves by `shutdown`.
+        """
+        shrink(self._runtime, node)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, in total and by node id under "nodes"."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from hoplite_mp import serial
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, deadline_ns, whole
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, NodeLostError
-from hoplite_mp.nodes import node_numbers
+from hoplite_mp.nodes import WORKERS_MAX, node_numbers
 from hoplite_mp.protocol.local import ClosePool, OpenPool
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ T = TypeVar("T")
 CHUNKS_PER_WORKER = 16  # of map(chunksize=None): enough to balance, few enough to be cheap
 CHUNK_ITEMS_MAX = 256
 RETRIES_MAX = 127
-WORKERS_MAX = 200
 COMMON_POOL = 0
 _turns = itertools.count()
 SHUT_DOWN = "this executor has been shut down: it takes no new tasks"

@@ -7,14 +7,29 @@ It must never know: how nodes learn of each other.
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.protocol.local import Members, Stats
+from hoplite_mp.client.memory import whole
+from hoplite_mp.protocol.local import AddWorkers, DrainNode, Members, Stats
 
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
 
-__all__ = ["Node", "counters", "list_nodes", "node_id", "node_numbers"]
+__all__ = [
+    "WORKERS_MAX",
+    "Node",
+    "counters",
+    "grow",
+    "list_nodes",
+    "node_id",
+    "node_numbers",
+    "shrink",
+]
+
+WORKERS_MAX = 200
+# Between two looks at who is left. Lower costs round trips to the node, higher is waited for.
+LEAVING_LOOK_S = 0.02
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,3 +94,34 @@ def node_numbers(
             raise ValueError(f"node {name!r} has no workers: no task can run there")
         found.append(int(name.removeprefix("h")))
     return found
+
+
+def grow(runtime: Runtime, n: Any, node: Any) -> None:
+    """More workers for the common pool of one node; see `Cluster.add_workers`."""
+    count = whole(n)
+    if count is None or not 1 <= count <= WORKERS_MAX:
+        raise ValueError(f"n={n!r}: it must be from 1 to {WORKERS_MAX}")
+    own = runtime.tasks.node_number
+    (number,) = node_numbers(runtime, node, "node=") or [own]
+    runtime.channel.call(AddWorkers(count, number))
+    sizes = runtime.pool_sizes
+    if number != own:
+        sizes.pop(0, None)  # others have workers
+    elif 0 in sizes:
+        sizes[0] += count
+
+
+def shrink(runtime: Runtime, node: Any) -> None:
+    """Lets nodes leave, and waits for that; see `Cluster.remove_node`."""
+    numbers = node_numbers(runtime, node)
+    if not numbers:
+        raise ValueError("node=None: say which node is to leave")
+    own = runtime.tasks.node_number
+    if own in numbers:
+        raise ValueError(f"{node_id(own)} is the caller's own node: shutdown() ends it")
+    for number in numbers:
+        runtime.channel.call(DrainNode(number))
+    names = {node_id(number) for number in numbers}
+    # Not one call that waits: other threads of this process need the channel meanwhile.
+    while names & {one.id for one in list_nodes(runtime)}:
+        time.sleep(LEAVING_LOOK_S)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp.node.delegation import Delegation
+from hoplite_mp.node.draining import Draining
 from hoplite_mp.node.forests import Forests
 from hoplite_mp.node.given import GivenBlocks
 from hoplite_mp.node.group_calls import GroupCalls
@@ -31,6 +32,7 @@ from hoplite_mp.protocol.messages import (
     Credentials,
     Distribute,
     FetchRefused,
+    Leave,
     MembersChanged,
     NodeAdmitted,
     Withdraw,
@@ -43,12 +45,15 @@ from hoplite_mp.protocol.peers import (
     CountersNow,
     Described,
     Drop,
+    Evacuated,
     Kept,
+    Leaving,
     LetGo,
     Locate,
     Located,
     RecallTasks,
     Release,
+    RemoveNode,
     RunTask,
     TaskEnded,
     WorkersNow,
@@ -102,6 +107,7 @@ class Lan:
         node.groups.hosts = self.group_calls
         node.places.fetcher = self.transfers
         node.operations.forests = self.forests
+        self.draining = Draining(node, self)
         self.locations = Locations(node, self.peers, self.kept)
         node.exports.elsewhere = self.locations.kept_at
         if not lan.manager:
@@ -188,6 +194,8 @@ class Lan:
                 self.transfers.withdraw(message)
             case FetchRefused():
                 self.transfers.refused(message)
+            case Leave():
+                self.node.leave()
             case _:
                 return False
         return True
@@ -199,6 +207,7 @@ class Lan:
             self.delegation.set_runner(member.home, member.node, member.workers)
             if self.workers_now is not None:
                 self.peers.send(member.home, WorkersNow(self.workers_now))
+            self.draining.tell(member.home)
 
     def tell_workers(self, count: int) -> None:
         """This host has another number of workers than it had when it joined."""
@@ -210,6 +219,18 @@ class Lan:
         """More workers on another host; False: it is gone."""
         peer = self.peers.by_number.get(number)
         return peer is not None and self.peers.send(peer.member.home, AddWorkers(count))
+
+    def drain(self, number: int) -> str:
+        """Asks a node to leave; returns why it cannot, or ""."""
+        if number not in self.members:
+            return f"node h{number} is gone"
+        if number == next(iter(self.members)):
+            return f"node h{number} is that of the manager: the whole cluster ends with it"
+        if number == self.node.number:
+            self.draining.begin()
+        else:
+            self.peers.send(self.members[number].home, RemoveNode())
+        return ""
 
     def _have_workers(self, home: int, count: int) -> None:
         peer = self.peers.by_home.get(home)
@@ -227,6 +248,7 @@ class Lan:
         self.guests.lose_peer(member.home)
         self.links.lose_node(number)
         self.kept.lose_peer(member.home)
+        self.draining.lose_peer(member.home)
         self.locations.lose_peer(member.home)
         self.node.counters.lose_peer(member.home)
         self.node.imports.lose_home(member.home)
@@ -292,6 +314,13 @@ class Lan:
                 self.tell_workers(node.workers.grow(message.count))
             case WorkersNow():
                 self._have_workers(home, message.count)
+            case RemoveNode():
+                self.draining.begin()
+            case Leaving():
+                self._have_workers(home, 0)
+                self.draining.leaves(home)
+            case Evacuated():
+                self.draining.evacuated(home)
             case _:  # about a group
                 peer = self.peers.by_home.get(home)
                 if peer is not None:

@@ -135,6 +135,10 @@ class Node:
             _log.info("the connection to the manager ended: %s", reason)
         self._stop = True
 
+    def leave(self) -> None:
+        """Nobody needs this node any more."""
+        self._stop = True
+
     def send_peer(self, home: int, message: PeerMessage) -> bool:
         """To the node of the host with that id; False if there is none."""
         return self.lan is not None and self.lan.peers.send(home, message)

@@ -19,6 +19,7 @@ from hoplite_mp.protocol.local import (
     BindPool,
     ClosePool,
     Collective,
+    DrainNode,
     DropForeign,
     GiveSpans,
     GroupAdmit,
@@ -79,6 +80,7 @@ class Requests:
             OpenPool: self.open_pool,
             AddWorkers: self.add_workers,
             BindPool: self.bind_pool,
+            DrainNode: self.drain_node,
             ClosePool: lambda slot, request: node.workers.close(request.ask.pool, request.ask.kill),
             GroupCall: self.group_call,
             GroupWritten: self.group_written,
@@ -238,6 +240,11 @@ class Requests:
             self.node.reply(slot, Reply(request.number, None, f"node h{wanted} is gone"))
         else:
             self.node.reply(slot, Reply(request.number, number))
+
+    def drain_node(self, slot: int, request: Request) -> None:
+        lan, number = self.node.lan, request.ask.node  # type: ignore[union-attr]
+        why = "this is the only node" if lan is None else lan.drain(number)
+        self.node.reply(slot, Reply(request.number, None, why))
 
     def standing(self, slot: int, request: Request) -> None:
         self.waiting_standing.append((slot, request.number))

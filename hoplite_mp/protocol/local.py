@@ -21,6 +21,7 @@ __all__ = [
     "BindPool",
     "ClosePool",
     "Collective",
+    "DrainNode",
     "DropForeign",
     "Exited",
     "FromSupervisor",
@@ -172,6 +173,12 @@ class GroupJoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
     rank: int | None
 
 
+class DrainNode(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """That node of the cluster shall leave it. Reply: at once."""
+
+    node: int
+
+
 class GroupCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A member's next call, in a group with members on other hosts. Each part is a payload, or an
     object that the member holds until the call is over, or a block of the store that the member
@@ -257,6 +264,7 @@ Ask: TypeAlias = (
     | AddWorkers
     | BindPool
     | ClosePool
+    | DrainNode
     | GroupCall
     | GroupWritten
     | GroupJoin

@@ -30,13 +30,16 @@ __all__ = [
     "CountersNow",
     "Described",
     "Drop",
+    "Evacuated",
     "Kept",
+    "Leaving",
     "LetGo",
     "Locate",
     "Located",
     "PeerMessage",
     "RecallTasks",
     "Release",
+    "RemoveNode",
     "RunTask",
     "TaskEnded",
     "WorkersNow",
@@ -240,6 +243,18 @@ class WorkersNow(Message, frozen=True):
         between("count", self.count, 0, _U16_MAX)
 
 
+class RemoveNode(Message, frozen=True):
+    """The receiver shall leave the cluster when its work is done."""
+
+
+class Leaving(Message, frozen=True):
+    """The sender takes no more tasks. The answer is Evacuated."""
+
+
+class Evacuated(Message, frozen=True):
+    """The sender needs nothing of the receiver that nobody else holds."""
+
+
 class CountersAsked(Message, frozen=True):
     """What does the receiver count? Answered by CountersNow."""
 
@@ -293,6 +308,9 @@ PeerMessage: TypeAlias = (
     | RecallTasks
     | AddWorkers
     | WorkersNow
+    | RemoveNode
+    | Leaving
+    | Evacuated
     | CountersAsked
     | CountersNow
     | GroupMessage
