@@ -27,17 +27,19 @@ from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import CollectiveCalls, as_refs
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.errors import ConfigError, HopliteError, HopliteTimeoutError
-from hoplite_mp.executor import (
-    Options,
-    PoolExecutor,
-    TaskExecutor,
-    check_own_host,
-    open_pool,
-    spmd,
-)
+from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
-from hoplite_mp.nodes import Node, counters, grow, list_nodes, node_id, node_numbers, shrink
+from hoplite_mp.nodes import (
+    Node,
+    counters,
+    grow,
+    list_nodes,
+    named_places,
+    node_id,
+    shrink,
+    working_places,
+)
 from hoplite_mp.protocol.local import Locate, Standing
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.store.limits import cpu_count
@@ -97,7 +99,10 @@ class Cluster(CollectiveCalls, TaskExecutor):
         spill_dir: str | Path | None = None,
         config: Config | None = None,
     ) -> None:
-        hosts = _checked_hosts(hosts)
+        if hosts is not None:
+            from hoplite_mp.client.far_hosts import checked_hosts
+
+            hosts = checked_hosts(hosts)
         if hosts and address is not None:
             raise ConfigError("hosts= starts nodes of a new cluster, address= joins one: not both")
         if hosts and listen is None:
@@ -106,8 +111,7 @@ class Cluster(CollectiveCalls, TaskExecutor):
             isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= 200
         ):
             raise ValueError(f"workers={workers!r}: it must be a number from 0 to 200, or None")
-        if config is None:
-            config = Config.from_environment()
+        config = Config.from_environment() if config is None else config
         changes: dict[str, Any] = {}
         if memory is not None:
             changes["memory_bytes"] = parse_size(memory)
@@ -366,34 +370,39 @@ class Cluster(CollectiveCalls, TaskExecutor):
         max_tasks_per_child: int | None = None,
         **options: Any,
     ) -> PoolExecutor:
-        """An Executor with workers of its own on this host; they end at its shutdown."""
+        """An Executor with workers of its own; they end at its shutdown.
+
+        node: where they are, a node or several that share them evenly; None: this host.
+        max_workers: None: as many as CPUs here, or as those nodes have workers.
+        """
         self._runtime.memory.check()
-        chosen = self._own_host(options.pop("node", None))
+        places = named_places(self._runtime, options.pop("node", None), self._options.node)
+        if max_workers is None:
+            max_workers = sum(workers for _, workers in places) or cpu_count()
         return open_pool(
             self._runtime,
-            cpu_count() if max_workers is None else max_workers,
+            max_workers,
             initializer,
             initargs,
             max_tasks_per_child,
-            dataclasses.replace(self._options.override(options), node=chosen),
+            dataclasses.replace(self._options.override(options), node=None),
+            [number for number, _ in places],
         )
-
-    def _own_host(self, node: Any) -> tuple[int, ...] | None:
-        numbers: tuple[int, ...] | None = self._options.node
-        if node is not None:
-            numbers = tuple(node_numbers(self._runtime, node))
-        check_own_host(self._runtime, numbers)
-        return numbers
 
     def spmd(
         self, fn: Callable[..., T], size: int, *args: Any, node: Any = None
     ) -> list[Future[T]]:
-        """`size` peers in processes of their own on this host, all at once: fn(rank, *args)."""
-        self._own_host(node)
+        """`size` peers in processes of their own, all at once: fn(rank, *args).
+
+        node: where they are, a node or several; None: all that have workers, in proportion.
+        """
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= SPMD_SIZE_MAX:
             raise ValueError(f"size={size!r}: it must be from 1 to {SPMD_SIZE_MAX}")
         self._runtime.memory.check()
-        return spmd(self._runtime, self._options, fn, size, args)
+        places = named_places(self._runtime, node, self._options.node)
+        weights = [(number, 1) for number, _ in places] or working_places(self._runtime)
+        options = dataclasses.replace(self._options, node=None)
+        return spmd(self._runtime, options, fn, size, args, weights)
 
     def group(
         self,
@@ -459,16 +468,6 @@ class _View(Cluster):
 
 
 _HELD = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
-
-
-def _checked_hosts(hosts: Any) -> list[str]:
-    if hosts is None:
-        return []
-    if isinstance(hosts, str) or not all(isinstance(host, str) and host for host in hosts):
-        raise ValueError(f'hosts={hosts!r}: it must be a list of names, such as ["a", "user@b"]')
-    if len(set(hosts)) != len(list(hosts)):
-        raise ValueError(f"hosts={hosts!r}: a host stands there twice")
-    return list(hosts)
 
 
 def _arrived(options: Options) -> Cluster:

@@ -23,7 +23,7 @@ from hoplite_mp.nodes import WORKERS_MAX, node_numbers
 from hoplite_mp.protocol.local import ClosePool, OpenPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
@@ -76,16 +76,6 @@ class Options:
         return dataclasses.replace(self, **changes)
 
 
-def check_own_host(runtime: Runtime, numbers: tuple[int, ...] | None) -> None:
-    """ValueError if workers of an executor's own would have to be on another host."""
-    if numbers not in (None, (runtime.tasks.node_number,)):
-        names = ", ".join(f"h{number}" for number in numbers or ())
-        raise ValueError(
-            "workers of an executor's or spmd's own are on the caller's host, they cannot be on "
-            f"{names}; tasks of the cluster's workers can: c.options(node=...).submit(...)"
-        )
-
-
 class TaskExecutor(concurrent.futures.Executor):
     """Submits to one pool of a cluster."""
 
@@ -94,6 +84,7 @@ class TaskExecutor(concurrent.futures.Executor):
     _pool: int
     _closed: bool = False
     _parent: TaskExecutor | None = None  # of a view
+    _places: Sequence[tuple[int, int]] = ()  # of workers of its own: (node, how many)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -156,8 +147,11 @@ class TaskExecutor(concurrent.futures.Executor):
             return changes
         common = self._pool == COMMON_POOL
         numbers = tuple(node_numbers(self._runtime, changes["node"], workers=common))
-        if not common:
-            check_own_host(self._runtime, numbers)
+        if not common and not set(numbers) >= {number for number, _ in self._places}:
+            raise ValueError(
+                f"node={changes['node']!r}: this executor has workers elsewhere, too; make one "
+                "there with c.executor(node=...)"
+            )
         return {**changes, "node": numbers}
 
     def _bound(self, numbers: tuple[int, ...]) -> int:
@@ -244,8 +238,15 @@ class PoolExecutor(TaskExecutor):
 
     _finisher: threading.Thread | None = None
 
-    def __init__(self, runtime: Runtime, pool: int, options: Options, setup: Any) -> None:
-        self._runtime, self._pool, self._options = runtime, pool, options
+    def __init__(
+        self,
+        runtime: Runtime,
+        pool: int,
+        options: Options,
+        setup: Any,
+        places: Sequence[tuple[int, int]],
+    ) -> None:
+        self._runtime, self._pool, self._options, self._places = runtime, pool, options, places
         self._setup = setup  # the initializer's object is held as long as workers may start
 
     def options(self, **changes: Any) -> TaskExecutor:
@@ -302,8 +303,9 @@ def open_pool(
     initargs: tuple[Any, ...],
     max_tasks_per_child: int | None,
     options: Options,
+    numbers: Sequence[int] = (),
 ) -> PoolExecutor:
-    """Starts a pool of its own."""
+    """Starts a pool of its own, on these nodes or else on this host."""
     count = whole(workers)
     if count is None or not 1 <= count <= WORKERS_MAX:
         raise ValueError(f"max_workers={workers!r}: it must be from 1 to {WORKERS_MAX}, or None")
@@ -317,18 +319,44 @@ def open_pool(
     if initializer is not None:
         setup = runtime.memory.put((serial.encode_function(initializer), tuple(initargs)))
         oid = runtime.memory.local_id(setup)
-    reply = runtime.channel.call(OpenPool(count, max_tasks, oid))
-    pool = int(reply.value)
+    own = runtime.tasks.node_number
+    places = spread(count, [(number, 1) for number in numbers or [own]])
+    pool = _start(runtime, places, max_tasks, oid, False)
     runtime.pool_sizes[pool] = count
-    return PoolExecutor(runtime, pool, options, setup)
+    return PoolExecutor(runtime, pool, options, setup, places)
+
+
+def spread(count: int, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """`count` workers over (node, weight): (node, how many), none with 0. Each goes to the first
+    of those that have the fewest for their weight."""
+    given = dict.fromkeys((number for number, _ in places), 0)
+    for _ in range(count):
+        number, _ = min(places, key=lambda place: (given[place[0]] + 1) / place[1])
+        given[number] += 1
+    return [(number, workers) for number, workers in given.items() if workers]
+
+
+def _start(
+    runtime: Runtime, places: Sequence[tuple[int, int]], max_tasks: int, setup: int, exact: bool
+) -> int:
+    own = runtime.tasks.node_number
+    here = sum(workers for number, workers in places if number == own)
+    far = [place for place in places if place[0] != own]
+    return int(runtime.channel.call(OpenPool(here, max_tasks, setup, far, exact)).value)
 
 
 def spmd(
-    runtime: Runtime, options: Options, fn: Callable[..., T], size: int, args: tuple[Any, ...]
+    runtime: Runtime,
+    options: Options,
+    fn: Callable[..., T],
+    size: int,
+    args: tuple[Any, ...],
+    weights: Sequence[tuple[int, int]],
 ) -> list[Future[T]]:
-    """Peers in a pool of their own, which closes with the last of them."""
-    pool = int(runtime.channel.call(OpenPool(size, 0, 0)).value)
-    peers = PoolExecutor(runtime, pool, options, None)
+    """Peers in a pool of their own, which closes with the last of them, over (node, weight)."""
+    places = spread(size, weights)
+    pool = _start(runtime, places, 0, 0, True)
+    peers = PoolExecutor(runtime, pool, options, None, places)
     futures: list[Future[T]] = []
     try:
         for rank in range(size):

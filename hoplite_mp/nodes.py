@@ -14,6 +14,8 @@ from hoplite_mp.client.memory import whole
 from hoplite_mp.protocol.local import AddWorkers, DrainNode, Members, Stats
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hoplite_mp.client.runtime import Runtime
 
 __all__ = [
@@ -22,9 +24,11 @@ __all__ = [
     "counters",
     "grow",
     "list_nodes",
+    "named_places",
     "node_id",
     "node_numbers",
     "shrink",
+    "working_places",
 ]
 
 WORKERS_MAX = 200
@@ -94,6 +98,21 @@ def node_numbers(
             raise ValueError(f"node {name!r} has no workers: no task can run there")
         found.append(int(name.removeprefix("h")))
     return found
+
+
+def named_places(
+    runtime: Runtime, node: Any, default: Sequence[int] | None
+) -> list[tuple[int, int]]:
+    """(number, workers) of the nodes that are named, or else of the default's."""
+    numbers = list(default or ()) if node is None else node_numbers(runtime, node)
+    have = {one.id: one.workers for one in list_nodes(runtime)} if numbers else {}
+    return [(number, have.get(node_id(number), 0)) for number in numbers]
+
+
+def working_places(runtime: Runtime) -> list[tuple[int, int]]:
+    """(number, workers) of all that have workers; this host if there are none."""
+    found = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime) if one.workers]
+    return found or [(runtime.tasks.node_number, 1)]
 
 
 def grow(runtime: Runtime, n: Any, node: Any) -> None:

@@ -14,14 +14,14 @@ import shlex
 import subprocess
 import tempfile
 import time
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from hoplite_mp.errors import ConfigError, NodeLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FarHosts"]
+__all__ = ["FarHosts", "checked_hosts"]
 
 LOOK_S = 0.05
 END_PATIENCE_S = 5.0  # for what ends by itself when the cluster does
@@ -105,3 +105,12 @@ class FarHosts:
         for said in self._said.values():
             said.close()
         self.processes, self._said = {}, {}
+
+
+def checked_hosts(hosts: Any) -> list[str]:
+    """The names, or a ValueError."""
+    if isinstance(hosts, str) or not all(isinstance(host, str) and host for host in hosts):
+        raise ValueError(f'hosts={hosts!r}: it must be a list of names, such as ["a", "user@b"]')
+    if len(set(hosts)) != len(list(hosts)):
+        raise ValueError(f"hosts={hosts!r}: a host stands there twice")
+    return list(hosts)

@@ -38,13 +38,16 @@ AHEAD_TASKS = 2
 class Runner:
     """Another host, as far as it runs tasks."""
 
+    home: int
     number: int
     workers: int
+    pool: int = COMMON_POOL  # of that host
+    ahead: int = AHEAD_TASKS
     running: dict[int, Any] = field(default_factory=dict)  # oid -> what is held for it
 
     @property
     def room(self) -> int:
-        return self.workers + AHEAD_TASKS - len(self.running) if self.workers else 0
+        return self.workers + self.ahead - len(self.running) if self.workers else 0
 
 
 class Delegation:
@@ -67,9 +70,12 @@ class Delegation:
         self.send = send
         self.post = post
         self.runners: dict[int, Runner] = {}  # by home
-        self.where: dict[int, int] = {}  # oid -> home of its runner
+        self.far: dict[int, list[Runner]] = {}  # a pool -> its own workers on other hosts
+        self.where: dict[int, Runner] = {}
         self.pools: dict[int, int] = {}  # a pool whose tasks all go to one host -> its home
         self.broken: Callable[[int, str], None] = lambda pool, why: None  # told of such pools
+        # Told of pools that have no more workers on other hosts.
+        self.deserted: Callable[[int, str], None] = lambda pool, why: None
         self._offered: set[int] = set()
 
     # -- who runs ------------------------------------------------------------------------------
@@ -78,7 +84,7 @@ class Delegation:
         """A host has joined, or has other workers than before."""
         known = self.runners.get(home)
         if known is None:
-            self.runners[home] = Runner(number, workers)
+            self.runners[home] = Runner(home, number, workers)
         else:
             known.workers = workers
         self.look()
@@ -91,8 +97,16 @@ class Delegation:
         for pool in [pool for pool, bound in self.pools.items() if bound == home]:
             del self.pools[pool]
             self.broken(pool, f"node h{runner.number}, to which it is bound, is gone")
-        for oid in list(runner.running):
-            self._lost(oid, runner.number)
+        lost = [runner]
+        for pool, runners in list(self.far.items()):
+            lost += [one for one in runners if one.home == home]
+            runners[:] = [one for one in runners if one.home != home]
+            if not runners:
+                del self.far[pool]
+                self.deserted(pool, f"node h{runner.number}, where its workers were, is gone")
+        for one in lost:
+            for oid in list(one.running):
+                self._lost(oid, one.number)
 
     def bind(self, pool: int, number: int) -> bool:
         """All tasks of that pool run on that node; False: it is not there."""
@@ -103,11 +117,23 @@ class Delegation:
                 return True
         return False
 
+    def add_far(self, pool: int, home: int, there: int, workers: int, exact: bool) -> None:
+        """That pool has workers on another host, as the pool `there`."""
+        number = self.runners[home].number
+        runner = Runner(home, number, workers, there, 0 if exact else AHEAD_TASKS)
+        self.far.setdefault(pool, []).append(runner)
+        self.look()
+
+    def forget_pool(self, pool: int) -> None:
+        """It is closed."""
+        self.pools.pop(pool, None)
+        self.far.pop(pool, None)
+
     def look(self) -> None:
         """Takes queued tasks for those that have room."""
         if not self.runners and not self._offered:
             return
-        for pool in (COMMON_POOL, *self.pools):
+        for pool in (COMMON_POOL, *self.pools, *self.far):
             wanted = self._room(pool)
             if wanted:
                 self.tasks.offer(
@@ -122,23 +148,26 @@ class Delegation:
                 self._offered.discard(pool)
 
     def _room(self, pool: int) -> bool:
-        return any(runner.room > 0 for runner in self._suitable(pool).values())
+        return bool(self._suitable(pool))
 
-    def _suitable(self, pool: int) -> dict[int, Runner]:
+    def _suitable(self, pool: int) -> list[Runner]:
+        """Those that have room for a task of that pool."""
         if pool == COMMON_POOL:
-            return self.runners
-        home = self.pools[pool]
-        return {home: self.runners[home]} if home in self.runners else {}
+            found = list(self.runners.values())
+        elif pool in self.far:
+            found = self.far[pool]
+        else:
+            found = [self.runners[home] for home in [self.pools[pool]] if home in self.runners]
+        return [runner for runner in found if runner.room > 0]
 
     def _delegate(self, oid: int, pool: int) -> None:
         function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
-        suitable = {h: r for h, r in self._suitable(pool).items() if r.room > 0}
         near = self._bytes_at(args, args_oid)
-        home = max(suitable, key=lambda h: (near.get(suitable[h].number, 0), suitable[h].room))
+        runner = max(self._suitable(pool), key=lambda r: (near.get(r.number, 0), r.room))
         header = self.client.inspect(oid)
         holds = [self.client.hold(one) for one in (function, args_oid) if one]
         if None in holds:  # its submitter has just died
-            self._lost(oid, suitable[home].number)
+            self._lost(oid, runner.number)
             return
         message = RunTask(
             ids.pack_id(self.client.home, oid),
@@ -149,11 +178,12 @@ class Delegation:
             timeout_ns,
             flags,
             self.client.task_name(oid).encode()[:64],
+            runner.pool,
         )
-        suitable[home].running[oid] = holds
-        self.where[oid] = home
-        if not self.send(home, message):
-            self.lose_runner(home)
+        runner.running[oid] = holds
+        self.where[oid] = runner
+        if not self.send(runner.home, message):
+            self.lose_runner(runner.home)
 
     def _public(self, oid: int) -> bytes:
         one = self.imports.by_oid.get(oid)
@@ -181,7 +211,7 @@ class Delegation:
     def ended(self, peer: int, message: TaskEnded) -> None:
         """What a runner says of one of our tasks; ignored if it is not with that runner."""
         _, oid = ids.unpack_id(message.task)
-        if self.where.get(oid) != peer:
+        if not self._is_with(oid, peer):
             return
         if message.outcome == "returned":
             self._take_back(oid)
@@ -205,15 +235,16 @@ class Delegation:
             self._store(oid, peer, message, [])
         self.look()
 
-    def _take_back(self, oid: int) -> Runner | None:
-        runner = self.runners.get(self.where.pop(oid, 0))
-        if runner is not None:
-            runner.running.pop(oid, None)
+    def _is_with(self, oid: int, peer: int) -> bool:
+        return oid in self.where and self.where[oid].home == peer
+
+    def _take_back(self, oid: int) -> Runner:
+        runner = self.where.pop(oid)
+        runner.running.pop(oid, None)
         return runner
 
     def _elsewhere(self, oid: int, peer: int, message: TaskEnded) -> None:
         runner = self._take_back(oid)
-        assert runner is not None
         if self.client.finish_elsewhere(oid, message.nbytes, message.refs):
             self.places.add(oid, message.task, message.nbytes, (runner.number,), message.layout)
             self.places.places[oid].released = lambda: self.send(peer, Release(message.task, 0))
@@ -222,7 +253,7 @@ class Delegation:
             self.send(peer, Release(message.task, 0))
 
     def _store(self, oid: int, peer: int, message: TaskEnded, holds: list[Any]) -> None:
-        if self.where.get(oid) != peer:
+        if not self._is_with(oid, peer):
             return  # lost meanwhile, and run again
         payload, failed = message.payload, message.outcome == "failed"
         assert payload is not None
@@ -269,10 +300,10 @@ class Delegation:
 
     def cancel(self, oid: int) -> bool:
         """By force, after the submitter has aborted it. False: it is not elsewhere."""
-        home = self.where.get(oid)
-        if home is None:
+        runner = self.where.get(oid)
+        if runner is None:
             return False
-        self.send(home, CancelTask(ids.pack_id(self.client.home, oid)))
+        self.send(runner.home, CancelTask(ids.pack_id(self.client.home, oid)))
         return True
 
     def recall(self, home: int) -> None:

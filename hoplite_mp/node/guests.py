@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
+from hoplite_mp.errors import WorkerLostError
 from hoplite_mp.node.layouts import layout_of, payload_layout
 from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, TaskEnded
 
@@ -62,6 +63,7 @@ class Guests:
         self.interrupt = interrupt
         self.by_task: dict[bytes, Guest] = {}
         self.by_oid: dict[int, Guest] = {}
+        self.pools: dict[int, int] = {}  # of workers for one other host alone -> its home
         self.unposted: list[int] = []  # the ring of hints was full
 
     def __contains__(self, oid: int) -> bool:
@@ -88,7 +90,14 @@ class Guests:
             del self.by_task[guest.task]
             self.send(guest.peer, TaskEnded(guest.task, "returned"))  # it knows what has become
             return
-        oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, POOL)
+        pool = message.pool
+        if pool != POOL and self.pools.get(pool) != guest.peer:
+            del self.by_task[guest.task]
+            short = WorkerLostError("its pool has been closed")
+            payload = serial.encode_error(short, "").tobytes()
+            self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
+            return
+        oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, pool)
         guest.oid, guest.holds = oid, [self.client.hold(oid, False), *holds]
         self.by_oid[oid] = guest
         self.imports.adopt(guest.task, oid)
@@ -101,7 +110,7 @@ class Guests:
             message.timeout_ns,
             message.flags,
             message.name,
-            self.queue(POOL),
+            self.queue(pool),
             True,
         )
         if not posted:
@@ -111,7 +120,10 @@ class Guests:
 
     def look(self) -> None:
         """Hints for which there was no room."""
-        while self.unposted and self.tasks.post(self.unposted[-1], self.queue(POOL)):
+        while self.unposted:
+            oid = self.unposted[-1]
+            if not self.tasks.post(oid, self.queue(self.tasks.pool_of(oid))):
+                return
             self.unposted.pop()
 
     def completed(self, oids: list[int]) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.draining import Draining
+from hoplite_mp.node.far_pools import FarPools
 from hoplite_mp.node.forests import Forests
 from hoplite_mp.node.given import GivenBlocks
 from hoplite_mp.node.group_calls import GroupCalls
@@ -41,16 +42,19 @@ from hoplite_mp.protocol.peers import (
     Acquire,
     AddWorkers,
     CancelTask,
+    CloseFarPool,
     CountersAsked,
     CountersNow,
     Described,
     Drop,
     Evacuated,
+    FarPoolOpened,
     Kept,
     Leaving,
     LetGo,
     Locate,
     Located,
+    OpenFarPool,
     RecallTasks,
     Release,
     RemoveNode,
@@ -91,6 +95,7 @@ class Lan:
             node.results, node.imports, node.places, self.peers.send, self._post
         )
         self.delegation.broken = node.workers.break_bound
+        self.delegation.deserted = node.workers.desert
         self.guests = Guests(
             node.results,
             node.imports,
@@ -108,6 +113,7 @@ class Lan:
         node.places.fetcher = self.transfers
         node.operations.forests = self.forests
         self.draining = Draining(node, self)
+        self.far_pools = FarPools(node, self)
         self.locations = Locations(node, self.peers, self.kept)
         node.exports.elsewhere = self.locations.kept_at
         if not lan.manager:
@@ -249,6 +255,7 @@ class Lan:
         self.links.lose_node(number)
         self.kept.lose_peer(member.home)
         self.draining.lose_peer(member.home)
+        self.far_pools.lose_peer(member.home)
         self.locations.lose_peer(member.home)
         self.node.counters.lose_peer(member.home)
         self.node.imports.lose_home(member.home)
@@ -314,6 +321,12 @@ class Lan:
                 self.tell_workers(node.workers.grow(message.count))
             case WorkersNow():
                 self._have_workers(home, message.count)
+            case OpenFarPool():
+                self.far_pools.asked(home, message)
+            case FarPoolOpened():
+                self.far_pools.opened(home, message)
+            case CloseFarPool():
+                self.far_pools.closed(home, message)
             case RemoveNode():
                 self.draining.begin()
             case Leaving():

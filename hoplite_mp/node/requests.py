@@ -213,9 +213,22 @@ class Requests:
 
     def open_pool(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
-        number = self.node.workers.open_next(ask.workers, slot, ask.max_tasks, ask.setup)
-        error = "" if number is not None else NO_POOL
-        self.node.reply(slot, Reply(request.number, number, error))
+        workers = self.node.workers
+        if ask.workers:
+            number = workers.open_next(ask.workers, slot, ask.max_tasks, ask.setup)
+        else:
+            number = workers.open_bound(slot)
+        if number is None or not ask.far or self.node.lan is None:
+            error = "" if number is not None else NO_POOL
+            self.node.reply(slot, Reply(request.number, number, error))
+            return
+
+        def done(error: str) -> None:
+            if error:
+                workers.close(number, True)
+            self.node.reply(slot, Reply(request.number, None if error else number, error))
+
+        self.node.lan.far_pools.open(number, ask, done)
 
     def add_workers(self, slot: int, request: Request) -> None:
         ask: Any = request.ask

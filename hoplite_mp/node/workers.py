@@ -92,6 +92,12 @@ class Workers:
                 return number
         return None
 
+    def desert(self, number: int, why: str) -> None:
+        """That pool has no more workers on other hosts."""
+        pool = self.pools.get(number)
+        if pool is not None and not pool.target:
+            self.break_bound(number, why)
+
     def break_bound(self, number: int, why: str) -> None:
         """Nobody runs that pool's tasks any more."""
         pool = self.pools.get(number)
@@ -104,6 +110,8 @@ class Workers:
         if pool is None:
             return
         pool.closing = True
+        if self.node.lan is not None:
+            self.node.lan.far_pools.close(number, kill)
         self.client.open_pool(number, POOL_CLOSING)
         self.tasks.wake_pool(number)
         if kill:
@@ -122,7 +130,7 @@ class Workers:
             self.client.open_pool(pool.number, POOL_FREE)
             self.pools.pop(pool.number, None)
             if self.node.lan is not None:
-                self.node.lan.delegation.pools.pop(pool.number, None)
+                self.node.lan.delegation.forget_pool(pool.number)
             for here in (False, True):
                 queue = self.queues.pop((pool.number, here), None)
                 if queue is not None:

@@ -138,11 +138,15 @@ class Collective(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Workers of their own. `setup`: an object with (initializer, initargs). Reply: pool number."""
+    """Workers of their own, here and on other nodes. `setup`: an object with (initializer,
+    initargs). `exact`: no worker elsewhere is given a task beyond the one that it runs. Reply:
+    pool number."""
 
     workers: int
     max_tasks: int
     setup: int
+    far: list[tuple[int, int]] = []  # (node, workers there)
+    exact: bool = False
 
 
 class AddWorkers(msgspec.Struct, frozen=True, tag=True, array_like=True):

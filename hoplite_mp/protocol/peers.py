@@ -19,6 +19,18 @@ from typing import TypeAlias
 from hoplite_mp.ids import ID_BYTES
 from hoplite_mp.protocol.fields import Message, between, counts, flags, layout, one_of
 from hoplite_mp.protocol.group_calls import GroupMessage
+from hoplite_mp.protocol.peer_hosts import (
+    AddWorkers,
+    CloseFarPool,
+    CountersAsked,
+    CountersNow,
+    Evacuated,
+    FarPoolOpened,
+    Leaving,
+    OpenFarPool,
+    RemoveNode,
+    WorkersNow,
+)
 
 __all__ = [
     "OUTCOMES",
@@ -26,16 +38,19 @@ __all__ = [
     "Acquire",
     "AddWorkers",
     "CancelTask",
+    "CloseFarPool",
     "CountersAsked",
     "CountersNow",
     "Described",
     "Drop",
     "Evacuated",
+    "FarPoolOpened",
     "Kept",
     "Leaving",
     "LetGo",
     "Locate",
     "Located",
+    "OpenFarPool",
     "PeerMessage",
     "RecallTasks",
     "Release",
@@ -55,7 +70,6 @@ INLINE_BYTES_MAX = 64 << 10
 # A payload's own head may come on top.
 PAYLOAD_BYTES_MAX = INLINE_BYTES_MAX + (16 << 10)
 HOLDERS_MAX = 1 << 16
-COUNTERS_MAX = 64
 NAME_BYTES_MAX = 64
 _U16_MAX = (1 << 16) - 1
 
@@ -192,8 +206,10 @@ class RunTask(Message, frozen=True):
     timeout_ns: int
     flags: int
     name: bytes
+    pool: int = 0  # of the runner's host; 0: its workers for everybody
 
     def __post_init__(self) -> None:
+        between("pool", self.pool, 0, _U16_MAX)
         for name in ("task", "function", "args_object"):
             _object(name, getattr(self, name))
         _payload(self.args)
@@ -223,56 +239,6 @@ class TaskEnded(Message, frozen=True):
         _payload(self.payload)
         if self.outcome == "failed" and self.payload is None:
             raise ValueError("a failed task has its error as payload")
-
-
-class AddWorkers(Message, frozen=True):
-    """The receiver's host shall have so many workers more."""
-
-    count: int
-
-    def __post_init__(self) -> None:
-        between("count", self.count, 1, _U16_MAX)
-
-
-class WorkersNow(Message, frozen=True):
-    """The sender's host has so many workers for everybody's tasks."""
-
-    count: int
-
-    def __post_init__(self) -> None:
-        between("count", self.count, 0, _U16_MAX)
-
-
-class RemoveNode(Message, frozen=True):
-    """The receiver shall leave the cluster when its work is done."""
-
-
-class Leaving(Message, frozen=True):
-    """The sender takes no more tasks. The answer is Evacuated."""
-
-
-class Evacuated(Message, frozen=True):
-    """The sender needs nothing of the receiver that nobody else holds."""
-
-
-class CountersAsked(Message, frozen=True):
-    """What does the receiver count? Answered by CountersNow."""
-
-    number: int
-
-    def __post_init__(self) -> None:
-        counts(number=self.number)
-
-
-class CountersNow(Message, frozen=True):
-    """The sender's counters, by name (node/counters.py)."""
-
-    number: int
-    counts: dict[str, int]
-
-    def __post_init__(self) -> None:
-        counts(number=self.number)
-        between("number of counters", len(self.counts), 0, COUNTERS_MAX)
 
 
 class CancelTask(Message, frozen=True):
@@ -308,6 +274,9 @@ PeerMessage: TypeAlias = (
     | RecallTasks
     | AddWorkers
     | WorkersNow
+    | OpenFarPool
+    | FarPoolOpened
+    | CloseFarPool
     | RemoveNode
     | Leaving
     | Evacuated

@@ -52,15 +52,19 @@ class UpCluster:
             text=True,
         )
 
-    def run(self, host: Host, program: str, *, check: bool = True) -> str:
-        """A driver on that host; `c` is the cluster, `np` is numpy. Returns what it prints."""
+    def program(self, text: str) -> list[str]:
+        """The command of a driver."""
         source = (
             "import os, sys, time, numpy as np, hoplite_mp\n"
             f"with hoplite_mp.Cluster(address={self.address!r}, tls={None if self.tls else False}, "
-            "memory='256MiB') as c:\n" + textwrap.indent(textwrap.dedent(program), "    ")
+            "memory='256MiB') as c:\n" + textwrap.indent(textwrap.dedent(text), "    ")
         )
+        return [sys.executable, "-c", source]
+
+    def run(self, host: Host, program: str, *, check: bool = True) -> str:
+        """A driver on that host; `c` is the cluster, `np` is numpy. Returns what it prints."""
         done = host.run(
-            [sys.executable, "-c", source],
+            self.program(program),
             env=self.env,
             stdout=subprocess.PIPE,
             text=True,

@@ -32,7 +32,7 @@ def value(side: Side, oid: int) -> Any:
 
 
 def runner_of(network: Network, oid: int) -> Side:
-    return network.by_home[network.sides[0].delegation.where[oid]]
+    return network.by_home[network.sides[0].delegation.where[oid].home]
 
 
 def done(network: Network) -> None:

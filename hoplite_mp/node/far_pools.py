@@ -1,0 +1,134 @@
+"""Pools of workers of one's own on other hosts: opened, closed, and whose they are.
+
+Why it exists: an executor's workers, or the peers of an spmd, may be on any node. Here a pool has a
+number and perhaps some workers; each other node opens one for it, with workers of its own, and runs
+only what this node sends there. The pool is open when all have answered.
+It must never know: what tasks do, how messages travel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import ids
+from hoplite_mp.node.guests import NO_OBJECT
+from hoplite_mp.node.store import NODE_SLOT
+from hoplite_mp.protocol.peers import CloseFarPool, FarPoolOpened, OpenFarPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.lan import Lan
+    from hoplite_mp.node.main import Node
+    from hoplite_mp.protocol.local import OpenPool
+
+__all__ = ["FarPools"]
+
+
+@dataclass(slots=True)
+class Opening:
+    """A pool that waits for the answers of other nodes."""
+
+    pool: int
+    exact: bool
+    done: Callable[[str], None]
+    waiting: dict[int, int] = field(default_factory=dict)  # home -> workers there
+    error: str = ""
+
+
+class FarPools:
+    """Both sides of it, on one node."""
+
+    def __init__(self, node: Node, lan: Lan) -> None:
+        self.node = node
+        self.lan = lan
+        self.delegation = lan.delegation
+        self.guests = lan.guests
+        self.openings: dict[int, Opening] = {}  # by number
+        self._last = 0
+
+    # -- the one whose tasks they run ----------------------------------------------------------
+
+    def open(self, pool: int, ask: OpenPool, done: Callable[[str], None]) -> None:
+        """Workers on other nodes for a pool of this host; `done` hears "", or why there are
+        none."""
+        members = self.lan.members
+        if any(number not in members for number, _ in ask.far):
+            gone = next(number for number, _ in ask.far if number not in members)
+            done(f"node h{gone} is gone")
+            return
+        self._last += 1
+        opening = self.openings[self._last] = Opening(pool, ask.exact, done)
+        setup = ids.pack_id(self.node.client.home, ask.setup) if ask.setup else NO_OBJECT
+        for number, workers in ask.far:
+            opening.waiting[members[number].home] = workers
+        for home, workers in list(opening.waiting.items()):
+            self.lan.peers.send(home, OpenFarPool(self._last, workers, ask.max_tasks, setup))
+
+    def opened(self, home: int, message: FarPoolOpened) -> None:
+        """Another node's answer."""
+        opening = self.openings.get(message.number)
+        if opening is None or home not in opening.waiting:
+            return
+        workers = opening.waiting.pop(home)
+        if message.error:
+            opening.error = message.error
+        elif home in self.delegation.runners:
+            self.delegation.add_far(opening.pool, home, message.pool, workers, opening.exact)
+        self._look(message.number, opening)
+
+    def _look(self, number: int, opening: Opening) -> None:
+        if opening.waiting:
+            return
+        del self.openings[number]
+        if opening.error:
+            self.close(opening.pool, True)
+        opening.done(opening.error)
+
+    def close(self, pool: int, kill: bool) -> None:
+        """The pool's workers elsewhere end, too."""
+        for runner in self.delegation.far.get(pool, ()):
+            self.lan.peers.send(runner.home, CloseFarPool(runner.pool, kill))
+
+    # -- the one that has the workers ----------------------------------------------------------
+
+    def asked(self, home: int, message: OpenFarPool) -> None:
+        """Another node wants workers of its own here."""
+        if message.setup == NO_OBJECT:
+            self._start(home, message, 0)
+            return
+
+        def ready(holds: list[Any]) -> None:
+            if holds[0] is None:
+                answer = FarPoolOpened(message.number, 0, "its initializer is gone")
+                self.lan.peers.send(home, answer)
+            else:
+                self._start(home, message, holds[0].oid)
+
+        self.node.imports.ask([message.setup], ready)
+
+    def _start(self, home: int, message: OpenFarPool, setup: int) -> None:
+        if home not in self.lan.peers.by_home:
+            return
+        pool = self.node.workers.open_next(message.workers, NODE_SLOT, message.max_tasks, setup)
+        error = "" if pool is not None else f"node h{self.node.number} can start no more workers"
+        if pool is not None:
+            self.guests.pools[pool] = home
+        self.lan.peers.send(home, FarPoolOpened(message.number, pool or 0, error))
+
+    def closed(self, home: int, message: CloseFarPool) -> None:
+        """That node needs them no more."""
+        if self.guests.pools.get(message.pool) == home:
+            del self.guests.pools[message.pool]
+            self.node.workers.close(message.pool, message.kill)
+
+    def lose_peer(self, home: int) -> None:
+        """That node is gone, and nobody else gives its workers anything."""
+        for pool in [pool for pool, owner in self.guests.pools.items() if owner == home]:
+            del self.guests.pools[pool]
+            self.node.workers.close(pool, True)
+        for number, opening in list(self.openings.items()):
+            if opening.waiting.pop(home, None) is not None:
+                opening.error = "a node was lost while its workers were started"
+                self._look(number, opening)

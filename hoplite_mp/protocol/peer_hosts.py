@@ -1,0 +1,115 @@
+"""What nodes say to each other of their hosts: workers, pools of workers, leaving, counters.
+
+This module must never know how messages travel, nor what anybody does with them.
+"""
+
+from __future__ import annotations
+
+from hoplite_mp.ids import ID_BYTES
+from hoplite_mp.protocol.fields import TEXT_CHARS_MAX, Message, between, counts, flags, text
+
+__all__ = [
+    "AddWorkers",
+    "CloseFarPool",
+    "CountersAsked",
+    "CountersNow",
+    "Evacuated",
+    "FarPoolOpened",
+    "Leaving",
+    "OpenFarPool",
+    "RemoveNode",
+    "WorkersNow",
+]
+
+COUNTERS_MAX = 64
+_U16_MAX = (1 << 16) - 1
+
+
+class AddWorkers(Message, frozen=True):
+    """The receiver's host shall have so many workers more."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        between("count", self.count, 1, _U16_MAX)
+
+
+class WorkersNow(Message, frozen=True):
+    """The sender's host has so many workers for everybody's tasks."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        between("count", self.count, 0, _U16_MAX)
+
+
+class OpenFarPool(Message, frozen=True):
+    """Workers on the receiver's host for the sender's tasks alone. `setup`: the object with
+    (initializer, initargs), or zeros. Answered by FarPoolOpened."""
+
+    number: int
+    workers: int
+    max_tasks: int
+    setup: bytes
+
+    def __post_init__(self) -> None:
+        counts(number=self.number, max_tasks=self.max_tasks)
+        between("workers", self.workers, 1, _U16_MAX)
+        if len(self.setup) != ID_BYTES:
+            raise ValueError(f"setup must be {ID_BYTES} bytes, not {self.setup!r}")
+
+
+class FarPoolOpened(Message, frozen=True):
+    """The number of the pool on the sender's host; `error`: there is none."""
+
+    number: int
+    pool: int
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+        between("pool", self.pool, 0, _U16_MAX)
+        text("error", self.error, TEXT_CHARS_MAX)
+
+
+class CloseFarPool(Message, frozen=True):
+    """The sender's pool on the receiver's host: its workers end when idle; `kill`: at once."""
+
+    pool: int
+    kill: bool
+
+    def __post_init__(self) -> None:
+        between("pool", self.pool, 1, _U16_MAX)
+        flags(kill=self.kill)
+
+
+class RemoveNode(Message, frozen=True):
+    """The receiver shall leave the cluster when its work is done."""
+
+
+class Leaving(Message, frozen=True):
+    """The sender takes no more tasks. The answer is Evacuated."""
+
+
+class Evacuated(Message, frozen=True):
+    """The sender needs nothing of the receiver that nobody else holds."""
+
+
+class CountersAsked(Message, frozen=True):
+    """What does the receiver count? Answered by CountersNow."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+
+
+class CountersNow(Message, frozen=True):
+    """The sender's counters, by name (node/counters.py)."""
+
+    number: int
+    counts: dict[str, int]
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+        between("number of counters", len(self.counts), 0, COUNTERS_MAX)

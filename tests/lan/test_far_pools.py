@@ -1,0 +1,124 @@
+"""Executors and spmd whose workers are on other hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lan import Lan
+from tests.lan.test_cluster import PATIENCE_S, UpCluster
+from tests.lan.test_leaving import WAIT_FOR_ALL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def lan(lan_permitted: None) -> Iterator[Lan]:
+    with Lan(3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tls", "plain"])
+def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
+    made = UpCluster(lan, tls=request.param)
+    yield made
+    assert made.end() == [0, 0, 0]
+
+
+def test_an_executor_on_another_host(cluster: UpCluster, lan: Lan) -> None:
+    out = cluster.run(
+        lan[1],
+        WAIT_FOR_ALL
+        + """
+def begin(word, array):
+    globals()["word"], globals()["total"] = word, float(array.sum())
+def look(i):
+    return word, total, os.uname().nodename, os.getpid()
+before = sum(n.workers for n in c.nodes)
+big = np.ones(1 << 18)
+with c.executor(2, node=there, initializer=begin, initargs=("hello", big)) as e:
+    found = list(e.map(look, range(40)))
+    assert {f[:3] for f in found} == {("hello", float(1 << 18), "h3")}
+    array = e.submit(np.full, 1 << 18, 7.0).result()
+    assert float(array.sum()) == 7.0 * (1 << 18)
+    print(e.submit(os.uname).result().nodename)
+assert sum(n.workers for n in c.nodes) == before
+with c.executor(4, node=[n for n in c.nodes if n.workers], max_tasks_per_child=3) as e:
+    def slowly(i):
+        time.sleep(0.05)
+        return os.uname().nodename, os.getpid()
+    found = list(e.map(slowly, range(36), chunksize=1))
+    assert {name for name, _ in found} == {"h1", "h2", "h3"}
+    assert max(found.count(one) for one in found) <= 3
+def fail():
+    raise OSError("no licence here")
+with c.executor(1, node=there, initializer=fail) as e:
+    error = e.submit(abs, -1).exception(30)
+    print(type(error).__name__, "no licence here" in str(error))
+future = c.executor(1, node=there, max_tasks_per_child=1)
+died = future.submit(os._exit, 3)
+print(type(died.exception(30)).__name__)
+future.shutdown()
+print(c.submit(abs, -2).result())
+""",
+    )
+    assert out.splitlines() == ["h3", "WorkerLostError True", "WorkerLostError", "2"]
+
+
+def test_peers_on_all_hosts(cluster: UpCluster, lan: Lan) -> None:
+    out = cluster.run(
+        lan[1],
+        WAIT_FOR_ALL
+        + """
+def peer(rank, size, word):
+    with hoplite_mp.current().group(word, size, rank, timeout=30) as g:
+        total = g.allreduce(np.full(1 << 16, rank, np.float32))
+        names = g.allgather(np.frombuffer(os.uname().nodename.encode(), np.uint8))
+    return float(total[0]), sorted({bytes(n).decode() for n in names})
+print(*[f.result(40) for f in c.spmd(peer, 6, 6, "all")][0])
+print(*[f.result(40) for f in c.spmd(peer, 3, 3, "one", node=there)][0])
+print(*[f.result(40) for f in c.options(node=there).spmd(peer, 2, 2, "two")][0])
+""",
+    )
+    assert out.splitlines() == [
+        "15.0 ['h1', 'h2', 'h3']",
+        "3.0 ['h3']",
+        "1.0 ['h3']",
+    ]
+
+
+def test_the_host_of_an_executor_dies(lan_permitted: None) -> None:
+    with Lan(3) as lan:
+        cluster = UpCluster(lan, tls=False)
+        driver = lan[1].popen(
+            cluster.program(
+                WAIT_FOR_ALL
+                + """
+e = c.executor(2, node=there)
+both = c.executor(2, node=[there, next(n for n in c.nodes if n.host == "h2" and n.workers)])
+def slowly(i):
+    time.sleep(0.1)
+    return i
+list(e.map(slowly, range(4), chunksize=1)), list(both.map(slowly, range(4), chunksize=1))
+running = [e.submit(slowly, i) for i in range(30)]
+shared = [both.submit(slowly, i) for i in range(30)]
+print("sent", flush=True)
+print({type(f.exception(40)).__name__ for f in running[20:]}, sum(f.result(40) for f in shared))
+print(type(e.submit(slowly, 1).exception(40)).__name__)
+both.shutdown()
+"""
+            ),
+            env=cluster.env,
+            stdout=-1,
+            text=True,
+        )
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "sent\n"
+        lan[2].kill()
+        assert driver.stdout.read().splitlines() == ["{'NodeLostError'} 435", "NodeLostError"]
+        driver.stdout.close()
+        assert driver.wait(PATIENCE_S) == 0
+        del cluster.joined[1]
+        assert cluster.end() == [0, 0]
