@@ -26,6 +26,7 @@ cdef extern from "shm_tasks.h" nogil:
     int queue_open(char *, unsigned, unsigned, unsigned, int)
     void queue_close(char *, unsigned)
     void wake_worker(char *, unsigned, uint64_t)
+    unsigned pool_idle(char *, unsigned)
     int task_claim(char *, uint64_t, unsigned)
     uint64_t task_next(char *, unsigned, unsigned, unsigned *, uint64_t)
     uint64_t queue_take(char *, unsigned, unsigned, unsigned *)
@@ -214,6 +215,10 @@ cdef class Tasks:
             OR64(&pool_of(self.c, pool).idle[self.slot // 64], bit)
         else:
             AND64(&pool_of(self.c, pool).idle[self.slot // 64], ~bit)
+
+    def idle(self, unsigned pool) -> int:
+        """How many workers of this host wait for a task of that pool just now."""
+        return pool_idle(self.c, pool)
 
     def claim(self, uint64_t oid) -> bool:
         check(oid)

@@ -45,6 +45,16 @@ static inline void spin_end(char *c, unsigned slot) {
 
 /* -- queues ------------------------------------------------------------------------------- */
 
+/* Workers of a pool that sleep or spin until there is a task. */
+static inline unsigned pool_idle(char *c, unsigned pool) {
+    shm_pool *p = pool_of(c, pool);
+    unsigned count = 0;
+    for (int i = 0; i < MASK_WORDS; i++)
+        count += (unsigned)__builtin_popcountll((LOAD(&p->idle[i]) | LOAD(&p->spinning[i])) &
+                                                (i ? ~0ULL : ~NODE_BIT));
+    return count;
+}
+
 static inline void wake_worker(char *c, unsigned pool, uint64_t hints) {
     shm_pool *p = pool_of(c, pool);
     unsigned spinning = 0;

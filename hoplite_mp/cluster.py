@@ -244,9 +244,10 @@ class Cluster(CollectiveCalls, TaskExecutor):
         self._closed = True
         submitter = self._runtime.submitter
         if self._runtime.client.usable and self._host is not None and not self._host.lost:
-            for oid in list(submitter.pending):
-                with contextlib.suppress(Exception):
-                    submitter.cancel(oid, True)
+            for force in (False, True):  # a worker that was interrupted would begin what waits
+                for oid in list(submitter.pending):
+                    with contextlib.suppress(Exception):
+                        submitter.cancel(oid, force)
         self._end()
 
     def _end(self) -> None:

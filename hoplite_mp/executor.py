@@ -229,8 +229,10 @@ class TaskExecutor(concurrent.futures.Executor):
             submitter.drain()
 
     def _cancel_pending(self, force: bool) -> None:
-        for oid in self._pending():
-            self._runtime.submitter.cancel(oid, force)
+        """What waits first: a worker that was interrupted would begin with it."""
+        for forced in (False, True)[: 1 + force]:
+            for oid in self._pending():
+                self._runtime.submitter.cancel(oid, forced)
 
 
 class PoolExecutor(TaskExecutor):

@@ -8,6 +8,8 @@ It must never know: who leads, when a call is decided.
 from __future__ import annotations
 
 import os
+import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +31,11 @@ ROOTED = ("broadcast", "gather")
 # Bytes of an array that are copied into the store between two words to the node. Less: the others
 # begin earlier. More: fewer words, some 50 us each.
 WRITE_ROUND_BYTES = 2 << 20
+# Copying goes on twice as fast as the fastest of so many latest calls took the bytes, and not below
+# twice a gigabit link: as fast as possible, it would take the cores and the memory bandwidth from
+# those who send the first bytes.
+CALLS_REMEMBERED = 8
+PACE_BYTES_PER_S_MIN = 250e6
 
 
 class HostsMember:
@@ -40,6 +47,8 @@ class HostsMember:
         self._generation = generation
         self.rank = rank
         self.size = size
+        self._begun, self._written = 0.0, 0  # when the latest call began, bytes that it streamed
+        self._rates: deque[float] = deque(maxlen=CALLS_REMEMBERED)  # bytes per second of calls
         self._own: Array | None = None  # a copy of this rank's part of the latest call
 
     def give(self, call: int, part: tuple[str, str, int, Any]) -> list[ObjectRef[Any]]:
@@ -63,6 +72,7 @@ class HostsMember:
             GroupCall(self._generation, self.rank, call, kind, op, root, parts, mistake)
         )
         sections = self.size - 1 if kind in ("broadcast", "reduce") else self.size
+        self._begun, self._written = time.monotonic(), sum(one.nbytes for _, one in writing)
         for payload, encoded in writing:
             self._write(payload, encoded, sections)
         # While the others' parts are on their way: what this rank gets back of its own.
@@ -111,6 +121,8 @@ class HostsMember:
         step = max(1, WRITE_ROUND_BYTES // sections)
         bounds = [nbytes * i // sections for i in range(sections + 1)]
         at = bounds[:-1]
+        pace = max(PACE_BYTES_PER_S_MIN, 2 * max(self._rates)) if self._rates else 0.0
+        due = time.monotonic()
         interrupted: BaseException | None = None
         failed_at: list[int] | None = None
         while any(begin < end for begin, end in zip(at, bounds[1:], strict=True)):
@@ -125,6 +137,9 @@ class HostsMember:
                         ranges.append((offset + begin, offset + upto))
                         os.sched_yield()  # what moves the first bytes goes first
                 self._channel.tell(GroupWritten(payload, ranges))
+                if pace:
+                    due += step * sections / pace
+                    time.sleep(max(0.0, due - time.monotonic()))
                 at = [min(b + step, e) for b, e in zip(at, bounds[1:], strict=True)]
             except BaseException as error:
                 if failed_at == at:  # it is no signal
@@ -135,6 +150,8 @@ class HostsMember:
 
     def take(self, kind: str, root: int, data: Any, out: Array | None) -> Any:
         """What a call returns, out of what the node has made of it."""
+        if self._written:
+            self._rates.append(self._written / (time.monotonic() - self._begun))
         if kind in ("allreduce", "reduce"):
             return self._taken(data[0], out)
         if kind == "reduce_scatter":

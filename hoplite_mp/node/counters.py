@@ -103,7 +103,8 @@ class Counters:
             self._look(number)
 
     def _look(self, number: int) -> None:
-        if not self.questions[number].waiting:
+        question = self.questions.get(number)  # None: the last one was lost while it was asked
+        if question is not None and not question.waiting:
             self._end(number)
 
     def _end(self, number: int) -> None:

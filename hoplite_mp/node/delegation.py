@@ -45,6 +45,13 @@ class Runner:
     ahead: int = AHEAD_TASKS
     running: dict[int, Any] = field(default_factory=dict)  # oid -> what is held for it
 
+    recalled: bool = False  # and no answer has come yet
+
+    @property
+    def free(self) -> int:
+        """Workers that have nothing to do."""
+        return max(0, self.workers - len(self.running))
+
     @property
     def room(self) -> int:
         return self.workers + self.ahead - len(self.running) if self.workers else 0
@@ -158,7 +165,22 @@ class Delegation:
             found = self.far[pool]
         else:
             found = [self.runners[home] for home in [self.pools[pool]] if home in self.runners]
+        if self.tasks.idle(pool) or any(runner.free for runner in found):
+            # Nothing waits behind another task while somebody could begin it.
+            return [runner for runner in found if runner.free]
         return [runner for runner in found if runner.room > 0]
+
+    def steal(self) -> bool:
+        """Asks for tasks back that wait at a busy host while others have nothing to do. Returns
+        whether any wait there."""
+        ahead = [r for r in self.runners.values() if len(r.running) > r.workers]
+        if not ahead:
+            return False
+        idle = self.tasks.idle(COMMON_POOL) + sum(r.free for r in self.runners.values())
+        for runner in sorted(ahead, key=lambda r: r.workers - len(r.running)):
+            if idle > 0 and not runner.recalled:
+                idle -= self.recall(runner.home, idle)
+        return True
 
     def _delegate(self, oid: int, pool: int) -> None:
         function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
@@ -213,6 +235,7 @@ class Delegation:
         _, oid = ids.unpack_id(message.task)
         if not self._is_with(oid, peer):
             return
+        self.where[oid].recalled = False
         if message.outcome == "returned":
             self._take_back(oid)
             if self.client.give_task_back(oid):
@@ -306,8 +329,12 @@ class Delegation:
         self.send(runner.home, CancelTask(ids.pack_id(self.client.home, oid)))
         return True
 
-    def recall(self, home: int) -> None:
-        """Our own workers are idle: what that host has not begun may come back."""
+    def recall(self, home: int, most: int) -> int:
+        """What that host has not begun may come back; returns how much of it, at most."""
         runner = self.runners.get(home)
-        if runner is not None and len(runner.running) > runner.workers:
-            self.send(home, RecallTasks(len(runner.running) - runner.workers))
+        count = 0 if runner is None else min(most, len(runner.running) - runner.workers)
+        if runner is None or count <= 0:
+            return 0
+        runner.recalled = True
+        self.send(home, RecallTasks(count))
+        return count

@@ -115,6 +115,22 @@ class Guests:
         )
         if not posted:
             self.unposted.append(oid)
+        self._prefetch(message, holds)
+
+    def _prefetch(self, message: RunTask, holds: list[Any]) -> None:
+        """Brings what it needs while the workers are busy with tasks before it."""
+        mem = memoryview(message.args)
+        if message.args_object != NO_OBJECT:
+            got = self.client.view(holds[-1].oid)
+            if isinstance(got, int):  # its arguments themselves are on their way
+                return
+            mem = memoryview(got)
+        needed = set(serial.read_dependencies(mem)) if mem else set()
+        places = self.imports.places
+        for object_id in needed:
+            one = self.imports.by_object.get(object_id)
+            if one is not None and one.oid in places:
+                places.want(one.oid, _nothing)  # without room its reader will ask for it
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -208,3 +224,7 @@ class Guests:
                 self.cancel(guest.task)
             if guest.oid:
                 self._forget(guest)
+
+
+def _nothing() -> None:
+    """Who waits for the object is woken by its header."""

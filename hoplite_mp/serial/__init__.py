@@ -26,6 +26,7 @@ from hoplite_mp.serial.calls import (
     EncodedCall,
     decode_call,
     encode_call,
+    read_dependencies,
 )
 from hoplite_mp.serial.copies import (
     large_copies,
@@ -152,6 +153,7 @@ __all__ = [
     "named_dtype",
     "payload_kind",
     "read_contributors",
+    "read_dependencies",
     "read_refs",
     "register_future_type",
     "register_pickle_by_value",

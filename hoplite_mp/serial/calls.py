@@ -148,6 +148,12 @@ def _blame_argument(
     return unpicklable("arguments", args, error)
 
 
+def read_dependencies(mem: memoryview) -> list[bytes]:
+    """Ids of refs whose values the call needs, as far as its head tells them from refs that stay
+    refs: of calls whose arguments are refs and plain values."""
+    return read_refs(mem) if unpack_head(mem)[1] & REFS_AT else []
+
+
 def decode_call(
     mem: memoryview, make_ref: MakeRef, resolve: ResolveRef, writable: bool = True
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

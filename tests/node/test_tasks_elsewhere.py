@@ -215,7 +215,7 @@ def test_recalled_tasks_run_at_home(network: Network) -> None:
     running = {runner.number: runner.take_task() for runner in network.sides[1:]}
     for runner in network.sides[1:]:
         sender.delegation.runners[runner.home].workers = 0  # so that it is not sent again
-        sender.delegation.recall(runner.home)
+        sender.delegation.recall(runner.home, 1 << 10)
     network.pump()
     while task := sender.take_task():
         sender.answer(task, "home")
