@@ -31,6 +31,8 @@ ROOTED = ("broadcast", "gather")
 # Bytes of an array that are copied into the store between two words to the node. Less: the others
 # begin earlier. More: fewer words, some 50 us each.
 WRITE_ROUND_BYTES = 2 << 20
+# Sections begin so much earlier: nodes cut the payload, head and all, at whole elements.
+SECTION_OVERLAP_BYTES = 16 << 10
 # Copying goes on twice as fast as the fastest of so many latest calls took the bytes, and not below
 # twice a gigabit link: as fast as possible, it would take the cores and the memory bandwidth from
 # those who send the first bytes.
@@ -120,7 +122,7 @@ class HostsMember:
         nbytes = buffer.nbytes
         step = max(1, WRITE_ROUND_BYTES // sections)
         bounds = [nbytes * i // sections for i in range(sections + 1)]
-        at = bounds[:-1]
+        at = [max(0, begin - SECTION_OVERLAP_BYTES) for begin in bounds[:-1]]
         pace = max(PACE_BYTES_PER_S_MIN, 2 * max(self._rates)) if self._rates else 0.0
         due = time.monotonic()
         interrupted: BaseException | None = None
