@@ -43,7 +43,7 @@ bench: $(VENV)/.installed-bench
 bench-lan: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.lan -n 4
 	$(BIN)/python -m benchmarks.lan -n 8
-	$(BIN)/python -m benchmarks.lan -n 4 --tls --kinds broadcast allreduce
+	$(BIN)/python -m benchmarks.lan -n 4 --tls --sections groups --kinds broadcast allreduce
 
 docs: $(VENV)/.installed-docs
 	rm -rf docs/_build

@@ -18,6 +18,7 @@ import numpy as np
 
 import hoplite_mp
 
+APART_S = 0.3
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -39,9 +40,13 @@ def timed(g: Any, kind: str, nbytes: int, turn: int) -> float:
         "gather": lambda: g.gather(mine),
         "allgather": lambda: g.allgather(mine),
         "reduce_scatter": lambda: g.reduce_scatter(mine),
+        "apart": lambda: g.allreduce(mine),
     }[kind]
     g.barrier()
     begun = time.perf_counter()
+    if kind == "apart":
+        time.sleep(rank * APART_S)
+        begun += (size - 1) * APART_S  # when the last one arrives
     got = call()
     seconds = time.perf_counter() - begun
     parts = (part(kind, r, nbytes, turn) for r in range(size))
