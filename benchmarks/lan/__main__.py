@@ -136,7 +136,8 @@ def _fast(options: argparse.Namespace) -> Iterator[Row]:
             found = ref_rows(lan[0], address, options.tls, kinds, FAST, rounds, 2)
     speed = FAST / found["broadcast"]
     yield Row(
-        "256 MiB to another host, links not limited", speed / 1e9, "GB/s", "plain socket", plain / 1e9,
+        "256 MiB to another host, links not limited",
+        speed / 1e9, "GB/s", "plain socket", plain / 1e9,
         ratio=speed / plain, wanted=0.8, direction=">=",
     )  # fmt: skip
 

@@ -17,12 +17,17 @@ from hoplite_mp.node.execute import PlanError, SourcesGone
 from hoplite_mp.node.filling import fill_blocks
 from hoplite_mp.node.folding import Folding
 from hoplite_mp.node.layouts import layout_of
+from hoplite_mp.node.meter import Meter
 from hoplite_mp.node.parts import NotNow, Part
 from hoplite_mp.node.shares import result_head
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.planner.program import program_of
 from hoplite_mp.protocol.fields import FOLDING
-from hoplite_mp.protocol.messages import Distribute, ExecutionFailed, StripesComplete
+from hoplite_mp.protocol.messages import (
+    Distribute,
+    ExecutionFailed,
+    StripesComplete,
+)
 from hoplite_mp.protocol.peers import Kept
 
 if TYPE_CHECKING:
@@ -58,6 +63,7 @@ class Forests:
         self.engine = links.engine
         self.kept = kept
         self.given = given
+        self.meter = Meter(links.moved, node.after)
         self.parts: dict[int, Part] = {}  # by operation
         self.by_cell: dict[int, Part] = {}
 
@@ -175,6 +181,8 @@ class Forests:
             self.links.close(cell, ground)
         part.cells = {}
         del self.parts[operation]
+        if part.measured:
+            self.meter.end()
         for given in part.given.values():
             self._leave(part, given)
         payloads = [*part.scratch, *(payload for payload, _ in part.blocks.values())]
@@ -241,6 +249,9 @@ class Forests:
             self._fail(part, str(error), ())
             return
         part.begun = True
+        if part.pulls or part.program.serves:
+            part.measured = True
+            self.meter.begin()
         self._pull_more(part)
         self._look(part)
 

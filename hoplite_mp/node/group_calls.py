@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp.node.group_decisions import Outcome, decide
+from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.group_calls import (
     GroupCommit,
     GroupDone,
@@ -42,6 +43,8 @@ __all__ = ["GroupCalls"]
 # many groups: what comes late about one that is closed is dropped in the end.
 EARLY_MAX = 1024
 EARLY_GROUPS_MAX = 64
+# Calls that fill every node's links, both ways, for a while.
+FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
 ATTEMPT_BITS = 8  # of an attempt's number; the version of the members stands above
 _log = logging.getLogger("hoplite_mp")
 
@@ -77,6 +80,7 @@ class State:
     syncs: dict[int, GroupSync] = field(default_factory=dict)  # node -> its latest
     going: Going | None = None
     attempts: int = 0
+    rates: dict[int, Host] = field(default_factory=dict)  # node -> as it has said itself
 
     def ranks_of(self, node: int) -> list[int]:
         """The ranks at a node that take part in the next call."""
@@ -281,7 +285,7 @@ class GroupCalls:
         # Never the number of an attempt that another leader has made with other members: cells of
         # that one may still be served.
         attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
-        outcome = decide(state.members, state.calls, attempt, expected, given)
+        outcome = decide(state.members, state.calls, attempt, expected, given, state.rates)
         if not outcome.waits:
             self._decided(state, outcome)
             return
@@ -301,6 +305,8 @@ class GroupCalls:
         going = state.going
         if going is None or (message.call, message.attempt) != (going.call, going.attempt):
             return
+        if message.up and message.down and going.outcome.kind in FILLING:
+            state.rates[node] = Host(message.up, message.down)
         if message.failure:
             going.outcome.fail("full", message.failure)
             going.waiting.clear()
@@ -330,7 +336,13 @@ class GroupCalls:
 
         def say(failure: str) -> None:
             if state.go is message and leader is not None:
-                done = GroupDone(message.generation, message.call, message.attempt, failure[:1000])
+                done = GroupDone(
+                    message.generation,
+                    message.call,
+                    message.attempt,
+                    failure[:1000],
+                    *self.results.forests.meter.rates,
+                )
                 self._send(state, leader, done)
 
         def done(failure: str) -> None:

@@ -14,8 +14,10 @@ import numpy as np
 
 from hoplite_mp import serial
 from hoplite_mp.node.layouts import can_fold, parse_layout
+from hoplite_mp.planner import cost
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.planner.program import participants, waits_for
+from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.fields import FOLDING, SHARES
 from hoplite_mp.protocol.group_calls import GroupCommit, Piece
 from hoplite_mp.protocol.messages import Distribute, ExecuteReduce, Stripe
@@ -23,7 +25,7 @@ from hoplite_mp.protocol.operations import GROUP_OPERATION
 from hoplite_mp.reduction import reduce_arrays, result_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hoplite_mp.protocol.group_calls import GroupPart, Plan
     from hoplite_mp.protocol.messages import GroupMembers
@@ -33,6 +35,7 @@ __all__ = ["Outcome", "combine", "decide"]
 
 ROOTED = ("broadcast", "reduce", "gather")
 NO_OBJECT = bytes(16)
+ALIKE = 0.7  # of the fastest link: it counts as fast
 
 
 @dataclass(slots=True)
@@ -85,8 +88,10 @@ def decide(
     attempt: int,
     ranks: Sequence[int],
     given: dict[int, GroupPart],
+    rates: Mapping[int, Host],
 ) -> Outcome:
-    """The decision over these ranks, whose parts are `given`."""
+    """The decision over these ranks, whose parts are `given`. `rates`: of nodes, as far as they
+    are known."""
     first = given[ranks[0]]
     outcome = Outcome(tuple(ranks), first.kind, first.op, first.root)
     for rank in ranks:
@@ -110,9 +115,9 @@ def decide(
         if piece.source == rank and (piece.target < 0 or piece.target in taking)
     ]
     if first.kind in FOLDING:
-        _fold(outcome, members, call, attempt, pieces)
+        _fold(outcome, members, call, attempt, pieces, rates)
     elif first.kind != "barrier":
-        _copy(outcome, members, call, attempt, pieces)
+        _copy(outcome, members, call, attempt, pieces, rates)
     return outcome
 
 
@@ -126,7 +131,12 @@ def _operation(members: GroupMembers, call: int) -> int:
 
 
 def _fold(
-    outcome: Outcome, members: GroupMembers, call: int, attempt: int, pieces: list[Piece]
+    outcome: Outcome,
+    members: GroupMembers,
+    call: int,
+    attempt: int,
+    pieces: list[Piece],
+    rates: Mapping[int, Host],
 ) -> None:
     first = pieces[0]
     for piece in pieces:
@@ -154,18 +164,19 @@ def _fold(
         outcome.pieces = [Piece(first.source, -1, len(total), total)]
         return
     if not can_fold(outcome.op, first.layout):  # every node gets all, and folds by itself
-        _copy(outcome, members, call, attempt, pieces, everywhere=True)
+        _copy(outcome, members, call, attempt, pieces, rates)
         return
     nodes = _nodes(members, outcome.ranks)
     holders = tuple(_node(members, piece.source) for piece in pieces)
     results: tuple[bytes, ...] = (NO_OBJECT,)
     if outcome.kind == "reduce":
         destinations: tuple[int, ...] = (_node(members, outcome.root),)
-        owners = [node for node in nodes if node != destinations[0]] or nodes
-        stripes = _weighted(members, owners)
+        root = destinations[0]
+        owners = [node for node in nodes if node != root] or nodes
+        stripes = _passed_on(members, root, owners, first.nbytes, rates)
     elif outcome.kind == "allreduce":
         destinations = tuple(nodes)
-        stripes = _weighted(members, nodes)
+        stripes = _shared(members, nodes, first.nbytes, rates)
     else:
         size = members.size
         destinations = tuple(
@@ -209,7 +220,7 @@ def _copy(
     call: int,
     attempt: int,
     pieces: list[Piece],
-    everywhere: bool = False,
+    rates: Mapping[int, Host],
 ) -> None:
     """Small pieces go with the commit, large ones by a plan."""
     outcome.pieces = [piece for piece in pieces if piece.payload is not None]
@@ -231,7 +242,7 @@ def _copy(
         (piece,) = large
         root = _node(members, outcome.root)
         receivers = tuple(node for node in nodes if node != root)
-        stripes = _weighted(members, receivers)
+        stripes = _passed_on(members, root, receivers, piece.nbytes, rates)
         spread = Distribute(
             operation, piece.object, attempt, piece.nbytes, (root,), receivers, stripes, "stripes"
         )
@@ -298,6 +309,39 @@ def _weighted(members: GroupMembers, owners: Sequence[int]) -> tuple[Stripe, ...
     if not any(widths.values()):
         widths = dict.fromkeys(owners, 1)
     return cut(widths.items())
+
+
+def _snapped(nodes: Sequence[int], rates: Mapping[int, Host]) -> list[Host] | None:
+    """The nodes' links as they have been measured; None: not all have said. Those that are nearly
+    the fastest count as that: a small error of measurement would become a large one of shares."""
+    if any(node not in rates for node in nodes):
+        return None
+    fastest = max(min(rates[node]) for node in nodes)
+    level = [min(rates[node]) for node in nodes]
+    return [Host(rate, rate) for rate in (r if r <= ALIKE * fastest else fastest for r in level)]
+
+
+def _shared(
+    members: GroupMembers, nodes: Sequence[int], nbytes: int, rates: Mapping[int, Host]
+) -> tuple[Stripe, ...]:
+    """Stripes of an allreduce over all of these nodes."""
+    hosts = _snapped(nodes, rates)
+    if hosts is None:
+        return _weighted(members, nodes)
+    _, shares = cost.allreduce(nbytes, hosts)
+    return cut(zip(nodes, shares, strict=True))
+
+
+def _passed_on(
+    members: GroupMembers, root: int, others: Sequence[int], nbytes: int, rates: Mapping[int, Host]
+) -> tuple[Stripe, ...]:
+    """Stripes of what goes from one node to the others, each of which passes one on; and of the
+    way back, which is its mirror image."""
+    hosts = _snapped([root, *others], rates)
+    if hosts is None or len(others) < 2:
+        return _weighted(members, others)
+    _, _, shares = cost.broadcast(nbytes, hosts[0].up, hosts[1:])
+    return cut(zip(others, shares, strict=True))
 
 
 def combine(op: str, payloads: Sequence[bytes | memoryview]) -> bytes:

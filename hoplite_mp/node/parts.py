@@ -48,6 +48,7 @@ class Part:
     waiting: int = 0  # copies that another transfer brings
     scratch: list[int] = field(default_factory=list)  # blocks that only bytes on their way need
     begun: bool = False
+    measured: bool = False  # its bytes are counted
     done: Callable[[str], None] | None = None  # not the manager's: who hears of the end instead
 
     def come(self, index: int, begin: int, nbytes: int) -> bool | int:

@@ -110,15 +110,19 @@ class GroupGo(Message, frozen=True):
 
 
 class GroupDone(Message, frozen=True):
-    """The sender's node has its part of that attempt's results. `failure`: it cannot have it."""
+    """The sender's node has its part of that attempt's results. `failure`: it cannot have it.
+    `up`, `down`: bytes per second that its links have reached, 0: it does not know."""
 
     generation: int
     call: int
     attempt: int
     failure: str = ""
+    up: int = 0
+    down: int = 0
 
     def __post_init__(self) -> None:
         counts(generation=self.generation, call=self.call, attempt=self.attempt)
+        counts(up=self.up, down=self.down)
         text("failure", self.failure, TEXT_CHARS_MAX)
 
 

@@ -1,0 +1,91 @@
+"""How fast this host's links have turned out to be, out of what moves over them anyway.
+
+Why it exists: probes would cost what they measure. While bytes move, the counters of all links
+are looked at now and then; the fastest stretch of a burst says what the host can send, and what it
+can receive: when a collective begins, everything is sent at once. What is faster than known is
+believed at once; what is slower only bit by bit, as not every burst fills the links.
+It must never know: plans, who asks for the rates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Meter"]
+
+LOOK_S = 0.02
+# Shorter: a burst that a switch's buffer has swallowed counts as speed. Longer: links are seldom
+# full for as long.
+STRETCH_S = 0.06
+STRETCH_BYTES_MIN = 1 << 20  # less says nothing about a link
+LOWER_WEIGHT = 0.15  # of a slower burst
+
+
+class Meter:
+    """Estimates of one host, both directions; bytes per second, 0.0: not known yet."""
+
+    def __init__(
+        self,
+        moved: Callable[[], tuple[int, int]],
+        after: Callable[[float, Callable[[], None]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """moved: bytes (sent, received) so far."""
+        self.moved = moved
+        self.after = after
+        self.clock = clock
+        self.users = 0
+        self.known = [0.0, 0.0]
+        self.peaks = [0.0, 0.0]  # of this burst
+        self._samples: deque[tuple[float, int, int]] = deque()
+        self._looking = False
+
+    def begin(self) -> None:
+        """Bytes are about to move."""
+        self.users += 1
+        if not self._looking:
+            self._looking = True
+            self._samples.clear()
+            self.peaks = [0.0, 0.0]
+            self._look()
+
+    def end(self) -> None:
+        """What `begin` was about is over."""
+        self.users -= 1
+
+    @property
+    def rates(self) -> tuple[int, int]:
+        """(up, down) as they are known now, this burst included."""
+        up, down = (max(known, peak) for known, peak in zip(self.known, self.peaks, strict=True))
+        return int(up), int(down)
+
+    def _look(self) -> None:
+        self._sample()
+        if self.users:
+            self.after(LOOK_S, self._look)
+            return
+        self._looking = False
+        for i, peak in enumerate(self.peaks):
+            if peak > self.known[i]:
+                self.known[i] = peak
+            elif peak:
+                self.known[i] += LOWER_WEIGHT * (peak - self.known[i])
+
+    def _sample(self) -> None:
+        now = self.clock()
+        self._samples.append((now, *self.moved()))
+        while len(self._samples) > 2 and now - self._samples[1][0] >= STRETCH_S:
+            self._samples.popleft()
+        first, last = self._samples[0], self._samples[-1]
+        took = last[0] - first[0]
+        if took < STRETCH_S:
+            return
+        for i in range(2):
+            nbytes = last[1 + i] - first[1 + i]
+            if nbytes >= STRETCH_BYTES_MIN:
+                self.peaks[i] = max(self.peaks[i], nbytes / took)
