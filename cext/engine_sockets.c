@@ -34,8 +34,9 @@ static void send_ahead(struct link *link, int bytes) {
     setsockopt(link->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
 }
 
-/* As much as the link carries in AHEAD_NS. Below that delay a link takes more than it did, and the
- * buffer grows; beyond, what is on its way shrinks to it. */
+/* As much as the link carries in AHEAD_NS: below that delay a link takes more than it did, and the
+ * buffer grows. It never shrinks: a socket that holds more than its limit does not
+ * send again what was lost. */
 static void look_ahead(struct link *link) {
     const uint64_t bytes = atomic_load_explicit(&link->backlogged_bytes, memory_order_relaxed);
     const uint64_t ns = atomic_load_explicit(&link->backlogged_ns, memory_order_relaxed);
@@ -44,11 +45,8 @@ static void look_ahead(struct link *link) {
     const double carried = (double)(bytes - link->looked_bytes) / (double)took_ns * AHEAD_NS;
     link->looked_bytes = bytes;
     link->looked_ns = ns;
-    int wanted = carried < AHEAD_BYTES_MAX ? (int)carried : AHEAD_BYTES_MAX;
-    if (wanted < AHEAD_BYTES_MIN) wanted = AHEAD_BYTES_MIN;
-    if (wanted > link->ahead_bytes + link->ahead_bytes / 4 ||
-        wanted < link->ahead_bytes - link->ahead_bytes / 4)
-        send_ahead(link, wanted);
+    const int wanted = carried < AHEAD_BYTES_MAX ? (int)carried : AHEAD_BYTES_MAX;
+    if (wanted > link->ahead_bytes + link->ahead_bytes / 4) send_ahead(link, wanted);
 }
 
 /* A descriptor of its own: the caller closes his. The options are for TCP alone, and only make it

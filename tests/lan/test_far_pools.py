@@ -122,3 +122,48 @@ both.shutdown()
         assert driver.wait(PATIENCE_S) == 0
         del cluster.joined[1]
         assert cluster.end() == [0, 0]
+
+
+def test_a_member_dies_while_its_part_is_sent(cluster: UpCluster, lan: Lan) -> None:
+    """Others have begun to receive what it has not written to the end."""
+    out = cluster.run(
+        lan[1],
+        WAIT_FOR_ALL
+        + """
+import signal
+def peer(rank, size):
+    from hoplite_mp import member
+    with hoplite_mp.current().group("mortal", size, rank, timeout=30) as g:
+        g.barrier()
+        if rank == 1:
+            tell, told = g._hosts._channel.tell, []
+            def tell_and_die(ask):
+                tell(ask)
+                told.append(ask)
+                if len(told) == 4:
+                    time.sleep(0.1)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            g._hosts._channel.tell = tell_and_die
+        found = []
+        for step in range(3):
+            total = g.allreduce(np.full(6 << 20, rank + step + 1, np.float32))
+            found.append((g.contributors, float(total.min()), float(total.max())))
+        parts = g.allgather(np.full(1 << 20, rank, np.float32))
+        return found, [part is None for part in parts]
+futures = c.options(retries=0).spmd(peer, 3, 3)
+print(type(futures[1].exception(60)).__name__)
+first, third = futures[0].result(60), futures[2].result(60)
+print(first == third, first)
+used = lambda: max(node["bytes_used"] for node in c.stats()["nodes"].values())
+deadline = time.monotonic() + 20
+while used() > 16 << 20 and time.monotonic() < deadline:
+    time.sleep(0.1)
+print(used() <= 16 << 20)
+""",
+    )
+    lines = out.splitlines()
+    assert lines[0] == "WorkerLostError"
+    living = "((0, 2), {0}, {0})"
+    rows = ", ".join(living.format(float(value)) for value in (4, 6, 8))
+    assert lines[1] == f"True ([{rows}], [False, True, False])"
+    assert lines[2] == "True"

@@ -1,0 +1,110 @@
+"""Blocks that are sent while they are written: ranges, cells, and when they are free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given as having
+from hypothesis import strategies as st
+
+from hoplite_mp.node.given import Given, GivenBlocks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SLOT = 7
+
+
+class FakeStore:
+    def __init__(self) -> None:
+        self.leases = {1000: SLOT}
+
+    def size_of(self, payload: int) -> int:
+        return 100
+
+
+class FakeClient:
+    home = 5
+
+    def __init__(self) -> None:
+        self.given_back: list[int] = []
+
+    def give_back(self, payload: int) -> None:
+        self.given_back.append(payload)
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.marks: dict[int, int] = {}
+
+    def advance(self, cell: int, watermark: int) -> None:
+        if cell == 99:
+            raise KeyError(cell)  # closed meanwhile
+        self.marks[cell] = max(watermark, self.marks.get(cell, 0))
+
+
+@pytest.fixture
+def blocks() -> Any:
+    return GivenBlocks(FakeStore(), FakeClient(), FakeEngine())  # type: ignore[arg-type]
+
+
+@having(st.lists(st.tuples(st.integers(0, 49), st.integers(1, 50)), max_size=30))
+def test_the_watermark_is_that_of_a_set_of_bytes(ranges: Sequence[tuple[int, int]]) -> None:
+    block = Given(1000, 50, SLOT)
+    written: set[int] = set()
+    for begin, end in ranges:
+        if begin < end:
+            block.write(begin, end)
+            written.update(range(begin, end))
+        for start in (0, 3, 25, 49):
+            reached = start
+            while reached in written and reached < 50:
+                reached += 1
+            assert block.watermark(start, 50 - start) == reached - start
+        assert block.whole == (written == set(range(50)))
+
+
+def test_cells_advance_with_what_is_written(blocks: Any) -> None:
+    block = blocks.take(SLOT, 1000, 80, 10)
+    block.cells = {1: (0, 40), 2: (40, 40), 99: (0, 80)}
+    blocks.write(SLOT, 1000, [(10, 20), (40, 50)])
+    assert blocks.engine.marks == {1: 20, 2: 10}
+    blocks.write(SLOT, 1000, [(18, 45)])
+    assert blocks.engine.marks == {1: 40, 2: 10}
+    heard = []
+    blocks.when_whole([block], lambda: heard.append(1))
+    assert not heard
+    blocks.write(SLOT, 1000, [(50, 80)])
+    assert heard == [1]
+
+
+def test_a_block_is_free_when_nobody_is_in_it(blocks: Any) -> None:
+    block = blocks.take(SLOT, 1000, 80, 80)
+    block.users = 1
+    blocks.let_go(block)
+    assert not blocks.client.given_back
+    blocks.leave(block)
+    assert blocks.client.given_back == [1000]
+    assert blocks.get(blocks.name(1000)) is None
+
+
+def test_a_block_that_is_still_written_is_not_free(blocks: Any) -> None:
+    block = blocks.take(SLOT, 1000, 80, 10)
+    blocks.let_go(block)
+    assert not blocks.client.given_back
+    blocks.lose(SLOT)  # its writer has died
+    assert blocks.client.given_back == [1000]
+
+
+def test_who_may_not_give_or_write(blocks: Any) -> None:
+    for slot, payload, nbytes, written in ((8, 1000, 80, 10), (SLOT, 2000, 80, 10)):
+        with pytest.raises(ValueError, match="not the member's"):
+            blocks.take(slot, payload, nbytes, written)
+    for nbytes, written in ((101, 10), (80, 81), (80, 0)):
+        with pytest.raises(ValueError, match="bytes"):
+            blocks.take(SLOT, 1000, nbytes, written)
+    block = blocks.take(SLOT, 1000, 80, 10)
+    blocks.write(8, 1000, [(10, 80)])
+    blocks.write(SLOT, 1000, [(-5, 20), (30, 20), (60, 81)])
+    assert block.written == [(0, 10)]
