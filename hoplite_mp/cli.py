@@ -27,6 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hoplite_mp.hosting import join, up
 
         return (up if arguments.command == "up" else join)(arguments)
+    if arguments.command == "status":
+        from hoplite_mp.status import status
+
+        return status(arguments)
     parser().print_help()
     return 0
 
@@ -79,12 +83,20 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="try for so long; default: %(default)s",
     )
+    status = commands.add_parser(
+        "status",
+        help="what a running cluster looks like",
+        description="Nodes, their workers and memory, tasks, objects and bytes moved, once. Ends "
+        "with 1 and one line when the cluster cannot be reached.",
+    )
+    status.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
     for command in (up, join):
         command.add_argument(
             "--workers", type=_count, metavar="N", help="default: the CPUs of this host"
         )
         command.add_argument("--memory", metavar="SIZE", help='limit of the store, as "2GiB"')
         command.add_argument("--ports", metavar="A-B", help="where this node listens for others")
+    for command in (up, join, status):
         command.add_argument(
             "--token-file",
             type=Path,

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -383,3 +384,30 @@ def test_arguments_come_while_the_worker_is_busy(cluster: UpCluster, lan: Lan) -
         """,
     )
     assert out == f"False {float(1 << 18)}\n"
+
+
+def test_status(cluster: UpCluster, lan: Lan) -> None:
+    command = [*HOPLITE, "status", cluster.address, *([] if cluster.tls else ["--no-tls"])]
+    rows: list[str] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(rows) < 3 and time.monotonic() < deadline:  # they may still be joining
+        done = lan[1].run(
+            command, env=cluster.env, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S
+        )
+        assert done.returncode == 0
+        head, *rows = done.stdout.splitlines()
+    assert head.split()[:4] == ["node", "address", "host", "workers"]
+    assert sorted(row.split()[1:4] for row in rows) == [
+        [host.address, f"h{number}", "1"] for number, host in enumerate(lan, 1)
+    ]
+    command[command.index(cluster.address)] = f"{lan[0].address}:7999"
+    done = lan[1].run(
+        command,
+        env={**cluster.env, "HOPLITE_MP_CONNECT_TIMEOUT_S": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1
+    assert "7999" in done.stderr.splitlines()[-1]

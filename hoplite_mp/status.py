@@ -1,0 +1,65 @@
+"""`hoplite-mp status`: what a running cluster looks like, once, as a table.
+
+Why it exists: who starts a cluster over several hosts wants to see that they are there and work.
+It must never know: anything that `Cluster` does not tell.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from hoplite_mp.client.memory import format_bytes
+from hoplite_mp.cluster import Cluster
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.nodes import node_id
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["status", "table"]
+
+HEAD = (
+    "node", "address", "host", "workers", "memory", "done", "failed", "retried", "objects",
+    "sent", "received",
+)  # fmt: skip
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """What a cluster looks like now, as a table. Returns the exit code."""
+    try:
+        cluster = Cluster(
+            workers=0,
+            address=arguments.address,
+            token=arguments.token_file,
+            tls=False if arguments.no_tls else None,
+        )
+    except (HopliteError, ValueError) as error:
+        print(f"hoplite-mp: {error}", file=sys.stderr)
+        return 1
+    with cluster:
+        print(table(cluster))
+    return 0
+
+
+def table(cluster: Cluster) -> str:
+    """Nodes with their workers, memory, tasks, objects and bytes sent and received; without the
+    node of the caller, which only looks."""
+    own = node_id(cluster._runtime.tasks.node_number)
+    counted = cluster.stats()["nodes"]
+    rows: list[tuple[str, ...]] = [HEAD]
+    for node in cluster.nodes:
+        if node.id == own:
+            continue
+        counts = counted.get(node.id)
+        row = [node.id, node.address, node.host, str(node.workers)]
+        if counts is None:
+            rows.append(tuple([*row, "no answer", *[""] * 6]))
+            continue
+        memory = f"{format_bytes(counts['bytes_used'])} of {format_bytes(node.memory_total)}"
+        tasks = [str(counts[f"tasks_{what}"]) for what in ("done", "failed", "retried")]
+        moved = [format_bytes(counts[f"bytes_{what}"]) for what in ("sent", "received")]
+        rows.append(tuple([*row, memory, *tasks, str(counts["objects"]), *moved]))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(lines)
