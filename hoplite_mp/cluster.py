@@ -31,6 +31,7 @@ from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, 
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
 from hoplite_mp.nodes import (
+    WORKERS_MAX,
     Node,
     counters,
     grow,
@@ -379,7 +380,7 @@ class Cluster(CollectiveCalls, TaskExecutor):
         self._runtime.memory.check()
         places = named_places(self._runtime, options.pop("node", None), self._options.node)
         if max_workers is None:
-            max_workers = sum(workers for _, workers in places) or cpu_count()
+            max_workers = min(WORKERS_MAX, sum(n for _, n in places) or cpu_count())
         return open_pool(
             self._runtime,
             max_workers,

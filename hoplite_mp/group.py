@@ -31,7 +31,7 @@ from hoplite_mp.errors import (
     StoreFullError,
 )
 from hoplite_mp.leading import MISTAKE, Leading
-from hoplite_mp.member import HostsMember, into
+from hoplite_mp.member import HostsMember, Interrupted, into
 from hoplite_mp.protocol.local import (
     GroupAdmit,
     GroupJoin,
@@ -222,6 +222,8 @@ class Group:
             part = MISTAKE, f"rank {self.rank}: {error}", 0, None
         mistake = self._publish(call, part) or mistake
         result = self._committed(call)
+        if self._hosts is not None:
+            self._hosts.finished()
         self._result, led = result if self._leads else None, self._result
         self.calls = call + 1
         self._part = None
@@ -234,7 +236,14 @@ class Group:
         """Hands the part over; returns what prevented it, which the others then know, too."""
         try:
             if self._hosts is not None:
-                self._part = self._hosts.give(call, part)
+                try:
+                    self._part = self._hosts.give(call, part)
+                except Interrupted as interrupted:  # this rank's alone: the others have its part
+                    cause = interrupted.__cause__
+                    assert cause is not None
+                    if not isinstance(cause, Exception):
+                        raise cause from None
+                    return cause
                 return None
             self._part = self._memory.put(part)  # held until the commit
         except Exception as error:

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
     from hoplite_mp.ref import ObjectRef
 
-__all__ = ["HostsMember", "into"]
+__all__ = ["HostsMember", "Interrupted", "into"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROOTED = ("broadcast", "gather")
+FAILURES_MAX = 100  # of one write, by handlers of signals
 # Bytes of an array that are copied into the store between two words to the node. Less: the others
 # begin earlier. More: fewer words, some 50 us each.
 WRITE_ROUND_BYTES = 2 << 20
@@ -38,6 +39,10 @@ SECTION_OVERLAP_BYTES = 16 << 10
 # those who send the first bytes.
 CALLS_REMEMBERED = 8
 PACE_BYTES_PER_S_MIN = 250e6
+
+
+class Interrupted(Exception):
+    """A signal's handler has raised its cause while a part was handed over; the part is whole."""
 
 
 class HostsMember:
@@ -67,16 +72,20 @@ class HostsMember:
                 for one in value if kind == "alltoall" else [value]:
                     parts.append(self._part(serial.encode(one), one, refs, writing))
         except BaseException:
-            for payload, _ in writing:
-                self._memory.client.give_back(payload)
+            for given in parts:  # blocks that the node has not heard of
+                if isinstance(given, tuple):
+                    self._memory.client.give_back(given[0])
             raise
         self._channel.tell(
             GroupCall(self._generation, self.rank, call, kind, op, root, parts, mistake)
         )
-        sections = self.size - 1 if kind in ("broadcast", "reduce") else self.size
+        sections = max(1, self.size - 1 if kind in ("broadcast", "reduce") else self.size)
         self._begun, self._written = time.monotonic(), sum(one.nbytes for _, one in writing)
+        interrupted: BaseException | None = None
         for payload, encoded in writing:
-            self._write(payload, encoded, sections)
+            interrupted = self._write(payload, encoded, sections) or interrupted
+        if interrupted is not None:
+            raise Interrupted from interrupted
         # While the others' parts are on their way: what this rank gets back of its own.
         self._own = None
         if not mistake and (kind == "allgather" or (kind in ROOTED and root == self.rank)):
@@ -105,55 +114,74 @@ class HostsMember:
             refs.append(memory.put_encoded(encoded))
             return memory.local_id(refs[-1])
         payload = memory.allocate(encoded.nbytes)
-        writing.append((payload, encoded))
         memory.client.write(payload, encoded.head, [], [])
         if encoded.nbytes > WRITE_ROUND_BYTES:
+            writing.append((payload, encoded))
             return payload, encoded.nbytes, encoded.offsets[0]
         memory.client.write(payload, b"", encoded.buffers, encoded.offsets)
-        writing.pop()
         return payload, encoded.nbytes, encoded.nbytes
 
-    def _write(self, payload: int, encoded: serial.Encoded, sections: int) -> None:
+    def _write(self, payload: int, encoded: serial.Encoded, sections: int) -> BaseException | None:
         """Copies the elements a round at a time, and tells the node. Every round has a part of
         each of the sections, of which the nodes own one each: so all of them begin at once.
 
-        An exception of a signal handler is raised when all is written: others may be reading."""
+        Returns what a signal handler has raised meanwhile: others may be reading, so all is
+        written before it is raised. A round is written before it is told, and never again."""
         (buffer,), (offset,) = encoded.buffers, encoded.offsets
         nbytes = buffer.nbytes
         step = max(1, WRITE_ROUND_BYTES // sections)
         bounds = [nbytes * i // sections for i in range(sections + 1)]
+        ends = bounds[1:]
         at = [max(0, begin - SECTION_OVERLAP_BYTES) for begin in bounds[:-1]]
         pace = max(PACE_BYTES_PER_S_MIN, 2 * max(self._rates)) if self._rates else 0.0
         due = time.monotonic()
         interrupted: BaseException | None = None
-        failed_at: list[int] | None = None
-        while any(begin < end for begin, end in zip(at, bounds[1:], strict=True)):
+        ranges: list[tuple[int, int]] = []  # written, and not yet told
+        failures = 0
+        while ranges or any(begin < end for begin, end in zip(at, ends, strict=True)):
             try:
-                ranges = []
-                for begin, end in zip(at, bounds[1:], strict=True):
-                    upto = min(begin + step, end)
-                    if begin < upto:
-                        self._memory.client.write(
-                            payload, b"", [buffer[begin:upto]], [offset + begin]
-                        )
-                        ranges.append((offset + begin, offset + upto))
-                        os.sched_yield()  # what moves the first bytes goes first
+                if not ranges:
+                    if pace:
+                        time.sleep(max(0.0, due - time.monotonic()))
+                        due += step * sections / pace
+                    ranges, at = self._round(payload, buffer, offset, at, ends, step)
                 self._channel.tell(GroupWritten(payload, ranges))
-                if pace:
-                    due += step * sections / pace
-                    time.sleep(max(0.0, due - time.monotonic()))
-                at = [min(b + step, e) for b, e in zip(at, bounds[1:], strict=True)]
+                ranges = []
             except BaseException as error:
-                if failed_at == at:  # it is no signal
+                failures += 1
+                if failures > FAILURES_MAX:  # it is no signal
                     raise
-                interrupted, failed_at = error, at
-        if interrupted is not None:
-            raise interrupted
+                interrupted = error
+        return interrupted
+
+    def _round(
+        self,
+        payload: int,
+        buffer: memoryview,
+        offset: int,
+        at: list[int],
+        ends: list[int],
+        step: int,
+    ) -> tuple[list[tuple[int, int]], list[int]]:
+        """Writes the next bytes of each section; (their ranges, where the sections are now)."""
+        ranges, now = [], []
+        for begin, end in zip(at, ends, strict=True):
+            upto = min(begin + step, end)
+            if begin < upto:
+                self._memory.client.write(payload, b"", [buffer[begin:upto]], [offset + begin])
+                ranges.append((offset + begin, offset + upto))
+                os.sched_yield()  # what moves the first bytes goes first
+            now.append(max(begin, upto))
+        return ranges, now
+
+    def finished(self) -> None:
+        """The call is committed."""
+        if self._written:
+            self._rates.append(self._written / (time.monotonic() - self._begun))
+            self._written = 0
 
     def take(self, kind: str, root: int, data: Any, out: Array | None) -> Any:
         """What a call returns, out of what the node has made of it."""
-        if self._written:
-            self._rates.append(self._written / (time.monotonic() - self._begun))
         if kind in ("allreduce", "reduce"):
             return self._taken(data[0], out)
         if kind == "reduce_scatter":

@@ -104,16 +104,23 @@ class Delegation:
         for pool in [pool for pool, bound in self.pools.items() if bound == home]:
             del self.pools[pool]
             self.broken(pool, f"node h{runner.number}, to which it is bound, is gone")
-        lost = [runner]
         for pool, runners in list(self.far.items()):
-            lost += [one for one in runners if one.home == home]
             runners[:] = [one for one in runners if one.home != home]
             if not runners:
                 del self.far[pool]
                 self.deserted(pool, f"node h{runner.number}, where its workers were, is gone")
-        for one in lost:
-            for oid in list(one.running):
+        for oid, one in list(self.where.items()):
+            if one.home == home:
                 self._lost(oid, one.number)
+
+    def drain(self, home: int) -> None:
+        """That host takes no more tasks; what it runs is run to its end."""
+        for pool, runners in list(self.far.items()):
+            leaving = [one for one in runners if one.home == home]
+            for one in leaving:
+                one.workers = 0
+            if leaving and len(leaving) == len(runners):
+                self.deserted(pool, f"node h{leaving[0].number}, where its workers were, leaves")
 
     def bind(self, pool: int, number: int) -> bool:
         """All tasks of that pool run on that node; False: it is not there."""
@@ -141,21 +148,18 @@ class Delegation:
         if not self.runners and not self._offered:
             return
         for pool in (COMMON_POOL, *self.pools, *self.far):
-            wanted = self._room(pool)
-            if wanted:
-                self.tasks.offer(
-                    pool, True
-                )  # first the offer, then the look: nothing falls between
+            suitable = self._suitable(pool)
+            if suitable:
+                # First the offer, then the look: nothing falls between.
+                self.tasks.offer(pool, True)
                 self._offered.add(pool)
-                while wanted and (oid := self.tasks.take_queued(pool)):
-                    self._delegate(oid, pool)
-                    wanted = self._room(pool)
-            if not wanted and pool in self._offered:
+                while suitable and (oid := self.tasks.take_queued(pool)):
+                    # By what was found before: taking the last task makes a worker idle.
+                    self._delegate(oid, suitable)
+                    suitable = self._suitable(pool)
+            if not suitable and pool in self._offered:
                 self.tasks.offer(pool, False)
                 self._offered.discard(pool)
-
-    def _room(self, pool: int) -> bool:
-        return bool(self._suitable(pool))
 
     def _suitable(self, pool: int) -> list[Runner]:
         """Those that have room for a task of that pool."""
@@ -164,7 +168,8 @@ class Delegation:
         elif pool in self.far:
             found = self.far[pool]
         else:
-            found = [self.runners[home] for home in [self.pools[pool]] if home in self.runners]
+            home = self.pools.get(pool, 0)
+            found = [self.runners[home]] if home in self.runners else []
         if self.tasks.idle(pool) or any(runner.free for runner in found):
             # Nothing waits behind another task while somebody could begin it.
             return [runner for runner in found if runner.free]
@@ -173,7 +178,7 @@ class Delegation:
     def steal(self) -> bool:
         """Asks for tasks back that wait at a busy host while others have nothing to do. Returns
         whether any wait there."""
-        ahead = [r for r in self.runners.values() if len(r.running) > r.workers]
+        ahead = [r for r in self.runners.values() if self._behind(r)]
         if not ahead:
             return False
         idle = self.tasks.idle(COMMON_POOL) + sum(r.free for r in self.runners.values())
@@ -182,10 +187,15 @@ class Delegation:
                 idle -= self.recall(runner.home, idle)
         return True
 
-    def _delegate(self, oid: int, pool: int) -> None:
+    def _behind(self, runner: Runner) -> list[int]:
+        """Tasks that it cannot have begun if it runs them in order, and that others may run."""
+        later = list(runner.running)[runner.workers :]
+        return [oid for oid in later if self.tasks.pool_of(oid) == COMMON_POOL]
+
+    def _delegate(self, oid: int, suitable: list[Runner]) -> None:
         function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
         near = self._bytes_at(args, args_oid)
-        runner = max(self._suitable(pool), key=lambda r: (near.get(r.number, 0), r.room))
+        runner = max(suitable, key=lambda r: (near.get(r.number, 0), r.room))
         header = self.client.inspect(oid)
         holds = [self.client.hold(one) for one in (function, args_oid) if one]
         if None in holds:  # its submitter has just died
@@ -332,9 +342,9 @@ class Delegation:
     def recall(self, home: int, most: int) -> int:
         """What that host has not begun may come back; returns how much of it, at most."""
         runner = self.runners.get(home)
-        count = 0 if runner is None else min(most, len(runner.running) - runner.workers)
-        if runner is None or count <= 0:
+        tasks = self._behind(runner)[-most:] if runner is not None else []
+        if runner is None or not tasks:
             return 0
         runner.recalled = True
-        self.send(home, RecallTasks(count))
-        return count
+        self.send(home, RecallTasks([ids.pack_id(self.client.home, oid) for oid in tasks]))
+        return len(tasks)

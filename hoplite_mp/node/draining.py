@@ -23,7 +23,6 @@ __all__ = ["Draining"]
 # Until the next look at tasks that run and bytes that are on their way. Lower costs a look at all
 # headers that often, for as long as it drains; higher is what a removal takes longer.
 LOOK_S = 0.05
-ALL = 1 << 30
 PENDING = ("WAITING", "QUEUED", "CLAIMED")
 TASK_KIND = 2
 
@@ -55,7 +54,7 @@ class Draining:
         if self.going:
             self.waiting.add(home)
             self.lan.peers.send(home, Leaving())
-            self.lan.guests.recall(home, ALL)
+            self.lan.guests.recall_all(home)
 
     def evacuated(self, home: int) -> None:
         """That node needs nothing more."""
@@ -96,7 +95,8 @@ class Draining:
         going = {by_home[home].member.node for home in self.leaving if home in by_home}
         needed: set[int] = set()
         for oid, place in list(self.node.places.places.items()):
-            if place.holders and going.issuperset(place.holders):
+            lost = self.node.store.impossible(place.nbytes)  # it never fits here
+            if place.holders and going.issuperset(place.holders) and not lost:
                 needed.update(place.holders)
                 if not place.payload:
                     self.node.places.want(oid, _nothing)  # no room now: at the next look

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.lan import Lan
     from hoplite_mp.node.main import Node
+    from hoplite_mp.node.pools import Pool
     from hoplite_mp.protocol.local import OpenPool
 
 __all__ = ["FarPools"]
@@ -31,9 +32,11 @@ class Opening:
     """A pool that waits for the answers of other nodes."""
 
     pool: int
+    local: Pool
     exact: bool
     done: Callable[[str], None]
     waiting: dict[int, int] = field(default_factory=dict)  # home -> workers there
+    homes: set[int] = field(default_factory=set)  # of all that were asked
     error: str = ""
 
 
@@ -56,13 +59,17 @@ class FarPools:
         members = self.lan.members
         if any(number not in members for number, _ in ask.far):
             gone = next(number for number, _ in ask.far if number not in members)
+            self.node.workers.close(pool, True)
             done(f"node h{gone} is gone")
             return
         self._last += 1
-        opening = self.openings[self._last] = Opening(pool, ask.exact, done)
+        opening = self.openings[self._last] = Opening(
+            pool, self.node.workers.pools[pool], ask.exact, done
+        )
         setup = ids.pack_id(self.node.client.home, ask.setup) if ask.setup else NO_OBJECT
         for number, workers in ask.far:
             opening.waiting[members[number].home] = workers
+        opening.homes = set(opening.waiting)
         for home, workers in list(opening.waiting.items()):
             self.lan.peers.send(home, OpenFarPool(self._last, workers, ask.max_tasks, setup))
 
@@ -74,21 +81,29 @@ class FarPools:
         workers = opening.waiting.pop(home)
         if message.error:
             opening.error = message.error
+        elif not self._is_open(opening):  # its owner has died, or closed it
+            self.lan.peers.send(home, CloseFarPool(message.pool, True))
+            opening.error = "the pool has been closed while its workers were started"
         elif home in self.delegation.runners:
             self.delegation.add_far(opening.pool, home, message.pool, workers, opening.exact)
         self._look(message.number, opening)
+
+    def _is_open(self, opening: Opening) -> bool:
+        return self.node.workers.pools.get(opening.pool) is opening.local and (
+            not opening.local.closing
+        )
 
     def _look(self, number: int, opening: Opening) -> None:
         if opening.waiting:
             return
         del self.openings[number]
-        if opening.error:
-            self.close(opening.pool, True)
+        if opening.error and self._is_open(opening):
+            self.node.workers.close(opening.pool, True)
         opening.done(opening.error)
 
     def close(self, pool: int, kill: bool) -> None:
         """The pool's workers elsewhere end, too."""
-        for runner in self.delegation.far.get(pool, ()):
+        for runner in list(self.delegation.far.get(pool, ())):
             self.lan.peers.send(runner.home, CloseFarPool(runner.pool, kill))
 
     # -- the one that has the workers ----------------------------------------------------------
@@ -111,7 +126,10 @@ class FarPools:
     def _start(self, home: int, message: OpenFarPool, setup: int) -> None:
         if home not in self.lan.peers.by_home:
             return
-        pool = self.node.workers.open_next(message.workers, NODE_SLOT, message.max_tasks, setup)
+        pool = None
+        if not self.lan.draining.going:
+            workers = self.node.workers
+            pool = workers.open_next(message.workers, NODE_SLOT, message.max_tasks, setup)
         error = "" if pool is not None else f"node h{self.node.number} can start no more workers"
         if pool is not None:
             self.guests.pools[pool] = home
@@ -129,6 +147,7 @@ class FarPools:
             del self.guests.pools[pool]
             self.node.workers.close(pool, True)
         for number, opening in list(self.openings.items()):
-            if opening.waiting.pop(home, None) is not None:
+            opening.waiting.pop(home, None)
+            if home in opening.homes:
                 opening.error = "a node was lost while its workers were started"
                 self._look(number, opening)

@@ -145,5 +145,6 @@ class GivenBlocks:
         """Gives it back if that is possible now."""
         written = given.whole or given.slot == NODE_SLOT
         over = written and not given.needed and not given.users
-        if over and self.blocks.pop(given.payload, None) is not None:
+        if over and self.blocks.get(given.payload) is given:
+            del self.blocks[given.payload]
             self.client.give_back(given.payload)

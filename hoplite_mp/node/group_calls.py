@@ -175,7 +175,9 @@ class GroupCalls:
     def said(self, slot: int, ask: GroupCall) -> None:
         """A member of this host has made its next call."""
         state = self.states.get(ask.generation)
-        if state is None or ask.call < state.calls:
+        before = None if state is None else state.said.get(ask.rank)
+        if state is None or ask.call < state.calls or (before and before.call == ask.call):
+            self.results.refuse(slot, ask)
             return
         self.results.unpin(state.holds.pop(ask.rank, []))
         try:

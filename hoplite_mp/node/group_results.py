@@ -107,6 +107,12 @@ class GroupResults:
             raise
         return found
 
+    def refuse(self, slot: int, ask: GroupCall) -> None:
+        """What comes too late: blocks that were handed over are given back when they are whole."""
+        for part in ask.parts:
+            if isinstance(part, tuple):
+                self.given.let_go(self.given.take(slot, *part))
+
     def _pinned(self, rank: int, oid: int) -> list[Any]:
         hold = self.client.hold(oid)
         got = self.client.view(oid)

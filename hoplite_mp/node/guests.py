@@ -206,16 +206,23 @@ class Guests:
         elif self.tasks.cancel(guest.oid, True) == 2:
             self.interrupt(guest.oid, self.tasks.claimant(guest.oid))
 
-    def recall(self, peer: int, count: int) -> None:
-        """Up to `count` tasks of that host that have not begun go back to it, latest first."""
-        for guest in reversed([one for one in self.by_task.values() if one.peer == peer]):
-            if not count:
-                return
-            if guest.oid and not guest.ended and self.tasks.cancel(guest.oid, False) == 1:
-                guest.ended = True
-                count -= 1
-                self.send(peer, TaskEnded(guest.task, "returned"))
-                self._forget(guest)
+    def recall(self, peer: int, tasks: list[bytes]) -> None:
+        """Those of them that have not begun go back to that host."""
+        for task in tasks:
+            guest = self.by_task.get(task)
+            if guest is not None and guest.peer == peer:
+                self._return(guest)
+
+    def recall_all(self, peer: int) -> None:
+        """All that have not begun go back to that host."""
+        for guest in [one for one in self.by_task.values() if one.peer == peer]:
+            self._return(guest)
+
+    def _return(self, guest: Guest) -> None:
+        if guest.oid and not guest.ended and self.tasks.cancel(guest.oid, False) == 1:
+            guest.ended = True
+            self.send(guest.peer, TaskEnded(guest.task, "returned"))
+            self._forget(guest)
 
     def lose_peer(self, peer: int) -> None:
         """That host is gone, and nobody waits for its tasks."""

@@ -314,7 +314,7 @@ class Lan:
             case CancelTask():
                 self.guests.cancel(message.task)
             case RecallTasks():
-                self.guests.recall(home, message.count)
+                self.guests.recall(home, message.tasks)
             case CountersAsked():
                 node.counters.asked(home, message)
             case CountersNow():
@@ -322,7 +322,8 @@ class Lan:
                 if peer is not None:
                     node.counters.told(home, peer.member.node, message)
             case AddWorkers():
-                self.tell_workers(node.workers.grow(message.count))
+                if not self.draining.going:
+                    self.tell_workers(node.workers.grow(message.count))
             case WorkersNow():
                 self._have_workers(home, message.count)
             case OpenFarPool():
@@ -335,6 +336,7 @@ class Lan:
                 self.draining.begin()
             case Leaving():
                 self._have_workers(home, 0)
+                self.delegation.drain(home)
                 self.draining.leaves(home)
             case Evacuated():
                 self.draining.evacuated(home)

@@ -223,10 +223,11 @@ class Requests:
             self.node.reply(slot, Reply(request.number, number, error))
             return
 
+        line = self.node.clients.get(slot)
+
         def done(error: str) -> None:
-            if error:
-                workers.close(number, True)
-            self.node.reply(slot, Reply(request.number, None if error else number, error))
+            if self.node.clients.get(slot) is line:  # else it has died
+                self.node.reply(slot, Reply(request.number, None if error else number, error))
 
         self.node.lan.far_pools.open(number, ask, done)
 

@@ -70,6 +70,7 @@ INLINE_BYTES_MAX = 64 << 10
 # A payload's own head may come on top.
 PAYLOAD_BYTES_MAX = INLINE_BYTES_MAX + (16 << 10)
 HOLDERS_MAX = 1 << 16
+RECALLED_MAX = 1 << 16
 NAME_BYTES_MAX = 64
 _U16_MAX = (1 << 16) - 1
 
@@ -251,12 +252,14 @@ class CancelTask(Message, frozen=True):
 
 
 class RecallTasks(Message, frozen=True):
-    """Up to `count` tasks that the runner has not begun come back as "returned", latest first."""
+    """Those of these tasks that the runner has not begun come back as "returned"."""
 
-    count: int
+    tasks: list[bytes]
 
     def __post_init__(self) -> None:
-        counts(count=self.count)
+        between("number of tasks", len(self.tasks), 1, RECALLED_MAX)
+        for task in self.tasks:
+            _object("task", task)
 
 
 PeerMessage: TypeAlias = (

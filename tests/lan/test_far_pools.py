@@ -77,6 +77,13 @@ def peer(rank, size, word):
         total = g.allreduce(np.full(1 << 16, rank, np.float32))
         names = g.allgather(np.frombuffer(os.uname().nodename.encode(), np.uint8))
     return float(total[0]), sorted({bytes(n).decode() for n in names})
+with c.group("alone", 1, 0) as g:
+    big = np.arange(1 << 20, dtype=np.float32)
+    assert np.array_equal(g.broadcast(big), big) and np.array_equal(g.reduce(big), big)
+    assert np.array_equal(g.allreduce(big), big) and np.array_equal(g.alltoall([big])[0], big)
+# Bound tasks that wait behind one that runs, while others are idle: they stay where they are.
+bound = [c.options(node=there).submit(time.sleep, 0.3) for _ in range(4)]
+c.wait(bound)
 print(*[f.result(40) for f in c.spmd(peer, 6, 6, "all")][0])
 print(*[f.result(40) for f in c.spmd(peer, 3, 3, "one", node=there)][0])
 print(*[f.result(40) for f in c.options(node=there).spmd(peer, 2, 2, "two")][0])

@@ -94,7 +94,7 @@ class Side(Host):
             case CancelTask():
                 self.guests.cancel(message.task)
             case RecallTasks():
-                self.guests.recall(peer, message.count)
+                self.guests.recall(peer, message.tasks)
             case Drop():
                 self.exports.drop(message.object)
             case Described():
