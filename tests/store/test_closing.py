@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,10 @@ def test_results_on_disk_are_kept_up_to_the_size_of_the_store(tmp_path: Path) ->
         "its result had been moved to disk and was not read before the cluster closed"
     )
     assert "32 MiB" in words
-    value = futures[0].result()
+    value: Any = None  # which results are kept depends on the order in which tasks have ended
+    for future in futures:
+        with contextlib.suppress(hoplite_mp.ClosedError):
+            value = future.result()
     assert not value.flags.writeable
     assert value.ctypes.data % 64 == 0
 
