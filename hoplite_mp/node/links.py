@@ -64,6 +64,9 @@ class Links:
             admission.stream.close()
             return
         if self.tls:
+            known = self.driven.get(peer.member.node)
+            if known is not None and known.receiving:
+                self.lose_node(peer.member.node)  # the other side has ended it, and begins anew
             self._driven(peer.member).receive_over(admission.stream.detach())
         else:
             self._connect(peer.member.node, admission)

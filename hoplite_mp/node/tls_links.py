@@ -32,16 +32,22 @@ class TlsLink:
         self.number = number
         self.driver: Driver = engine.drive(number)
         self.link = self.driver.link
-        self.calling = False
+        self.receiving = False
         self._open = True
         self._sockets: list[socket.socket] = []
 
     def send_over(self, sock: socket.socket) -> None:
         """The way out, connected by this side."""
+        if not self._open:
+            sock.close()
+            return
         self._begin(sock, self._send, "send")
 
     def receive_over(self, sock: socket.socket) -> None:
-        """The way in, connected by the other side."""
+        """The way in, connected by the other side. Once: a second stream is not the first's
+        continuation."""
+        assert not self.receiving
+        self.receiving = True
         self._begin(sock, self._receive, "receive")
 
     def _begin(self, sock: socket.socket, run: object, name: str) -> None:
