@@ -21,11 +21,13 @@ from hoplite_mp.node.meter import Meter
 from hoplite_mp.node.parts import NotNow, Part
 from hoplite_mp.node.shares import result_head
 from hoplite_mp.node.store import NODE_SLOT
+from hoplite_mp.planner.loads import filled_links
 from hoplite_mp.planner.program import program_of
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Distribute,
     ExecutionFailed,
+    HostMeasured,
     StripesComplete,
 )
 from hoplite_mp.protocol.peers import Kept
@@ -63,7 +65,7 @@ class Forests:
         self.engine = links.engine
         self.kept = kept
         self.given = given
-        self.meter = Meter(links.moved, node.after)
+        self.meter = Meter(links.moved, node.after, tell=self._measured)
         self.parts: dict[int, Part] = {}  # by operation
         self.by_cell: dict[int, Part] = {}
 
@@ -222,6 +224,12 @@ class Forests:
         self.links.close(cell, ground)
         self.node.after(0.0, lambda: self._look(part))
 
+    def _measured(self, up: int, down: int) -> None:
+        """What moves has shown how fast this host's links are."""
+        self.node.send_manager(
+            HostMeasured(self.node.number, float(up) or None, float(down) or None)
+        )
+
     # -- the beginning -------------------------------------------------------------------------
 
     def _begin(self, part: Part) -> None:
@@ -251,7 +259,7 @@ class Forests:
         part.begun = True
         if part.pulls or part.program.serves:
             part.measured = True
-            self.meter.begin()
+            self.meter.begin(filled_links(plan, self.node.number))
         self._pull_more(part)
         self._look(part)
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Given", "GivenBlocks"]
 
+BLOCK = 1 << 63  # of a local id: no table has so high a number
+
 
 @dataclass(slots=True, eq=False)
 class Given:
@@ -75,12 +77,12 @@ class GivenBlocks:
 
     def name(self, payload: int) -> bytes:
         """What plans call such a block; no object has that id."""
-        return ids.pack_id(self.client.home, payload)
+        return ids.pack_id(self.client.home, payload | BLOCK)
 
     def get(self, object_id: bytes) -> Given | None:
         """The block that plans call so."""
         home, payload = ids.unpack_id(object_id)
-        return self.blocks.get(payload) if home == self.client.home else None
+        return self.blocks.get(payload ^ BLOCK) if home == self.client.home else None
 
     def take(self, slot: int, payload: int, nbytes: int, written: int) -> Given:
         """A member hands over a block that it goes on writing; the first bytes are there.

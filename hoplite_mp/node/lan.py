@@ -105,9 +105,9 @@ class Lan:
         )
         self.kept = KeptCopies(node.results, node.imports, node.places, self.peers.send, node.after)
         self.links = Links(node, self.peers)
-        self.transfers = Transfers(node, self.links, self.kept)
         self.given = GivenBlocks(node.store, node.client, self.links.engine)
         self.forests = Forests(node, self.links, self.kept, self.given)
+        self.transfers = Transfers(node, self.links, self.kept, self.forests.meter)
         self.group_calls = GroupCalls(node, self.peers, GroupResults(node, self.forests))
         node.groups.hosts = self.group_calls
         node.places.fetcher = self.transfers

@@ -3,7 +3,8 @@
 Why it exists: probes would cost what they measure. While bytes move, the counters of all links
 are looked at now and then; the fastest stretch of a burst says what the host can send, and what it
 can receive: when a collective begins, everything is sent at once. What is faster than known is
-believed at once; what is slower only bit by bit, as not every burst fills the links.
+believed at once; what is slower only bit by bit, and only of a burst that was to fill the link in
+that direction: a host that gives one of three parts of a gather is not slow.
 It must never know: plans, who asks for the rates.
 """
 
@@ -24,6 +25,10 @@ LOOK_S = 0.02
 STRETCH_S = 0.06
 STRETCH_BYTES_MIN = 1 << 20  # less says nothing about a link
 LOWER_WEIGHT = 0.15  # of a slower burst
+# A burst without a byte for so long is over, whoever still waits. Higher: more looks at nothing.
+QUIET_S = 0.5
+# Others are told of a change by more than this part. Lower: more messages.
+TOLD_CHANGE = 0.05
 
 
 class Meter:
@@ -34,25 +39,32 @@ class Meter:
         moved: Callable[[], tuple[int, int]],
         after: Callable[[float, Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[int, int], None] = lambda up, down: None,
     ) -> None:
-        """moved: bytes (sent, received) so far."""
+        """moved: bytes (sent, received) so far. tell: hears of new rates, as `rates`."""
         self.moved = moved
+        self.tell = tell
         self.after = after
         self.clock = clock
         self.users = 0
         self.known = [0.0, 0.0]
         self.peaks = [0.0, 0.0]  # of this burst
+        self.full = [False, False]  # whether this burst was to fill the link
+        self.told = (0, 0)
+        self._moved_at = 0.0
         self._samples: deque[tuple[float, int, int]] = deque()
         self._looking = False
 
-    def begin(self) -> None:
-        """Bytes are about to move."""
+    def begin(self, full: tuple[bool, bool] = (True, True)) -> None:
+        """Bytes are about to move; `full`: is it the link that limits them, up and down?"""
         self.users += 1
         if not self._looking:
             self._looking = True
             self._samples.clear()
-            self.peaks = [0.0, 0.0]
+            self.peaks, self.full = [0.0, 0.0], [False, False]
+            self._moved_at = self.clock()
             self._look()
+        self.full = [before or now for before, now in zip(self.full, full, strict=True)]
 
     def end(self) -> None:
         """What `begin` was about is over."""
@@ -66,19 +78,28 @@ class Meter:
 
     def _look(self) -> None:
         self._sample()
-        if self.users:
+        if self.users and self.clock() - self._moved_at < QUIET_S:
             self.after(LOOK_S, self._look)
             return
         self._looking = False
         for i, peak in enumerate(self.peaks):
             if peak > self.known[i]:
                 self.known[i] = peak
-            elif peak:
+            elif peak and self.full[i]:
                 self.known[i] += LOWER_WEIGHT * (peak - self.known[i])
+        if any(
+            abs(now - told) > TOLD_CHANGE * told
+            for now, told in zip(self.known, self.told, strict=True)
+        ):
+            self.told = int(self.known[0]), int(self.known[1])
+            self.tell(*self.told)
 
     def _sample(self) -> None:
         now = self.clock()
-        self._samples.append((now, *self.moved()))
+        sample = (now, *self.moved())
+        if not self._samples or sample[1:] != self._samples[-1][1:]:
+            self._moved_at = now
+        self._samples.append(sample)
         while len(self._samples) > 2 and now - self._samples[1][0] >= STRETCH_S:
             self._samples.popleft()
         first, last = self._samples[0], self._samples[-1]

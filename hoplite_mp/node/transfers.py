@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.node.ground import Ground
 from hoplite_mp.node.store import NODE_SLOT
+from hoplite_mp.planner.loads import filled_links
 from hoplite_mp.planner.program import program_of
 from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.protocol.messages import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.kept import KeptCopies
     from hoplite_mp.node.links import Links
     from hoplite_mp.node.main import Node
+    from hoplite_mp.node.meter import Meter
     from hoplite_mp.node.places import Place
     from hoplite_mp.planner.program import Pull
     from hoplite_mp.protocol.messages import Distribute, FetchRefused, Withdraw
@@ -75,10 +77,11 @@ class Transfer:
 class Transfers:
     """All copies that come to this node or go from it."""
 
-    def __init__(self, node: Node, links: Links, kept: KeptCopies) -> None:
+    def __init__(self, node: Node, links: Links, kept: KeptCopies, meter: Meter) -> None:
         self.node = node
         self.links = links
         self.kept = kept
+        self.meter = meter
         self.engine = links.engine
         self.pulls: dict[int, tuple[Transfer, int]] = {}  # cell -> (transfer, parent)
         self.by_epoch: dict[int, Transfer] = {}
@@ -133,6 +136,7 @@ class Transfers:
             ground = Ground() if older is None else older.ground
         transfer = Transfer(plan, memory, ground, watermark=self.engine.watermark)
         self.by_epoch[plan.epoch] = transfer
+        self.meter.begin(filled_links(plan, number))
         pulled: dict[int, Pull] = {pull.cell.stripe: pull for pull in program.pulls}
         served = {serve.cell.stripe for serve in program.serves}
         for index, stripe in enumerate(plan.stripes):
@@ -289,6 +293,7 @@ class Transfers:
         transfer = self.by_epoch.pop(epoch, None)
         if transfer is None:
             return
+        self.meter.end()
         for cell in transfer.cells.values():
             self.pulls.pop(cell, None)
             self.links.close(cell, transfer.ground)

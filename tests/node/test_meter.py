@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hoplite_mp.node.meter import LOOK_S, Meter
+from hoplite_mp.node.meter import LOOK_S, QUIET_S, Meter
 
 
 class Wire:
@@ -11,10 +11,12 @@ class Wire:
     def __init__(self) -> None:
         self.now, self.up, self.down = 0.0, 0, 0
         self.timers: list[object] = []
+        self.told: list[tuple[int, int]] = []
         self.meter = Meter(
             lambda: (self.up, self.down),
             lambda seconds, action: self.timers.append(action),
             lambda: self.now,
+            lambda up, down: self.told.append((up, down)),
         )
 
     def burst(self, seconds: float, up: float, down: float) -> None:
@@ -70,3 +72,39 @@ def test_a_few_bytes_say_nothing() -> None:
     wire.meter.end()
     wire.burst(LOOK_S, 0, 0)
     assert wire.meter.rates == (0, 0)
+
+
+def test_a_slow_burst_that_did_not_fill_the_link_says_nothing() -> None:
+    wire = Wire()
+    for _ in range(10):
+        wire.meter.begin((False, True))
+        wire.burst(0.3, 20e6 if wire.meter.known[0] else 100e6, 100e6)
+        wire.meter.end()
+        wire.burst(LOOK_S, 0, 0)
+    assert close(wire.meter.rates[0], 100e6)
+
+
+def test_who_waits_for_nothing_is_not_looked_at() -> None:
+    wire = Wire()
+    wire.meter.begin()
+    wire.burst(0.2, 50e6, 50e6)
+    wire.burst(QUIET_S - LOOK_S, 0, 0)
+    assert wire.timers
+    wire.burst(LOOK_S, 0, 0)
+    assert not wire.timers
+    wire.meter.begin()
+    wire.burst(0.2, 80e6, 50e6)
+    assert close(wire.meter.rates[0], 80e6)
+
+
+def test_changes_are_told_and_small_ones_are_not() -> None:
+    wire = Wire()
+    for rate in (100e6, 99e6, 102e6, 120e6):
+        wire.meter.begin()
+        wire.burst(0.3, rate, 40e6)
+        wire.meter.end()
+        wire.burst(LOOK_S, 0, 0)
+    assert len(wire.told) == 2
+    assert close(wire.told[0][0], 100e6)
+    assert close(wire.told[1][0], 120e6)
+    assert close(wire.told[1][1], 40e6)
