@@ -65,7 +65,7 @@ class Forests:
         self.engine = links.engine
         self.kept = kept
         self.given = given
-        self.meter = Meter(links.moved, node.after, tell=self._measured)
+        self.meter = Meter(lambda: links.moved(near=False), node.after, tell=self._measured)
         self.parts: dict[int, Part] = {}  # by operation
         self.by_cell: dict[int, Part] = {}
 

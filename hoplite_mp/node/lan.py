@@ -27,6 +27,7 @@ from hoplite_mp.node.kept import KeptCopies
 from hoplite_mp.node.links import Links
 from hoplite_mp.node.locations import Locations
 from hoplite_mp.node.peers import Peers
+from hoplite_mp.node.probing import Probing
 from hoplite_mp.node.transfers import Transfers
 from hoplite_mp.protocol.greetings import Introduction
 from hoplite_mp.protocol.messages import (
@@ -55,6 +56,8 @@ from hoplite_mp.protocol.peers import (
     Locate,
     Located,
     OpenFarPool,
+    Probe,
+    Probed,
     RecallTasks,
     Release,
     RemoveNode,
@@ -115,6 +118,7 @@ class Lan:
         self.draining = Draining(node, self)
         self.far_pools = FarPools(node, self)
         self.locations = Locations(node, self.peers, self.kept)
+        self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager)
         node.exports.elsewhere = self.locations.kept_at
         if not lan.manager:
             self._open()
@@ -189,6 +193,7 @@ class Lan:
                 self.node.set_number(message.node)
                 for member in message.members:
                     self._came(member)
+                self.probing.begin(m for m in message.members if m.node != message.node)
             case MembersChanged():
                 for number in message.went:
                     self._went(number)
@@ -208,8 +213,8 @@ class Lan:
 
     def _came(self, member: Member) -> None:
         self.members[member.node] = member
+        self.peers.came(member)
         if member.home != self.node.client.home:
-            self.peers.came(member)
             self.delegation.set_runner(member.home, member.node, member.workers)
             if self.workers_now is not None:
                 self.peers.send(member.home, WorkersNow(self.workers_now))
@@ -257,6 +262,7 @@ class Lan:
         self.draining.lose_peer(member.home)
         self.far_pools.lose_peer(member.home)
         self.locations.lose_peer(member.home)
+        self.probing.lose_peer(member.home)
         self.node.counters.lose_peer(member.home)
         self.node.imports.lose_home(member.home)
         self.node.exports.lose_peer(member.home)
@@ -317,6 +323,10 @@ class Lan:
                 peer = self.peers.by_home.get(home)
                 if peer is not None:
                     node.counters.told(home, peer.member.node, message)
+            case Probe():
+                self.peers.send(home, Probed(message.number))
+            case Probed():
+                self.probing.answered(home, message)
             case AddWorkers():
                 if not self.draining.going:
                     self.tell_workers(node.workers.grow(message.count))

@@ -50,6 +50,7 @@ class Links:
         self.driven: dict[int, TlsLink] = {}
         self.links: dict[int, int] = {}  # number of a node -> link
         self.counted: dict[int, tuple[int, int]] = {}  # link -> bytes (sent, received)
+        self.near: set[int] = set()  # links to other nodes of this very host
         self.calling: dict[int, list[tuple[int, Key]]] = {}
         self.wanting: dict[int, Wanting] = {}  # cell -> who waits for it
         self.closing: dict[int, Ground] = {}  # cells that the engine has not let go of
@@ -75,7 +76,7 @@ class Links:
         sock = admission.stream.detach()
         with sock:
             link = self.engine.connect(sock.fileno(), number)
-        self.counted[link] = 0, 0
+        self._count(link, number)
         self.links.setdefault(number, link)
 
     def _driven(self, member: Member) -> TlsLink:
@@ -85,7 +86,7 @@ class Links:
             return known
         link = self.driven[member.node] = TlsLink(self.engine, member.node)
         self.links[member.node] = link.link
-        self.counted[link.link] = 0, 0
+        self._count(link.link, member.node)
 
         def called(admission: Admission | None) -> None:
             if admission is None:
@@ -95,6 +96,11 @@ class Links:
 
         self.peers.call(member, "data", called)
         return link
+
+    def _count(self, link: int, number: int) -> None:
+        self.counted[link] = 0, 0
+        if self.peers.is_near(number):
+            self.near.add(link)
 
     def lose_node(self, number: int) -> None:
         """That node is gone, and its link with it."""
@@ -177,12 +183,13 @@ class Links:
                         driven.close()
                 _log.info("the data connection to node h%d ended: %s", number, reason)
 
-    def moved(self) -> tuple[int, int]:
-        """Bytes (sent, received) over all links; of one that has ended, what was last seen."""
+    def moved(self, *, near: bool = True) -> tuple[int, int]:
+        """Bytes (sent, received) over all links; of one that has ended, what was last seen.
+        near=False: without those that never leave this host."""
         for link in self.counted:
             with contextlib.suppress(KeyError):
                 self.counted[link] = self.engine.counters(link)[:2]
-        found = self.counted.values()
+        found = [moved for link, moved in self.counted.items() if near or link not in self.near]
         return sum(sent for sent, _ in found), sum(received for _, received in found)
 
     def stop(self) -> None:

@@ -94,9 +94,13 @@ class Peers:
         self.cluster = lan.cluster
         self.by_home: dict[int, Peer] = {}
         self.by_number: dict[int, Peer] = {}
+        self.own: set[str] = set()  # addresses of this host, without ports
 
     def came(self, member: Member) -> None:
-        """A node has joined."""
+        """A node has joined; this one itself as well."""
+        if member.home == self.mine.host:
+            self.own = _hosts(member)
+            return
         peer = Peer(member)
         self.by_home[member.home] = self.by_number[member.node] = peer
 
@@ -110,6 +114,11 @@ class Peers:
             if wire is not None:
                 wire.close("the node is gone")
         return peer
+
+    def is_near(self, number: int) -> bool:
+        """Does that node advertise this host's own address? What goes there fills no link."""
+        peer = self.by_number.get(number)
+        return peer is not None and not self.own.isdisjoint(_hosts(peer.member))
 
     def send(self, home: int, message: PeerMessage) -> bool:
         """False: there is no such node."""
@@ -195,6 +204,10 @@ class Peers:
         if self.by_home.get(peer.member.home) is peer:
             _log.info("the connection to node h%d ended: %s", peer.member.node, reason)
             self.node.lan_lost(peer.member)
+
+
+def _hosts(member: Member) -> set[str]:
+    return {parse_address(text).host for text in member.addresses}
 
 
 def endpoints_of(addresses: tuple[str, ...]) -> list[Endpoint]:

@@ -17,6 +17,8 @@ __all__ = [
     "FarPoolOpened",
     "Leaving",
     "OpenFarPool",
+    "Probe",
+    "Probed",
     "RemoveNode",
     "WorkersNow",
 ]
@@ -113,3 +115,21 @@ class CountersNow(Message, frozen=True):
     def __post_init__(self) -> None:
         counts(number=self.number)
         between("number of counters", len(self.counts), 0, COUNTERS_MAX)
+
+
+class Probe(Message, frozen=True):
+    """To be answered at once: how long does a message take?"""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        between("number", self.number, 0, _U16_MAX)
+
+
+class Probed(Message, frozen=True):
+    """The answer to the probe of that number."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        between("number", self.number, 0, _U16_MAX)

@@ -28,6 +28,8 @@ from hoplite_mp.protocol.peer_hosts import (
     FarPoolOpened,
     Leaving,
     OpenFarPool,
+    Probe,
+    Probed,
     RemoveNode,
     WorkersNow,
 )
@@ -52,6 +54,8 @@ __all__ = [
     "Located",
     "OpenFarPool",
     "PeerMessage",
+    "Probe",
+    "Probed",
     "RecallTasks",
     "Release",
     "RemoveNode",
@@ -285,5 +289,7 @@ PeerMessage: TypeAlias = (
     | Evacuated
     | CountersAsked
     | CountersNow
+    | Probe
+    | Probed
     | GroupMessage
 )
