@@ -104,8 +104,8 @@ class Requests:
     def take(self, slot: int, request: Request) -> None:
         self.latest[slot] = request.number or self.latest.get(slot, 0)
         lost = self.last_lease.pop(slot, None)
-        if lost is not None and request.seen < lost[0] and lost[1] in self.store.leases:
-            self.store.free(lost[1])  # that reply was never read: Ctrl-C in the middle
+        if lost is not None and request.seen < lost[0]:
+            self.store.free_unused(lost[1], slot)  # that reply was never read: Ctrl-C in the middle
         self._answers[type(request.ask)](slot, request)
 
     # -- memory --------------------------------------------------------------------------------
@@ -196,8 +196,10 @@ class Requests:
             del granted[old]
 
     def forget_client(self, slot: int) -> None:
-        """Its process has ended."""
+        """Its process has ended; the next one in its slot counts from the beginning."""
         self.granted.pop(slot, None)
+        self.latest.pop(slot, None)
+        self.last_lease.pop(slot, None)
 
     def give_spans(self, slot: int, request: Request) -> None:
         for offset in request.ask.offsets:  # type: ignore[union-attr]

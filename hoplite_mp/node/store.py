@@ -163,6 +163,11 @@ class Store:
         del self.leases[payload]
         self.arena.free(payload - HEAD)
 
+    def free_unused(self, payload: int, slot: int) -> None:
+        """A block that was leased to that slot, if nothing has been put into it."""
+        if self.leases.get(payload) == slot and self.client.block_owner(payload) == LEASED:
+            self.free(payload)
+
     def give_span(self, offset: int, slot: int) -> None:
         if self.spans.get(offset) == slot:
             del self.spans[offset]
