@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["Key", "Links", "Wanting"]
 
 BLOCK_BYTES = 256 << 10  # 2 ms at 1 Gbit/s
+# A node may call before the manager's word of it is here. Higher: strangers with a token are told
+# later that nobody knows them.
+LATE_NEWS_S = 0.05
 _log = logging.getLogger("hoplite_mp")
 Key = tuple[int, int, int, int]
 
@@ -42,6 +45,7 @@ class Links:
     """The engine of this node, and a link to each node that it has pulled from."""
 
     def __init__(self, node: Node, peers: Peers) -> None:
+        self.node = node
         self.peers = peers
         self.tls = peers.lan.tls
         # Under TLS each block costs some steps in Python.
@@ -60,6 +64,12 @@ class Links:
 
     def admitted(self, admission: Admission) -> None:
         """Another node has made a data connection."""
+        if admission.peer.host in self.peers.by_home:
+            self._admitted(admission)
+        else:  # it has joined, and we have not heard of it yet, or it is gone
+            self.node.after(LATE_NEWS_S, lambda: self._admitted(admission))
+
+    def _admitted(self, admission: Admission) -> None:
         peer = self.peers.by_home.get(admission.peer.host)
         if peer is None:
             admission.stream.close()

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import ssl
 import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from hoplite_mp._engine import Driver, Engine
 
@@ -50,12 +52,16 @@ class TlsLink:
         self.receiving = True
         self._begin(sock, self._receive, "receive")
 
-    def _begin(self, sock: socket.socket, run: object, name: str) -> None:
+    def _begin(self, sock: socket.socket, run: Callable[[socket.socket], None], name: str) -> None:
         sock.setblocking(True)
         self._sockets.append(sock)
+
+        def work() -> None:
+            with sock:
+                run(sock)
+
         thread = threading.Thread(
-            target=run,  # type: ignore[arg-type]
-            args=(sock,),
+            target=work,
             name=f"hoplite_mp {name} h{self.number}",
             daemon=True,
         )
@@ -67,6 +73,8 @@ class TlsLink:
             while self._open:
                 frame = driver.next_frame(LOOK_S)
                 if frame is None:
+                    if _has_ended(sock):
+                        raise ConnectionError("the peer has closed the connection")
                     continue
                 try:
                     while frame:
@@ -107,3 +115,15 @@ class TlsLink:
         for sock in self._sockets:
             with contextlib.suppress(OSError):
                 sock.shutdown(2)
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    """Has the other side, which never sends here, closed the connection? Without a look nobody
+    would notice before the next frame, and the requests of the last ones would be waited for."""
+    sock.setblocking(False)
+    try:
+        return not sock.recv(1)
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return False
+    finally:
+        sock.setblocking(True)

@@ -103,7 +103,7 @@ class Transfers:
         if self.fetching.get(place.object) == oid:
             del self.fetching[place.object]
             for epoch, transfer in list(self.by_epoch.items()):
-                if transfer.plan.object == place.object and transfer.missing:
+                if transfer.ground is place.ground:  # also what was served as far as it had come
                     self._end(epoch)
             self.node.send_manager(CopyDropped(self.node.number, place.object))
 
@@ -251,9 +251,10 @@ class Transfers:
     def refused(self, message: FetchRefused) -> None:
         """The copy cannot be had."""
         self.kept.let_go(message.object)
-        oid = self.fetching.pop(message.object, None)
+        oid = self.fetching.get(message.object)
         if oid is not None and oid in self.node.places:
-            self.node.places.lost(oid, message.message)
+            self.node.places.lost(oid, message.message)  # by way of `forget`
+        self.fetching.pop(message.object, None)
 
     # -- what the links say --------------------------------------------------------------------
 
@@ -272,7 +273,8 @@ class Transfers:
             self._end(plan.epoch)  # nobody reads from here
         if oid is not None and oid in self.node.places:
             self.node.places.arrived(oid)
-            if plan.epoch in self.by_epoch:  # as long as others read from here it stays pinned
+            # As long as others read from here, by whichever plan, it stays pinned.
+            if any(other.ground is transfer.ground for other in self.by_epoch.values()):
                 transfer.ground.keep.append(self.node.client.view(oid))
             self.copies.add(plan.object)
             self.kept.tell(plan.object, plan.nbytes)
