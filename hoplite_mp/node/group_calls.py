@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hoplite_mp.node.early import decide_early, fill_in, fits, lacks, wait_s
 from hoplite_mp.node.group_decisions import Outcome, decide
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.group_calls import (
@@ -57,6 +58,7 @@ class Going:
     attempt: int
     outcome: Outcome
     waiting: set[int]  # nodes that are not done yet
+    missing: set[int] = field(default_factory=set)  # ranks that have not called yet
 
 
 @dataclass(slots=True)
@@ -74,6 +76,7 @@ class State:
     result: list[Any] = field(default_factory=list)  # holds on the last result
     starts: dict[int, int] = field(default_factory=dict)  # joining rank -> its first call
     go: GroupGo | None = None
+    early: bool = False  # `go` waits for members of this node
     # As the leading node only.
     parts: dict[int, GroupPart] = field(default_factory=dict)  # node -> its undecided call
     synced: set[int] = field(default_factory=set)
@@ -81,6 +84,7 @@ class State:
     going: Going | None = None
     attempts: int = 0
     rates: dict[int, Host] = field(default_factory=dict)  # node -> as it has said itself
+    waited: int = -1  # the call for whose last members there is a timer, or was one
 
     def ranks_of(self, node: int) -> list[int]:
         """The ranks at a node that take part in the next call."""
@@ -190,18 +194,25 @@ class GroupCalls:
 
     def _tell(self, state: State) -> None:
         """Tells the leading node when all members here have called."""
-        number = self.node.number
         if not state.members.formed or state.leader is None:
             return
-        ranks = state.ranks_of(number)
-        said = [state.said.get(rank) for rank in ranks]
-        if not ranks or any(ask is None or ask.call != state.calls for ask in said):
+        asks = self._asks(state)
+        if asks is None:
             return
         if state.told == (state.members.version, state.calls):
             return
         state.told = state.members.version, state.calls
-        asks = [ask for ask in said if ask is not None]
         self._send(state, state.leader, self.results.part(state.members, state.calls, asks))
+        if state.early and state.go is not None:
+            state.early = False
+            self._fill_in(state, state.go, asks)
+
+    def _asks(self, state: State) -> list[GroupCall] | None:
+        """The next call of all members here; None: not all have made it, or there are none."""
+        ranks = state.ranks_of(self.node.number)
+        said = [state.said.get(rank) for rank in ranks]
+        asks = [ask for ask in said if ask is not None and ask.call == state.calls]
+        return asks if asks and len(asks) == len(ranks) else None
 
     def _send(self, state: State, node: int, message: GroupMessage) -> None:
         if node == self.node.number:
@@ -271,9 +282,11 @@ class GroupCalls:
                 assert node is not None
                 self._send(state, node, GroupStart(state.members.generation, rank, state.calls + 1))
 
-    def _lead(self, state: State) -> None:
+    def _lead(self, state: State, *, late: bool = False) -> None:
         """Decides the next call if all parts are there."""
-        if state.going is not None or state.leader != self.node.number:
+        if state.leader != self.node.number:
+            return
+        if state.going is not None and not self._is_other(state, state.going):
             return
         if not state.synced >= state.nodes or not state.members.formed:
             return
@@ -282,17 +295,27 @@ class GroupCalls:
         for part in state.parts.values():
             if part.call == state.calls:
                 given.update(dict.fromkeys(part.ranks, part))
-        if not expected or any(rank not in given for rank in expected):
+        if not expected or not given:
             return
         # Never the number of an attempt that another leader has made with other members: cells of
         # that one may still be served.
         attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
-        outcome = decide(state.members, state.calls, attempt, expected, given, state.rates)
+        about = state.members, state.calls, attempt, expected, given, state.rates
+        missing: set[int] = set()
+        if all(rank in given for rank in expected):
+            outcome = decide(*about)
+        elif not late:
+            self._wait(state, next(iter(given.values())))
+            return
+        elif (early := decide_early(*about)) is not None:
+            outcome, missing = early
+        else:
+            return
         if not outcome.waits:
             self._decided(state, outcome)
             return
         state.attempts = (state.attempts + 1) % ((1 << ATTEMPT_BITS) - 1)
-        state.going = Going(state.calls, attempt, outcome, set(outcome.waits))
+        state.going = Going(state.calls, attempt, outcome, set(outcome.waits), missing)
         go = GroupGo(
             state.members.generation,
             state.calls,
@@ -302,6 +325,32 @@ class GroupCalls:
         )
         for node in sorted(outcome.nodes):
             self._send(state, node, go)
+
+    def _wait(self, state: State, first: GroupPart) -> None:
+        """Who has not called when this is over is late."""
+        call = state.calls
+        seconds = None if state.waited == call else wait_s(first, state.rates)
+        if seconds is None:
+            return
+
+        def over() -> None:
+            if state.calls == call and self.states.get(state.members.generation) is state:
+                state.waited = -1  # the next one who comes begins another wait
+                self._lead(state, late=True)
+
+        state.waited = call
+        self.node.after(seconds, over)
+
+    def _is_other(self, state: State, going: Going) -> bool:
+        """A call that has begun without some: are their parts other than what was taken for
+        granted? Then it is given up."""
+        for part in state.parts.values():
+            if part.call == going.call and not going.missing.isdisjoint(part.ranks):
+                if not fits(part, going.outcome.plans[0]):
+                    state.going = None
+                    return True
+                going.missing.difference_update(part.ranks)
+        return False
 
     def _done(self, state: State, node: int, message: GroupDone) -> None:
         going = state.going
@@ -333,7 +382,27 @@ class GroupCalls:
             return
         if state.go is not None:
             self.results.drop(state.go)
-        state.go = message
+        state.go, state.early = message, False
+        asks = self._asks(state)
+        if asks is not None:
+            self._fill_in(state, message, asks)
+        elif state.ranks_of(self.node.number):
+            state.early = True  # until the members here have called
+        else:
+            self._move(state, message)
+
+    def _fill_in(self, state: State, message: GroupGo, asks: list[GroupCall]) -> None:
+        """Begins, with what members here give if the leader did not know that when it decided."""
+        if lacks(message, {ask.rank for ask in asks}):
+            part = self.results.part(state.members, state.calls, asks)
+            filled = fill_in(message, part)
+            if filled is None:  # the leader will see that, and decide anew
+                return
+            message = filled
+        self._move(state, message)
+
+    def _move(self, state: State, message: GroupGo) -> None:
+        state.go, state.early = message, False
         leader = state.leader
 
         def say(failure: str) -> None:

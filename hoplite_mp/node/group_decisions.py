@@ -25,7 +25,7 @@ from hoplite_mp.protocol.operations import GROUP_OPERATION
 from hoplite_mp.reduction import reduce_arrays, result_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from hoplite_mp.protocol.group_calls import GroupPart, Plan
     from hoplite_mp.protocol.messages import GroupMembers
@@ -89,9 +89,10 @@ def decide(
     ranks: Sequence[int],
     given: dict[int, GroupPart],
     rates: Mapping[int, Host],
+    owners: Collection[int] = (),
 ) -> Outcome:
     """The decision over these ranks, whose parts are `given`. `rates`: of nodes, as far as they
-    are known."""
+    are known. `owners`: of an allreduce's stripes, if not all nodes."""
     first = given[ranks[0]]
     outcome = Outcome(tuple(ranks), first.kind, first.op, first.root)
     for rank in ranks:
@@ -115,7 +116,7 @@ def decide(
         if piece.source == rank and (piece.target < 0 or piece.target in taking)
     ]
     if first.kind in FOLDING:
-        _fold(outcome, members, call, attempt, pieces, rates)
+        _fold(outcome, members, call, attempt, pieces, rates, owners)
     elif first.kind != "barrier":
         _copy(outcome, members, call, attempt, pieces, rates)
     return outcome
@@ -137,6 +138,7 @@ def _fold(
     attempt: int,
     pieces: list[Piece],
     rates: Mapping[int, Host],
+    owners: Collection[int],
 ) -> None:
     first = pieces[0]
     for piece in pieces:
@@ -172,11 +174,12 @@ def _fold(
     if outcome.kind == "reduce":
         destinations: tuple[int, ...] = (_node(members, outcome.root),)
         root = destinations[0]
-        owners = [node for node in nodes if node != root] or nodes
-        stripes = _passed_on(members, root, owners, first.nbytes, rates)
+        others = [node for node in nodes if node != root] or nodes
+        stripes = _passed_on(members, root, others, first.nbytes, rates)
     elif outcome.kind == "allreduce":
         destinations = tuple(nodes)
-        stripes = _shared(members, nodes, first.nbytes, rates)
+        owning = [node for node in nodes if node in owners] or nodes
+        stripes = _shared(members, owning, first.nbytes, rates)
     else:
         size = members.size
         destinations = tuple(
@@ -324,9 +327,9 @@ def _snapped(nodes: Sequence[int], rates: Mapping[int, Host]) -> list[Host] | No
 def _shared(
     members: GroupMembers, nodes: Sequence[int], nbytes: int, rates: Mapping[int, Host]
 ) -> tuple[Stripe, ...]:
-    """Stripes of an allreduce over all of these nodes."""
+    """Stripes of an allreduce, of which each of these nodes owns one."""
     hosts = _snapped(nodes, rates)
-    if hosts is None:
+    if hosts is None or len(nodes) < 2:
         return _weighted(members, nodes)
     _, shares = cost.allreduce(nbytes, hosts)
     return cut(zip(nodes, shares, strict=True))
