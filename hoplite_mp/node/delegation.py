@@ -45,6 +45,8 @@ class Runner:
     ahead: int = AHEAD_TASKS
     running: dict[int, Any] = field(default_factory=dict)  # oid -> what is held for it
 
+    recalled: bool = False  # and no answer has come yet
+
     @property
     def free(self) -> int:
         """Workers that have nothing to do."""
@@ -173,6 +175,18 @@ class Delegation:
             return [runner for runner in found if runner.free]
         return [runner for runner in found if runner.room > 0]
 
+    def steal(self) -> bool:
+        """Asks for tasks back that wait at a busy host while others have nothing to do. Returns
+        whether any wait there."""
+        ahead = [r for r in self.runners.values() if self._behind(r)]
+        if not ahead:
+            return False
+        idle = self.tasks.idle(COMMON_POOL) + sum(r.free for r in self.runners.values())
+        for runner in sorted(ahead, key=lambda r: r.workers - len(r.running)):
+            if idle > 0 and not runner.recalled:
+                idle -= self.recall(runner.home, idle)
+        return True
+
     def _behind(self, runner: Runner) -> list[int]:
         """Tasks that it cannot have begun if it runs them in order, and that others may run."""
         later = list(runner.running)[runner.workers :]
@@ -231,6 +245,7 @@ class Delegation:
         _, oid = ids.unpack_id(message.task)
         if not self._is_with(oid, peer):
             return
+        self.where[oid].recalled = False
         if message.outcome == "returned":
             self._take_back(oid)
             if self.client.give_task_back(oid):
@@ -330,5 +345,6 @@ class Delegation:
         tasks = self._behind(runner)[-most:] if runner is not None else []
         if runner is None or not tasks:
             return 0
+        runner.recalled = True
         self.send(home, RecallTasks([ids.pack_id(self.client.home, oid) for oid in tasks]))
         return len(tasks)

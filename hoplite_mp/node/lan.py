@@ -78,6 +78,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Lan"]
 
+# How long a task may wait behind another one although a worker is idle. Lower: more turns of the
+# node while tasks are queued at others.
+STEAL_LOOK_S = 0.02
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -91,6 +94,7 @@ class Lan:
         self.certificate = lan.certificate
         self.members: dict[int, Member] = {}  # by number, in order of joining
         self.door: Door | None = None
+        self._stealing = False  # there will be another look
         self.workers_now: int | None = None  # if it is not what this node has joined with
         self.mine = Introduction(node.client.home, software_versions())
         self.peers = Peers(node, lan, self.take, self.mine)
@@ -356,4 +360,11 @@ class Lan:
         self.guests.completed(done)
         self.guests.look()
         self.delegation.look()
+        if self.delegation.steal() and not self._stealing:
+            self._stealing = True
+            self.node.after(STEAL_LOOK_S, self._look_for_idle)
         self.node.places.purge()
+
+    def _look_for_idle(self) -> None:
+        """Nobody tells this node that a worker has become idle; its next turn steals."""
+        self._stealing = False

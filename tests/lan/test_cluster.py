@@ -342,6 +342,28 @@ def test_tasks_are_bound_to_nodes(cluster: UpCluster, lan: Lan) -> None:
     ]
 
 
+def test_what_waits_behind_a_long_task_is_stolen_back(cluster: UpCluster, lan: Lan) -> None:
+    """Two tasks are sent ahead of time to a host whose worker is busy: others run them."""
+    out = cluster.run(
+        lan[1],
+        """
+        deadline = time.monotonic() + 30
+        while sum(node.workers for node in c.nodes) < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        def long_on_one(i):
+            time.sleep(8 if os.uname().nodename == "h3" else 0.02)
+            return os.uname().nodename
+        begun = time.monotonic()
+        futures = [c.submit(long_on_one, i) for i in range(30)]
+        done, late = c.wait(futures, num=29, timeout=6)
+        assert len(done) == 29, len(done)
+        names = [f.result() for f in futures]
+        print(names.count("h3"), sorted(set(names)))
+        """,
+    )
+    assert out == "1 ['h1', 'h2', 'h3']\n"
+
+
 def test_arguments_come_while_the_worker_is_busy(cluster: UpCluster, lan: Lan) -> None:
     out = cluster.run(
         lan[1],
