@@ -55,6 +55,9 @@ CANDIDATES_MAX = 16
 PARENTS_MAX = 4
 # A further parent is taken while more than this part of the receiver's down rate is unused.
 UNUSED_MAX = 0.1
+# Who has less than this part of its up rate to spare gives from what it gives to others. Higher:
+# late receivers find fewer parents, and slow others down less.
+SPARE_MIN = 0.25
 # Sources that a spread names: more would only lengthen the message.
 SOURCES_NAMED_MAX = 16
 # Nodes of the largest spread for which trees are packed when the LAN is no star. Packing 16 takes
@@ -291,12 +294,16 @@ class Copies:
         if not ranked or not entry.whole:
             return self._refuse(entry, [receiver], now)
         wanted = self._topology.hosts((receiver,))[0].down
-        seconds, *_ = ranked[0]
         parents: list[tuple[int, float]] = []
-        for _, _, node, offered in ranked[:PARENTS_MAX]:
-            if parents and sum(rate for _, rate in parents) > (1 - UNUSED_MAX) * wanted:
+        used = seconds = 0.0
+        for takes, ready_in, node, offered in ranked[:PARENTS_MAX]:
+            if parents and (used > (1 - UNUSED_MAX) * wanted or takes):
                 break
             parents.append((node, offered))
+            used += offered
+            seconds = max(seconds, ready_in)
+        seconds = max(seconds, entry.nbytes / min(used, wanted))
+        seconds += max(self._topology.pair_latency_s(node, receiver) for node, _ in parents)
         stripes = self._cut_late(entry, parents)
         plan = Distribute(
             entry.operation,
@@ -313,8 +320,10 @@ class Copies:
 
     def _candidates(
         self, entry: Entry, receiver: int, below: set[int], now: float
-    ) -> list[tuple[float, int, int, float]]:
-        """(seconds to the end by this parent alone, plans served, node, bytes a second offered)."""
+    ) -> list[tuple[bool, float, int, float]]:
+        """(takes from others, seconds until it has all itself, node, bytes a second offered), the
+        best one first: who has something to spare comes before who would have to take it from
+        those that it serves, and among each the one by whom alone it would be over first."""
         nodes = [
             *islice(reversed(entry.whole), CANDIDATES_MAX),
             *islice(reversed(entry.receiving), CANDIDATES_MAX),
@@ -329,19 +338,27 @@ class Copies:
         down = self._topology.hosts((receiver,))[0].down
         ranked = []
         for node, host in zip(able, self._topology.hosts(able), strict=True):
-            offered = min(down, self._offer(node, host))
+            takes, offered = self._offer(node, host)
+            offered = min(down, offered)
             ready_in = 0.0
             if node in entry.receiving:
-                ready_in = entry.transfers[entry.receiving[node]].ends_at - now
+                ready_in = max(0.0, entry.transfers[entry.receiving[node]].ends_at - now)
             seconds = max(ready_in, entry.nbytes / offered)
             seconds += self._topology.pair_latency_s(node, receiver)
-            ranked.append((seconds, entry.served.get(node, 0), node, offered))
-        return sorted(ranked)
+            served = entry.served.get(node, 0)
+            ranked.append((takes, seconds, served, node, ready_in, offered))
+        return [
+            (takes, ready_in, node, offered)
+            for takes, _, _, node, ready_in, offered in sorted(ranked)
+        ]
 
-    def _offer(self, node: int, host: Host) -> float:
-        """What is left of its up rate, or a fair part of it if little is left."""
+    def _offer(self, node: int, host: Host) -> tuple[bool, float]:
+        """What is left of its up rate; if that is little, a fair part of it, which others lose."""
         busy = self._busy.get(node, 0.0)
-        return max(host.up - busy, host.up * host.up / (host.up + busy))
+        left = host.up - busy
+        if left >= SPARE_MIN * host.up:
+            return False, left
+        return True, host.up * host.up / (host.up + busy)
 
     def _below(self, entry: Entry, receiver: int) -> set[int]:
         """Everybody who waits for this receiver, over however many steps."""
