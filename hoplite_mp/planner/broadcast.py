@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 # Holders of each sort that are looked at for a new receiver, the latest first: they have served
 # least. Higher: a slightly better parent in large clusters, for more of the manager's time.
-CANDIDATES_MAX = 16
+CANDIDATES_MAX = 8
 # Parents that one late receiver pulls from at a time. Higher: a faster receiver, more incast.
 PARENTS_MAX = 4
 # A further parent is taken while more than this part of the receiver's down rate is unused.

@@ -23,6 +23,7 @@ This module must never know nodes' numbers, nor which plan is taken in the end.
 from __future__ import annotations
 
 import math
+from operator import truediv
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -74,12 +75,15 @@ def broadcast(
     count = len(receivers)
     if count == 0:
         return 0.0, 0.0, []
-    slowest = min(host.down for host in receivers)
+    ups, downs = zip(*receivers, strict=True)
+    slowest = min(downs)
     if count == 1:
         return nbytes / min(source_up, slowest), 0.0, [1.0]
-    ups = sum(host.up for host in receivers)
-    per_byte = max(1 / source_up, 1 / slowest, count / (source_up + ups))
-    passed_on = [min(1.0, per_byte * host.up / (count - 1)) for host in receivers]
+    per_byte = max(1 / source_up, 1 / slowest, count / (source_up + sum(ups)))
+    width = per_byte / (count - 1)
+    passed_on = [width * up for up in ups]
+    if max(passed_on) > 1:
+        passed_on = [min(1.0, share) for share in passed_on]
     total = sum(passed_on)
     if total >= 1:
         return per_byte * nbytes, 0.0, [share / total for share in passed_on]
@@ -91,9 +95,11 @@ def broadcast_s(
 ) -> float:
     """T for given shares: what the busiest direction of any host needs."""
     count = len(receivers)
-    busiest = (sum(shares) + count * direct) / source_up
-    for host, share in zip(receivers, shares, strict=True):
-        busiest = max(busiest, share * (count - 1) / host.up, 1 / host.down)
+    if not count:
+        return 0.0
+    ups, downs = zip(*receivers, strict=True)
+    passing_on: float = (count - 1) * max(map(truediv, shares, ups))
+    busiest: float = max((sum(shares) + count * direct) / source_up, passing_on, 1 / min(downs))
     return busiest * nbytes
 
 
@@ -106,11 +112,13 @@ def allreduce(nbytes: int, hosts: Sequence[Host]) -> tuple[float, list[float]]:
     count = len(hosts)
     if count == 1:
         return 0.0, [1.0]
-    both = [min(host) for host in hosts]
+    both = list(map(min, *zip(*hosts, strict=True)))
     per_byte = max(1 / min(both), 2 * (count - 1) / sum(both))
     if count == 2:
         return per_byte * nbytes, [0.5, 0.5]
-    owned = [min(1.0, max(0.0, (per_byte * rate - 1) / (count - 2))) for rate in both]
+    owned = [(per_byte * rate - 1) / (count - 2) for rate in both]
+    if max(owned) > 1 or min(owned) < 0:
+        owned = [min(1.0, max(0.0, share)) for share in owned]
     total = sum(owned)
     return per_byte * nbytes, [share / total for share in owned]
 

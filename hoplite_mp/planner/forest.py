@@ -22,13 +22,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hoplite_mp.planner import cost
+from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.protocol.messages import Stripe
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from hoplite_mp.planner.topology import Host, Topology
+    from hoplite_mp.planner.topology import Topology
 
 # A smaller stripe costs more in requests than its parallel way saves. Higher: fewer owners.
 STRIPE_BYTES_MIN = 64 << 10
@@ -152,7 +153,7 @@ def _to_one(
     """The mirror image of a broadcast: it folds its own contribution itself, at the end."""
     others = [node for node in contributors if node != destination]
     down = topology.hosts((destination,))[0].down
-    hosts = [host._replace(up=host.down, down=host.up) for host in topology.hosts(others)]
+    hosts = [Host(down, up) for up, down in topology.hosts(others)]
     latency_s = topology.latency_s((destination, *others))
     _, direct, shares = cost.broadcast(nbytes, down, hosts)
     if any(node in leaving for node in others):

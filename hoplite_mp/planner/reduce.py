@@ -324,8 +324,10 @@ class Reductions:
         holder_of: dict[int, int] = {}
         for index in chosen:
             holders = op.ready[index].holders
-            best = next(iter(holders))
-            if len(holders) > 1:
+            if len(holders) == 1:
+                (best,) = holders
+            else:
+                best = next(iter(holders))
                 wanted = (node for node in holders if node in wanted_by)
                 best = next(wanted, next((node for node in holders if node in taken), best))
             taken.add(best)

@@ -72,6 +72,7 @@ class Topology:
     def __init__(self) -> None:
         self._up = _Rates()
         self._down = _Rates()
+        self._hosts: tuple[dict[int, Host], Host] | None = None  # of all; None: something is new
         self._latency: dict[int, float] = {}  # node -> smoothed over all its peers
         self._pairs: dict[int, dict[int, tuple[float, float | None]]] = {}  # node -> peer -> both
 
@@ -86,6 +87,7 @@ class Topology:
 
     def measure_host(self, node: int, up: float | None, down: float | None) -> None:
         """A report about all links of a host together."""
+        self._hosts = None
         if up is not None:
             self._up.report(node, up)
         if down is not None:
@@ -93,6 +95,7 @@ class Topology:
 
     def lose(self, node: int) -> None:
         """The node is gone: its next life may be on another host's cable."""
+        self._hosts = None
         self._up.drop(node)
         self._down.drop(node)
         self._latency.pop(node, None)
@@ -102,12 +105,15 @@ class Topology:
 
     def hosts(self, nodes: Iterable[int]) -> list[Host]:
         """The rates of these nodes, in their order."""
-        up, down = self._up, self._down
-        if not up.by_node and not down.by_node:
-            return [_DEFAULT] * len(list(nodes))
-        up_guess, down_guess = up.guess, down.guess
-        ups, downs = up.by_node, down.by_node
-        return [Host(ups.get(n, up_guess), downs.get(n, down_guess)) for n in nodes]
+        if self._hosts is None:
+            ups, downs = self._up.by_node, self._down.by_node
+            unknown = Host(self._up.guess, self._down.guess)
+            known = {
+                n: Host(ups.get(n, unknown.up), downs.get(n, unknown.down)) for n in (*ups, *downs)
+            }
+            self._hosts = known, unknown
+        known, unknown = self._hosts
+        return [known.get(node, unknown) for node in nodes]
 
     def latency_s(self, nodes: Iterable[int]) -> float:
         """Seconds one way between any two of these nodes: the longest that is known."""
@@ -135,6 +141,3 @@ class Topology:
                 if rate < STAR_TOLERANCE * min(rates[node].up, rates[peer].down):
                     return False
         return True
-
-
-_DEFAULT = Host(BYTES_PER_S_DEFAULT, BYTES_PER_S_DEFAULT)
