@@ -32,6 +32,8 @@ class Channel:
         self._seen = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Reply)
+        # Kept: a new one for each packet would be mapped by the system, and taken back.
+        self._packet = memoryview(bytearray(PACKET_BYTES_MAX))
 
     def tell(self, ask: Ask) -> None:
         """A request without a reply."""
@@ -49,10 +51,10 @@ class Channel:
                 number = self._number
                 self._sock.send(self._encoder.encode(Request(number, self._seen, ask)))
                 while True:
-                    data = self._sock.recv(PACKET_BYTES_MAX)
-                    if not data:
+                    nbytes = self._sock.recv_into(self._packet)
+                    if not nbytes:
                         raise NodeLostError("the node of this host has ended")
-                    reply = self._decoder.decode(data)
+                    reply = self._decoder.decode(self._packet[:nbytes])
                     self._seen = reply.number
                     if reply.number == number:
                         break

@@ -203,10 +203,6 @@ class Forests:
 
     # -- the filler of places ------------------------------------------------------------------
 
-    def fetch(self, oid: int, place: Place) -> None:
-        """Nobody asks here: copies come by plans."""
-        raise NotImplementedError
-
     def forget(self, oid: int, place: Place) -> None:
         """That object is not wanted any more, or will be had in another way."""
         for part in list(self.parts.values()):

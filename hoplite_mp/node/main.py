@@ -106,6 +106,7 @@ class Node:
         self.requests = Requests(self)
         self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
         self._request_decoder = msgspec.msgpack.Decoder(Request)
+        self._packet = memoryview(bytearray(PACKET_BYTES_MAX))  # what a client has just sent
         self._encode = msgspec.msgpack.Encoder().encode
         self._stop = False
         self._watching = False
@@ -207,22 +208,23 @@ class Node:
 
     def from_client(self, slot: int, sock: socket.socket) -> None:
         try:
-            data = sock.recv(PACKET_BYTES_MAX, socket.MSG_DONTWAIT)
+            nbytes = sock.recv_into(self._packet, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        if not data:
+            nbytes = 0
+        if not nbytes:
             self.handlers.pop(sock.fileno(), None)
             self.poll.unregister(sock)
             return  # workers: the supervisor says when; the driver: the supervisor ends us
+        data = self._packet[:nbytes]
         try:
             self.requests.take(slot, self._request_decoder.decode(data))
         except Exception as error:  # one client's mistake is not the end of the host
             _log.exception("a request of client %d", slot)
             self.refuse(slot, data, f"{type(error).__name__}: {error}")
 
-    def refuse(self, slot: int, data: bytes, why: str) -> None:
+    def refuse(self, slot: int, data: memoryview, why: str) -> None:
         """A request that could not be served: who waits for it is told."""
         try:
             number, _, ask = msgspec.msgpack.decode(data)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.results import Results
 
-__all__ = ["Fetcher", "Place", "Places"]
+__all__ = ["Fetcher", "Filler", "Place", "Places"]
 
 
 @dataclass(slots=True)
@@ -36,18 +36,22 @@ class Place:
     payload: int = 0  # the block that is being filled; 0: nothing has begun
     released: Callable[[], Any] | None = None  # called when this host needs no holder any more
     layout: bytes = b""  # see node/layouts.py
-    filler: Fetcher | None = None  # who fills the block, while there is one
+    filler: Filler | None = None  # who fills the block, while there is one
     ground: Ground = field(default_factory=Ground)  # of the block
 
 
-class Fetcher(Protocol):
-    """Who brings bytes here."""
+class Filler(Protocol):
+    """Who is filling a block."""
+
+    def forget(self, oid: int, place: Place) -> None:
+        """Stops filling it: nobody wants it any more, or it will be had in another way."""
+
+
+class Fetcher(Filler, Protocol):
+    """Who brings bytes here when they are asked for."""
 
     def fetch(self, oid: int, place: Place) -> None:
         """Fills `place.payload`, then calls `arrived` or `lost`."""
-
-    def forget(self, oid: int, place: Place) -> None:
-        """Stops filling it: nobody wants it any more."""
 
 
 class Places:

@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 READ_BYTES = 256 << 10  # taken from one connection before the others get their turn
+# Asked for first: most messages are small, and a buffer of READ_BYTES is memory that the system
+# maps and takes back each time, which costs 20 us. Higher: fewer calls for large messages.
+FIRST_BYTES = 16 << 10
 # What may wait for a peer that does not read: four of the longest frames of the vocabulary.
 # Higher: slower peers are ridden out. Lower: one that has stopped costs less memory until it is
 # given up.
@@ -138,7 +141,10 @@ class TcpStream:
         if self._ended:
             return None
         try:
-            data = self._sock.recv(nbytes_max)
+            data = self._sock.recv(min(nbytes_max, FIRST_BYTES))
+            if len(data) == FIRST_BYTES < nbytes_max:
+                with contextlib.suppress(OSError):  # the next read will say it again
+                    data += self._sock.recv(nbytes_max - FIRST_BYTES)
         except _AGAIN:
             return b""
         except OSError as error:

@@ -115,7 +115,7 @@ class TlsStream(TcpStream):
         # With room for a whole record each time, none is left that the loop would not announce.
         while self._shake() and not self._ended and (not pieces or room >= RECORD_BYTES):
             try:
-                piece = self._tls.recv(room)
+                piece = self._tls.recv(min(room, RECORD_BYTES))  # it never gives more at once
             except ssl.SSLWantReadError:
                 break
             except ssl.SSLWantWriteError:  # TLS must answer by itself (a change of keys) first
