@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Host", "Lan", "why_not"]
+__all__ = ["DEVICE", "UNLIMITED", "Host", "Lan", "why_not"]
 
 TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 BURST, LIMIT = "128kb", "4mb"  # of the token buckets: 119.7 MB/s of 1 Gbit/s arrive
 UNLIMITED = "unlimited"
+DEVICE = "eth0"  # of each host, to the switch
 PATIENCE_S = 10.0
 SHM_BYTES = 1 << 30
 
@@ -157,7 +158,7 @@ class Host:
     def shape(self, up: str | None = None, down: str | None = None) -> None:
         """New rates as tc writes them ("1gbit"); UNLIMITED for none, None for as it is."""
         for rate, prefix, device in (
-            (up, self.enter(), "eth0"),
+            (up, self.enter(), DEVICE),
             (down, self.lan.enter(), f"port{self.number}"),
         ):
             if rate == UNLIMITED:
@@ -226,14 +227,14 @@ class Lan:
         port = f"port{number}"
         _run(
             *self.enter(), "ip", "link", "add", port, "type", "veth",
-            "peer", "name", "eth0", "netns", str(host.pid),
+            "peer", "name", DEVICE, "netns", str(host.pid),
         )  # fmt: skip
         _run(*self.enter(), "ip", "link", "set", port, "master", "switch", "up")
-        _run(*host.enter("ip", "address", "add", f"{host.address}/24", "dev", "eth0"))
+        _run(*host.enter("ip", "address", "add", f"{host.address}/24", "dev", DEVICE))
         _run(
-            *host.enter("ip", "-6", "address", "add", f"{host.address6}/64", "dev", "eth0", "nodad")
+            *host.enter("ip", "-6", "address", "add", f"{host.address6}/64", "dev", DEVICE, "nodad")
         )
-        _run(*host.enter("ip", "link", "set", "eth0", "up"))
+        _run(*host.enter("ip", "link", "set", DEVICE, "up"))
         host.shape(self.rate, self.rate)
         return host
 
