@@ -1,12 +1,16 @@
-"""Group calls over emulated hosts, one rank on each: the parent's side."""
+"""One rank on each emulated host: the parent's side, for Group calls and for peers."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import ROOT
 from benchmarks.lan.hosts import ENV, PATIENCE_S, cluster
@@ -16,21 +20,56 @@ if TYPE_CHECKING:
 
     from tests.lan import Lan
 
-__all__ = ["group_rows"]
+__all__ = ["group_rows", "rank_rows"]
 
 
 def group_rows(lan: Lan, tls: bool, rows: Sequence[str]) -> dict[str, float]:
-    """Seconds of each row "kind:bytes:rounds": the median over rounds of the slowest rank."""
-    size = len(list(lan))
+    """Seconds of each row "kind:bytes:rounds" by calls of a Group, as rank_rows has them."""
     with cluster(lan, tls, 0, "64MiB") as address:
-        command = [sys.executable, "-m", "benchmarks.lan.member", address, str(size)]
-        ranks = [
-            host.popen([*command, str(rank), str(int(tls)), *rows], env=ENV, cwd=ROOT,
-                       stdout=subprocess.PIPE, text=True)
-            for rank, host in enumerate(lan)
-        ]  # fmt: skip
-        found = [json.loads(process.communicate(timeout=PATIENCE_S)[0]) for process in ranks]
+        command = [sys.executable, "-m", "benchmarks.lan.member", address, str(int(tls))]
+        return rank_rows(lan, command, ENV, rows)
+
+
+def rank_rows(
+    lan: Lan, command: Sequence[str], env: dict[str, str], rows: Sequence[str],
+    patience_s: float = PATIENCE_S,
+) -> dict[str, float]:  # fmt: skip
+    """Runs `command size rank row...` on each host; of each row the median over rounds of the
+    slowest rank.
+
+    RuntimeError names the first rank that fails, TimeoutError tells that some were not done in
+    time. However it returns, no rank is left: each is a process group of its own, so that Ctrl-C
+    ends it through this process.
+    """
+    hosts = list(lan)
+    started: list[subprocess.Popen[str]] = []
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        try:
+            for rank, host in enumerate(hosts):
+                started.append(
+                    host.popen([*command, str(len(hosts)), str(rank), *rows], env=env, cwd=ROOT,
+                               stdout=subprocess.PIPE, text=True, start_new_session=True)
+                )  # fmt: skip
+            ranks = [pool.submit(_found, rank, process) for rank, process in enumerate(started)]
+            done, late = wait(ranks, patience_s, return_when=FIRST_EXCEPTION)
+            for one in done:
+                one.result()
+            if late:
+                raise TimeoutError(f"{len(late)} of {len(ranks)} ranks took over {patience_s:g} s")
+            found = [one.result() for one in ranks]
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
     return {
         row: statistics.median(max(turn) for turn in zip(*(one[row] for one in found), strict=True))
         for row in rows
     }
+
+
+def _found(rank: int, process: subprocess.Popen[str]) -> Any:
+    said = process.communicate()[0]
+    if process.returncode:
+        raise RuntimeError(f"rank {rank} ended with exit code {process.returncode}")
+    return json.loads(said)

@@ -1,8 +1,7 @@
 """One rank of the benchmarks, on one emulated host: the calls of a Group, timed one by one.
 
-Why it exists: every rank runs this file; rank 0's host only differs by its number. Every timed call
-has fresh random data, every element of what it returns is compared outside the timed part. Prints
-one JSON line: for each row the seconds of each round, so that the slowest rank of a round counts.
+Why it exists: every rank runs this file; rank 0's host only differs by its number. Prints one JSON
+line: for each row the seconds of each round, so that the slowest rank of a round counts.
 It must never know: links, bounds, what the table looks like.
 """
 
@@ -10,73 +9,48 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-import zlib
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 import hoplite_mp
+from benchmarks.lan.rounds import measured
 
-APART_S = 0.3
-Array = np.ndarray[Any, np.dtype[np.float32]]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-
-def part(kind: str, rank: int, nbytes: int, turn: int) -> Array:
-    """Random numbers that every rank can make again; whole ones, so that any order of adding is
-    exact."""
-    seed = zlib.crc32(f"{kind} {nbytes} {turn} {rank}".encode())
-    return np.random.default_rng(seed).integers(-1000, 1000, nbytes // 4).astype(np.float32)
+    from benchmarks.lan.rounds import Array
 
 
-def timed(g: Any, kind: str, nbytes: int, turn: int) -> float:
-    """Seconds of one call on this rank; AssertionError if an element is wrong."""
-    size, rank = g.size, g.rank
-    mine = part(kind, rank, nbytes, turn)
-    call = {
-        "allreduce": lambda: g.allreduce(mine),
-        "reduce": lambda: g.reduce(mine),
-        "broadcast": lambda: g.broadcast(mine if rank == 0 else None),
-        "gather": lambda: g.gather(mine),
-        "allgather": lambda: g.allgather(mine),
-        "reduce_scatter": lambda: g.reduce_scatter(mine),
-        "apart": lambda: g.allreduce(mine),
-    }[kind]
-    g.barrier()
-    begun = time.perf_counter()
-    if kind == "apart":
-        time.sleep(rank * APART_S)
-        begun += (size - 1) * APART_S  # when the last one arrives
-    got = call()
-    seconds = time.perf_counter() - begun
-    parts = (part(kind, r, nbytes, turn) for r in range(size))
-    if kind == "broadcast":
-        assert np.array_equal(got, next(parts))
-    elif kind in ("gather", "allgather"):
-        if got is not None:
-            assert all(np.array_equal(a, b) for a, b in zip(got, parts, strict=True))
-    elif got is not None:
-        total = next(parts).copy()
-        for other in parts:
-            total += other
-        if kind == "reduce_scatter":
-            total = np.array_split(total, size)[rank]
-        assert np.array_equal(got, total)
-    return seconds
+class Member:
+    """A member of a Group, as a Rank."""
+
+    def __init__(self, g: Any) -> None:
+        self.size, self.rank = g.size, g.rank
+        self.barrier = g.barrier
+        self._g = g
+
+    def prepared(self, kind: str, mine: Array) -> Callable[[], Any]:
+        """The call, as a user writes it."""
+        g = self._g
+        calls: dict[str, Callable[[], Any]] = {
+            "allreduce": lambda: g.allreduce(mine),
+            "reduce": lambda: g.reduce(mine),
+            "broadcast": lambda: g.broadcast(mine if g.rank == 0 else None),
+            "gather": lambda: g.gather(mine),
+            "allgather": lambda: g.allgather(mine),
+            "reduce_scatter": lambda: g.reduce_scatter(mine),
+            "apart": lambda: g.allreduce(mine),
+        }
+        return calls[kind]
 
 
 def main() -> None:
-    """Arguments: address, size, rank, tls (0, 1), rows as kind:bytes:rounds."""
-    address, size, rank, tls, *rows = sys.argv[1:]
-    found: dict[str, list[float]] = {}
+    """Arguments: address, tls (0, 1), size, rank, rows as kind:bytes:rounds."""
+    address, tls, size, rank, *rows = sys.argv[1:]
     with hoplite_mp.Cluster(
         address=address, tls=None if tls == "1" else False, memory="1500MiB"
     ) as c:
         g = c.group("bench", int(size), int(rank))
-        for row in rows:
-            kind, nbytes, rounds = row.split(":")
-            times = [timed(g, kind, int(nbytes), turn) for turn in range(int(rounds) + 1)]
-            found[row] = times[1:]  # the first one warms up
+        found = measured(Member(g), rows)
         g.close()
     print(json.dumps(found))
 
