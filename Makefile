@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What only `make bench-lan` compares with: torch, and nothing of ours.
+PEERS := .venv-peers
 ROOMS := hoplite_mp._shm hoplite_mp._tasks hoplite_mp._reduce hoplite_mp._engine
 # A change to one of these installs and compiles again; Python files are used where they lie.
 BUILD_INPUTS := pyproject.toml setup.py $(wildcard cext/*)
@@ -12,19 +14,20 @@ SANITIZE := .build-sanitize
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test bench bench-lan docs build debug sanitize soak clean
+.PHONY: help demo test bench bench-lan peers docs build debug sanitize soak clean
 
 help:
 	@echo "make demo      the main job on this host, on real data"
 	@echo "make test      every check: style, types, tests"
 	@echo "make bench     the benchmarks"
-	@echo "make bench-lan the benchmarks over emulated hosts, as root"
+	@echo "make bench-lan the benchmarks over emulated hosts, Gloo beside them, as root"
+	@echo "make peers     the environment of Gloo, which bench-lan makes by itself"
 	@echo "make docs      API pages into docs/_build"
 	@echo "make build     compile again what changed, in place"
 	@echo "make debug     compile in place without optimisation, with asserts"
 	@echo "make sanitize  the compiled modules' tests under ASan and UBSan"
 	@echo "make soak      the tests that run for minutes"
-	@echo "make clean     remove everything that was built, keep $(VENV)"
+	@echo "make clean     remove everything that was built, keep $(VENV) and $(PEERS)"
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/hoplite-mp demo
@@ -39,11 +42,14 @@ test: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks
 
-# Hosts are emulated with network namespaces: needs root.
+# Hosts are emulated with network namespaces: needs root. Where the peers' environment cannot be made
+# the benchmarks say so, and go on without it.
 bench-lan: $(VENV)/.installed-bench
+	@$(MAKE) --no-print-directory peers || true
 	$(BIN)/python -m benchmarks.lan -n 4
 	$(BIN)/python -m benchmarks.lan -n 8
-	$(BIN)/python -m benchmarks.lan -n 4 --tls --sections groups --kinds broadcast allreduce
+
+peers: $(PEERS)/.installed
 
 docs: $(VENV)/.installed-docs
 	rm -rf docs/_build
@@ -82,6 +88,12 @@ clean:
 $(VENV)/.installed-%: $(BUILD_INPUTS) | $(VENV)/.made
 	rm -f hoplite_mp/*.so
 	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch $@
+
+# Begins anew after a change of the pins, and after a failure: nothing is left half made.
+$(PEERS)/.installed: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
 $(VENV)/.made:

@@ -49,6 +49,7 @@ class Row:
     reference: str = ""
     """What ours is compared with, measured in the same run."""
     reference_value: float | None = None
+    """None with a reference: it cannot do that."""
     ratio: float | None = None
     """As the target means it; usually ours / reference."""
     wanted: float | None = None
@@ -78,9 +79,9 @@ class Row:
         return {**dataclasses.asdict(self), "met": self.met}
 
 
-def beside(title: str, ours: float, unit: str, reference: str, value: float) -> Row:
-    """A row that only compares."""
-    return Row(title, ours, unit, reference, value, ratio=ours / value)
+def beside(title: str, ours: float, unit: str, reference: str, value: float | None) -> Row:
+    """A row that only compares; value None: the other cannot do it."""
+    return Row(title, ours, unit, reference, value, ratio=None if value is None else ours / value)
 
 
 def median(values: Sequence[float]) -> float:

@@ -12,6 +12,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         wanted, ratio = row["wanted"], row["ratio"]
         amount = row["reference_value"]
+        other = "cannot" if row["reference"] else ""
+        if amount is not None:
+            other = value(amount, row["unit"])
         target = ""
         if wanted is not None:
             sign = {"<=": "≤", ">=": "≥", "<": "<"}[row["direction"]]
@@ -23,7 +26,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 "" if same else row["title"],
                 "" if same else value(row["ours"], row["unit"]),
                 row["reference"],
-                "" if amount is None else value(amount, row["unit"]),
+                other,
                 "" if ratio is None else number(ratio),
                 target,
                 {None: "", True: "met", False: "NOT MET"}[row["met"]],

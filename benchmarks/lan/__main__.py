@@ -1,9 +1,10 @@
 """`python -m benchmarks.lan [-n 4] [--sections ...]`: collectives over emulated hosts.
 
 Needs root. The bound of each row is that of a star of links (Blink, MLSys 2020; the table in
-docs/architecture.md). groups: Group calls. refs: collectives on results of tasks. apart: ranks that
-arrive 0.3 s after each other. unequal: one link of a quarter. fast: links that nothing limits.
-Everything found is left in benchmarks/results/lan-*.json.
+docs/architecture.md). groups: Group calls. tls: the same over TLS. refs: collectives on results of
+tasks. apart: ranks that arrive 0.3 s after each other. unequal: one link of a quarter. fast: links
+that nothing limits. Beside each row what Gloo needs for the same on the same hosts, if its
+environment is there (`make peers`). Everything found is left in benchmarks/results/lan-*.json.
 """
 
 from __future__ import annotations
@@ -13,23 +14,25 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks.common import MIB, ROOT, Row
+from benchmarks.common import MIB, ROOT, Row, beside
 from benchmarks.lan.groups import group_rows
 from benchmarks.lan.hosts import bound_s, cluster, link_rate
 from benchmarks.lan.refs import ref_rows
+from benchmarks.lan.rounds import APART_S
+from benchmarks.peers.gloo import Gloo
 from benchmarks.report import table as drawn
 from tests.lan import UNLIMITED, Lan, why_not
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 KINDS = ("broadcast", "reduce", "allreduce", "gather", "allgather", "reduce_scatter")
-SECTIONS = ("groups", "refs", "apart", "unequal", "fast")
+SECTIONS = ("groups", "tls", "apart", "refs", "unequal", "fast")
 SMALL = {"broadcast": (0.35e-3, 2e-3), "allreduce": (1e-3, 4e-3)}  # seconds, few and many hosts
 REFS = ("reduce", "reduce_num", "allreduce", "broadcast", "gather")
 MANY = 4  # hosts; beyond, the second number of a target counts
 LARGE, FAST = 64 * MIB, 256 * MIB
-APART_S = 0.3
+TLS_WANTED = 1.15
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,21 +49,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if why is not None:
         print(why, file=sys.stderr)
         return 1
+    gloo = Gloo()
     table: list[Row] = []
-    if {"groups", "refs", "apart"} & set(options.sections):
+    if {"groups", "tls", "apart", "refs"} & set(options.sections):
         with Lan(options.n, options.rate) as lan:
             link = link_rate(lan[0], lan[1])
             print(f"links: {link / 1e6:.1f} MB/s each way, {'TLS' if options.tls else 'no TLS'}")
             if "groups" in options.sections:
-                table += _groups(lan, link, options)
+                table += _groups(lan, link, options, gloo)
+            if "tls" in options.sections and options.n == MANY and not options.tls:
+                table += _tls(lan, link, options, gloo)
             if "apart" in options.sections:
-                table += _apart(lan, link, options)
+                table += _apart(lan, link, options, gloo)
             if "refs" in options.sections:
-                table += _refs(lan, link, options)
+                table += _refs(lan, link, options, gloo)
     if "unequal" in options.sections and options.n == MANY:
-        table += _unequal(options)
+        table += _unequal(options, gloo)
     if "fast" in options.sections:
-        table += _fast(options)
+        table += _fast(options, gloo)
     print(drawn([row.as_dict() for row in table]))
     results = ROOT / "benchmarks" / "results"
     results.mkdir(exist_ok=True)
@@ -77,69 +83,106 @@ def _against(title: str, seconds: float, bound: float, wanted: float | None) -> 
     return Row(title, seconds, "s", "bound", bound, ratio=seconds / bound, wanted=wanted)
 
 
-def _groups(lan: Lan, link: float, options: argparse.Namespace) -> Iterator[Row]:
+def _beside(row: Row, key: str, others: Mapping[str, float | None]) -> Iterator[Row]:
+    """The row, and what Gloo found for the same, if there is anything."""
+    yield row
+    if key in others:
+        yield beside(row.title, row.ours, row.unit, Gloo.name, others[key])
+
+
+def _measured(
+    lan: Lan, rows: Sequence[str], options: argparse.Namespace, gloo: Gloo
+) -> tuple[dict[str, float], dict[str, float | None]]:
+    """Ours and Gloo's seconds of each row "kind:bytes:rounds", one after the other."""
+    ours = group_rows(lan, options.tls, rows)
+    return ours, gloo.cannot(rows) if options.tls else gloo.rows(lan, rows)
+
+
+def _groups(lan: Lan, link: float, options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:
     kinds, rounds, n = options.kinds, options.rounds, options.n
     rows = [f"{kind}:{LARGE}:{rounds}" for kind in kinds]
     rows += [f"{kind}:{MIB}:{3 * rounds}" for kind in kinds if kind in KINDS[:3]]
     rows += [f"{kind}:1024:{20 * rounds}" for kind in kinds if kind in SMALL]
-    for row, seconds in group_rows(lan, options.tls, rows).items():
+    found, others = _measured(lan, rows, options, gloo)
+    for row, seconds in found.items():
         kind, size, _ = row.split(":")
         title = f"{kind} of {int(size) // 1024} KiB, {n} hosts"
         if int(size) == 1024:
-            yield Row(title, seconds, "s", wanted=_limit(options, *SMALL[kind]))
+            small = Row(title, seconds, "s", wanted=_limit(options, *SMALL[kind]))
+            yield from _beside(small, row, others)
             continue
         wanted = _limit(options, 1.05, 1.08) if int(size) > MIB else _limit(options, 1.6, 2.0)
-        wanted = 1.15 if options.tls else wanted
-        yield _against(title, seconds, bound_s(kind, int(size), n, link), wanted)
+        wanted = TLS_WANTED if options.tls else wanted
+        ours = _against(title, seconds, bound_s(kind, int(size), n, link), wanted)
+        yield from _beside(ours, row, others)
 
 
-def _apart(lan: Lan, link: float, options: argparse.Namespace) -> Iterator[Row]:
+def _tls(lan: Lan, link: float, options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:
+    rows = [f"{kind}:{LARGE}:{options.rounds}" for kind in ("broadcast", "allreduce")]
+    others = gloo.cannot(rows)
+    for row, seconds in group_rows(lan, True, rows).items():
+        kind = row.partition(":")[0]
+        title = f"{kind} of {LARGE // 1024} KiB, {options.n} hosts, TLS"
+        ours = _against(title, seconds, bound_s(kind, LARGE, options.n, link), TLS_WANTED)
+        yield from _beside(ours, row, others)
+
+
+def _apart(lan: Lan, link: float, options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:
     row = f"apart:{LARGE}:{options.rounds}"
-    seconds = group_rows(lan, options.tls, [row])[row]
+    found, others = _measured(lan, [row], options, gloo)
     title = f"allreduce, ranks {APART_S} s apart, after the last"
-    yield _against(title, seconds, LARGE / link, _limit(options, 1.15, 1.2))
+    ours = _against(title, found[row], LARGE / link, _limit(options, 1.15, 1.2))
+    yield from _beside(ours, row, others)
 
 
-def _refs(lan: Lan, link: float, options: argparse.Namespace) -> Iterator[Row]:
+def _refs(lan: Lan, link: float, options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:
+    """Gloo has no tasks whose results it could take, no first k, and nobody joins it late."""
     n = options.n
     with cluster(lan, options.tls, 1, "1GiB") as address:
         found = ref_rows(lan[0], address, options.tls, (*REFS, "late"), LARGE, options.rounds, n)
+    others = gloo.cannot((*REFS, "late"))
     for kind in REFS:
         bound = bound_s(kind.partition("_")[0], LARGE, n, link)
         title = f"refs: {kind.replace('_', ' ')} of 64 MiB, {n} hosts"
-        yield _against(title, found[kind], bound, _limit(options, 1.08, 1.12))
+        ours = _against(title, found[kind], bound, _limit(options, 1.08, 1.12))
+        yield from _beside(ours, kind, others)
     title = "refs: a receiver that joins a running broadcast"
-    yield _against(title, found["late"], LARGE / link, _limit(options, 1.15, 1.2))
+    ours = _against(title, found["late"], LARGE / link, _limit(options, 1.15, 1.2))
+    yield from _beside(ours, "late", others)
     title = "refs: what the source of a broadcast sends, of its size"
     yield Row(title, found["sent"], "x", wanted=1.1)
 
 
-def _unequal(options: argparse.Namespace) -> Iterator[Row]:
+def _unequal(options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:
     """Links of 1, 1, 1 and 0.25 Gbit/s: the slow one bounds everything that it takes part in."""
+    rows = [f"{kind}:{LARGE}:{options.rounds + 2}" for kind in ("allreduce", "broadcast", "reduce")]
     with Lan(options.n, options.rate) as lan:
         link = link_rate(lan[0], lan[1])
         lan[options.n - 1].shape("250mbit", "250mbit")
         slow = link_rate(lan[0], lan[options.n - 1])
-        kinds = ("allreduce", "broadcast", "reduce")
-        rows = [f"{kind}:{LARGE}:{options.rounds + 2}" for kind in kinds]
-        found = group_rows(lan, options.tls, rows)
+        found, others = _measured(lan, rows, options, gloo)
     print(f"unequal links: {link / 1e6:.1f} MB/s, one of {slow / 1e6:.1f} MB/s")
-    for kind, seconds in zip(kinds, found.values(), strict=True):
-        yield _against(f"{kind} of 64 MiB, one link of a quarter", seconds, LARGE / slow, 1.15)
+    for row, seconds in found.items():
+        title = f"{row.partition(':')[0]} of 64 MiB, one link of a quarter"
+        yield from _beside(_against(title, seconds, LARGE / slow, 1.15), row, others)
 
 
-def _fast(options: argparse.Namespace) -> Iterator[Row]:
+def _fast(options: argparse.Namespace, gloo: Gloo) -> Iterator[Row]:
+    rounds = 2 * options.rounds + 1
+    send = f"send:{FAST}:{rounds}"
     with Lan(2, UNLIMITED) as lan:
         plain = link_rate(lan[0], lan[1], FAST)
         with cluster(lan, options.tls, 1, "2GiB") as address:
-            kinds, rounds = ("broadcast",), 2 * options.rounds + 1
-            found = ref_rows(lan[0], address, options.tls, kinds, FAST, rounds, 2)
+            found = ref_rows(lan[0], address, options.tls, ("broadcast",), FAST, rounds, 2)
+        others = gloo.cannot([send]) if options.tls else gloo.rows(lan, [send])
     speed = FAST / found["broadcast"]
-    yield Row(
+    ours = Row(
         "256 MiB to another host, links not limited",
         speed / 1e9, "GB/s", "plain socket", plain / 1e9,
         ratio=speed / plain, wanted=0.8, direction=">=",
     )  # fmt: skip
+    speeds = {row: s if s is None else FAST / s / 1e9 for row, s in others.items()}
+    yield from _beside(ours, send, speeds)
 
 
 if __name__ == "__main__":
