@@ -197,7 +197,7 @@ def test_a_rank_that_fails_ends_the_others(lan4: Lan) -> None:
 def test_ranks_that_take_too_long_are_ended(lan4: Lan) -> None:
     begun = time.monotonic()
     with pytest.raises(TimeoutError, match="4 of 4 ranks took over 1 s"):
-        rank_rows(lan4, script("time.sleep(60)"), {}, ["a:4:1"], patience_s=1)
+        rank_rows(lan4, script("time.sleep(60)"), {}, ["a:4:1"], row_s_max=1)
     assert time.monotonic() - begun < 30
     assert ended(lan4), running(lan4)
 
