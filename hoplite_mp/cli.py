@@ -31,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hoplite_mp.status import status
 
         return status(arguments)
+    if arguments.command == "doctor":
+        from hoplite_mp.doctor.main import doctor
+
+        return doctor(arguments)
     parser().print_help()
     return 0
 
@@ -90,13 +94,24 @@ def parser() -> argparse.ArgumentParser:
         "with 1 and one line when the cluster cannot be reached.",
     )
     status.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is wrong with this host",
+        description="Checks this host: software, kernel, CPUs, limits, memory, disk, addresses, "
+        "token; then starts two workers and uses them. With HOST:PORT also the way to that cluster "
+        "and to each of its nodes. Exit code 1 if anything is a problem.",
+    )
+    doctor.add_argument("address", nargs="?", metavar="HOST:PORT", help="a running cluster")
+    doctor.add_argument(
+        "--no-start", action="store_true", help="start no processes and join nothing"
+    )
     for command in (up, join):
         command.add_argument(
             "--workers", type=_count, metavar="N", help="default: the CPUs of this host"
         )
         command.add_argument("--memory", metavar="SIZE", help='limit of the store, as "2GiB"')
         command.add_argument("--ports", metavar="A-B", help="where this node listens for others")
-    for command in (up, join, status):
+    for command in (up, join, status, doctor):
         command.add_argument(
             "--token-file",
             type=Path,

@@ -1,4 +1,4 @@
-"""What memory this process tree may use: RAM, MemAvailable, and every enclosing control group.
+"""What this process tree may use: RAM, MemAvailable, CPUs, and every enclosing control group.
 
 Why it exists: a memfd knows no limit; it ends in the out-of-memory killer. So the node asks here
 before the store grows. Both versions of control groups are read, from the process's own group up
@@ -11,7 +11,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["available_bytes", "cgroup_headroom", "cgroup_limit", "cpu_count", "total_bytes"]
+__all__ = [
+    "available_bytes",
+    "cgroup_headroom",
+    "cgroup_limit",
+    "cpu_count",
+    "cpu_quota",
+    "pids_headroom",
+    "total_bytes",
+]
 
 UNLIMITED = 1 << 60
 PROC = Path("/proc")
@@ -124,19 +132,35 @@ def available_bytes() -> int:
     return min(_meminfo("MemAvailable"), cgroup_headroom())
 
 
-def cpu_count() -> int:
-    """CPUs that this process may use: affinity and the control group's quota."""
-    count = float(len(os.sched_getaffinity(0)))
+def cpu_quota() -> float:
+    """CPUs' worth of time that the tightest enclosing control group allows; inf if none limits."""
+    quotas = [float("inf")]
     first, second = _folders("cpu")
     for folder in first:
         quota, period = (_read_int(folder / f"cpu.cfs_{x}_us") for x in ("quota", "period"))
         if quota and quota > 0 and period:
-            count = min(count, quota / period)
+            quotas.append(quota / period)
     for folder in second:
         try:
             quota_text, period_text = (folder / "cpu.max").read_text().split()
             if quota_text != "max":
-                count = min(count, int(quota_text) / int(period_text))
+                quotas.append(int(quota_text) / int(period_text))
         except (OSError, ValueError):
             continue
-    return max(1, int(count))
+    return min(quotas)
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use: affinity and the control group's quota."""
+    return max(1, int(min(len(os.sched_getaffinity(0)), cpu_quota())))
+
+
+def pids_headroom() -> int:
+    """Processes and threads that the tightest enclosing group still allows; 2**60: any number."""
+    headroom = UNLIMITED
+    first, second = _folders("pids")
+    for folder in first + second:
+        limit, used = _read_int(folder / "pids.max"), _read_int(folder / "pids.current")
+        if limit is not None and used is not None and limit < UNLIMITED:
+            headroom = min(headroom, max(limit - used, 0))
+    return headroom

@@ -1,0 +1,96 @@
+"""What a check has found, and how findings are shown.
+
+Why it exists: each check says what it has seen, whether that is a problem, and what to do about it;
+how that looks on a terminal, and which exit code it means, is decided here for all of them.
+It must never know: what is checked.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    Check: TypeAlias = Callable[[], Iterable["Finding"]]
+
+__all__ = ["Finding", "ok", "problem", "run", "show", "summary", "warning"]
+
+Level = Literal["ok", "warning", "problem"]
+LEVEL_CHARS = len("problem")
+WHAT_CHARS = len("control memory")
+WORDS_CHARS_MIN = 30  # however narrow the terminal is
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """what: the subject, in a word or two; words: what was seen; advice: what to do about it."""
+
+    level: Level
+    what: str
+    words: str
+    advice: str = ""
+
+
+def ok(what: str, words: str) -> Finding:
+    """As it should be."""
+    return Finding("ok", what, words)
+
+
+def warning(what: str, words: str, advice: str) -> Finding:
+    """It works, but less well than it could, or not for everything."""
+    return Finding("warning", what, words, advice)
+
+
+def problem(what: str, words: str, advice: str = "") -> Finding:
+    """It does not work."""
+    return Finding("problem", what, words, advice)
+
+
+def run(checks: Iterable[Check]) -> Iterator[Finding]:
+    """What the checks find, one after the other. A check that fails itself is a finding, too: on a
+    host that is broken enough anything may raise, and the other checks still have something to say.
+    """
+    for check in checks:
+        try:
+            yield from check()
+        except Exception as error:
+            name = check.__name__.strip("_").replace("_", " ")
+            seen = f"this check failed: {type(error).__name__}: {error}"
+            yield problem(name, seen, "the next lines may say why; if not, please report it")
+
+
+def show(finding: Finding, columns: int) -> str:
+    """One row of the table: the level, the subject, the words, and the advice below them."""
+    head = f"{finding.level:{LEVEL_CHARS}}  {finding.what:{WHAT_CHARS}}  "
+    width = max(columns - len(head), WORDS_CHARS_MIN)
+    lines = [line for text in finding.words.split("\n") for line in _wrapped(text, width)]
+    if finding.advice:
+        lines += _wrapped(f"-> {finding.advice}", width, after="   ")
+    return head + f"\n{' ' * len(head)}".join(lines)
+
+
+def _wrapped(text: str, width: int, after: str = "") -> list[str]:
+    """Lines that fit; what stands in columns (it begins with a space) stays as it is."""
+    if text.startswith(" "):
+        return [text]
+    wrapper = textwrap.TextWrapper(
+        width, subsequent_indent=after, break_long_words=False, break_on_hyphens=False
+    )
+    return wrapper.wrap(text) or [""]
+
+
+def summary(findings: Iterable[Finding]) -> str:
+    """ "1 problem, 2 warnings"."""
+    levels = [finding.level for finding in findings]
+    problems, warnings = levels.count("problem"), levels.count("warning")
+    if not problems and not warnings:
+        return "nothing is wrong"
+    told = [_counted(problems, "problem")] if problems else ["no problem"]
+    return ", ".join([*told, *([_counted(warnings, "warning")] if warnings else [])])
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,0 +1,57 @@
+"""`hoplite-mp doctor` from its options to its exit code.
+
+Why it exists: the one place that knows in which order is looked, and what is worth trying.
+It must never know: how anything is checked.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+from hoplite_mp.doctor import host, network, storage
+from hoplite_mp.doctor.findings import run, show, summary
+from hoplite_mp.doctor.trial import trial_of_cluster, trial_of_host
+
+if TYPE_CHECKING:
+    import argparse
+
+    from hoplite_mp.doctor.findings import Check, Finding
+
+__all__ = ["doctor"]
+
+INTERRUPTED = 130  # as a shell has it
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Every check, a row each as it is done. Returns 0 if nothing is a problem, else 1."""
+    found: list[Finding] = []
+    try:
+        _look(arguments, found)
+    except KeyboardInterrupt:
+        print("hoplite-mp doctor: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    print(f"\n{summary(found)}")
+    return int(any(finding.level == "problem" for finding in found))
+
+
+def _look(arguments: argparse.Namespace, found: list[Finding]) -> None:
+    columns = shutil.get_terminal_size((100, 24)).columns
+    address, token_file, tls = arguments.address, arguments.token_file, not arguments.no_tls
+
+    def look(checks: list[Check]) -> bool:
+        """Whether none of them found a problem."""
+        before = len(found)
+        for finding in run(checks):
+            found.append(finding)
+            print(show(finding, columns), flush=True)
+        return all(finding.level != "problem" for finding in found[before:])
+
+    look([*host.CHECKS, *storage.CHECKS, *network.host_checks(token_file, address is not None)])
+    if not arguments.no_start:
+        look([trial_of_host()])
+    # Whoever cannot shake hands with the manager cannot join either.
+    reached = address is None or look(network.checks_of(address, token_file, tls))
+    if address is not None and reached and not arguments.no_start:
+        look([trial_of_cluster(address, token_file, tls)])

@@ -1,0 +1,202 @@
+"""Checks of what other hosts need: addresses, the token, and the way to a running cluster.
+
+Why it exists: "it does not connect" has a dozen causes with a remedy each. So the way is gone step
+by step (name, route, connection, handshake), and the first step that fails says why.
+
+The manager lets a caller of role "tool" in and closes the connection: both sides have proved that
+they have the token, and compared their software; no node joins.
+It must never know: memory, disks, what a cluster is used for.
+"""
+
+from __future__ import annotations
+
+import errno
+import pwd
+import socket
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from hoplite_mp import ids
+from hoplite_mp.config import Config
+from hoplite_mp.doctor.findings import ok, problem, warning
+from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError, ProtocolError
+from hoplite_mp.protocol.greetings import Introduction
+from hoplite_mp.protocol.versions import software_versions
+from hoplite_mp.transport.addresses import own_addresses, parse_address, resolve, routed_address
+from hoplite_mp.transport.caller import Caller
+from hoplite_mp.transport.tokens import VARIABLE, load_token, token_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hoplite_mp.doctor.findings import Check, Finding
+    from hoplite_mp.transport.addresses import Endpoint
+
+__all__ = ["checks_of", "host_checks", "shown"]
+
+CONNECTS = 5  # their median is the round trip
+# For one connection. A lost packet costs the kernel a second, the second one two more.
+CONNECT_S_MAX = 4.0
+REMEDIES = {
+    errno.ECONNREFUSED: (
+        "that host is there, but nobody listens at this port: is the port right, and does "
+        "`hoplite-mp up` run there, listening at this address?"
+    ),
+    errno.EHOSTUNREACH: "is that host on, and on this network? A firewall may answer so, too",
+    errno.ENETUNREACH: "this host has no way to that network: look at `ip route`",
+    errno.ETIMEDOUT: (
+        "is the address right and that host on? A firewall that drops packets looks the same: "
+        "open this port there, and those of --ports"
+    ),
+}
+
+
+def host_checks(token_file: Path | None, needed: bool) -> list[Check]:
+    """Those of this host alone. needed: a cluster will be called, so there must be a token."""
+
+    def token() -> Iterator[Finding]:
+        return _token(token_file, needed)
+
+    return [_addresses, token]
+
+
+def checks_of(address: str, token_file: Path | None, tls: bool) -> list[Check]:
+    """The way from here to the cluster's manager, as one check: its steps need each other."""
+
+    def cluster() -> Iterator[Finding]:
+        return _way(address, token_file, tls)
+
+    return [cluster]
+
+
+def _addresses() -> Iterator[Finding]:
+    """What this host would tell others."""
+    found = own_addresses()
+    if found:
+        yield ok("addresses", f"{', '.join(found)} (best first)")
+    else:
+        advice = "enough for one host; to have others join, it must be on their network"
+        yield warning("addresses", "this host has none but loopback", advice)
+
+
+def _token(token_file: Path | None, needed: bool) -> Iterator[Finding]:
+    """Where the secret would come from, and whether it may."""
+    path = token_path(token_file)
+    if path is not None and not path.exists() and not needed and token_file is None:
+        yield ok("token", f"none yet: `hoplite-mp up` makes {path}")
+        return
+    try:
+        token = load_token(token_file)
+    except AuthError as error:
+        yield problem("token", str(error), "every host needs the same file, for its owner alone")
+        return
+    if token.file is None:
+        yield ok("token", f"from {VARIABLE}")
+        return
+    status = token.file.stat()
+    mode = f"mode {status.st_mode & 0o777:04o}, of {_user(status.st_uid)}"
+    yield ok("token", f"{token.file} ({mode})")
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:  # in a container there may be no name
+        return f"user {number}"
+
+
+def _way(address: str, token_file: Path | None, tls: bool) -> Iterator[Finding]:
+    """Each step as far as the one before it has led."""
+    try:
+        where = parse_address(address)
+        endpoints = resolve(where)
+    except (ManagerLostError, ValueError) as error:
+        yield problem("name", str(error), "write HOST:PORT as `hoplite-mp up` has printed it")
+        return
+    routed = [one for one in endpoints if routed_address(one) is not None]
+    if not routed:
+        yield problem("route", f"no way leads to {address}", REMEDIES[errno.ENETUNREACH])
+        return
+    reached = None
+    complaints = []
+    for endpoint in routed:
+        try:
+            seconds = _round_trip(endpoint)
+        except OSError as error:
+            number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno
+            words = "no answer" if number == errno.ETIMEDOUT else error.strerror
+            advice = REMEDIES.get(number or 0, "look at the network between the two hosts")
+            complaints.append(problem("connection", f"{endpoint}: {words}", advice))
+        else:
+            reached = endpoint
+            seen = f"{endpoint} from {routed_address(endpoint)} in {shown(seconds)}"
+            yield ok("connection", seen)
+            break
+    if reached is None:
+        yield from complaints
+        return
+    yield from _handshake(reached, token_file, tls)
+
+
+def _round_trip(endpoint: Endpoint) -> float:
+    """Seconds that a connection takes, the median of several. TimeoutError, OSError."""
+    times = []
+    for _ in range(CONNECTS):
+        with socket.socket(endpoint.family, socket.SOCK_STREAM) as sock:
+            sock.settimeout(CONNECT_S_MAX)
+            began = time.perf_counter()
+            sock.connect(endpoint.sockaddr)
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def _handshake(endpoint: Endpoint, token_file: Path | None, tls: bool) -> Iterator[Finding]:
+    """As a node would say who it is; the manager's answer."""
+    try:
+        token = load_token(token_file)
+    except AuthError as error:
+        yield problem("handshake", "it was not tried", str(error))
+        return
+    timeout_s = Config.from_environment().handshake_timeout_s
+    mine = software_versions()
+    began = time.monotonic()
+    caller = Caller(
+        [endpoint],
+        key=token.key,
+        role="tool",
+        mine=Introduction(ids.random_host_id(), mine),
+        tls=tls,
+        now=began,
+        timeout_s=timeout_s,
+        handshake_timeout_s=timeout_s,
+    )
+    try:
+        admission = caller.wait()
+    except AuthError as error:
+        yield problem("handshake", str(error))
+        return
+    except ProtocolError as error:
+        yield problem("handshake", str(error))  # its words say what to do
+        return
+    except (HopliteError, OSError) as error:
+        advice = "something listens there that is no hoplite_mp, or is too busy to answer"
+        yield problem("handshake", str(error), advice)
+        return
+    seconds = time.monotonic() - began
+    admission.stream.close()
+    kind = "with TLS" if tls else "without TLS"
+    yield ok("handshake", f"both sides have the token, {kind}, in {shown(seconds)}")
+    theirs = admission.peer.versions
+    other = [f"{name} {theirs[name]} (here {mine[name]})" for name in mine
+             if name in theirs and theirs[name] != mine[name]]  # fmt: skip
+    if other:
+        yield ok("versions", f"they fit; the cluster has {', '.join(other)}")
+    else:
+        yield ok("versions", "the same on both sides")
+
+
+def shown(seconds: float) -> str:
+    """0.00123 -> "1.23 ms"."""
+    return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"

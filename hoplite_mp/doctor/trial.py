@@ -1,0 +1,246 @@
+"""The real thing, tried out: a cluster of this host, and joining one that runs.
+
+Why it exists: what no list of checks foresees shows when processes start, tasks run and bytes move.
+It happens in a process of its own, which says what it is about to do and what it has found, line by
+line: whatever hangs is ended at a deadline, whatever crashes takes nobody along, and both are told.
+It must never know: what the other checks look at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp.client.memory import format_bytes
+from hoplite_mp.cluster import Cluster, current
+from hoplite_mp.config import MIB, Config
+from hoplite_mp.doctor.findings import Finding, ok, problem, warning
+from hoplite_mp.doctor.network import shown
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.ref import by_ref
+from hoplite_mp.store.limits import total_bytes
+from hoplite_mp.transport.tokens import FILE_VARIABLE, VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp.doctor.findings import Check
+
+__all__ = ["trial_of_cluster", "trial_of_host"]
+
+# The whole of one trial. Higher: loaded hosts pass. Lower: who is stuck is told sooner.
+TRIAL_S_MAX = 45.0
+STEP_S_MAX = 30.0  # one wait inside it, so that the wait says itself what it was for
+AFTER_KILL_S = 5.0
+ANSWER_S_MAX = 8.0  # until every node has answered; each question gives a node two seconds
+WORKERS = 2
+OBJECT_BYTES = 64 * MIB
+STORE_PART = 4  # the object takes at most one of so many parts of the store
+CALLS, CALLS_FAR = 200, 20
+# Far above what a host with nothing else to do needs (60 us; 14 ms for 64 MiB).
+CALL_SLOW_S = 5e-3
+PUT_SLOW_BYTES_PER_S = 0.3e9
+
+
+def trial_of_host() -> Check:
+    """Starts two workers, runs tasks, stores an array and reads it in another process."""
+
+    def trial() -> Iterator[Finding]:
+        return _watched(["host"], dict(os.environ), "trial")
+
+    return trial
+
+
+def trial_of_cluster(address: str, token_file: Path | None, tls: bool) -> Check:
+    """Joins without workers, asks every node, and runs tasks at each."""
+    environment = dict(os.environ)
+    if token_file is not None:  # not in argv, and a variable would win
+        environment.pop(VARIABLE, None)
+        environment[FILE_VARIABLE] = str(token_file)
+
+    def trial() -> Iterator[Finding]:
+        return _watched(["cluster", address, "tls" if tls else "plain"], environment, "nodes")
+
+    return trial
+
+
+def _watched(words: list[str], environment: dict[str, str], what: str) -> Iterator[Finding]:
+    """What the trial finds, and how it ended if that was not in order."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, [environment.get("PYTHONPATH")])]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hoplite_mp.doctor.trial", *words],
+        env=environment | {"PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    late = False
+    try:
+        out, complaints = process.communicate(timeout=TRIAL_S_MAX)
+    except subprocess.TimeoutExpired:
+        late = True
+        process.kill()
+        out = complaints = ""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its cluster ends with it
+            out, complaints = process.communicate(timeout=AFTER_KILL_S)
+    except BaseException:
+        process.kill()
+        raise
+    step = "starting python"
+    for line in out.splitlines():
+        with contextlib.suppress(ValueError):  # what libraries print there
+            said = json.loads(line)
+            step = said.get("step", step)
+            if "level" in said:
+                yield Finding(**said)
+    if late:
+        seen = f"it hung while {step}, and was ended after {TRIAL_S_MAX:g} s"
+        yield problem(what, seen, "is the host overloaded? If not, please report it")
+    elif process.returncode:
+        last = (complaints.strip().splitlines() or ["it said nothing"])[-1]
+        yield problem(what, f"it failed while {step}: {_ending(process.returncode)}{last}")
+
+
+def _ending(code: int) -> str:
+    return f"{signal.Signals(-code).name}: " if code < 0 else ""
+
+
+# -- in the process of its own ---------------------------------------------------------------------
+
+
+def _say(**words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+def _tell(finding: Finding) -> None:
+    _say(**dataclasses.asdict(finding))
+
+
+def _pid(_: int = 0) -> int:
+    return os.getpid()
+
+
+def _get_and_read(ref: Any) -> tuple[int, float, int]:
+    """Who it was, seconds of the get, and the xor of all words."""
+    began = time.perf_counter()
+    array = current().get(ref)
+    seconds = time.perf_counter() - began
+    return os.getpid(), seconds, int(np.bitwise_xor.reduce(array))
+
+
+def _calls(submit: Callable[..., Any], count: int) -> float:
+    """Seconds of a task there and back; the median."""
+    times = []
+    for number in range(count):
+        began = time.perf_counter()
+        submit(_pid, number).result(STEP_S_MAX)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def _host() -> None:
+    _say(step="starting two workers")
+    began = time.perf_counter()
+    with Cluster(workers=WORKERS) as cluster:
+        if cluster.submit(_pid).result(STEP_S_MAX) == os.getpid():
+            raise RuntimeError("a task ran in the process that sent it")
+        _tell(ok("start", f"two workers: the first result after {shown(_since(began))}"))
+        _say(step="running tasks")
+        call = _calls(cluster.submit, CALLS)
+        seen = f"there and back in {shown(call)} (median of {CALLS})"
+        if call > CALL_SLOW_S:
+            _tell(warning("tasks", seen, "that is slow: is the host busy with something else?"))
+        else:
+            _tell(ok("tasks", seen))
+        _objects(cluster)
+        _say(step="ending the cluster")
+
+
+def _objects(cluster: Cluster) -> None:
+    store = Config.from_environment().memory_bytes or total_bytes() // 3
+    nbytes = min(OBJECT_BYTES, store // STORE_PART)
+    array = np.arange(nbytes // 8, dtype=np.uint64) * np.uint64(2654435761)
+    wanted, size = int(np.bitwise_xor.reduce(array)), format_bytes(nbytes)
+    _say(step=f"storing {size}")
+    times = []
+    for _ in range(4):  # the first one has to ask the system for the memory
+        ref = None  # its predecessor's bytes are free for it
+        began = time.perf_counter()
+        ref = cluster.put(array)
+        times.append(_since(began))
+    put = statistics.median(times[1:])
+    _say(step=f"reading {size} in another process")
+    pid, get, found = cluster.submit(_get_and_read, by_ref(ref)).result(STEP_S_MAX)
+    if pid == os.getpid() or found != wanted:
+        _tell(problem("objects", f"{size} were stored, and other bytes read", "please report it"))
+        return
+    seen = (
+        f"{size} stored at {nbytes / put / 1e9:.1f} GB/s, found by another process in {shown(get)} "
+        "without a copy, and the same there"
+    )
+    if nbytes / put < PUT_SLOW_BYTES_PER_S:
+        _tell(warning("objects", seen, "that is slow: is memory short, or the host busy?"))
+    else:
+        _tell(ok("objects", seen))
+
+
+def _cluster(address: str, tls: bool) -> None:
+    _say(step=f"joining {address}")
+    began = time.perf_counter()
+    with Cluster(workers=0, address=address, tls=None if tls else False) as cluster:
+        joined = _since(began)
+        own = f"h{cluster._runtime.tasks.node_number}"
+        _say(step="asking every node")
+        deadline = time.monotonic() + ANSWER_S_MAX
+        while True:
+            answered = set(cluster.stats()["nodes"])
+            nodes = [node for node in cluster.nodes if node.id != own]
+            silent = [node for node in nodes if node.id not in answered]
+            if not silent or time.monotonic() > deadline:
+                break
+        for node in silent:
+            seen = f"{node.id} ({node.host}, {node.address}) does not answer this host"
+            advice = "nodes speak to each other: open the ports that --ports names, on both hosts"
+            _tell(problem("nodes", seen, advice))
+        listed = ", ".join(f"{node.id} ({node.host}, {node.address})" for node in nodes)
+        if not silent:
+            _tell(ok("nodes", f"joined in {shown(joined)}; all answer: {listed}"))
+        _say(step="running tasks at every node")
+        for node in nodes:
+            if node.workers and node not in silent:
+                call = _calls(cluster.options(node=node).submit, CALLS_FAR)
+                _tell(ok("tasks", f"at {node.id}, there and back in {shown(call)}"))
+        _say(step="leaving the cluster")
+
+
+def _since(began: float) -> float:
+    return time.perf_counter() - began
+
+
+def _main(words: list[str]) -> int:
+    try:
+        if words[0] == "host":
+            _host()
+        else:
+            _cluster(words[1], words[2] == "tls")
+    except (HopliteError, OSError) as error:
+        print(f"{type(error).__name__}: {error}".replace("\n", " "), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))
