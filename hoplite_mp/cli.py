@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 DEMO_NEEDS = {"sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}
 """Modules of the extra `demo`, and the packages that bring them."""
+# Of `top`: more often, and the looking is what is seen; more seldom is for cron.
+INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
+TOP_NEEDS = {"rich": "rich"}
+"""The same of the extra `top`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,6 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hoplite_mp.doctor.main import doctor
 
         return doctor(arguments)
+    if arguments.command == "bench":
+        from hoplite_mp.bench.main import bench
+
+        return bench(arguments)
+    if arguments.command == "top":
+        return _top(arguments)
     parser().print_help()
     return 0
 
@@ -94,6 +105,17 @@ def parser() -> argparse.ArgumentParser:
         "with 1 and one line when the cluster cannot be reached.",
     )
     status.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
+    watch = commands.add_parser(
+        "top",
+        help="what a running cluster does, redrawn each second",
+        description="Nodes, their workers and memory, tasks, objects and bytes per second. q or "
+        "Ctrl-C ends it. Where the output is no terminal, one table each interval.",
+    )
+    watch.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
+    watch.add_argument(
+        "--interval", type=_seconds, default=1.0, metavar="S", help="default: %(default)g s"
+    )
+    watch.add_argument("--count", type=_positive, metavar="N", help="end after so many tables")
     doctor = commands.add_parser(
         "doctor",
         help="what is wrong with this host",
@@ -105,13 +127,26 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--no-start", action="store_true", help="start no processes and join nothing"
     )
+    bench = commands.add_parser(
+        "bench",
+        help="measure this host, or the hosts of a cluster",
+        description="Small tasks, large objects, arguments and a reduction on this host, beside "
+        "ProcessPoolExecutor, memcpy and numpy, in about 20 s. With HOST:PORT: tasks at each node "
+        "of that cluster, bytes to it, and an allreduce over all.",
+    )
+    bench.add_argument("address", nargs="?", metavar="HOST:PORT", help="a running cluster")
+    bench.add_argument("--quick", action="store_true", help="in about 5 s, with fewer rounds")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there, too")
+    bench.add_argument(
+        "--workers", type=_positive, metavar="N", help="on this host; default: its CPUs, 2 to 16"
+    )
     for command in (up, join):
         command.add_argument(
             "--workers", type=_count, metavar="N", help="default: the CPUs of this host"
         )
         command.add_argument("--memory", metavar="SIZE", help='limit of the store, as "2GiB"')
         command.add_argument("--ports", metavar="A-B", help="where this node listens for others")
-    for command in (up, join, status, doctor):
+    for command in (up, join, status, watch, doctor, bench):
         command.add_argument(
             "--token-file",
             type=Path,
@@ -130,19 +165,46 @@ def _count(text: str) -> int:
     return number
 
 
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not INTERVAL_S_MIN <= number <= INTERVAL_S_MAX:
+        raise argparse.ArgumentTypeError(
+            f"must be seconds from {INTERVAL_S_MIN:g} to {INTERVAL_S_MAX:g}, not {text!r}"
+        )
+    return number
+
+
 def _positive(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text!r}")
     return int(text)
 
 
-def _demo(arguments: argparse.Namespace) -> int:
-    missing = [package for name, package in DEMO_NEEDS.items() if not _importable(name)]
+def _lacking(command: str, needs: dict[str, str]) -> bool:
+    """Whether the command's extra is missing; says how to get it."""
+    missing = [package for name, package in needs.items() if not _importable(name)]
     if missing:
         print(
-            f"hoplite-mp demo needs {', '.join(missing)}: pip install 'hoplite_mp[demo]'",
+            f"hoplite-mp {command} needs {', '.join(missing)}: pip install 'hoplite_mp[{command}]'",
             file=sys.stderr,
         )
+    return bool(missing)
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    if _lacking("top", TOP_NEEDS):
+        return 1
+
+    from hoplite_mp.top import top
+
+    return top(arguments)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    if _lacking("demo", DEMO_NEEDS):
         return 1
 
     from hoplite_mp.demo.main import demo

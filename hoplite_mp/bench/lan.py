@@ -1,0 +1,148 @@
+"""Benchmarks between the hosts of a running cluster, seen from this one.
+
+Why it exists: what a network gives a program is not what its links promise; here it is measured by
+the calls that programs make.
+It must never know: how rows are shown, what other hosts are made of.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp.bench import tasks
+from hoplite_mp.bench.table import Row, in_turns, median, percentile
+from hoplite_mp.config import MIB
+from hoplite_mp.nodes import node_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp.bench.tasks import Floats
+    from hoplite_mp.cluster import Cluster
+    from hoplite_mp.nodes import Node
+
+__all__ = ["cluster_rows"]
+
+BLOCK_BYTES = 64 * MIB
+CALLS = 20  # at one node before the next one has its turn
+ROUNDS_MIN = 3
+WAIT_S_MAX = 120.0  # one wait; 64 MiB take 5.4 s at 100 Mbit/s
+SHARES = {"call": 0.2, "move": 0.4, "allreduce": 0.4}
+
+
+def cluster_rows(cluster: Cluster, seconds: float) -> Iterator[Row]:
+    """Every row, as soon as it is measured. HopliteError; TimeoutError if something takes long."""
+    own = node_id(cluster._runtime.tasks.node_number)
+    nodes = [node for node in cluster.nodes if node.id != own]
+    working = [node for node in nodes if node.workers]
+    if not working:
+        raise ValueError("no node of this cluster has workers: nothing can be measured")
+    yield from _calls(SHARES["call"] * seconds, cluster, working)
+    yield from _moves(SHARES["move"] * seconds, cluster, nodes)
+    if len(working) > 1:
+        yield from _allreduce(SHARES["allreduce"] * seconds, cluster, working)
+
+
+def _name(node: Node) -> str:
+    return f"{node.id} ({node.host})"
+
+
+def _calls(budget_s: float, cluster: Cluster, nodes: list[Node]) -> list[Row]:
+    numbers = itertools.count()
+    single: list[list[float]] = [[] for _ in nodes]
+
+    def contestant(node: Node, into: list[float]) -> Callable[[], float]:
+        view = cluster.options(node=node)
+
+        def block() -> float:
+            began = time.perf_counter()
+            for number in itertools.islice(numbers, CALLS):
+                start = time.perf_counter()
+                result = view.submit(tasks.echo, number).result(WAIT_S_MAX)
+                into.append(time.perf_counter() - start)
+                assert result == number
+            return time.perf_counter() - began
+
+        return block
+
+    in_turns(budget_s, ROUNDS_MIN, *map(contestant, nodes, single))
+    return [
+        Row(f"no-op at {_name(node)}, p50", percentile(values[CALLS:], 0.5), "s")
+        for node, values in zip(nodes, single, strict=True)
+    ]
+
+
+def _moves(budget_s: float, cluster: Cluster, nodes: list[Node]) -> list[Row]:
+    """A new object each time; where it has arrived, a task looks at it if there are workers."""
+    size = BLOCK_BYTES // 4
+    base = (np.arange(size) % 1009).astype(np.float32)
+    counter = itertools.count()
+
+    def contestant(node: Node) -> Callable[[], float]:
+        def move() -> float:
+            array = base + np.float32(next(counter) % 4096)
+            ref = cluster.put(array)
+            began = time.perf_counter()
+            cluster.broadcast(ref, to=node).result(WAIT_S_MAX)
+            seconds = time.perf_counter() - began
+            if node.workers:
+                probe = cluster.options(node=node).submit(tasks.probe, ref).result(WAIT_S_MAX)
+                _same(probe, tasks.probe(array))
+            return seconds
+
+        return move
+
+    times = in_turns(budget_s, ROUNDS_MIN, *map(contestant, nodes))
+    return [
+        Row(f"64 MiB to {_name(node)}", BLOCK_BYTES / median(values), "B/s")
+        for node, values in zip(nodes, times, strict=True)
+    ]
+
+
+def _allreduce(budget_s: float, cluster: Cluster, nodes: list[Node]) -> list[Row]:
+    """Each node has one array; every round makes new ones outside the timed part."""
+    size = BLOCK_BYTES // 4
+    wanted = sum(tasks.probe(_made(size, number)) for number in range(len(nodes)))
+
+    def allreduce() -> float:
+        refs = [
+            cluster.options(node=node).submit(tasks.make, size, number).ref
+            for number, node in enumerate(nodes)
+        ]
+        _ready(cluster, refs)
+        began = time.perf_counter()
+        total = cluster.allreduce(refs, to=nodes)
+        _ready(cluster, [total])
+        seconds = time.perf_counter() - began
+        last = cluster.options(node=nodes[-1])
+        _same(last.submit(tasks.probe, total).result(WAIT_S_MAX), np.asarray(wanted))
+        return seconds
+
+    (times,) = in_turns(budget_s, ROUNDS_MIN, allreduce)
+    # What each link carries at least, each way: 2 (n - 1) / n of the array.
+    moved = 2 * (len(nodes) - 1) / len(nodes) * BLOCK_BYTES
+    title = f"allreduce of 64 MiB over {len(nodes)} nodes"
+    return [
+        Row(title, median(times), "s"),
+        Row(f"{title}: each link", moved / median(times), "B/s"),
+    ]
+
+
+def _made(size: int, number: int) -> Floats:
+    return (np.arange(size, dtype=np.int64) % 1009 + number).astype(np.float32)
+
+
+def _ready(cluster: Cluster, refs: list[Any]) -> None:
+    """Waits for all of them; their own error if one has failed, TimeoutError after long."""
+    _, missing = cluster.wait(refs, timeout=WAIT_S_MAX)
+    if missing:
+        raise TimeoutError(f"{len(missing)} of {len(refs)} were not ready after {WAIT_S_MAX:g} s")
+
+
+def _same(found: Floats, wanted: Floats) -> None:
+    if not np.array_equal(found, wanted):
+        raise RuntimeError("a benchmark got other bytes than it sent: please report it")

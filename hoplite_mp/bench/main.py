@@ -1,0 +1,65 @@
+"""`hoplite-mp bench` from its options to its exit code.
+
+Why it exists: the folder `benchmarks/` of the repository is not installed; who has only the package
+wants to see what it does on his hosts, too.
+It must never know: how anything is measured.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.bench.host import host_rows, workers_of
+from hoplite_mp.bench.lan import cluster_rows
+from hoplite_mp.bench.table import show, write
+from hoplite_mp.cluster import Cluster
+from hoplite_mp.errors import HopliteError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from hoplite_mp.bench.table import Row
+
+__all__ = ["bench"]
+
+# How long is measured; starting, and rounds that are needed at least, come on top.
+WHOLE_S, QUICK_S = 15.0, 1.0
+INTERRUPTED = 130  # as a shell has it
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Measures and shows a table. Returns the exit code."""
+    about: dict[str, Any] = {"quick": arguments.quick, "cluster": arguments.address}
+    seconds = QUICK_S if arguments.quick else WHOLE_S
+    rows: list[Row] = []
+    try:
+        if arguments.json is not None:
+            arguments.json.touch()  # who cannot write there learns it before, not after
+        for row in _measure(arguments, seconds, about):
+            rows.append(row)
+            print(f"measured: {row.title}", file=sys.stderr)
+        print(show(rows))
+        if arguments.json is not None:
+            write(arguments.json, rows, **about)
+    except KeyboardInterrupt:
+        print("hoplite-mp bench: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except (HopliteError, OSError, ValueError) as error:  # TimeoutError is an OSError
+        print(f"hoplite-mp bench: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _measure(arguments: argparse.Namespace, seconds: float, about: dict[str, Any]) -> Iterator[Row]:
+    if arguments.address is None:
+        about["workers"] = workers_of(arguments.workers)
+        yield from host_rows(seconds, about["workers"])
+        return
+    tls = False if arguments.no_tls else None
+    with Cluster(
+        workers=0, address=arguments.address, token=arguments.token_file, tls=tls
+    ) as cluster:
+        about["nodes"] = len(cluster.nodes) - 1
+        yield from cluster_rows(cluster, seconds)

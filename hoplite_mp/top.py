@@ -1,0 +1,253 @@
+"""`hoplite-mp top`: what a running cluster does now, redrawn until somebody ends it.
+
+Why it exists: counters say what was done since the start; what is done per second is the difference
+of two looks. A look that has not been answered is no number, and is shown as such.
+It must never know: how nodes count, anything that changes the cluster.
+
+Needs rich (extra `top`). Who reads the output by a program gets one plain table per look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from dataclasses import dataclass
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from hoplite_mp.client.memory import format_bytes
+from hoplite_mp.cluster import Cluster
+from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError, NodeLostError
+from hoplite_mp.nodes import Node, counters, list_nodes, node_id
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+__all__ = ["Look", "lines", "top"]
+
+PIPED_COLUMNS = 200  # of a table when the output is no terminal
+NARROW_COLUMNS = 110  # on a terminal below that, what says least is left out
+COLUMNS = (
+    "node", "host", "address", "workers", "memory", "tasks/s", "done", "failed", "objects",
+    "sent/s", "received/s",
+)  # fmt: skip
+NUMBERS = COLUMNS[3:]
+LEAST = {"address", "done", "failed", "objects"}
+RATES = ("tasks_done", "bytes_sent", "bytes_received")
+NO_RATE = "-"  # there is one look so far
+NO_ANSWER, ALL = "no answer", "all"
+QUIT_KEYS = b"qQ\x03\x04"  # Ctrl-C and Ctrl-D too, should the terminal hand them on as bytes
+KEYS_BYTES = 64
+INTERRUPTED = 130  # as a shell has it
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen at one time: the nodes, and the counters of those that have answered."""
+
+    at: float  # seconds of a clock
+    nodes: tuple[Node, ...]
+    counts: dict[str, dict[str, int]]  # by node id
+
+
+def lines(now: Look, before: Look | None) -> list[tuple[str, ...]]:
+    """One for each node and, of several, one for all; in the order of COLUMNS."""
+    found = []
+    total = dict.fromkeys(("workers", "used", "limit", "done", "failed", "objects"), 0)
+    sums: dict[str, float] = {}
+    for node in now.nodes:
+        head = (node.id, node.host, node.address, str(node.workers))
+        counts = now.counts.get(node.id)
+        total["workers"] += node.workers
+        if counts is None:
+            found.append((*head, NO_ANSWER, *[""] * (len(COLUMNS) - len(head) - 1)))
+            continue
+        rates = _rates(now, before, node.id)
+        for name, rate in rates.items():
+            sums[name] = sums.get(name, 0.0) + rate
+        one = {
+            "used": counts["bytes_used"],
+            "limit": node.memory_total,
+            "done": counts["tasks_done"],
+            "failed": counts["tasks_failed"],
+            "objects": counts["objects"],
+        }
+        for name, number in one.items():
+            total[name] += number
+        found.append((*head, *_cells(one, rates)))
+    if len(found) > 1:
+        found.append((ALL, "", "", str(total["workers"]), *_cells(total, sums)))
+    return found
+
+
+def _cells(counts: dict[str, int], rates: dict[str, float]) -> tuple[str, ...]:
+    def moved(name: str) -> str:
+        return f"{format_bytes(int(rates[name]))}/s" if name in rates else NO_RATE
+
+    return (
+        f"{counts['used'] / max(1, counts['limit']):.0%} of {format_bytes(counts['limit'])}",
+        f"{rates['tasks_done']:.0f}" if "tasks_done" in rates else NO_RATE,
+        str(counts["done"]),
+        str(counts["failed"]),
+        str(counts["objects"]),
+        moved("bytes_sent"),
+        moved("bytes_received"),
+    )
+
+
+def _rates(now: Look, before: Look | None, node: str) -> dict[str, float]:
+    """Per second since the look before; nothing where there was none, or another life."""
+    if before is None or node not in before.counts or now.at <= before.at:
+        return {}
+    new, old, seconds = now.counts[node], before.counts[node], now.at - before.at
+    if any(new[name] < old[name] for name in RATES):
+        return {}
+    return {name: (new[name] - old[name]) / seconds for name in RATES}
+
+
+def _look(cluster: Cluster) -> Look:
+    """Without the node of this process, which only looks. Every node has two seconds to answer."""
+    runtime = cluster._runtime
+    counted = {node_id(number): counts for number, counts in counters(runtime).items()}
+    at = time.monotonic()
+    own = node_id(runtime.tasks.node_number)
+    return Look(at, tuple(node for node in list_nodes(runtime) if node.id != own), counted)
+
+
+def _table(title: str, now: Look, before: Look | None, width: int) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    shown = [name not in LEAST or width >= NARROW_COLUMNS for name in COLUMNS]
+    for name in compress(COLUMNS, shown):
+        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
+    for line in lines(now, before):
+        style = "red" if NO_ANSWER in line else "bold" if line[0] == ALL else ""
+        table.add_row(*map(Text, compress(line, shown)), style=style)  # a host's name is no markup
+    return table
+
+
+class _Ending:
+    """Signals and keys that end the watching; they wake who sleeps."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._keys = -1  # the terminal's descriptor, if keys are read
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    @contextlib.contextmanager
+    def watch(self, keys: bool) -> Iterator[None]:
+        """Signals set `asked` meanwhile; with `keys` the terminal gives them one by one."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        old = {number: signal.signal(number, self._signalled) for number in numbers}
+        woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        saved: list[Any] | None = None
+        try:
+            if keys:
+                self._keys = sys.stdin.fileno()
+                saved = termios.tcgetattr(self._keys)
+                tty.setcbreak(self._keys)
+            yield
+        finally:
+            if saved is not None:
+                with contextlib.suppress(termios.error):  # the terminal may have gone
+                    termios.tcsetattr(self._keys, termios.TCSADRAIN, saved)
+            signal.set_wakeup_fd(woken)
+            for number, handler in old.items():
+                signal.signal(number, handler)
+            for fd in (self._read, self._write):
+                os.close(fd)
+
+    def _signalled(self, *_: object) -> None:
+        self.asked = True
+
+    def sleep(self, seconds: float) -> None:
+        """Until then, or until it is asked for."""
+        end = time.monotonic() + seconds
+        while not self.asked and (left := end - time.monotonic()) > 0:
+            watched = [self._read, *([self._keys] if self._keys >= 0 else [])]
+            ready, _, _ = select.select(watched, [], [], left)
+            if self._read in ready:
+                os.read(self._read, KEYS_BYTES)
+            if self._keys in ready:
+                self._take_keys()
+
+    def _take_keys(self) -> None:
+        try:
+            pressed = os.read(self._keys, KEYS_BYTES)
+        except OSError:
+            pressed = b""
+        # The end of input is the end of the terminal.
+        self.asked = self.asked or not pressed or any(key in QUIT_KEYS for key in pressed)
+
+
+def top(arguments: argparse.Namespace) -> int:
+    """Shows the cluster until a key, a signal, --count, or its end. Returns the exit code."""
+    console = Console()
+    live = console.is_terminal
+    if not live:
+        console = Console(width=PIPED_COLUMNS)
+    connecting = True
+    try:
+        cluster = Cluster(
+            workers=0,
+            address=arguments.address,
+            token=arguments.token_file,
+            tls=False if arguments.no_tls else None,
+        )
+        connecting = False
+        ending = _Ending()
+        with cluster, ending.watch(keys=live and sys.stdin.isatty()):
+            tables = _tables(cluster, arguments, ending, console)
+            (_draw if live else _print)(tables, console)
+    except (NodeLostError, ManagerLostError, ClosedError) as error:
+        ended = f"the cluster at {arguments.address} has ended"
+        print(f"hoplite-mp top: {error if connecting else ended}", file=sys.stderr)
+        return 1
+    except (HopliteError, ValueError) as error:
+        print(f"hoplite-mp top: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # while it was connecting
+        return INTERRUPTED
+    return 0
+
+
+def _tables(
+    cluster: Cluster, arguments: argparse.Namespace, ending: _Ending, console: Console
+) -> Iterator[Table]:
+    """One each interval. On a terminal the first one comes at once, without rates yet."""
+    before: Look | None = None
+    left = arguments.count
+    while not ending.asked and left != 0:
+        now = _look(cluster)
+        if before is not None or console.is_terminal:
+            title = f"{arguments.address}  {time.strftime('%H:%M:%S')}"
+            yield _table(title, now, before, console.width)
+            left = None if left is None else left - 1
+        before = now
+        if left != 0:
+            ending.sleep(max(0.0, now.at + arguments.interval - time.monotonic()))
+
+
+def _draw(tables: Iterator[Table], console: Console) -> None:
+    with Live(console=console, screen=True, auto_refresh=False) as screen:
+        for table in tables:
+            table.caption = "q ends"
+            screen.update(table, refresh=True)
+
+
+def _print(tables: Iterator[Table], console: Console) -> None:
+    for table in tables:
+        console.print(table)
+        sys.stdout.flush()
