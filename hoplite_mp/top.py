@@ -218,6 +218,8 @@ def top(arguments: argparse.Namespace) -> int:
     except (HopliteError, ValueError) as error:
         print(f"hoplite-mp top: {error}", file=sys.stderr)
         return 1
+    except OSError:  # the terminal, or who reads the output, has gone
+        return 1
     except KeyboardInterrupt:  # while it was connecting
         return INTERRUPTED
     return 0

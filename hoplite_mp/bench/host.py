@@ -26,6 +26,7 @@ from hoplite_mp.store.limits import cpu_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hoplite_mp.bench.table import Effort
     from hoplite_mp.bench.tasks import Floats
 
 __all__ = ["host_rows", "workers_of"]
@@ -37,7 +38,6 @@ WORKERS_MIN = 2  # else nothing is parallel
 WORKERS_MAX = 16
 CALLS = 50  # of one contestant before the next one has its turn
 QUEUED = 1000
-ROUNDS_MIN = 3
 # One wait. Nothing here takes a hundredth of it on a host that works.
 WAIT_S_MAX = 60.0
 POOL = "ProcessPoolExecutor"
@@ -50,18 +50,18 @@ def workers_of(asked: int | None) -> int:
     return min(max(cpu_count(), WORKERS_MIN), WORKERS_MAX) if asked is None else asked
 
 
-def host_rows(seconds: float, workers: int) -> Iterator[Row]:
+def host_rows(effort: Effort, workers: int) -> Iterator[Row]:
     """Every row, as soon as it is measured. HopliteError; TimeoutError if something takes long."""
     context = multiprocessing.get_context("spawn")  # forking a process with threads is no option
     with Cluster(workers=workers) as cluster, ProcessPoolExecutor(workers, context) as pool:
         for executor in (cluster, pool):
             _wake(executor, workers)
-        yield from _calls(SHARES["call"] * seconds, cluster, pool)
-        yield _queue(SHARES["queue"] * seconds, cluster, pool)
+        yield from _calls(effort.part(SHARES["call"]), cluster, pool)
+        yield _queue(effort.part(SHARES["queue"]), cluster, pool)
         fresh = _Fresh()
-        yield from _objects(SHARES["objects"] * seconds, cluster, fresh)
-        yield from _arguments(SHARES["arguments"] * seconds, cluster, pool, fresh)
-        yield _reduce(SHARES["reduce"] * seconds, cluster)
+        yield from _objects(effort.part(SHARES["objects"]), cluster, fresh)
+        yield from _arguments(effort.part(SHARES["arguments"]), cluster, pool, fresh)
+        yield _reduce(effort.part(SHARES["reduce"]), cluster)
 
 
 def _wake(executor: Any, workers: int) -> None:
@@ -106,7 +106,7 @@ def _same(found: Floats, wanted: Floats) -> None:
         raise RuntimeError("a benchmark got other bytes than it sent: please report it")
 
 
-def _calls(budget_s: float, *executors: Any) -> list[Row]:
+def _calls(effort: Effort, *executors: Any) -> list[Row]:
     numbers = itertools.count()
     single: list[list[float]] = [[] for _ in executors]
 
@@ -122,7 +122,7 @@ def _calls(budget_s: float, *executors: Any) -> list[Row]:
     def contestant(executor: Any, into: list[float]) -> Callable[[], float]:
         return lambda: block(executor, into)
 
-    in_turns(budget_s, ROUNDS_MIN, *map(contestant, executors, single))
+    in_turns(effort, *map(contestant, executors, single))
     ours, theirs = (values[CALLS:] for values in single)  # the first block was the warm-up
     return [
         Row(f"no-op, submit().result(), p{share * 100:.0f}", percentile(ours, share), "s",
@@ -131,7 +131,7 @@ def _calls(budget_s: float, *executors: Any) -> list[Row]:
     ]  # fmt: skip
 
 
-def _queue(budget_s: float, *executors: Any) -> Row:
+def _queue(effort: Effort, *executors: Any) -> Row:
     def contestant(executor: Any) -> Callable[[], float]:
         def queue() -> float:
             began = time.perf_counter()
@@ -141,12 +141,12 @@ def _queue(budget_s: float, *executors: Any) -> Row:
 
         return queue
 
-    ours, theirs = in_turns(budget_s, ROUNDS_MIN, *map(contestant, executors))
+    ours, theirs = in_turns(effort, *map(contestant, executors))
     rates = QUEUED / median(ours), QUEUED / median(theirs)
     return Row(f"no-ops, {QUEUED} queued", rates[0], "1/s", POOL, rates[1])
 
 
-def _objects(budget_s: float, cluster: Cluster, fresh: _Fresh) -> list[Row]:
+def _objects(effort: Effort, cluster: Cluster, fresh: _Fresh) -> list[Row]:
     held: list[Any] = [None]
     gets: list[float] = []
 
@@ -170,7 +170,7 @@ def _objects(budget_s: float, cluster: Cluster, fresh: _Fresh) -> list[Row]:
         gets.append(seconds)
         return seconds
 
-    puts, copies, _, memcpys = in_turns(budget_s, ROUNDS_MIN, put, copied, elsewhere, fresh.memcpy)
+    puts, copies, _, memcpys = in_turns(effort, put, copied, elsewhere, fresh.memcpy)
     memcpy = median(memcpys)
     return [
         Row("put of 64 MiB", median(puts), "s", "memcpy", memcpy),
@@ -179,7 +179,7 @@ def _objects(budget_s: float, cluster: Cluster, fresh: _Fresh) -> list[Row]:
     ]
 
 
-def _arguments(budget_s: float, cluster: Cluster, pool: Any, fresh: _Fresh) -> list[Row]:
+def _arguments(effort: Effort, cluster: Cluster, pool: Any, fresh: _Fresh) -> list[Row]:
     def sent(submit: Callable[..., Any], argument: Any) -> float:
         began = time.perf_counter()
         probe = submit(tasks.probe, argument).result(WAIT_S_MAX)
@@ -196,7 +196,7 @@ def _arguments(budget_s: float, cluster: Cluster, pool: Any, fresh: _Fresh) -> l
     def by_reference() -> float:
         return sent(cluster.submit, cluster.put(fresh.next()))
 
-    ours, refs, theirs = in_turns(budget_s, ROUNDS_MIN, by_value, by_reference, by_value_there)
+    ours, refs, theirs = in_turns(effort, by_value, by_reference, by_value_there)
     there = median(theirs)
     return [
         Row("argument of 64 MiB by value", median(ours), "s", POOL, there),
@@ -204,7 +204,7 @@ def _arguments(budget_s: float, cluster: Cluster, pool: Any, fresh: _Fresh) -> l
     ]
 
 
-def _reduce(budget_s: float, cluster: Cluster) -> Row:
+def _reduce(effort: Effort, cluster: Cluster) -> Row:
     size = SOURCE_BYTES // 4
     refs = [cluster.submit(tasks.make, size, number).ref for number in range(SOURCES)]
     arrays = cluster.get(refs, WAIT_S_MAX)
@@ -225,6 +225,6 @@ def _reduce(budget_s: float, cluster: Cluster) -> Row:
         _same(value, total)
         return seconds
 
-    theirs, ours = in_turns(budget_s, ROUNDS_MIN, plain, reduce)
+    theirs, ours = in_turns(effort, plain, reduce)
     title = f"reduce of {SOURCES} x {SOURCE_BYTES // MIB} MiB"
     return Row(title, median(ours), "s", "numpy, one process", median(theirs))

@@ -21,6 +21,7 @@ from hoplite_mp.nodes import node_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hoplite_mp.bench.table import Effort
     from hoplite_mp.bench.tasks import Floats
     from hoplite_mp.cluster import Cluster
     from hoplite_mp.nodes import Node
@@ -29,29 +30,28 @@ __all__ = ["cluster_rows"]
 
 BLOCK_BYTES = 64 * MIB
 CALLS = 20  # at one node before the next one has its turn
-ROUNDS_MIN = 3
 WAIT_S_MAX = 120.0  # one wait; 64 MiB take 5.4 s at 100 Mbit/s
 SHARES = {"call": 0.2, "move": 0.4, "allreduce": 0.4}
 
 
-def cluster_rows(cluster: Cluster, seconds: float) -> Iterator[Row]:
+def cluster_rows(cluster: Cluster, effort: Effort) -> Iterator[Row]:
     """Every row, as soon as it is measured. HopliteError; TimeoutError if something takes long."""
     own = node_id(cluster._runtime.tasks.node_number)
     nodes = [node for node in cluster.nodes if node.id != own]
     working = [node for node in nodes if node.workers]
     if not working:
         raise ValueError("no node of this cluster has workers: nothing can be measured")
-    yield from _calls(SHARES["call"] * seconds, cluster, working)
-    yield from _moves(SHARES["move"] * seconds, cluster, nodes)
+    yield from _calls(effort.part(SHARES["call"]), cluster, working)
+    yield from _moves(effort.part(SHARES["move"]), cluster, nodes)
     if len(working) > 1:
-        yield from _allreduce(SHARES["allreduce"] * seconds, cluster, working)
+        yield from _allreduce(effort.part(SHARES["allreduce"]), cluster, working)
 
 
 def _name(node: Node) -> str:
     return f"{node.id} ({node.host})"
 
 
-def _calls(budget_s: float, cluster: Cluster, nodes: list[Node]) -> list[Row]:
+def _calls(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]:
     numbers = itertools.count()
     single: list[list[float]] = [[] for _ in nodes]
 
@@ -69,14 +69,14 @@ def _calls(budget_s: float, cluster: Cluster, nodes: list[Node]) -> list[Row]:
 
         return block
 
-    in_turns(budget_s, ROUNDS_MIN, *map(contestant, nodes, single))
+    in_turns(effort, *map(contestant, nodes, single))
     return [
         Row(f"no-op at {_name(node)}, p50", percentile(values[CALLS:], 0.5), "s")
         for node, values in zip(nodes, single, strict=True)
     ]
 
 
-def _moves(budget_s: float, cluster: Cluster, nodes: list[Node]) -> list[Row]:
+def _moves(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]:
     """A new object each time; where it has arrived, a task looks at it if there are workers."""
     size = BLOCK_BYTES // 4
     base = (np.arange(size) % 1009).astype(np.float32)
@@ -96,14 +96,14 @@ def _moves(budget_s: float, cluster: Cluster, nodes: list[Node]) -> list[Row]:
 
         return move
 
-    times = in_turns(budget_s, ROUNDS_MIN, *map(contestant, nodes))
+    times = in_turns(effort, *map(contestant, nodes))
     return [
         Row(f"64 MiB to {_name(node)}", BLOCK_BYTES / median(values), "B/s")
         for node, values in zip(nodes, times, strict=True)
     ]
 
 
-def _allreduce(budget_s: float, cluster: Cluster, nodes: list[Node]) -> list[Row]:
+def _allreduce(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]:
     """Each node has one array; every round makes new ones outside the timed part."""
     size = BLOCK_BYTES // 4
     wanted = sum(tasks.probe(_made(size, number)) for number in range(len(nodes)))
@@ -122,7 +122,7 @@ def _allreduce(budget_s: float, cluster: Cluster, nodes: list[Node]) -> list[Row
         _same(last.submit(tasks.probe, total).result(WAIT_S_MAX), np.asarray(wanted))
         return seconds
 
-    (times,) = in_turns(budget_s, ROUNDS_MIN, allreduce)
+    (times,) = in_turns(effort, allreduce)
     # What each link carries at least, each way: 2 (n - 1) / n of the array.
     moved = 2 * (len(nodes) - 1) / len(nodes) * BLOCK_BYTES
     title = f"allreduce of 64 MiB over {len(nodes)} nodes"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["Row", "in_turns", "median", "percentile", "show", "write"]
+__all__ = ["Effort", "Row", "in_turns", "median", "percentile", "show", "write"]
 
 median = statistics.median
 
@@ -59,19 +59,27 @@ class Row:
         return {**dataclasses.asdict(self), "ratio": self.ratio}
 
 
-def in_turns(
-    budget_s: float, rounds_min: int, *contestants: Callable[[], float]
-) -> list[list[float]]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Effort:
+    """How long something is measured: for so many seconds, but so many rounds at least."""
+
+    seconds: float
+    rounds_min: int
+
+    def part(self, share: float) -> Effort:
+        """What one row gets of it."""
+        return dataclasses.replace(self, seconds=self.seconds * share)
+
+
+def in_turns(effort: Effort, *contestants: Callable[[], float]) -> list[list[float]]:
     """The seconds that each contestant says it took, round by round, each in its turn: what else
     happens on the host meets them alike. One round before them warms up and does not count.
-
-    Rounds go on until the budget is used up; there are at least `rounds_min`.
     """
     for contestant in contestants:
         contestant()
     times: list[list[float]] = [[] for _ in contestants]
-    end = time.monotonic() + budget_s
-    while len(times[0]) < rounds_min or time.monotonic() < end:
+    end = time.monotonic() + effort.seconds
+    while len(times[0]) < effort.rounds_min or time.monotonic() < end:
         for contestant, into in zip(contestants, times, strict=True):
             into.append(contestant())
     return times

@@ -18,8 +18,8 @@ import time
 from typing import TYPE_CHECKING
 
 from hoplite_mp import ids
-from hoplite_mp.config import Config
 from hoplite_mp.doctor.findings import ok, problem, warning
+from hoplite_mp.doctor.settings import limits
 from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError, ProtocolError
 from hoplite_mp.protocol.greetings import Introduction
 from hoplite_mp.protocol.versions import software_versions
@@ -39,6 +39,7 @@ __all__ = ["checks_of", "host_checks", "shown"]
 CONNECTS = 5  # their median is the round trip
 # For one connection. A lost packet costs the kernel a second, the second one two more.
 CONNECT_S_MAX = 4.0
+LATER_S = 0.5  # than a handshake the whole call ends, so that it can say what the handshake met
 REMEDIES = {
     errno.ECONNREFUSED: (
         "that host is there, but nobody listens at this port: is the port right, and does "
@@ -159,7 +160,7 @@ def _handshake(endpoint: Endpoint, token_file: Path | None, tls: bool) -> Iterat
     except AuthError as error:
         yield problem("handshake", "it was not tried", str(error))
         return
-    timeout_s = Config.from_environment().handshake_timeout_s
+    timeout_s = limits().handshake_timeout_s
     mine = software_versions()
     began = time.monotonic()
     caller = Caller(
@@ -169,7 +170,7 @@ def _handshake(endpoint: Endpoint, token_file: Path | None, tls: bool) -> Iterat
         mine=Introduction(ids.random_host_id(), mine),
         tls=tls,
         now=began,
-        timeout_s=timeout_s,
+        timeout_s=timeout_s + LATER_S,
         handshake_timeout_s=timeout_s,
     )
     try:

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING
 import psutil
 
 from hoplite_mp.client.memory import format_bytes
-from hoplite_mp.config import MIB, Config
+from hoplite_mp.config import MIB
 from hoplite_mp.doctor.findings import ok, problem, warning
+from hoplite_mp.doctor.settings import limits
 from hoplite_mp.node.spill import SpillFile, default_directory, is_tmpfs
 from hoplite_mp.store.limits import available_bytes, cgroup_limit, total_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hoplite_mp.config import Config
     from hoplite_mp.doctor.findings import Finding
 
 __all__ = ["CHECKS"]
@@ -37,7 +39,7 @@ def _store_bytes(config: Config) -> int:
 
 def _memory() -> Iterator[Finding]:
     """What the store may take, against what there is and what is free."""
-    config = Config.from_environment()
+    config = limits()
     store, total, free = _store_bytes(config), total_bytes(), available_bytes()
     reserve = min(config.memory_reserve_bytes, total // 8)
     source = "HOPLITE_MP_MEMORY_BYTES" if config.memory_bytes else "a third"
@@ -64,7 +66,7 @@ def _memory() -> Iterator[Finding]:
 
 def _spilling() -> Iterator[Finding]:
     """The directory that would be used: on a disk, with room, and taking what is written."""
-    config = Config.from_environment()
+    config = limits()
     if config.spill_bytes_max == 0:
         yield ok("spilling", "it is switched off (HOPLITE_MP_SPILL_BYTES_MAX=0)")
         return

@@ -1,0 +1,105 @@
+"""`hoplite-mp doctor` as a command: its table, its exit code, what it leaves out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.conftest import PATIENCE_S, ROOT, TOKEN
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def run(*words: str, before: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command; `before`: shell commands in the same process, for its limits."""
+    command = [sys.executable, "-m", "hoplite_mp", "doctor", *words]
+    if before:
+        command = ["sh", "-c", f'{before}; exec "$@"', "sh", *command]
+    return subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+def levels(text: str) -> dict[str, str]:
+    """The level of each subject, the worst if there are several."""
+    order = ("ok", "warning", "problem")
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        level, *rest = line.split("  ", 1)
+        if level in order and rest:
+            what = rest[0].strip().split("  ")[0]
+            found[what] = max(level, found.get(what, "ok"), key=order.index)
+    return found
+
+
+def test_this_host() -> None:
+    """It starts a real cluster, and this host is good enough for the other tests."""
+    done = run()
+    assert done.returncode == 0, done.stdout
+    assert done.stderr == ""
+    found = levels(done.stdout)
+    assert {"software", "kernel", "memory", "spilling", "token"} <= found.keys()
+    assert {"start", "tasks", "objects"} <= found.keys()
+    assert "64 MiB stored at" in done.stdout
+    assert "problem" not in found.values()
+    assert done.stdout.splitlines()[-1].startswith(("nothing is wrong", "no problem"))
+
+
+def test_without_starting_anything() -> None:
+    done = run("--no-start")
+    assert done.returncode == 0, done.stdout
+    assert "start" not in levels(done.stdout)
+
+
+def test_limits_of_this_process() -> None:
+    done = run("--no-start", before="ulimit -Sn 40; ulimit -Hn 40; ulimit -v 40000000")
+    assert done.returncode == 1
+    found = levels(done.stdout)
+    assert found["open files"] == found["address space"] == "problem"
+    assert "2 problems" in done.stdout.splitlines()[-1]
+
+
+def test_one_wrong_setting_is_one_problem() -> None:
+    done = run("--no-start", HOPLITE_MP_RETRIES="many")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("1 problem")
+
+
+def test_a_cluster(running: str) -> None:
+    done = run(running, "--no-tls", HOPLITE_MP_TOKEN=TOKEN)
+    assert done.returncode == 0, done.stdout
+    found = levels(done.stdout)
+    assert found["connection"] == found["handshake"] == found["versions"] == found["nodes"] == "ok"
+    assert TOKEN not in done.stdout
+
+
+def test_a_cluster_that_is_not_joined(running: str, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    done = run(running, "--no-tls", "--no-start", "--token-file", str(file))
+    assert done.returncode == 0, done.stdout
+    assert levels(done.stdout)["handshake"] == "ok"
+    assert "nodes" not in levels(done.stdout)
+
+
+@pytest.mark.parametrize("command", ["doctor", "bench"])
+def test_no_extra_is_needed(command: str) -> None:
+    code = (
+        f"import sys, hoplite_mp.{command}.main; "
+        "print([name for name in ('rich', 'sklearn', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
