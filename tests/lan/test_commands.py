@@ -117,15 +117,17 @@ def test_doctor_of_a_host_that_is_off(cluster: UpCluster, lan: Lan) -> None:
 
 
 def test_doctor_of_packets_that_are_dropped(cluster: UpCluster, lan: Lan) -> None:
-    rule = ("-p", "tcp", "--dport", "7000", "-j", "DROP")
-    if lan[1].run(["iptables", "-A", "OUTPUT", *rule], capture_output=True).returncode:
-        pytest.skip("no iptables here")
+    """As a firewall does it: they leave, and nothing comes back."""
+    nowhere = ("lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
+    lan[1].run(["ip", "neighbour", "replace", NOBODY, *nowhere])
     try:
-        done = doctor(cluster, lan[1], cluster.address, "--no-start")
+        done = doctor(cluster, lan[1], f"{NOBODY}:7000", "--no-start")
     finally:
-        lan[1].run(["iptables", "-D", "OUTPUT", *rule])
+        lan[1].run(["ip", "neighbour", "del", NOBODY, "dev", "eth0"])
     assert done.returncode == 1
-    assert "no answer" in problems(done)["connection"]
+    (words,) = problems(done).values()
+    assert words.startswith(f"{NOBODY}:7000: no answer")
+    assert "A firewall that drops packets looks the same" in words
 
 
 def test_doctor_with_another_token(cluster: UpCluster, lan: Lan) -> None:

@@ -164,3 +164,25 @@ def test_this_host_is_read_without_complaint() -> None:
     assert 0 < limits.available_bytes() <= limits.UNLIMITED
     assert (1 << 20) < limits.total_bytes() < (1 << 50)
     assert limits.cpu_count() >= 1
+
+
+def test_a_part_of_a_cpu_is_said_as_it_is(tree: Tree) -> None:
+    tree.write("proc/self/cgroup", "0::/a/b")
+    tree.group("a/b", cpu__max="max 100000")
+    assert limits.cpu_quota() == float("inf")
+    tree.group("a", cpu__max="50000 100000")
+    assert limits.cpu_quota() == 0.5
+    assert limits.cpu_count() == 1
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_processes_of_the_tightest_group(tree: Tree, version: int) -> None:
+    tree.write("proc/self/cgroup", "0::/a/b" if version == 2 else "8:pids:/a/b")
+    assert limits.pids_headroom() == limits.UNLIMITED
+    root = "" if version == 2 else "pids/"
+    tree.group(f"{root}a/b", pids__max="max", pids__current=7)
+    assert limits.pids_headroom() == limits.UNLIMITED
+    tree.group(f"{root}a", pids__max=100, pids__current=40)
+    assert limits.pids_headroom() == 60
+    tree.group(f"{root}a/b", pids__max=5, pids__current=7)
+    assert limits.pids_headroom() == 0
