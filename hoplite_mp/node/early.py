@@ -32,7 +32,7 @@ WIDTH_MAX = 1.2
 BYTES_MIN = 4 << 20  # smaller ones are over sooner than anybody is late
 # Of the time that the bytes take over one link: who comes within it is not late. Lower: calls whose
 # members come nearly together are decided without the last ones, and take longer.
-WAIT_SHARE = 0.1
+WAIT_SHARE = 0.03
 BYTES_PER_S_DEFAULT = 125e6
 
 
