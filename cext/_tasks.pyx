@@ -32,6 +32,7 @@ cdef extern from "shm_tasks.h" nogil:
     uint64_t queue_take(char *, unsigned, unsigned, unsigned *)
     int wait_for(char *, unsigned, uint64_t *, int *, int, const uint16_t *, int,
                  const uint32_t *, int, uint64_t)
+    void says_waiting(shm_client *, uint64_t, uint64_t, uint64_t)
 
 ARGS_INLINE_BYTES = ARGS_INLINE
 FOREVER_NS = 1 << 62
@@ -56,6 +57,7 @@ cdef class Tasks:
     cdef uint16_t tables[TABLES]  # own tables in which results are awaited
     cdef int n_tables
     cdef uint32_t parked[PARKS]
+    cdef uint64_t void_task     # what it ran was aborted: its result does not count
 
     def __cinit__(self, object client):
         self.keep = client
@@ -124,6 +126,7 @@ cdef class Tasks:
         r.flags = <uint16_t>flags
         r.timeout_ns = timeout_ns
         r.started_ns = 0
+        r.submitted_ns = now_ns()
         memset(r.name, 0, NAME_BYTES)
         memcpy(r.name, PyBytes_AS_STRING(name), min(PyBytes_GET_SIZE(name), NAME_BYTES))
         memcpy(r.args_inline, PyBytes_AS_STRING(args), n)
@@ -254,6 +257,7 @@ cdef class Tasks:
         if oid:
             r = record_of(self.c, oid)
             r.started_ns = now_ns()
+            trace_push(self.c, self.slot, oid, r.name, r.started_ns)
             timeout = r.timeout_ns
             if timeout:
                 STORE64(&me.deadline_id, oid)
@@ -267,6 +271,8 @@ cdef class Tasks:
         cdef shm_client *me = client_of(self.c, self.slot)
         if me.deadline_ns and me.deadline_id == me.running:  # not that of a task around this one
             STORE64(&me.deadline_ns, 0)
+        trace_pop(self.c, self.slot, OUTCOME_CANCELLED if self.void_task == me.running
+                  else OUTCOME_FAILED if failed else OUTCOME_DONE)
         STORE64(&me.running, before)
         if failed:
             me.tasks_failed += 1
@@ -282,7 +288,10 @@ cdef class Tasks:
     def finish(self, uint64_t oid, bint failed) -> bool:
         """CLAIMED -> SEALED or FAILED, after bind(). False: it was aborted, the result is void."""
         check(oid)
-        return finish(self.c, oid, self.slot, ST_FAILED if failed else ST_SEALED)
+        if finish(self.c, oid, self.slot, ST_FAILED if failed else ST_SEALED):
+            return True
+        self.void_task = oid
+        return False
 
     def settle(self, uint64_t oid) -> bool:
         """After finish() said False and the block was given back."""
@@ -350,12 +359,17 @@ cdef class Tasks:
         """Read before looking at a condition, handed to wait_event() after."""
         return LOAD32(&client_of(self.c, self.slot).event)
 
-    def wait_event(self, uint32_t seen, uint64_t deadline_ns, bint spin) -> int:
-        """Sleeps until the event word differs; one slice at most, then AGAIN (2)."""
+    def wait_event(self, uint32_t seen, uint64_t deadline_ns, bint spin, uint64_t oid=0) -> int:
+        """Sleeps until the event word differs; one slice at most, then AGAIN (2). `oid`: the object
+        that it is about, for who asks what hangs."""
         cdef int n = 0, result
+        if oid:
+            says_waiting(client_of(self.c, self.slot), oid, 1, now_ns())
         with nogil:
             result = wait_for(self.c, self.slot, NULL, &n, -1, NULL, 0, &seen, spin,
                               deadline_ns)
+        if oid:
+            STORE64(&client_of(self.c, self.slot).waiting_id, 0)
         PyErr_CheckSignals()
         if result == WAIT_AGAIN and not self.keep.usable:
             result = WAIT_CLOSING
@@ -385,6 +399,7 @@ cdef class Tasks:
                 if result == WAIT_AGAIN and not self.keep.usable:
                     result = WAIT_CLOSING
         finally:
+            STORE64(&client_of(self.c, self.slot).waiting_id, 0)
             self.unpark(buckets)
             free(ids)
         return result
@@ -418,6 +433,46 @@ cdef class Tasks:
         return (WORD_GENERATION(w) != ID_GENERATION(oid) or state_done(WORD_STATE(w))
                 or WORD_STATE(w) == ST_FREED)
 
+    # -- looking -------------------------------------------------------------------------------
+
+    @property
+    def tracing(self) -> bool:
+        """Is what this client does to be written down?"""
+        return tracing(self.c)
+
+    def note_group_call(self, bytes name, uint64_t call, uint32_t rank, uint64_t begin_ns,
+                        bint failed) -> None:
+        """A call of a Group that has just ended, if somebody traces."""
+        cdef shm_event event
+        if not tracing(self.c) or not begin_ns:
+            return
+        memset(&event, 0, sizeof(event))
+        event.id, event.begin_ns, event.end_ns, event.rank = call, begin_ns, now_ns(), rank
+        event.kind = EVENT_GROUP_CALL
+        event.outcome = OUTCOME_FAILED if failed else OUTCOME_DONE
+        memcpy(event.name, PyBytes_AS_STRING(name), min(PyBytes_GET_SIZE(name), NAME_BYTES))
+        trace_add(self.c, self.slot, &event)
+
+    def unfinished(self, unsigned state, Py_ssize_t most) -> tuple[list[int], int]:
+        """Tasks in that state, at most so many of them, and how many there are."""
+        cdef list found = []
+        cdef Py_ssize_t count = 0
+        cdef unsigned t, i
+        cdef uint64_t w
+        for t in range(LOAD32(&root_of(self.c).tables_high)):
+            for i in range(LOAD32(&table_of(self.c, t).high)):
+                w = LOAD64(&header_at(self.c, t, i).word)
+                if WORD_STATE(w) == state and header_at(self.c, t, i).kind == KIND_TASK:
+                    count += 1
+                    if count <= most:
+                        found.append(ID_MAKE(t, i, WORD_GENERATION(w)))
+        return found, count
+
+    def submitted_ns(self, uint64_t oid) -> int:
+        """When it was sent by its submitter; 0: not yet."""
+        check(oid)
+        return record_of(self.c, oid).submitted_ns
+
     def lose(self) -> None:
         """The node is gone: every wait of this process ends with CLOSING."""
         STORE32(&root_of(self.c).closing, 2)
@@ -425,3 +480,4 @@ cdef class Tasks:
 
 
 include "tasks_boards.pxi"
+include "tasks_trace.pxi"

@@ -6,9 +6,9 @@
  * It must never know: what a payload means, who plans, what Python is.
  *
  *   control memory (sparse memfd, mapped whole by every client)
- *   ┌────────────┬─────────┬───────┬─────────┬────────┬────────┬────────┬─────────┬─────────┐
- *   │ root 64 KiB│ clients │ pools │ parking │ boards │ queues │ tables │ headers │ records │
- *   └────────────┴─────────┴───────┴─────────┴────────┴────────┴────────┴─────────┴─────────┘
+ *   ┌───────────┬─────────┬───────┬─────────┬────────┬────────┬────────┬─────────┬─────────┬────────┐
+ *   │root 64 KiB│ clients │ pools │ parking │ boards │ queues │ tables │ headers │ records │ traces │
+ *   └───────────┴─────────┴───────┴─────────┴────────┴────────┴────────┴─────────┴─────────┴────────┘
  *   store memory (sparse memfd, mapped whole): blocks, each a 64-byte head and its bytes
  */
 #ifndef HOPLITE_SHM_LAYOUT_H
@@ -40,6 +40,8 @@ enum {
     BLOCK_ALIGN = 64,
     NODE_SLOT = 0,
     GLOBAL_FLAGS = 16,
+    TRACE_OPEN = 256,       /* tasks inside one another in one process */
+    TRACE_RING = 4096,      /* events of one process that its node has not collected */
 };
 
 /* state word of a header: | acquires 16 | generation 28 | attempt 8 | claimant 8 | state 4 | */
@@ -114,7 +116,7 @@ typedef struct {
     uint64_t timeout_ns;   /* of running; 0 = none */
     uint64_t started_ns;
     uint64_t submitter;    /* client generation of the submitter */
-    uint64_t reserved2;
+    uint64_t submitted_ns;
     char name[NAME_BYTES];
     uint8_t args_inline[ARGS_INLINE];
     uint8_t result_inline[RESULT_INLINE];
@@ -158,7 +160,10 @@ typedef struct {
     uint64_t running;      /* local id of the task that runs */
     uint64_t deadline_ns;  /* 0 = none */
     uint64_t deadline_id;  /* of the task with that deadline: `running`, or one around it */
-    uint64_t pad3[4];
+    uint64_t waiting_id;   /* what it sleeps for: an object, and how many of such; 0 = nothing */
+    uint64_t waiting_n;
+    uint64_t waiting_ns;   /* since when it has waited for waiting_last */
+    uint64_t waiting_last;
     uint64_t tasks_done;
     uint64_t tasks_failed;
     uint64_t puts;
@@ -223,7 +228,7 @@ typedef struct {
     uint32_t tables_high;
     uint32_t queues_high;
     uint32_t hungry;       /* the node waits for bytes: tell it of every return */
-    uint32_t pad0;
+    uint32_t tracing;      /* node: clients are to write what they do into their rings */
     uint32_t cores;
     uint32_t spin_us_max;
     uint64_t small_object_bytes_max;
@@ -248,6 +253,35 @@ typedef struct {
 } shm_block;
 static_assert(sizeof(shm_block) == BLOCK_ALIGN, "block head");
 
+enum event_kind { EVENT_TASK = 0, EVENT_GROUP_CALL = 1 };
+enum event_outcome { OUTCOME_RUNNING = 0, OUTCOME_DONE = 1, OUTCOME_FAILED = 2, OUTCOME_CANCELLED = 3 };
+/* Something that a client did: 64 bytes, times of CLOCK_MONOTONIC. */
+typedef struct {
+    uint64_t id;           /* local id of the task; number of the call */
+    uint64_t begin_ns;
+    uint64_t end_ns;
+    uint8_t kind;          /* enum event_kind */
+    uint8_t outcome;       /* enum event_outcome */
+    uint16_t depth;        /* 1: not inside another task */
+    uint32_t rank;         /* of a member of a Group */
+    char name[NAME_BYTES];
+} shm_event;
+static_assert(sizeof(shm_event) == 64, "event");
+
+/* What a client runs at present (open[0 .. depth)), and what it has done. Only the client writes
+ * here, but for `head`; `changes` is odd while it changes `open` or `depth`. */
+typedef struct {
+    uint64_t tail;         /* events ever written into the ring */
+    uint32_t changes;
+    uint32_t depth;
+    uint64_t pad[6];
+    uint64_t head;         /* node: events ever collected */
+    uint64_t pad2[7];
+    shm_event open[TRACE_OPEN];
+    shm_event ring[TRACE_RING];
+} shm_trace;
+static_assert(sizeof(shm_trace) == 128 + 64 * (TRACE_OPEN + TRACE_RING), "trace");
+
 #define OFF_CLIENTS 65536ULL
 #define OFF_POOLS (OFF_CLIENTS + CLIENTS * sizeof(shm_client))
 #define OFF_PARKS (OFF_POOLS + POOLS * sizeof(shm_pool))
@@ -256,7 +290,8 @@ static_assert(sizeof(shm_block) == BLOCK_ALIGN, "block head");
 #define OFF_TABLES (OFF_QUEUES + QUEUES * sizeof(shm_queue))
 #define OFF_HEADERS ((OFF_TABLES + TABLES * sizeof(shm_table) + 4095) & ~4095ULL)
 #define OFF_RECORDS (OFF_HEADERS + (uint64_t)TABLES * TABLE_HEADERS * sizeof(shm_header))
-#define CONTROL_BYTES (OFF_RECORDS + (uint64_t)TABLES * TABLE_HEADERS * sizeof(shm_record))
+#define OFF_TRACES (OFF_RECORDS + (uint64_t)TABLES * TABLE_HEADERS * sizeof(shm_record))
+#define CONTROL_BYTES (OFF_TRACES + (uint64_t)CLIENTS * sizeof(shm_trace))
 #define ROOT_BYTES ((OFF_BOARDS + 4095) & ~4095ULL) /* what create() writes to */
 static_assert(CLIENTS <= 256 && TABLE_HEADERS <= 65536 && TABLES <= 65536, "fields of the words");
 static_assert(TABLE_WORDS == 64, "one summary word");
@@ -278,6 +313,7 @@ static inline shm_header *header_at(char *c, unsigned table, unsigned index) {
 static inline shm_record *record_at(char *c, unsigned table, unsigned index) {
     return (shm_record *)(c + OFF_RECORDS) + (size_t)table * TABLE_HEADERS + index;
 }
+static inline shm_trace *trace_of(char *c, unsigned i) { return (shm_trace *)(c + OFF_TRACES) + i; }
 static inline int id_valid(uint64_t id) {
     return ID_TABLE(id) < TABLES && ID_INDEX(id) < TABLE_HEADERS;
 }

@@ -2,7 +2,7 @@
 cdef extern from "shm_spans.h" nogil:
     ctypedef struct shm_root:
         uint64_t magic, home, store_bytes, small_object_bytes_max, span_bytes, returns_next
-        uint32_t version, closing, tables_high, queues_high, hungry, cores, spin_us_max
+        uint32_t version, closing, tables_high, queues_high, hungry, tracing, cores, spin_us_max
         uint64_t returns[4096]
         uint64_t spinners[4]
     ctypedef struct shm_header:
@@ -13,7 +13,7 @@ cdef extern from "shm_spans.h" nogil:
         uint8_t kind, flags
         uint16_t pool
     ctypedef struct shm_record:
-        uint64_t function, args, timeout_ns, started_ns, submitter
+        uint64_t function, args, timeout_ns, started_ns, submitter, submitted_ns
         uint32_t args_len, result_len
         uint16_t retries_left, tries, flags
         char name[32]
@@ -27,6 +27,7 @@ cdef extern from "shm_spans.h" nogil:
     ctypedef struct shm_client:
         uint32_t state, pid, pool, kind, event, sleeping, returned, blocked, task, retire
         uint64_t generation, running, deadline_ns, deadline_id, tasks_done, tasks_failed, puts, put_bytes
+        uint64_t waiting_id, waiting_n, waiting_ns, waiting_last
     ctypedef struct shm_queue:
         uint32_t owner, pool, here
         uint64_t head, tail
@@ -41,6 +42,15 @@ cdef extern from "shm_spans.h" nogil:
         uint32_t used, size, formed, epoch
         uint64_t generation, alive, joining, result_id, result_call
         shm_member members[64]
+    ctypedef struct shm_event:
+        uint64_t id, begin_ns, end_ns
+        uint8_t kind, outcome
+        uint16_t depth
+        uint32_t rank
+        char name[32]
+    ctypedef struct shm_trace:
+        uint64_t tail, head
+        uint32_t changes, depth
     ctypedef struct shm_block:
         uint64_t owner, bytes, generation
         uint32_t lessee, big
@@ -83,6 +93,13 @@ cdef extern from "shm_spans.h" nogil:
         KIND_PUT
         KIND_TASK
         KIND_OPERATION
+        EVENT_TASK
+        EVENT_GROUP_CALL
+        OUTCOME_DONE
+        OUTCOME_FAILED
+        OUTCOME_CANCELLED
+        TRACE_OPEN
+        TRACE_RING
         FLAG_INLINE
         FLAG_REFS
         FLAG_ABORT_DELETE
@@ -113,6 +130,7 @@ cdef extern from "shm_spans.h" nogil:
     shm_header *header_of(char *, uint64_t)
     shm_record *record_of(char *, uint64_t)
     shm_record *record_at(char *, unsigned, unsigned)
+    shm_trace *trace_of(char *, unsigned)
     shm_block *block_of(char *, uint64_t)
     shm_private *private_of(char *)
     int id_valid(uint64_t)
@@ -158,6 +176,16 @@ cdef extern from "shm_spans.h" nogil:
     void heap_reclaim(span_heap *, char *)
     uint64_t heap_allocate(span_heap *, char *, char *, unsigned, uint64_t)
     int heap_remove_empty(span_heap *, uint64_t *, int)
+cdef extern from "shm_trace.h" nogil:
+    enum:
+        TRACE_WAKE
+    int tracing(char *)
+    void trace_push(char *, unsigned, uint64_t, const char *, uint64_t)
+    void trace_pop(char *, unsigned, unsigned)
+    void trace_add(char *, unsigned, const shm_event *)
+    unsigned trace_copy_open(char *, unsigned, shm_event *)
+    unsigned trace_take(char *, unsigned, shm_event *, uint64_t *)
+    void trace_clear(char *, unsigned)
 cdef extern from "shm_sweep.h" nogil:
     void sweep_bits(char *, unsigned)
     void sweep_ownership(char *, unsigned)

@@ -48,6 +48,8 @@ cdef class NodeClient(Client):
                 if slot == 0:  # a given slot's client is at work already, maybe asleep
                     s.event = s.sleeping = s.returned = s.blocked = s.task = s.retire = 0
                     s.running = s.deadline_ns = s.deadline_id = 0
+                    s.waiting_id = s.waiting_last = 0
+                    trace_clear(self.c, i)
                 STORE32(&s.state, 1)
                 return i
         return -1
@@ -69,6 +71,8 @@ cdef class NodeClient(Client):
         return {"state": s.state, "pid": s.pid, "kind": s.kind, "pool": s.pool,
                 "generation": s.generation, "blocked": s.blocked, "running": s.running,
                 "deadline_ns": LOAD64(&s.deadline_ns), "deadline_id": LOAD64(&s.deadline_id),
+                "waiting_id": LOAD64(&s.waiting_id), "waiting_n": s.waiting_n,
+                "waiting_ns": s.waiting_ns,
                 "tasks_done": s.tasks_done,
                 "tasks_failed": s.tasks_failed, "puts": s.puts, "put_bytes": s.put_bytes}
 

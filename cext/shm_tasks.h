@@ -219,6 +219,15 @@ static inline int still_pending(char *c, uint64_t *ids, int n) {
     }
     return left;
 }
+/* For who asks what hangs. Of several threads the latest one says it. */
+static inline void says_waiting(shm_client *me, uint64_t id, uint64_t n, uint64_t now) {
+    if (me->waiting_last != id) {
+        me->waiting_last = id;
+        me->waiting_ns = now;
+    }
+    me->waiting_n = n;
+    STORE(&me->waiting_id, id);
+}
 /* Until at most `pending_max` of the ids are pending, or (news) a result of ours has arrived, or
  * the event word differs from *event (event != NULL). WAIT_AGAIN: look at signals, call again. */
 static inline int wait_for(char *c, unsigned slot, uint64_t *ids, int *n, int pending_max,
@@ -267,6 +276,8 @@ static inline int wait_for(char *c, unsigned slot, uint64_t *ids, int *n, int pe
             spinning = 0;
         }
         spin_until = now; /* once asleep it does not spin again */
+        if (*n > 0)
+            says_waiting(me, ids[0], (uint64_t)(*n - pending_max), now);
         ADD(&me->sleeping, 1);
         uint64_t left = deadline - now;
         int rc = futex_wait(&me->event, seen, (int64_t)(left < SLICE_NS ? left : SLICE_NS));

@@ -1,0 +1,122 @@
+/* What a client runs, and what it has run while somebody traces: a stack and a ring for each client.
+ *
+ * Why it exists: a timeline must not cost a task a system call, nor be lost with its worker. The
+ * client writes 64 bytes into memory of its own; its node reads them when it likes, also after the
+ * client's death. One writer, one reader; what the reader is too slow for is counted, not waited for.
+ * It must never know: what a task is, who asked for the trace.
+ */
+#ifndef HOPLITE_SHM_TRACE_H
+#define HOPLITE_SHM_TRACE_H
+
+#include "shm_object.h"
+
+enum {
+    TRACE_WAKE = TRACE_RING / 4, /* events after which the node is told that there are some */
+    TRACE_TRIES = 1000,          /* looks at a stack that changes; a task takes longer than a look */
+};
+
+#define PUT(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
+
+static inline int tracing(char *c) { return LOAD(&root_of(c)->tracing) != 0; }
+
+/* The fence keeps what is changed from being seen before the odd count. */
+static inline void trace_change(shm_trace *t) {
+    PUT(&t->changes, t->changes + 1);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+static inline void trace_changed(shm_trace *t) { PUT(&t->changes, t->changes + 1); }
+
+/* A task begins. Always written: it costs less than finding out later what began before a trace. */
+static inline void trace_push(char *c, unsigned slot, uint64_t id, const char *name, uint64_t now) {
+    shm_trace *t = trace_of(c, slot);
+    uint32_t depth = t->depth;
+    trace_change(t);
+    if (depth < TRACE_OPEN) {
+        shm_event *e = &t->open[depth];
+        e->id = id;
+        e->begin_ns = now;
+        e->end_ns = 0;
+        e->kind = EVENT_TASK;
+        e->outcome = OUTCOME_RUNNING;
+        e->depth = (uint16_t)(depth + 1);
+        e->rank = 0;
+        memcpy(e->name, name, NAME_BYTES);
+    }
+    t->depth = depth + 1;
+    trace_changed(t);
+}
+/* The event first, then the count: what the reader finds below `tail` is whole. */
+static inline void trace_add(char *c, unsigned slot, const shm_event *event) {
+    shm_trace *t = trace_of(c, slot);
+    uint64_t tail = t->tail;
+    t->ring[tail % TRACE_RING] = *event;
+    PUT(&t->tail, tail + 1);
+    if ((tail + 1) % TRACE_WAKE == 0)
+        wake_node(c);
+}
+/* The task that began last ends. Into the ring first, then off the stack: who reads the stack first
+ * and then the ring misses nothing, and knows what it sees twice by its id and beginning. */
+static inline void trace_pop(char *c, unsigned slot, unsigned outcome) {
+    shm_trace *t = trace_of(c, slot);
+    uint32_t depth = t->depth;
+    if (!depth)
+        return;
+    if (tracing(c) && depth <= TRACE_OPEN) {
+        shm_event event = t->open[depth - 1];
+        event.end_ns = now_ns();
+        event.outcome = (uint8_t)outcome;
+        trace_add(c, slot, &event);
+    }
+    trace_change(t);
+    t->depth = depth - 1;
+    trace_changed(t);
+}
+
+/* -- the node ------------------------------------------------------------------------------- */
+
+/* Copies what the client runs at present; returns how many. */
+static inline unsigned trace_copy_open(char *c, unsigned slot, shm_event *into) {
+    shm_trace *t = trace_of(c, slot);
+    unsigned depth = 0;
+    for (int i = 0; i < TRACE_TRIES; i++) {
+        uint32_t before = LOAD(&t->changes);
+        depth = LOAD(&t->depth);
+        if (depth > TRACE_OPEN)
+            depth = TRACE_OPEN;
+        memcpy(into, t->open, depth * sizeof(shm_event));
+        __atomic_thread_fence(__ATOMIC_SEQ_CST);
+        if (!(before & 1) && LOAD(&t->changes) == before)
+            return depth;
+        sched_yield();
+    }
+    return depth; /* its client was killed in the middle: entries below the last one are whole */
+}
+/* Moves what is in the ring; returns how many events, and adds to *dropped what was overwritten. */
+static inline unsigned trace_take(char *c, unsigned slot, shm_event *into, uint64_t *dropped) {
+    shm_trace *t = trace_of(c, slot);
+    uint64_t head = t->head, tail = LOAD(&t->tail), first = head, valid;
+    if (tail - first > TRACE_RING)
+        first = tail - TRACE_RING;
+    for (uint64_t i = first; i < tail; i++)
+        into[i - first] = t->ring[i % TRACE_RING];
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    /* What was overwritten meanwhile, or is just being overwritten, does not count. */
+    valid = LOAD(&t->tail) + 1;
+    valid = valid > TRACE_RING ? valid - TRACE_RING : 0;
+    if (valid > first) {
+        uint64_t gone = valid < tail ? valid - first : tail - first;
+        memmove(into, into + gone, (tail - first - gone) * sizeof(shm_event));
+        first += gone;
+    }
+    *dropped += first - head;
+    t->head = tail;
+    return (unsigned)(tail - first);
+}
+/* Another process has the slot from now on. */
+static inline void trace_clear(char *c, unsigned slot) {
+    shm_trace *t = trace_of(c, slot);
+    t->depth = 0;
+    t->changes = 0;
+    t->head = t->tail;
+}
+#endif
