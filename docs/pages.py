@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections.abc
 import inspect
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -43,6 +44,7 @@ def main(directory: str) -> None:
         for other in ("Callable", "Generator", "Iterable", "Iterator", "Sequence"):
             vars(module).setdefault(other, getattr(collections.abc, other))
         vars(module).setdefault("Path", Path)
+        vars(module).setdefault("os", os)
         vars(module).setdefault("Future", hoplite_mp.Future)
     executor.Future = hoplite_mp.Future  # type: ignore[attr-defined]
     vars(ref).setdefault("Callable", collections.abc.Callable)

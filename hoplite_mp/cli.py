@@ -46,6 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return bench(arguments)
     if arguments.command == "top":
         return _top(arguments)
+    if arguments.command == "dump":
+        from hoplite_mp.dump import dump
+
+        return dump(arguments)
     parser().print_help()
     return 0
 
@@ -140,13 +144,25 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--workers", type=_positive, metavar="N", help="on this host; default: its CPUs, 2 to 16"
     )
+    dump = commands.add_parser(
+        "dump",
+        help="what everybody in a running cluster waits for",
+        description="Every wait and who owns it, by node: tasks, objects on their way, "
+        "collectives, Groups, blocked processes. For a cluster that seems to hang; it changes "
+        "nothing there. Ends with 1 and one line when the cluster cannot be reached.",
+    )
+    dump.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
+    dump.add_argument("--json", action="store_true", help="everything, for programs")
+    dump.add_argument(
+        "--stacks", action="store_true", help="also where the threads of the workers stand"
+    )
     for command in (up, join):
         command.add_argument(
             "--workers", type=_count, metavar="N", help="default: the CPUs of this host"
         )
         command.add_argument("--memory", metavar="SIZE", help='limit of the store, as "2GiB"')
         command.add_argument("--ports", metavar="A-B", help="where this node listens for others")
-    for command in (up, join, status, watch, doctor, bench):
+    for command in (up, join, status, watch, doctor, bench, dump):
         command.add_argument(
             "--token-file",
             type=Path,

@@ -32,8 +32,8 @@ from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
 from hoplite_mp.nodes import (
     WORKERS_MAX,
+    Looking,
     Node,
-    counters,
     grow,
     list_nodes,
     named_places,
@@ -59,7 +59,7 @@ SPMD_SIZE_MAX = 200
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
-class Cluster(CollectiveCalls, TaskExecutor):
+class Cluster(CollectiveCalls, Looking, TaskExecutor):
     """Processes that share immutable objects; a `concurrent.futures.Executor`.
 
     Args:
@@ -85,6 +85,7 @@ class Cluster(CollectiveCalls, TaskExecutor):
     _finisher: threading.Thread | None = None
     submit = TaskExecutor.submit
     map = TaskExecutor.map
+    stats, trace = Looking.stats, Looking.trace
 
     def __init__(
         self,
@@ -444,13 +445,6 @@ class Cluster(CollectiveCalls, TaskExecutor):
         cluster would end, and the caller's own, which leaves by `shutdown`.
         """
         shrink(self._runtime, node)
-
-    def stats(self) -> dict[str, Any]:
-        """Counters since the start, in total and by node id under "nodes"."""
-        found = counters(self._runtime)
-        names = list(next(iter(found.values())))
-        total = {name: sum(one.get(name, 0) for one in found.values()) for name in names}
-        return {**total, "nodes": {node_id(number): one for number, one in found.items()}}
 
 
 class _View(Cluster):

@@ -170,6 +170,14 @@ class Config:
     """The largest size of a group; the masks of a board have 64 bits, so it cannot be raised.
     Lower: a mistaken size is refused before it fills the host with waiting workers."""
 
+    # -- looking -------------------------------------------------------------------------------
+
+    trace_events_max: int = 500_000
+    """Events of a trace that a node keeps: so many of its processes (64 bytes each), and so many of
+    its own (transfers, collectives, spilling). Older ones are dropped and counted.
+    Higher: longer traces of short tasks are whole. Lower: less memory in the node, and a smaller
+    file."""
+
     # -- other hosts ---------------------------------------------------------------------------
 
     handshake_timeout_s: float = 5.0
@@ -229,6 +237,7 @@ _SMALLEST: dict[str, int] = {
     "blas_threads": 1,
     "reduce_threads": 1,
     "collective_refs_max": 1,
+    "trace_events_max": 1,
     "unauthenticated_max": 1,
 }
 _LARGEST: dict[str, int] = {

@@ -210,6 +210,18 @@ class Group:
     # -- one call ------------------------------------------------------------------------------
 
     def _call(self, kind: str, op: Any, root: int, x: Any, out: Array | None) -> Any:
+        if not self._tasks.tracing:
+            return self._make(kind, op, root, x, out)
+        begun, failed = time.monotonic_ns(), True
+        try:
+            result = self._make(kind, op, root, x, out)
+            failed = False
+            return result
+        finally:
+            name = f"{kind} {self.name}".encode(errors="replace")
+            self._tasks.note_group_call(name, (self.calls or 1) - 1, self.rank, begun, failed)
+
+    def _make(self, kind: str, op: Any, root: int, x: Any, out: Array | None) -> Any:
         if self._closed:
             raise ClosedError(f"group {self.name!r}: this member has left")
         self._memory.check()

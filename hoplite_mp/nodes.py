@@ -11,15 +11,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.client.memory import whole
+from hoplite_mp.client.tracing import Trace
 from hoplite_mp.protocol.local import AddWorkers, DrainNode, Members, Stats
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
     from hoplite_mp.client.runtime import Runtime
 
 __all__ = [
     "WORKERS_MAX",
+    "Looking",
     "Node",
     "counters",
     "grow",
@@ -51,6 +54,32 @@ class Node:
 def node_id(number: int) -> str:
     """3 -> "h3"."""
     return f"h{number}"
+
+
+class Looking:
+    """The calls of a Cluster that only look."""
+
+    _runtime: Runtime
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start, in total and by node id under "nodes"."""
+        found = counters(self._runtime)
+        names = list(next(iter(found.values())))
+        total = {name: sum(one.get(name, 0) for one in found.values()) for name in names}
+        return {**total, "nodes": {node_id(number): one for number, one in found.items()}}
+
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
+        """`with c.trace("run.json"):` leaves a timeline of what the cluster did meanwhile, for
+        ui.perfetto.dev: tasks by worker, transfers of objects between nodes, collectives, calls of
+        Groups, spilling. What still runs at the end is in it, up to there; values up to 64 KiB
+        travel inside messages, and are not.
+
+        The file appears at the end, as a whole, also after an exception in the block. OSError at
+        the call: it cannot be made. RuntimeError: the cluster is being traced already; one at a
+        time. Each node keeps the latest Config.trace_events_max events; the file says how many it
+        has dropped, which nodes were lost, and how far their clocks can be trusted.
+        """
+        return Trace(self._runtime, path)
 
 
 def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:

@@ -113,7 +113,7 @@ class Waiting:
                 until = deadline
                 if not counted:
                     until = min(deadline, time.monotonic_ns() + BLOCKED_AFTER_NS)
-                outcome = self.tasks.wait_event(seen, until, False)
+                outcome = self.tasks.wait_event(seen, until, False, oid)
                 if outcome == _tasks.CLOSING:
                     self.memory.check()
                     raise NodeLostError("the node of this host has ended")

@@ -179,10 +179,11 @@ class Forests:
         for oid in list(part.copies.values()):  # others may wait for what does not come this way
             self.node.places.let_go(oid)
         for cell, ground in part.cells.items():
-            self.by_cell.pop(cell, None)
             self.links.close(cell, ground)
+            self.by_cell.pop(cell, None)
         part.cells = {}
         del self.parts[operation]
+        self._note(part)
         if part.measured:
             self.meter.end()
         for given in part.given.values():
@@ -190,6 +191,22 @@ class Forests:
         payloads = [*part.scratch, *(payload for payload, _ in part.blocks.values())]
         if payloads:
             part.ground.when_free(lambda: self._give_back(payloads))
+
+    def _note(self, part: Part) -> None:
+        """For a trace: this node's part of a plan."""
+        if self.links.notes.on:
+            plan = part.plan
+            copy = isinstance(plan, Distribute)
+            kind = "broadcast" if copy else plan.kind  # type: ignore[union-attr]
+            self.links.notes.add(
+                "collective",
+                f"part of {kind}",
+                part.begun_ns,
+                operation=plan.operation,
+                kind=kind,
+                epoch=plan.epoch,
+                outcome="reported" if part.reported else "over",
+            )
 
     def _leave(self, part: Part, given: Given) -> None:
         """The cells of this part are closed; its memory is in use for a moment longer."""
@@ -212,12 +229,12 @@ class Forests:
 
     def _give_up(self, part: Part, cell: int) -> None:
         ground = part.cells.pop(cell)
-        del self.by_cell[cell]
         part.missing.discard(cell)
         part.running.discard(cell)
         if cell in part.queue:
             part.queue.remove(cell)
         self.links.close(cell, ground)
+        del self.by_cell[cell]
         self.node.after(0.0, lambda: self._look(part))
 
     def _measured(self, up: int, down: int) -> None:
@@ -307,6 +324,7 @@ class Forests:
     ) -> int:
         cell = self.engine.cell(key, memory, begin, nbytes, filled)
         part.cells[cell] = ground or part.ground
+        part.sizes[cell] = nbytes
         self.by_cell[cell] = part
         return cell
 
@@ -379,6 +397,26 @@ class Forests:
         self._pull_more(part)
         self._look(part)
 
+    def describe(self, cell: int) -> dict[str, Any]:
+        """For people: a copy of which object, or a part of which operation."""
+        part = self.by_cell.get(cell)
+        if part is None:
+            return {}
+        plan = part.plan
+        found: dict[str, Any] = {
+            "operation": plan.operation,
+            "epoch": plan.epoch,
+            "bytes": part.sizes.get(cell, 0),
+        }
+        place = self.node.places.places.get(part.copies.get(cell, 0))
+        if isinstance(plan, Distribute):
+            found["object"] = plan.object
+        else:
+            found["kind"] = plan.kind
+            if place is not None:
+                found["object"] = place.object
+        return found
+
     def failed(self, cell: int, reason: str) -> None:
         """A pull has ended early. If its node is gone, another plan is on its way."""
         part = self.by_cell.get(cell)
@@ -406,8 +444,10 @@ class Forests:
             return
         if part.done is not None:
             done, part.done = part.done, _heard
+            part.reported = True
             done("")
         elif self.parts.get(plan.operation) is part:
+            part.reported = True
             self.node.send_manager(StripesComplete(plan.operation, plan.epoch, self.node.number))
 
     def _fail(

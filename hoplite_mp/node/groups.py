@@ -38,6 +38,7 @@ class Known:
     name: str
     generation: int
     board: _tasks.Board
+    size: int = 0
     hold: Any = None  # of a committed result whose leader has died
     held_call: int = 0
 
@@ -93,7 +94,7 @@ class Groups:
             if known is None or known.generation != message.generation:
                 board = _tasks.Board(self.tasks, message.board)
                 board.reset(message.size, message.generation)
-                known = Known(message.name, message.generation, board)
+                known = Known(message.name, message.generation, board, message.size)
                 self.known[message.board] = known
             known.board.set_masks(
                 message.alive, message.joining, message.formed, self.hosts is None

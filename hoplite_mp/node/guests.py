@@ -15,6 +15,7 @@ from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import WorkerLostError
 from hoplite_mp.node.layouts import layout_of, payload_layout
+from hoplite_mp.node.notes import Notes
 from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, TaskEnded
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Guests:
         self.by_task: dict[bytes, Guest] = {}
         self.by_oid: dict[int, Guest] = {}
         self.pools: dict[int, int] = {}  # of workers for one other host alone -> its home
+        self.notes = Notes()
         self.unposted: list[int] = []  # the ring of hints was full
 
     def __contains__(self, oid: int) -> bool:
@@ -101,6 +103,7 @@ class Guests:
         guest.oid, guest.holds = oid, [self.client.hold(oid, False), *holds]
         self.by_oid[oid] = guest
         self.imports.adopt(guest.task, oid)
+        self.notes.guest(oid, guest.task)
         posted = self.tasks.submit(
             oid,
             holds[0].oid,

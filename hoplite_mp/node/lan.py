@@ -30,6 +30,7 @@ from hoplite_mp.node.peers import Peers
 from hoplite_mp.node.probing import Probing
 from hoplite_mp.node.transfers import Transfers
 from hoplite_mp.protocol.greetings import Introduction
+from hoplite_mp.protocol.looking import ClockAsked, DumpAsked, LookTold, TraceAsked, TraceRead
 from hoplite_mp.protocol.messages import (
     Credentials,
     Distribute,
@@ -112,6 +113,7 @@ class Lan:
         )
         self.kept = KeptCopies(node.results, node.imports, node.places, self.peers.send, node.after)
         self.links = Links(node, self.peers)
+        self.guests.notes = self.links.notes = node.tracing.recording.notes
         self.given = GivenBlocks(node.store, node.client, self.links.engine)
         self.forests = Forests(node, self.links, self.kept, self.given)
         self.transfers = Transfers(node, self.links, self.kept, self.forests.meter)
@@ -223,6 +225,7 @@ class Lan:
             if self.workers_now is not None:
                 self.peers.send(member.home, WorkersNow(self.workers_now))
             self.draining.tell(member.home)
+            self.node.tracing.came(member.home)
 
     def tell_workers(self, count: int) -> None:
         """This host has another number of workers than it had when it joined."""
@@ -267,7 +270,8 @@ class Lan:
         self.far_pools.lose_peer(member.home)
         self.locations.lose_peer(member.home)
         self.probing.lose_peer(member.home)
-        self.node.counters.lose_peer(member.home)
+        self.node.tracing.went(member.home, number, member.workers)
+        self.node.questions.lose_peer(member.home)
         self.node.imports.lose_home(member.home)
         self.node.exports.lose_peer(member.home)
         self.node.places.lose_node(number)
@@ -323,14 +327,22 @@ class Lan:
                 self.guests.recall(home, message.tasks)
             case CountersAsked():
                 node.counters.asked(home, message)
-            case CountersNow():
+            case CountersNow() | LookTold():
                 peer = self.peers.by_home.get(home)
                 if peer is not None:
-                    node.counters.told(home, peer.member.node, message)
+                    node.questions.told(home, peer.member.node, message)
             case Probe():
                 self.peers.send(home, Probed(message.number))
             case Probed():
                 self.probing.answered(home, message)
+            case ClockAsked():
+                node.tracing.clock(home, message)
+            case TraceAsked():
+                node.tracing.asked(home, message)
+            case TraceRead():
+                node.tracing.read(home, message)
+            case DumpAsked():
+                node.waits.asked(home, message)
             case AddWorkers():
                 if not self.draining.going:
                     self.tell_workers(node.workers.grow(message.count))

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Protocol
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _engine
+from hoplite_mp.node.notes import Notes
 from hoplite_mp.node.tls_links import TlsLink
 
 if TYPE_CHECKING:
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.transport.conversation import Admission
 
-__all__ = ["Key", "Links", "Wanting"]
+__all__ = ["Key", "Links", "Pulling", "Wanting"]
 
 BLOCK_BYTES = 256 << 10  # 2 ms at 1 Gbit/s
 # A node may call before the manager's word of it is here. Higher: strangers with a token are told
@@ -40,6 +43,18 @@ class Wanting(Protocol):
     def failed(self, cell: int, reason: str) -> None:
         """They will not come as things stand."""
 
+    def describe(self, cell: int) -> dict[str, Any]:
+        """What the bytes are for, for people: "object" (16 bytes), "operation", "bytes"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulling:
+    """A cell on its way."""
+
+    parent: int
+    begin_ns: int
+    wanting: Wanting
+
 
 class Links:
     """The engine of this node, and a link to each node that it has pulled from."""
@@ -57,6 +72,8 @@ class Links:
         self.near: set[int] = set()  # links to other nodes of this very host
         self.calling: dict[int, list[tuple[int, Key]]] = {}
         self.wanting: dict[int, Wanting] = {}  # cell -> who waits for it
+        self.pulling: dict[int, Pulling] = {}  # those of them that others fill
+        self.notes = Notes()
         self.closing: dict[int, Ground] = {}  # cells that the engine has not let go of
         node.add(self.engine.fileno(), self.look)
 
@@ -127,6 +144,9 @@ class Links:
     def pull(self, cell: int, parent: int, key: Key, wanting: Wanting) -> None:
         """Fills the cell from a node; `wanting` hears how it goes."""
         self.wanting[cell] = wanting
+        begun = self.pulling.get(cell)  # another try
+        at = time.monotonic_ns() if begun is None else begun.begin_ns
+        self.pulling[cell] = Pulling(parent, at, wanting)
         if self.tls and parent in self.peers.by_number:
             self._driven(self.peers.by_number[parent].member)
         link = self.links.get(parent)
@@ -161,6 +181,7 @@ class Links:
     def close(self, cell: int, ground: Ground) -> None:
         """Lets go of a cell in that memory."""
         self.wanting.pop(cell, None)
+        self._note(cell, "given up")
         self.closing[cell] = ground
         ground.closing += 1
         self.engine.close(cell)
@@ -176,6 +197,7 @@ class Links:
             kind = event[0]
             if kind == _engine.FILLED:
                 wanting = self.wanting.pop(event[1], None)
+                self._note(event[1], "whole")
                 if wanting is not None:
                     wanting.filled(event[1])
             elif kind in (_engine.PULL_FAILED, _engine.FOLD_FAILED):
@@ -192,6 +214,16 @@ class Links:
                     if driven is not None:
                         driven.close()
                 _log.info("the data connection to node h%d ended: %s", number, reason)
+
+    def _note(self, cell: int, outcome: str) -> None:
+        """A cell is not on its way any more."""
+        pulling = self.pulling.pop(cell, None)
+        if pulling is not None and self.notes.on:
+            about = pulling.wanting.describe(cell)
+            about["bytes"] = self.engine.watermark(cell)
+            about["from"] = pulling.parent
+            name = "object" if "object" in about else str(about.get("kind", "part"))
+            self.notes.add("transfer", name, pulling.begin_ns, **about, outcome=outcome)
 
     def moved(self, *, near: bool = True) -> tuple[int, int]:
         """Bytes (sent, received) over all links; of one that has ended, what was last seen.

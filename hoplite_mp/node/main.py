@@ -31,10 +31,13 @@ from hoplite_mp.node.imports import Imports
 from hoplite_mp.node.operations import Operations
 from hoplite_mp.node.output import Output
 from hoplite_mp.node.places import Places
+from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.requests import Requests
 from hoplite_mp.node.results import Results
 from hoplite_mp.node.store import Store
 from hoplite_mp.node.sweeper import Sweeper
+from hoplite_mp.node.tracing import Tracing
+from hoplite_mp.node.waits import Waits
 from hoplite_mp.node.wires import Wire
 from hoplite_mp.node.workers import Workers
 from hoplite_mp.protocol.codec import encode, node_decoder
@@ -102,7 +105,13 @@ class Node:
         )
         self.store.number = lambda: self.number
         self.workers = Workers(self)
+        self.questions = Questions(self)
         self.counters = Counters(self)
+        self.tracing = Tracing(self)
+        self.waits = Waits(self)
+        notes = self.tracing.recording.notes
+        notes.public = self.operations.public
+        self.store.notes = self.operations.notes = notes
         self.requests = Requests(self)
         self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
         self._request_decoder = msgspec.msgpack.Decoder(Request)
@@ -306,6 +315,7 @@ class Node:
             self.handlers.pop(sock.fileno(), None)
             sock.close()
         self.groups.hold_committed(slot)
+        self.tracing.recording.exited(slot, worker)
         again = self.sweeper.sweep(slot, worker, message.code)
         self.send_manager(ClientLost(self.number, slot, generation))
         self.requests.forget_client(slot)
@@ -333,6 +343,7 @@ class Node:
         self.results.look()
         self.groups.look()
         self.workers.look()
+        self.tracing.recording.look()
         if self.client.news():
             self.sweeper.collect()
 

@@ -18,8 +18,9 @@ from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
 from hoplite_mp.node.execute import Execution, PlanError, SourcesGone, prepare
 from hoplite_mp.node.layouts import can_fold
+from hoplite_mp.node.notes import Notes
 from hoplite_mp.node.portions import NotInPortions, Portions
-from hoplite_mp.planner.program import participants
+from hoplite_mp.planner.program import participants, waits_for
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Commit,
@@ -65,6 +66,10 @@ class Operation:
     plan: ExecuteReduce | None = None
     results: list[int] = field(default_factory=list)
     layout: bytes = b""  # of a source; all are alike
+    slot: int = 0  # of the caller
+    asked_ns: int = 0
+    planned_ns: int = 0  # the latest plan; 0: none has come
+    waits_for: tuple[int, ...] = ()  # nodes that must report before that plan is complete
 
 
 class Operations:
@@ -87,6 +92,7 @@ class Operations:
         self.threads = threads
         self.node = node
         self.forests: Forests | None = None  # set when there is a network
+        self.notes = Notes()
         self.operations: dict[int, Operation] = {}
         self.finished: list[tuple[int, int, Execution, BaseException | None]] = []
         self._lock = threading.Lock()
@@ -110,6 +116,7 @@ class Operations:
                 failed.append(index)
         operation = Operation(number, ask, holds, waiting, self.tasks.park(list(waiting)))
         operation.results = list(ask.results)
+        operation.slot, operation.asked_ns = slot, time.monotonic_ns()
         self.operations[number] = operation
         told = [self._about(operation, oid) for oid in (ask.sources[index] for index in ready)]
         in_lan = self.forests is not None
@@ -119,7 +126,7 @@ class Operations:
                 number,
                 self.node(),
                 slot,
-                tuple(self._public(oid) for oid in ask.sources),
+                tuple(self.public(oid) for oid in ask.sources),
                 ask.op,
                 ask.num,
                 ask.deadline_s,
@@ -137,7 +144,7 @@ class Operations:
             self.send(SourceFailed(number, index, self._reason(ask.sources[index])))
         self.look()
 
-    def _public(self, oid: int) -> bytes:
+    def public(self, oid: int) -> bytes:
         """The id under which all nodes know it."""
         if self.forests is None:
             return ids.pack_id(self.client.home, oid)
@@ -203,6 +210,7 @@ class Operations:
             if operation is not None:
                 for oid in operation.results:
                     self.tasks.settle(oid)
+                self._note(operation, "dropped")
                 self.end(operation)
         else:
             return False
@@ -213,6 +221,9 @@ class Operations:
         if operation is not None:
             self._drop_portions(operation)
             operation.plan = None
+            self._note(operation, "planned again" if operation.planned_ns else "planned")
+            operation.planned_ns = time.monotonic_ns()
+            operation.waits_for = tuple(sorted(waits_for(plan)))
             operation.epoch = plan.epoch
             if operation.execution is not None:  # of an earlier epoch
                 operation.execution.drop()
@@ -343,6 +354,23 @@ class Operations:
 
     # -- the end -------------------------------------------------------------------------------
 
+    def _note(self, operation: Operation, outcome: str, members: tuple[int, ...] = ()) -> None:
+        """For a trace: its waiting for sources, and each of its plans, from there to its end."""
+        if self.notes.on:
+            ask = operation.ask
+            self.notes.add(
+                "collective",
+                f"{ask.kind} waits for sources" if outcome == "planned" else ask.kind,
+                operation.planned_ns or operation.asked_ns,
+                operation=operation.number,
+                kind=ask.kind,
+                op=ask.op,
+                sources=len(ask.sources),
+                members=members,
+                epoch=operation.epoch,
+                outcome=outcome,
+            )
+
     def commit(self, message: Commit) -> None:
         blocks = {} if self.forests is None else self.forests.commit(message)
         operation = self.operations.get(message.operation)
@@ -360,6 +388,7 @@ class Operations:
         else:
             assert self.forests is not None
             self.forests.finish(operation.ask, operation.layout, blocks, message)
+        self._note(operation, "committed", message.contributors)
         self.end(operation)
 
     def fail(self, message: OperationFailed) -> None:
@@ -368,6 +397,7 @@ class Operations:
             return
         for oid in operation.results:
             self.results.store_value(oid, self._error(operation, message), True)
+        self._note(operation, "failed")
         self.end(operation)
 
     def _error(self, operation: Operation, message: OperationFailed) -> serial.Encoded:

@@ -6,6 +6,7 @@ It must never know: how cells are made, when a plan is over.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ class Part:
     given: dict[int, Given] = field(default_factory=dict)  # those that are still being written
     ground: Ground = field(default_factory=Ground)
     cells: dict[int, Ground] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)  # cell -> bytes
     missing: set[int] = field(default_factory=set)  # cells that are not full yet
     pulls: dict[int, tuple[int, Key]] = field(default_factory=dict)  # cell -> (node, key)
     queue: list[int] = field(default_factory=list)  # pulls that are to begin later
@@ -48,6 +50,8 @@ class Part:
     waiting: int = 0  # copies that another transfer brings
     scratch: list[int] = field(default_factory=list)  # blocks that only bytes on their way need
     begun: bool = False
+    begun_ns: int = field(default_factory=time.monotonic_ns)  # when this node heard of the plan
+    reported: bool = False  # that this node has what it is to have
     measured: bool = False  # its bytes are counted
     done: Callable[[str], None] | None = None  # not the manager's: who hears of the end instead
 

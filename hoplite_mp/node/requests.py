@@ -21,6 +21,8 @@ from hoplite_mp.protocol.local import (
     Collective,
     DrainNode,
     DropForeign,
+    Dump,
+    DumpRead,
     GiveSpans,
     GroupAdmit,
     GroupCall,
@@ -43,6 +45,10 @@ from hoplite_mp.protocol.local import (
     SetupFailed,
     Standing,
     Stats,
+    TraceBegin,
+    TraceDrop,
+    TraceEnd,
+    TracePiece,
 )
 
 if TYPE_CHECKING:
@@ -99,6 +105,12 @@ class Requests:
             ),
             SetupFailed: self.setup_failed,
             Stats: lambda slot, request: node.counters.ask(slot, request.number),
+            TraceBegin: node.tracing.begin,
+            TraceEnd: node.tracing.end,
+            TracePiece: node.tracing.piece,
+            TraceDrop: node.tracing.drop,
+            Dump: node.waits.ask,
+            DumpRead: node.waits.piece,
         }
 
     def take(self, slot: int, request: Request) -> None:
@@ -200,6 +212,8 @@ class Requests:
         self.granted.pop(slot, None)
         self.latest.pop(slot, None)
         self.last_lease.pop(slot, None)
+        self.node.tracing.forget_client(slot)
+        self.node.waits.forget_client(slot)
 
     def give_spans(self, slot: int, request: Request) -> None:
         for offset in request.ask.offsets:  # type: ignore[union-attr]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp import _shm
 from hoplite_mp.client.memory import STATE, format_bytes
+from hoplite_mp.node.notes import Notes
 from hoplite_mp.node.spill import SpillFile
 from hoplite_mp.store.arena import Arena
 from hoplite_mp.store.limits import available_bytes, total_bytes
@@ -51,6 +52,7 @@ class Store:
         self.reserve_bytes = min(config.memory_reserve_bytes, total_bytes() // 8)
         self.leases: dict[int, int] = {}  # payload offset of a big block -> slot it was leased to
         self.spans: dict[int, int] = {}  # span offset -> lessee's slot, or ADOPTED
+        self.notes = Notes()
         self.spill = SpillFile(config.spill_dir, config.spill_bytes_max)
         self.number: Callable[[], int] = lambda: 0  # of this node
         # Of an object whose bytes may be on another host: None: on their way; False: it has gone.
@@ -250,12 +252,14 @@ class Store:
         """Moves one unpinned object into the spill file."""
         if not self.client.spill_begin(oid):
             return False
+        begun = time.monotonic_ns() if self.notes.on else 0
         position = self._write(self.client.memory(payload, nbytes))
         if position is None:
             self.client.spill_abort(oid)
             return False
         self.spilled[oid] = (position, nbytes)
         self.client.spill_end(oid, position)
+        self.notes.add("spill", "spill", begun, object=oid, bytes=nbytes)
         return True
 
     def _write(self, data: memoryview) -> int | None:
@@ -286,11 +290,13 @@ class Store:
         payload = self.lease(nbytes, slot)
         if payload is None:
             return None
+        begun = time.monotonic_ns() if self.notes.on else 0
         self.leases[payload] = NODE_SLOT
         self.spill.read(position, self.client.memory(payload, nbytes))
         if self.client.restore(oid, payload):
             self.spill.free(position)
             del self.spilled[oid]
+            self.notes.add("spill", "restore", begun, object=oid, bytes=nbytes)
             return True
         self.free(payload)
         return False

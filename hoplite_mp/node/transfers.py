@@ -280,6 +280,14 @@ class Transfers:
             self.kept.tell(plan.object, plan.nbytes)
             self.node.send_manager(FetchComplete(self.node.number, plan.object, plan.epoch))
 
+    def describe(self, cell: int) -> dict[str, Any]:
+        """For people: a stripe of which object."""
+        found = self.pulls.get(cell)
+        if found is None:
+            return {}
+        begin, end = found[0].ranges[cell]
+        return {"object": found[0].plan.object, "bytes": end - begin, "offset": begin}
+
     def failed(self, cell: int, reason: str) -> None:
         """One stripe will not come as planned."""
         found = self.pulls.get(cell)
@@ -297,6 +305,6 @@ class Transfers:
             return
         self.meter.end()
         for cell in transfer.cells.values():
-            self.pulls.pop(cell, None)
             self.links.close(cell, transfer.ground)
+            self.pulls.pop(cell, None)
         transfer.cells = {}

@@ -8,6 +8,7 @@ It must never know: how either side does what is asked.
 
 from __future__ import annotations
 
+import signal
 from typing import Any, TypeAlias
 
 import msgspec
@@ -16,6 +17,8 @@ __all__ = [
     "ON_ITS_WAY",
     "RESTORED",
     "SPILLED_PIECE_BYTES",
+    "STACKS_FILE",
+    "STACKS_SIGNAL",
     "AddWorkers",
     "Ask",
     "BindPool",
@@ -23,6 +26,8 @@ __all__ = [
     "Collective",
     "DrainNode",
     "DropForeign",
+    "Dump",
+    "DumpRead",
     "Exited",
     "FromSupervisor",
     "GiveSpans",
@@ -53,12 +58,19 @@ __all__ = [
     "Start",
     "Stats",
     "ToSupervisor",
+    "TraceBegin",
+    "TraceDrop",
+    "TraceEnd",
+    "TracePiece",
 ]
 
 
 RESTORED, ON_ITS_WAY = 1, 2  # replies to Restore
 # In one reply to ReadSpilled. What a system without privileges gives a packet is 416 KiB.
 SPILLED_PIECE_BYTES = 128 << 10
+# A worker that gets this signal writes where its threads stand into its nameless file of this name.
+STACKS_SIGNAL = signal.SIGRTMIN + 5
+STACKS_FILE = "hoplite_mp stacks"
 
 
 class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -253,6 +265,49 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Reply: counters of this host."""
 
 
+class TraceBegin(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Every node writes down what happens, from now on. `trace`: a random number. Reply: why not,
+    or ""."""
+
+    trace: int
+
+
+class TraceEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The end of that trace. Reply: of each node (number, bytes of its document, what is known of
+    its clock: (time here, how much its clock is ahead, error at most) in ns, up to two of them),
+    the numbers of nodes that are lost, and of programs' nodes, without workers, that have left."""
+
+    trace: int
+
+
+class TracePiece(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Reply: bytes of that node's document from `offset` on; None: the node is lost."""
+
+    trace: int
+    node: int
+    offset: int
+
+
+class TraceDrop(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Nobody needs that trace any more. Reply: when all nodes know it."""
+
+    trace: int
+
+
+class Dump(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What does everybody wait for? Reply: (node, bytes to be read) of those that have answered,
+    and the numbers of the others."""
+
+    stacks: bool
+
+
+class DumpRead(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Reply: bytes of that node's answer to the last Dump from `offset` on."""
+
+    node: int
+    offset: int
+
+
 Ask: TypeAlias = (
     Lease
     | LeaseSpan
@@ -280,6 +335,12 @@ Ask: TypeAlias = (
     | Standing
     | SetupFailed
     | Stats
+    | TraceBegin
+    | TraceEnd
+    | TracePiece
+    | TraceDrop
+    | Dump
+    | DumpRead
 )
 
 

@@ -19,6 +19,7 @@ from typing import TypeAlias
 from hoplite_mp.ids import ID_BYTES
 from hoplite_mp.protocol.fields import Message, between, counts, flags, layout, one_of
 from hoplite_mp.protocol.group_calls import GroupMessage
+from hoplite_mp.protocol.looking import LookMessage
 from hoplite_mp.protocol.peer_hosts import (
     AddWorkers,
     CloseFarPool,
@@ -291,5 +292,6 @@ PeerMessage: TypeAlias = (
     | CountersNow
     | Probe
     | Probed
+    | LookMessage
     | GroupMessage
 )

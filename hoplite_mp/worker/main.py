@@ -8,6 +8,8 @@ It must never know: who decides on retries, where workers come from, the user's 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import fcntl
 import os
 import signal
 import socket
@@ -26,7 +28,7 @@ from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.protocol.local import SetupFailed
+from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL, SetupFailed
 
 if TYPE_CHECKING:
     from hoplite_mp.ref import ObjectRef
@@ -289,6 +291,14 @@ def set_up(runtime: Runtime, setup: int) -> None:
     serial.end_run(brought)
 
 
+def _offer_stacks() -> None:
+    """Who asks what hangs may see where this process's threads stand (node/stacks.py). The handler
+    is C, and system calls that it interrupts go on."""
+    fd = os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # its reader empties it each time
+    faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)
+
+
 def _warm_up(runtime: Runtime) -> None:
     """Reads an array once. A forked process copies each page of the interpreter that it uses for
     the first time: 0.1 ms here, which the first task's arguments would pay otherwise."""
@@ -316,6 +326,7 @@ def main(
     worker = Worker(runtime, pool, max_tasks)
     serial.large_copies.copy = runtime.memory.private_copy
     signal.signal(signal.SIGUSR1, worker.on_signal)
+    _offer_stacks()
     _warm_up(runtime)
     if setup:
         try:

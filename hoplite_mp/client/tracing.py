@@ -1,0 +1,121 @@
+"""A trace as who asks for it sees it: a `with` block that leaves a file.
+
+Why it exists: the nodes write down what happens; this file begins that, ends it, reads what they
+have and writes the timeline. What is wrong with the path is found before anything begins; the file
+appears whole or not at all.
+It must never know: how nodes write, what other formats there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from hoplite_mp._version import __version__
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.protocol.local import TraceBegin, TraceDrop, TraceEnd, TracePiece
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp.client.runtime import Runtime
+
+__all__ = ["Trace"]
+
+TRACE_BITS = 63  # of its random number
+_log = logging.getLogger("hoplite_mp")
+
+
+class Trace:
+    """One trace: entered once, left once."""
+
+    def __init__(self, runtime: Runtime, path: str | os.PathLike[str]) -> None:
+        """OSError: no file can be made there. Whether it can is found out by making one."""
+        runtime.memory.check()
+        self._runtime = runtime
+        self.path = Path(os.path.abspath(path))
+        self._trace = 0
+        self._begin_ns = 0
+        if self.path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path))
+        with self._beside() as (_, made):
+            made.unlink()
+
+    @contextlib.contextmanager
+    def _beside(self) -> Iterator[tuple[TextIO, Path]]:
+        """A new file in the same directory; what is not renamed is gone afterwards."""
+        made = self.path.with_name(f".{self.path.name[:100]}.{secrets.token_hex(4)}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(made, flags, 0o666), "w", encoding="utf-8") as file:
+            try:
+                yield file, made
+            finally:
+                made.unlink(missing_ok=True)
+
+    def __enter__(self) -> Trace:
+        if self._trace:
+            raise RuntimeError("this trace has been entered before: ask for another one")
+        self._trace = secrets.randbits(TRACE_BITS) | 1
+        self._begin_ns = time.monotonic_ns()
+        try:
+            refusal = self._runtime.channel.call(TraceBegin(self._trace)).value
+        except BaseException:  # Ctrl-C, say: it may have begun
+            self._drop()
+            raise
+        if refusal:
+            raise RuntimeError(refusal)
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        try:
+            self._finish()
+        except Exception as error:
+            if kind is None or not isinstance(error, (OSError, HopliteError)):
+                raise
+            _log.error("%s could not be written: %s", self.path, error)  # what was raised counts
+        finally:
+            self._drop()
+
+    def _drop(self) -> None:
+        """The nodes forget it."""
+        with contextlib.suppress(HopliteError):
+            self._runtime.channel.call(TraceDrop(self._trace))
+
+    def _finish(self) -> None:
+        from hoplite_mp.client.trace_file import TraceText  # and json: only who traces needs them
+
+        self._runtime.memory.check()
+        found = self._runtime.channel.call(TraceEnd(self._trace)).value
+        end_ns = time.monotonic_ns()
+        if found is None:
+            raise RuntimeError("this trace has ended before: nothing is left to write")
+        nodes, lost, left = found
+        text = TraceText(self._begin_ns, end_ns)
+        with self._beside() as (file, made):
+            file.write(text.head())
+            for node, nbytes, clocks in nodes:
+                data = self._read(node, nbytes)
+                if data is None:
+                    lost.append(node)
+                    continue
+                file.writelines(text.node(node, data, [tuple(clock) for clock in clocks]))
+            file.write(text.tail(sorted(lost), left, __version__))
+            file.flush()
+            os.replace(made, self.path)
+
+    def _read(self, node: int, nbytes: int) -> bytes | None:
+        """A node's document; None: that node is lost."""
+        data = bytearray()
+        while len(data) < nbytes:
+            ask = TracePiece(self._trace, node, len(data))
+            piece = self._runtime.channel.call(ask).value
+            if not piece:
+                return None
+            data += piece
+        return bytes(data)

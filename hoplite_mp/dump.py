@@ -1,0 +1,225 @@
+"""`hoplite-mp dump`: every wait in a running cluster and who owns it, as text or JSON.
+
+Why it exists: when a cluster seems to hang, the question is who waits for whom, and each node knows
+its own part; side by side they also show who has not reported to a collective.
+It must never know: how nodes find out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp.client.memory import format_bytes
+from hoplite_mp.cluster import Cluster
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.nodes import node_id
+from hoplite_mp.protocol.local import Dump, DumpRead
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+__all__ = ["collect", "dump", "lines"]
+
+
+def dump(arguments: argparse.Namespace) -> int:
+    """What everybody waits for now. Returns the exit code."""
+    try:
+        cluster = Cluster(
+            workers=0,
+            address=arguments.address,
+            token=arguments.token_file,
+            tls=False if arguments.no_tls else None,
+        )
+    except (HopliteError, ValueError) as error:
+        print(f"hoplite-mp: {error}", file=sys.stderr)
+        return 1
+    with cluster:
+        own = cluster._runtime.tasks.node_number
+        found = collect(cluster, stacks=arguments.stacks)
+        found["nodes"] = [one for one in found["nodes"] if one["node"] != own]
+    print(json.dumps(found, indent=1) if arguments.json else "\n".join(lines(found)))
+    return 0
+
+
+def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
+    """{"nodes": what each of them says, "silent": those that did not answer in time}, and in each
+    collective which nodes have not reported."""
+    channel = cluster._runtime.channel
+    sizes, silent = channel.call(Dump(stacks)).value
+    nodes = []
+    for node, nbytes in sizes:
+        data = b""
+        while len(data) < nbytes:
+            piece = channel.call(DumpRead(node, len(data))).value
+            if not piece:
+                break
+            data += piece
+        nodes.append(msgspec.msgpack.decode(data))
+    reported = {
+        (part["operation"], part["epoch"], one["node"])
+        for one in nodes
+        for part in one["parts"]["first"]
+        if part["reported"]
+    }
+    for one in nodes:
+        for operation in one["collectives"]["first"]:
+            key = operation["operation"], operation["epoch"]
+            # A plan of one node alone has no parts: it would be over if that one had reported.
+            operation["not_reported"] = [
+                node_id(node) for node in operation["waits_for"] if (*key, node) not in reported
+            ]
+    return {"nodes": nodes, "silent": [node_id(node) for node in silent]}
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """The same as text, one line for each wait."""
+    for one in found["nodes"]:
+        yield f"{node_id(one['node'])} ({one['host']})"
+        nothing = True
+        for kind, line in _KINDS.items():
+            section = one.get(kind)
+            for item in section["first"] if section else ():
+                for text in line(item).split("\n"):
+                    yield f"  {text}"
+                nothing = False
+            more = section["count"] - len(section["first"]) if section else 0
+            if more > 0:
+                yield f"  and {more} more of these ({kind})"
+        if nothing:
+            yield "  nothing waits here"
+    for node in found["silent"]:
+        yield f"{node} does not answer"
+
+
+def _for(seconds: float | None) -> str:
+    return "" if seconds is None else f" for {seconds:.1f} s"
+
+
+def _needs(item: dict[str, Any]) -> str:
+    """The objects that are named, and how many there are beside them."""
+    named = []
+    for need in item["needs"]:
+        at = f"[{need['index']}] " if "index" in need else ""
+        named.append(f"{at}{need['id']} ({need['where'] or 'ready'})")
+    more = item["missing"] - len(named)
+    return ", ".join([*named, f"{more} more"] if more > 0 else named)
+
+
+def _waiting(item: dict[str, Any]) -> str:
+    task = f"task {item['name']}() {item['id']} waits{_for(item['seconds'])}"
+    if not item["missing"]:
+        return f"{task} for {item['by']}, which has not sent it yet; its arguments are there"
+    return f"{task} for {_needs(item)}; sent by {item['by']}"
+
+
+def _queued(item: dict[str, Any]) -> str:
+    origin = f", from {item['from']}" if item["from"] else ""
+    workers = f"pool {item['pool']}, {item['workers']} workers here{origin}"
+    return f"task {item['name']}() {item['id']} is queued{_for(item['seconds'])} ({workers})"
+
+
+def _running(item: dict[str, Any]) -> str:
+    inside = f", inside {item['inside']} others" if item["inside"] else ""
+    task = f"task {item['name']}() {item['id']}"
+    return f"{task} runs{_for(item['seconds'])} on {item['on']}{inside}"
+
+
+def _sent(item: dict[str, Any]) -> str:
+    return f"task {item['name']}() {item['id']} was sent to {item['to']}, and is not back"
+
+
+def _transfer(item: dict[str, Any]) -> str:
+    what = f"object {item['object']}" if item["object"] else f"a part of {item['kind'] or 'a call'}"
+    if item["operation"] is not None:
+        what += f" (operation {item['operation']})"
+    come = f"{format_bytes(item['come'])} of {format_bytes(item['bytes'])}"
+    if item["kind"] == "not planned yet":
+        come = "no plan has come yet"
+    return f"{what} is on its way from {item['from']}{_for(item['seconds'])}: {come}"
+
+
+def _collective(item: dict[str, Any]) -> str:
+    what = f"{item['kind']} {item['op']}".strip()
+    ready = item["sources"] - item["missing"]
+    text = f"{what} (operation {item['operation']}) of {item['by']} is open{_for(item['seconds'])}"
+    text += f": {ready} of {item['sources']} sources done, {item['num']} needed"
+    if item["missing"]:
+        text += f"; missing: {_needs(item)}"
+    if item["planned"] is not None:
+        text += f"; plan {item['epoch']} runs{_for(item['planned'])}"
+        if item["no_room"]:
+            text += ", and waits for room in the store"
+        if item["not_reported"]:
+            text += f"; not reported: {', '.join(item['not_reported'])}"
+    return text
+
+
+def _part(item: dict[str, Any]) -> str:
+    state = f"{item['missing']} pieces are missing" if item["missing"] else "whole"
+    state = state if item["begun"] else "it waits for room or for its sources"
+    state = "reported" if item["reported"] else state
+    plan = f"operation {item['operation']}, plan {item['epoch']}"
+    return f"part of {plan}, open{_for(item['seconds'])}: {state}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+
+
+def _group(item: dict[str, Any]) -> str:
+    came = [
+        f"{member['rank']} (" + (f"pid {member['pid']} at " if member["pid"] else "at ")
+        + f"{node_id(member['node'])})"
+        for member in item["came"]
+    ]  # fmt: skip
+    text = f"group {item['name']!r} of {item['size']}: ranks {', '.join(came) or 'none'} have come"
+    if not item["formed"]:
+        here = {member["rank"] for member in item["came"]}
+        absent = [rank for rank in range(item["size"]) if rank not in here]
+        return f"{text}; it waits for {_ranks(absent)}"
+    text += f"; call {item['call']}"
+    if item["kind"]:
+        text += f" ({item['kind']})"
+    if item["made"]:
+        text += f" made by {_ranks(item['made'])}"
+        text += f", it waits for {_ranks(item['awaited'])}" if item["awaited"] else ""
+    else:
+        text += " begun by nobody here"
+    if item["moving"]:
+        text += f"; bytes move, not done: {', '.join(node_id(node) for node in item['moving'])}"
+    elif item["leader"] and not item["awaited"]:
+        text += f"; {item['leader']} decides it"
+    return text
+
+
+def _process(item: dict[str, Any]) -> str:
+    inside = f" in {item['task']}()" if item["task"] else ""
+    if not item["id"]:
+        return f"{item['process']} waits{inside} for a Group, or for its thread that waits"
+    more = f" and {item['more']} more" if item["more"] else ""
+    where = f" ({item['where']})" if item["where"] else ""
+    return f"{item['process']} waits{inside}{_for(item['seconds'])} for {item['id']}{where}{more}"
+
+
+def _stack(item: dict[str, Any]) -> str:
+    text = "\n".join(f"  {line}" for line in item["text"].rstrip().split("\n"))
+    return f"worker {item['worker']} (pid {item['pid']}) stands at\n{text}"
+
+
+_KINDS = {
+    "running": _running,
+    "queued": _queued,
+    "waiting": _waiting,
+    "sent": _sent,
+    "transfers": _transfer,
+    "collectives": _collective,
+    "parts": _part,
+    "groups": _group,
+    "processes": _process,
+    "stacks": _stack,
+}

@@ -1,0 +1,108 @@
+"""Questions to other nodes, and what the answers say about clocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hoplite_mp.client.trace_file import ahead_ns
+from hoplite_mp.node.questions import Questions
+from hoplite_mp.node.tracing import best_clock
+from hoplite_mp.protocol.looking import ClockAsked, LookTold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Loop:
+    """What a node's loop does for questions: sends, and calls back later."""
+
+    def __init__(self, homes: set[int]) -> None:
+        self.homes = homes
+        self.sent: list[tuple[int, Any]] = []
+        self.timers: list[Callable[[], None]] = []
+
+    def send_peer(self, home: int, message: Any) -> bool:
+        if home in self.homes:
+            self.sent.append((home, message))
+        return home in self.homes
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.timers.append(action)
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop({1, 2, 3})
+
+
+@pytest.fixture
+def questions(loop: Loop) -> Questions:
+    return Questions(loop)  # type: ignore[arg-type]
+
+
+def test_done_when_the_last_has_answered(loop: Loop, questions: Questions) -> None:
+    found: list[dict[int, Any]] = []
+    questions.ask([1, 2], ClockAsked, found.append)
+    (one, asked), (two, same) = loop.sent
+    assert (one, two) == (1, 2)
+    assert asked.number == same.number
+    questions.told(2, 20, LookTold(asked.number, 7))
+    questions.told(2, 20, LookTold(asked.number, 8))  # doubled
+    questions.told(3, 30, LookTold(asked.number, 9))  # not asked
+    assert not found
+    questions.told(1, 10, LookTold(asked.number, 6))
+    (answers,) = found
+    assert {home: (a.node, a.message.value) for home, a in answers.items()} == {
+        1: (10, 6), 2: (20, 7),
+    }  # fmt: skip
+    assert all(a.asked_ns <= a.came_ns for a in answers.values())
+    for timer in loop.timers:
+        timer()
+    assert len(found) == 1
+
+
+def test_who_is_silent_or_lost_is_not_waited_for(loop: Loop, questions: Questions) -> None:
+    found: list[dict[int, Any]] = []
+    questions.ask([1, 2, 9], ClockAsked, found.append)  # nobody has home 9
+    number = loop.sent[0][1].number
+    questions.told(1, 10, LookTold(number))
+    questions.lose_peer(2)
+    assert [set(answers) for answers in found] == [{1}]
+    questions.ask([1, 2], ClockAsked, found.append)
+    questions.told(2, 20, LookTold(number + 1))
+    assert len(found) == 1
+    loop.timers.pop()()
+    assert [set(answers) for answers in found] == [{1}, {2}]
+    questions.told(1, 10, LookTold(number + 1))  # too late
+    assert len(found) == 2
+
+
+def test_nobody_to_ask(questions: Questions) -> None:
+    found: list[dict[int, Any]] = []
+    questions.ask([], ClockAsked, found.append)
+    questions.ask([8, 9], ClockAsked, found.append)
+    assert found == [{}, {}]
+
+
+def test_the_fastest_answer_says_most_about_a_clock() -> None:
+    """A clock that is 5 s ahead; ways of 100 and 300 us, then of 20 and 20."""
+    ahead = 5_000_000_000
+    slow = best_clock(None, 1_000_000, 1_400_000, 1_100_000 + ahead)
+    assert abs(slow[1] - ahead) <= slow[2] == 200_000
+    fast = best_clock(slow, 2_000_000, 2_040_000, 2_020_000 + ahead)
+    assert fast == (2_020_000, ahead, 20_000)
+    assert best_clock(fast, 3_000_000, 3_100_000, 0) == fast
+
+
+def test_between_two_looks_a_clock_goes_evenly() -> None:
+    """It was 1000 ns ahead at 10_000 and 3000 ns ahead at 30_000 of ours."""
+    clocks = [(10_000, 1_000, 5), (30_000, 3_000, 5)]
+    for ours, ahead in [(0, 1_000), (10_000, 1_000), (20_000, 2_000), (30_000, 3_000)]:
+        assert ahead_ns(clocks, ours + ahead) == ahead
+    assert ahead_ns(clocks, 90_000) == 3_000
+    assert ahead_ns(clocks[:1], 90_000) == 1_000
+    assert ahead_ns([], 90_000) == 0
+    shifted = [at - ahead_ns(clocks, at) for at in range(5_000, 40_000, 7)]
+    assert shifted == sorted(shifted)

@@ -1,0 +1,273 @@
+"""What everybody waits for on one host, as values and as lines of text."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import hoplite_mp
+from hoplite_mp import dump
+from hoplite_mp.node.waits import WAITS_MAX
+from tests.tasks.helpers import eventually, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hoplite_mp import Cluster
+
+
+def looked(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
+    """What the one node says."""
+    found = dump.collect(cluster, stacks)
+    assert found["silent"] == []
+    (node,) = found["nodes"]
+    return dict(node)
+
+
+def until(cluster: Cluster, kind: str, condition: Callable[[Any], bool]) -> list[dict[str, Any]]:
+    """All of that kind, as soon as the condition holds for them."""
+    found: list[dict[str, Any]] = []
+
+    def look() -> bool:
+        found[:] = looked(cluster)[kind]["first"]
+        return condition(found)
+
+    eventually(look)
+    return found
+
+
+def text(cluster: Cluster) -> str:
+    return "\n".join(dump.lines(dump.collect(cluster)))
+
+
+def add(*parts: Any) -> Any:
+    return sum(parts)
+
+
+def test_a_task_that_runs_one_that_waits_and_one_in_the_queue(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    running = [cluster.submit(wait_for, go) for _ in range(2)]
+    eventually(lambda: all(future.running() for future in running))
+    queued = cluster.submit(wait_for, go)
+    ready = cluster.put(1)
+    waiting = cluster.options(name="the sum").submit(add, running[0], ready, queued)
+    try:
+        found = looked(cluster)
+        shown = {one["id"]: one for one in found["running"]["first"]}
+        pids = {pid for pid in (one["on"] for one in shown.values())}
+        assert shown.keys() == {future.ref.id for future in running}
+        assert {one["name"] for one in shown.values()} == {"wait_for"}
+        assert all(re.fullmatch(r"worker [23] \(pid \d+\)", on) for on in pids)
+        assert len(pids) == 2
+        assert all(0 <= one["seconds"] < 60 for one in shown.values())
+        (one,) = found["queued"]["first"]
+        assert (one["id"], one["name"], one["workers"]) == (queued.ref.id, "wait_for", 2)
+        (one,) = found["waiting"]["first"]
+        assert (one["id"], one["name"], one["missing"]) == (waiting.ref.id, "the sum", 2)
+        assert [need["id"] for need in one["needs"]] == [running[0].ref.id, queued.ref.id]
+        assert one["needs"][0]["where"] == (
+            f"the result of wait_for(), which runs on {shown[running[0].ref.id]['on']}"
+        )
+        assert one["needs"][1]["where"] == "the result of wait_for(), which is queued"
+        lines = text(cluster).split("\n")
+        assert lines[0].startswith("h0 (")
+        assert sum(" runs for " in line for line in lines) == 2
+        (line,) = [line for line in lines if waiting.ref.id in line]
+        assert line.startswith(f"  task the sum() {waiting.ref.id} waits for 0")
+        assert "sent by the driver (pid" in line
+    finally:
+        go.touch()
+    cluster.wait([*running, queued])
+    assert isinstance(waiting.exception(), TypeError)  # a path and a number
+    assert text(cluster).split("\n")[1:] == ["  nothing waits here"]
+
+
+def test_who_waits_inside_a_task(cluster: Cluster, tmp_path: Path) -> None:
+    """The worker counts as blocked; its process says for what, the task stays on its stack."""
+    go = tmp_path / "go"
+
+    def get(refs: Any) -> Any:
+        return hoplite_mp.current().get(refs)
+
+    inner = cluster.submit(wait_for, go)
+    eventually(inner.running)
+    outer = cluster.submit(get, hoplite_mp.by_ref([inner.ref]))
+    try:
+        found = until(cluster, "processes", lambda found: any(one["blocked"] for one in found))
+        (one,) = [one for one in found if one["blocked"]]
+        assert (one["task"], one["id"], one["more"]) == ("get", inner.ref.id, 0)
+        assert one["where"].startswith("the result of wait_for(), which runs on worker")
+        (line,) = [line for line in text(cluster).split("\n") if " waits in get()" in line]
+        assert inner.ref.id in line
+    finally:
+        go.touch()
+    assert outer.result() == [str(go)]
+
+
+def test_a_task_inside_a_task(cluster: Cluster, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    def around(path: Any) -> Any:
+        c = hoplite_mp.current()
+        futures = [c.submit(wait_for, path) for _ in range(1)]
+        return c.get(futures)
+
+    with hoplite_mp.Cluster(workers=1, memory="64MiB") as c:
+        outer = c.submit(around, go)
+        try:
+            found = until(c, "running", lambda found: len(found) == 2)
+            assert [(one["name"], one["inside"]) for one in found] == [
+                ("around", 0), ("wait_for", 1),
+            ]  # fmt: skip
+            assert found[0]["id"] == outer.ref.id
+            assert found[0]["on"] == found[1]["on"]
+            assert ", inside 1 others" in text(c)
+        finally:
+            go.touch()
+        outer.result()
+
+
+def test_a_group_that_does_not_fill(cluster: Cluster, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    def member(rank: int) -> Any:
+        with hoplite_mp.current().group("alone", 3, rank) as g:
+            try:
+                g.barrier()
+            except hoplite_mp.HopliteTimeoutError:
+                return None
+        return rank
+
+    future = cluster.submit(member, 1)
+    found = until(cluster, "groups", lambda found: len(found) == 1)
+    (group,) = found
+    assert (group["name"], group["size"], group["formed"]) == ("alone", 3, False)
+    assert [(m["rank"], m["node"]) for m in group["came"]] == [(1, 0)]
+    line = next(line for line in text(cluster).split("\n") if "group" in line)
+    pid = group["came"][0]["pid"]
+    assert line == (
+        f"  group 'alone' of 3: ranks 1 (pid {pid} at h0) have come; it waits for ranks 0, 2"
+    )
+    others = [cluster.submit(member, rank) for rank in (0, 2)]
+    assert [f.result() for f in [others[0], future, others[1]]] == [0, 1, 2]
+    until(cluster, "groups", lambda found: not found)
+    assert not go.exists()
+
+
+def test_a_group_of_which_one_does_not_call(cluster: Cluster, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    def member(rank: int) -> float:
+        g = hoplite_mp.current().group("late", 2, rank)
+        g.barrier()
+        if rank:
+            wait_for(go)
+        return float(g.allreduce(np.ones(1))[0])
+
+    futures = [cluster.submit(member, rank) for rank in range(2)]
+    try:
+        found = until(
+            cluster, "groups", lambda f: [(one["call"], one["made"]) for one in f] == [(1, [0])]
+        )
+        assert found[0]["awaited"] == [1]
+        assert "call 1 made by rank 0, it waits for rank 1" in text(cluster)
+    finally:
+        go.touch()
+    assert [future.result() for future in futures] == [2.0, 2.0]
+
+
+def test_a_reduce_with_missing_sources(cluster: Cluster, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    def late(path: Any) -> float:
+        wait_for(path)
+        return 1.0
+
+    sources = [cluster.put(1.0), cluster.submit(late, go), cluster.put(2.0)]
+    eventually(sources[1].running)  # type: ignore[union-attr]
+    total = cluster.reduce(sources, op="max")
+    try:
+        (one,) = until(cluster, "collectives", lambda found: len(found) == 1)
+        assert {key: one[key] for key in ("kind", "op", "sources", "num", "missing")} == {
+            "kind": "reduce", "op": "max", "sources": 3, "num": 3, "missing": 1,
+        }  # fmt: skip
+        (need,) = one["needs"]
+        assert (need["index"], need["id"]) == (1, sources[1].ref.id)  # type: ignore[union-attr]
+        assert one["planned"] is None
+        (line,) = [line for line in text(cluster).split("\n") if "reduce max" in line]
+        assert "2 of 3 sources done, 3 needed; missing: [1] " in line
+        assert "which runs on worker" in line
+    finally:
+        go.touch()
+    assert cluster.get(total) == 2.0
+    until(cluster, "collectives", lambda found: not found)
+
+
+def test_a_long_queue_is_counted(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with hoplite_mp.Cluster(workers=1, memory="64MiB") as c:
+        first = c.submit(wait_for, go)
+        eventually(first.running)
+        futures = [c.submit(wait_for, go) for _ in range(WAITS_MAX + 50)]
+        dependent = [c.submit(add, first) for _ in range(WAITS_MAX + 20)]
+        try:
+            found = looked(c)
+            assert (found["queued"]["count"], len(found["queued"]["first"])) == (
+                WAITS_MAX + 50, WAITS_MAX,
+            )  # fmt: skip
+            assert (found["waiting"]["count"], len(found["waiting"]["first"])) == (
+                WAITS_MAX + 20, WAITS_MAX,
+            )  # fmt: skip
+            lines = text(c).split("\n")
+            assert "  and 50 more of these (queued)" in lines
+            assert "  and 20 more of these (waiting)" in lines
+        finally:
+            go.touch()
+        c.wait([*futures, *dependent])
+
+
+def test_where_the_threads_stand(cluster: Cluster, tmp_path: Path) -> None:
+    """Twice: the file begins anew. The task does not notice."""
+    go = tmp_path / "go"
+    future = cluster.submit(wait_for, go)
+    eventually(future.running)
+    try:
+        for _ in range(2):
+            stacks = looked(cluster, stacks=True)["stacks"]["first"]
+            assert len(stacks) == 2
+            (mine,) = [one for one in stacks if "in wait_for" in one["text"]]
+            assert mine["text"].count("Current thread") == 1
+            shown = "\n".join(dump.lines(dump.collect(cluster, stacks=True)))
+            assert f"worker {mine['worker']} (pid {mine['pid']}) stands at" in shown
+    finally:
+        go.touch()
+    assert future.result() == str(go)
+
+
+def test_a_worker_whose_handler_is_gone_is_left_alone(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    def deaf(path: Any) -> str:
+        import faulthandler
+
+        from hoplite_mp.protocol.local import STACKS_SIGNAL
+
+        faulthandler.unregister(STACKS_SIGNAL)
+        path.with_name("deaf").touch()
+        return wait_for(path)
+
+    with hoplite_mp.Cluster(workers=1, memory="64MiB") as c:
+        future = c.submit(deaf, go)
+        wait_for(tmp_path / "deaf")
+        begun = time.monotonic()
+        (one,) = looked(c, stacks=True)["stacks"]["first"]
+        assert one["text"] == "it cannot be asked"
+        assert time.monotonic() - begun < 30
+        go.touch()
+        assert future.result() == str(go)
