@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -217,6 +218,80 @@ def test_two_programs_cannot_trace_at_once(cluster: UpCluster, lan: Lan, tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.json", "two.json"]
     first.communicate("\n", timeout=PATIENCE_S)
     assert first.returncode == 0
+
+
+def test_a_trace_ends_with_its_program(cluster: UpCluster, lan: Lan, tmp_path: Path) -> None:
+    """Killed with its whole node, it cannot say so; the others learn it with its end."""
+    first = lan[0].popen(
+        cluster.program(
+            f"""
+            with c.trace({str(tmp_path / "one.json")!r}):
+                print("traces", flush=True)
+                sys.stdin.readline()
+            """
+        ),
+        env=cluster.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stdout is not None
+    assert first.stdout.readline() == "traces\n"
+    lan[0].signal(first, signal.SIGKILL)
+    first.communicate(timeout=PATIENCE_S)
+    out = cluster.run(
+        lan[1],
+        f"""
+        deadline = time.monotonic() + 40
+        while True:
+            try:
+                with c.trace({str(tmp_path / "two.json")!r}):
+                    c.submit(os.getpid).result()
+                break
+            except RuntimeError:
+                assert time.monotonic() < deadline
+        """,
+    )
+    assert out == ""
+    assert len(Timeline(tmp_path / "two.json").of("task")) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["two.json"]
+
+
+def test_a_node_that_joins_is_traced_too(cluster: UpCluster, lan: Lan, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    program = lan[0].popen(
+        cluster.program(
+            f"""
+            def known():
+                return {{n.id for n in c.nodes if n.workers}}
+            before = known()
+            deadline = time.monotonic() + 40
+            with c.trace({str(path)!r}):
+                print("traces", flush=True)
+                while len(known()) == len(before):
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
+                (new,) = known() - before
+                ids = [c.options(node=new).submit(os.getpid) for _ in range(5)]
+                c.wait(ids)
+            print(new, *[f.ref.id for f in ids], flush=True)
+            """
+        ),
+        env=cluster.env,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "traces\n"
+    more = cluster.join(lan[1], 1)
+    out, _ = program.communicate(timeout=PATIENCE_S)
+    new, *ids = out.split()
+    found = Timeline(path)
+    assert found.outcomes() == {oid: ["done"] for oid in ids}
+    assert {f"h{task['pid'] - 1}" for task in found.of("task")} == {new}
+    assert len(found.other["nodes"][new]["error_us"]) == 2
+    lan[1].signal(more, signal.SIGTERM)
+    assert more.wait(PATIENCE_S) == 0
 
 
 def test_dump_of_tasks_and_a_group_over_hosts(cluster: UpCluster, lan: Lan, tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 import hoplite_mp
 from hoplite_mp import dump
 from hoplite_mp.node.waits import WAITS_MAX
+from hoplite_mp.protocol.local import Dump, Reply
 from tests.tasks.helpers import eventually, wait_for
 
 if TYPE_CHECKING:
@@ -79,7 +82,7 @@ def test_a_task_that_runs_one_that_waits_and_one_in_the_queue(
         assert lines[0].startswith("h0 (")
         assert sum(" runs for " in line for line in lines) == 2
         (line,) = [line for line in lines if waiting.ref.id in line]
-        assert line.startswith(f"  task the sum() {waiting.ref.id} waits for 0")
+        assert line.startswith(f"  task the sum() {waiting.ref.id} waits for ")
         assert "sent by the driver (pid" in line
     finally:
         go.touch()
@@ -271,3 +274,53 @@ def test_a_worker_whose_handler_is_gone_is_left_alone(tmp_path: Path) -> None:
         assert time.monotonic() - begun < 30
         go.touch()
         assert future.result() == str(go)
+
+
+def test_who_has_not_reported() -> None:
+    """Two nodes' words side by side: h0's reduction waits for h1 and h2, of which h1 is done."""
+    empty = {"count": 0, "first": []}
+    kinds = ("running", "queued", "waiting", "sent", "transfers", "groups", "processes")
+    operation = {
+        "operation": 9, "kind": "reduce", "op": "sum", "seconds": 2.0, "by": "the driver (pid 1)",
+        "sources": 3, "num": 3, "missing": 0, "needs": [], "planned": 1.5, "epoch": 2,
+        "waits_for": [1, 2], "no_room": False, "to": [],
+    }  # fmt: skip
+
+    def part(reported: bool, epoch: int = 2) -> dict[str, Any]:
+        return {
+            "operation": 9, "epoch": epoch, "seconds": 1.5, "begun": True, "reported": reported,
+            "missing": 0 if reported else 4,
+        }  # fmt: skip
+
+    def node(number: int, **sections: list[dict[str, Any]]) -> dict[str, Any]:
+        found = dict.fromkeys((*kinds, "collectives", "parts"), empty)
+        found |= {kind: {"count": len(one), "first": one} for kind, one in sections.items()}
+        return {"node": number, "host": f"host{number}", **found}
+
+    said = {
+        0: node(0, collectives=[operation]),
+        1: node(1, parts=[part(True)]),
+        2: node(2, parts=[part(True, epoch=1), part(False)]),
+    }
+    packed = {number: msgspec.msgpack.encode(one) for number, one in said.items()}
+
+    class Channel:
+        def call(self, ask: Any) -> Reply:
+            if isinstance(ask, Dump):
+                return Reply(1, ([(n, len(data)) for n, data in packed.items()], [3]))
+            return Reply(1, packed[ask.node][ask.offset : ask.offset + 100])  # in pieces
+
+    fake: Any = SimpleNamespace(_runtime=SimpleNamespace(channel=Channel()))
+    found = dump.collect(fake)
+    assert found["nodes"][0]["collectives"]["first"][0]["not_reported"] == ["h2"]
+    assert list(dump.lines(found)) == [
+        "h0 (host0)",
+        "  reduce sum (operation 9) of the driver (pid 1) is open for 2.0 s: 3 of 3 sources done, "
+        "3 needed; plan 2 runs for 1.5 s; not reported: h2",
+        "h1 (host1)",
+        "  part of operation 9, plan 2, open for 1.5 s: reported",
+        "h2 (host2)",
+        "  part of operation 9, plan 1, open for 1.5 s: reported",
+        "  part of operation 9, plan 2, open for 1.5 s: 4 pieces are missing",
+        "h3 does not answer",
+    ]
