@@ -66,11 +66,11 @@ def test_a_task_that_runs_one_that_waits_and_one_in_the_queue(
         pids = {pid for pid in (one["on"] for one in shown.values())}
         assert shown.keys() == {future.ref.id for future in running}
         assert {one["name"] for one in shown.values()} == {"wait_for"}
-        assert all(re.fullmatch(r"worker [23] \(pid \d+\)", on) for on in pids)
+        assert all(re.fullmatch(r"worker \d+ \(pid \d+\)", on) for on in pids)
         assert len(pids) == 2
         assert all(0 <= one["seconds"] < 60 for one in shown.values())
         (one,) = found["queued"]["first"]
-        assert (one["id"], one["name"], one["workers"]) == (queued.ref.id, "wait_for", 2)
+        assert (one["id"], one["name"], one["pool"]) == (queued.ref.id, "wait_for", 0)
         (one,) = found["waiting"]["first"]
         assert (one["id"], one["name"], one["missing"]) == (waiting.ref.id, "the sum", 2)
         assert [need["id"] for need in one["needs"]] == [running[0].ref.id, queued.ref.id]
@@ -243,7 +243,7 @@ def test_where_the_threads_stand(cluster: Cluster, tmp_path: Path) -> None:
     try:
         for _ in range(2):
             stacks = looked(cluster, stacks=True)["stacks"]["first"]
-            assert len(stacks) == 2
+            assert len(stacks) >= 2  # others may stand in for those that have just waited
             (mine,) = [one for one in stacks if "in wait_for" in one["text"]]
             assert mine["text"].count("Current thread") == 1
             shown = "\n".join(dump.lines(dump.collect(cluster, stacks=True)))
