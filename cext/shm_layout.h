@@ -114,7 +114,7 @@ typedef struct {
     uint64_t timeout_ns;   /* of running; 0 = none */
     uint64_t started_ns;
     uint64_t submitter;    /* client generation of the submitter */
-    uint64_t reserved2;
+    uint64_t audience;     /* home of the host whose driver hears what it prints; 0 = this one's */
     char name[NAME_BYTES];
     uint8_t args_inline[ARGS_INLINE];
     uint8_t result_inline[RESULT_INLINE];
