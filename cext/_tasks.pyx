@@ -108,7 +108,7 @@ cdef class Tasks:
 
     def submit(self, uint64_t oid, uint64_t function, bytes args, uint64_t args_oid, int retries,
                uint64_t timeout_ns, unsigned flags, bytes name, unsigned queue,
-               bint ready) -> bool:
+               bint ready, uint64_t audience=0) -> bool:
         """Writes a WAITING header's record; ready: QUEUED at once, with a hint.
 
         False: no hint was posted (not ready, or the ring is full: post() it later).
@@ -127,6 +127,7 @@ cdef class Tasks:
         r.timeout_ns = timeout_ns
         r.started_ns = 0
         r.submitted_ns = now_ns()
+        r.audience = audience
         memset(r.name, 0, NAME_BYTES)
         memcpy(r.name, PyBytes_AS_STRING(name), min(PyBytes_GET_SIZE(name), NAME_BYTES))
         memcpy(r.args_inline, PyBytes_AS_STRING(args), n)
@@ -233,6 +234,11 @@ cdef class Tasks:
         cdef shm_record *r = record_of(self.c, oid)
         return (r.function, r.args, PyBytes_FromStringAndSize(<char *>r.args_inline, r.args_len),
                 r.flags, r.timeout_ns, r.tries)
+
+    def audience(self, uint64_t oid) -> int:
+        """The home of the host whose driver hears what it prints; 0: this host's."""
+        check(oid)
+        return record_of(self.c, oid).audience
 
     def name(self, uint64_t oid) -> str:
         """What its submitter called it; "" for what is no task."""

@@ -35,7 +35,7 @@ enum {
     TABLE_WORDS = TABLE_HEADERS / 64,
     RETURNS = 4096,         /* ring of returned big blocks: hints for the node */
     NAME_BYTES = 32,
-    ARGS_INLINE = 224,
+    ARGS_INLINE = 216,
     RESULT_INLINE = 192,
     BLOCK_ALIGN = 64,
     NODE_SLOT = 0,
@@ -102,7 +102,7 @@ static_assert(offsetof(shm_header, pins) == 40 && offsetof(shm_header, block) ==
 static_assert(offsetof(shm_header, taken) == 96, "header");
 
 /* A task record: 512 bytes, parallel to the header.
- *   0 function │ args │ lengths │ retries … │ timeout │ started │ exit │ 64 name │ 96 args │ 320 result
+ *   0 function │ args │ lengths │ retries … │ timeout … audience │ 72 name │ 104 args │ 320 result
  */
 typedef struct {
     uint64_t function;     /* local id of the function object */
@@ -117,12 +117,13 @@ typedef struct {
     uint64_t started_ns;
     uint64_t submitter;    /* client generation of the submitter */
     uint64_t submitted_ns;
+    uint64_t audience;     /* home of the host whose driver hears what it prints; 0 = this one's */
     char name[NAME_BYTES];
     uint8_t args_inline[ARGS_INLINE];
     uint8_t result_inline[RESULT_INLINE];
 } shm_record;
 static_assert(sizeof(shm_record) == 512, "record");
-static_assert(offsetof(shm_record, args_inline) == 96, "record");
+static_assert(offsetof(shm_record, args_inline) == 104, "record");
 static_assert(offsetof(shm_record, result_inline) == 320, "record");
 
 /* A table: who owns 4096 headers, and two bitmaps of news for that owner. */

@@ -13,7 +13,7 @@ cdef extern from "shm_spans.h" nogil:
         uint8_t kind, flags
         uint16_t pool
     ctypedef struct shm_record:
-        uint64_t function, args, timeout_ns, started_ns, submitter, submitted_ns
+        uint64_t function, args, timeout_ns, started_ns, submitter, submitted_ns, audience
         uint32_t args_len, result_len
         uint16_t retries_left, tries, flags
         char name[32]

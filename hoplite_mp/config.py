@@ -147,6 +147,12 @@ class Config:
     """The longest line of a worker's output that is forwarded whole; longer ones are cut in pieces.
     Higher: long lines stay in one piece. Lower: less memory per worker in the node."""
 
+    output_wait_s: float = 10.0
+    """Several hosts: how long workers' lines wait for a driver that takes none at all. Then they
+    are dropped, and a line says how many, until it reads again. On one host they wait for ever.
+    Higher: a driver that is suspended for a while misses nothing. Lower: workers that have printed
+    much for it are free for others sooner."""
+
     blas_threads: int | None = None
     """BLAS threads in each worker; None: one.
     Higher: a single large product is faster. Lower: workers do not fight for the cores."""
@@ -250,6 +256,7 @@ _LARGEST: dict[str, int] = {
     "blas_threads": 1024,
     "reduce_threads": 1024,
     "drain_interval_s": 60,
+    "output_line_bytes_max": 1 * MIB,  # protocol/output.py: LINE_BYTES_MAX
     "unauthenticated_max": 4096,
 }
 _ABOVE_ZERO = {"drain_interval_s", "handshake_timeout_s", "start_timeout_s"}

@@ -85,6 +85,8 @@ class Submitter:
         self.waiting = Waiting(self)
         self.collector = Collector(self)
         self.closed = False
+        # Home of the host whose driver hears what the tasks sent from here print; 0: this host's.
+        self.audience = 0
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -158,6 +160,7 @@ class Submitter:
                 name.encode(errors="replace")[:NAME_BYTES],
                 queue,
                 ready,
+                self.audience,
             )
             if not posted:
                 if call.dependencies:

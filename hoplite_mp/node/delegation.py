@@ -83,6 +83,8 @@ class Delegation:
         self.broken: Callable[[int, str], None] = lambda pool, why: None  # told of such pools
         # Told of pools that have no more workers on other hosts.
         self.deserted: Callable[[int, str], None] = lambda pool, why: None
+        # Told of tasks that speak to a driver elsewhere: of which home, and where they are sent.
+        self.sends_on: Callable[[int, int], None] = lambda audience, home: None
         self._offered: set[int] = set()
 
     # -- who runs ------------------------------------------------------------------------------
@@ -201,6 +203,9 @@ class Delegation:
         if None in holds:  # its submitter has just died
             self._lost(oid, runner.number)
             return
+        audience = self.tasks.audience(oid)
+        if audience:
+            self.sends_on(audience, runner.home)
         message = RunTask(
             ids.pack_id(self.client.home, oid),
             self._public(function),
@@ -211,6 +216,7 @@ class Delegation:
             flags,
             self.client.task_name(oid).encode()[:64],
             runner.pool,
+            audience,
         )
         runner.running[oid] = holds
         self.where[oid] = runner

@@ -70,8 +70,10 @@ class FarPools:
         for number, workers in ask.far:
             opening.waiting[members[number].home] = workers
         opening.homes = set(opening.waiting)
+        audience = opening.local.audience
         for home, workers in list(opening.waiting.items()):
-            self.lan.peers.send(home, OpenFarPool(self._last, workers, ask.max_tasks, setup))
+            message = OpenFarPool(self._last, workers, ask.max_tasks, setup, audience)
+            self.lan.peers.send(home, message)
 
     def opened(self, home: int, message: FarPoolOpened) -> None:
         """Another node's answer."""
@@ -129,7 +131,8 @@ class FarPools:
         pool = None
         if not self.lan.draining.going:
             workers = self.node.workers
-            pool = workers.open_next(message.workers, NODE_SLOT, message.max_tasks, setup)
+            audience = self.guests.audience_here(home, message.audience)
+            pool = workers.open_next(message.workers, NODE_SLOT, message.max_tasks, setup, audience)
         error = "" if pool is not None else f"node h{self.node.number} can start no more workers"
         if pool is not None:
             self.guests.pools[pool] = home

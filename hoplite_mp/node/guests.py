@@ -67,6 +67,8 @@ class Guests:
         self.pools: dict[int, int] = {}  # of workers for one other host alone -> its home
         self.notes = Notes()
         self.unposted: list[int] = []  # the ring of hints was full
+        # Told before the sender is: what that worker has printed goes before the task's end.
+        self.ends: Callable[[int], None] = lambda slot: None
 
     def __contains__(self, oid: int) -> bool:
         return oid in self.by_oid
@@ -115,10 +117,16 @@ class Guests:
             message.name,
             self.queue(pool),
             True,
+            self.audience_here(guest.peer, message.audience),
         )
         if not posted:
             self.unposted.append(oid)
         self._prefetch(message, holds)
+
+    def audience_here(self, peer: int, audience: int) -> int:
+        """An audience that another host has named, as this one does: 0 is its own driver."""
+        audience = audience or peer
+        return 0 if audience == self.client.home else audience
 
     def _prefetch(self, message: RunTask, holds: list[Any]) -> None:
         """Brings what it needs while the workers are busy with tasks before it."""
@@ -158,6 +166,7 @@ class Guests:
             return  # it still runs; another word follows when it has stopped
         guest.ended = True
         guest.holds = guest.holds[:1]
+        self.ends(self.tasks.claimant(guest.oid))
         message = self._ending(guest)
         kept = message.refs or (message.outcome == "ready" and message.payload is None)
         if not self.send(guest.peer, message) or not kept:

@@ -17,6 +17,7 @@ import msgspec
 
 from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.draining import Draining
+from hoplite_mp.node.far_output import FarOutput
 from hoplite_mp.node.far_pools import FarPools
 from hoplite_mp.node.forests import Forests
 from hoplite_mp.node.given import GivenBlocks
@@ -52,11 +53,15 @@ from hoplite_mp.protocol.peers import (
     Evacuated,
     FarPoolOpened,
     Kept,
+    LastLinesAsked,
+    LastLinesSent,
     Leaving,
     LetGo,
     Locate,
     Located,
     OpenFarPool,
+    Printed,
+    PrintedTaken,
     Probe,
     Probed,
     RecallTasks,
@@ -111,6 +116,14 @@ class Lan:
             lambda pool: node.workers.queue(pool, here=True),
             node.workers.interrupt,
         )
+        self.far_output = FarOutput(
+            node.output,
+            self.peers.send,
+            self.peers.number_of,
+            lambda slot: bool(node.tasks.running(slot)),
+        )
+        self.guests.ends = self._printed
+        self.delegation.sends_on = self.far_output.sent_on
         self.kept = KeptCopies(node.results, node.imports, node.places, self.peers.send, node.after)
         self.links = Links(node, self.peers)
         self.guests.notes = self.links.notes = node.tracing.recording.notes
@@ -133,6 +146,11 @@ class Lan:
         node = self.node
         if not node.tasks.post(oid, node.workers.queue(node.tasks.pool_of(oid))):
             node.after(0.05, lambda: self._post(oid))
+
+    def _printed(self, slot: int) -> None:
+        """What that worker has printed goes before the word that its task has ended."""
+        for fd in self.node.workers.pipes.get(slot, ()):
+            self.node.output.catch_up(fd)
 
     def connect(self) -> TcpStream:
         """The connection to a manager on another host; blocks. AuthError, ManagerLostError,
@@ -268,6 +286,7 @@ class Lan:
         self.kept.lose_peer(member.home)
         self.draining.lose_peer(member.home)
         self.far_pools.lose_peer(member.home)
+        self.far_output.lose_peer(member.home)
         self.locations.lose_peer(member.home)
         self.probing.lose_peer(member.home)
         self.node.tracing.went(member.home, number, member.workers)
@@ -354,6 +373,14 @@ class Lan:
                 self.far_pools.opened(home, message)
             case CloseFarPool():
                 self.far_pools.closed(home, message)
+            case Printed():
+                self.far_output.printed(home, message)
+            case PrintedTaken():
+                self.far_output.taken(home, message)
+            case LastLinesAsked():
+                self.far_output.last_lines_asked(home)
+            case LastLinesSent():
+                self.far_output.last_lines_sent(home, message)
             case RemoveNode():
                 self.draining.begin()
             case Leaving():
@@ -367,6 +394,11 @@ class Lan:
                 if peer is not None:
                     self.group_calls.receive(peer.member.node, message)
 
+    @property
+    def all_said(self) -> bool:
+        """Lines of workers elsewhere have come, and what was sent to other nodes has left."""
+        return self.far_output.quiet and self.peers.flushed
+
     def look(self, done: list[int]) -> None:
         """Words in shared memory may have changed; these tasks of the node's are done."""
         self.guests.completed(done)
@@ -375,6 +407,7 @@ class Lan:
         if self.delegation.steal() and not self._stealing:
             self._stealing = True
             self.node.after(STEAL_LOOK_S, self._look_for_idle)
+        self.far_output.look()
         self.node.places.purge()
 
     def _look_for_idle(self) -> None:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.lan import Lan
+    from hoplite_mp.node.pools import Pool
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.protocol.peers import PeerMessage
 
@@ -101,7 +102,13 @@ class Node:
             self.client, self.tasks, self.send_manager, self.reply, lambda: self.number
         )
         self.output = Output(
-            socket.socket(fileno=start.output_fd), self.poll, self.config.output_line_bytes_max
+            socket.socket(fileno=start.output_fd),
+            self.poll,
+            self.config,
+            self.client.home,
+            lambda: self.number,
+            self.after,
+            None if start.lan is None else self.config.output_wait_s,
         )
         self.store.number = lambda: self.number
         self.workers = Workers(self)
@@ -117,7 +124,7 @@ class Node:
         self._request_decoder = msgspec.msgpack.Decoder(Request)
         self._packet = memoryview(bytearray(PACKET_BYTES_MAX))  # what a client has just sent
         self._encode = msgspec.msgpack.Encoder().encode
-        self._stop = False
+        self._stop = self._orderly = False
         self._watching = False
 
     # -- wiring --------------------------------------------------------------------------------
@@ -179,16 +186,17 @@ class Node:
             with contextlib.suppress(OSError):  # it has died: its end is on the way
                 sock.send(self._encode(reply))
 
-    def connect(self, slot: int, line: socket.socket, out: int, err: int) -> None:
+    def connect(
+        self, slot: int, line: socket.socket, out: int, err: int, audience: int = 0
+    ) -> None:
         """A worker's line and the reading ends of its pipes."""
-        label = f"worker {slot}@h{self.number}"
         for stream, read in enumerate((out, err), 1):
-            self.output.add(read, stream, label)
+            self.output.add(read, stream, slot, audience)
             self.handlers[read] = lambda fd=read: self.from_pipe(fd)  # type: ignore[misc]
         self.workers.pipes[slot] = [out, err]
         self.add_client(slot, line)
 
-    def spawn(self, slot: int, pool: int, max_tasks: int, setup: int) -> bool:
+    def spawn(self, slot: int, pool: Pool) -> bool:
         """Asks the supervisor for a worker; its line and its pipes are made here. False: they
         cannot be made now."""
         made: list[int] = []
@@ -202,8 +210,8 @@ class Node:
             _log.error("cannot start a worker: %s", error)
             return False
         out, err = made[:2], made[2:]
-        self.connect(slot, mine, out[0], err[0])
-        message = self._encode(Spawn(slot, pool, max_tasks, setup))
+        self.connect(slot, mine, out[0], err[0], pool.audience)
+        message = self._encode(Spawn(slot, pool.number, pool.max_tasks, pool.setup, pool.audience))
         try:
             socket.send_fds(self.supervisor, [message], [theirs.fileno(), out[1], err[1]])
         except OSError:
@@ -246,8 +254,8 @@ class Node:
 
     def from_supervisor(self) -> None:
         data = self.supervisor.recv(PACKET_BYTES_MAX)
-        if not data:
-            self._stop = True
+        if not data:  # all workers have ended
+            self._stop = self._orderly = True
             return
         message = self._supervisor_decoder.decode(data)
         if isinstance(message, Spawned):
@@ -350,8 +358,7 @@ class Node:
     def run(self) -> None:
         self.add(self.supervisor.fileno(), self.from_supervisor)
         self.add(self.event_fd, self._drain_event)
-        self.poll.register(self.output.sock, 0)
-        self.handlers[self.output.sock.fileno()] = self.output.flush
+        self.handlers[self.output.driver.sock.fileno()] = self.output.driver.send
         self.client.register(DRIVER_SLOT, 1, 0)
         self.store.lease_first_span(DRIVER_SLOT)
         self.tasks.set_pid(DRIVER_SLOT, self.start.driver_pid)
@@ -365,7 +372,24 @@ class Node:
             self.after(POPULATE_DELAY_S, self.populate)
         while not self._stop:
             self.turn()
-        self.output.finish(OUTPUT_PATIENCE_S)
+        self.finish_output()
+
+    def finish_output(self) -> None:
+        """The host ends: what its workers wrote goes to their drivers, to the last byte, and what
+        workers elsewhere have written for its own driver comes; within a bounded time."""
+        deadline = time.monotonic() + OUTPUT_PATIENCE_S
+        with contextlib.suppress(OSError, ValueError):
+            self.poll.unregister(self.supervisor)  # it has ended, and would say so all the time
+        self.output.drain_all()
+        if self.lan is not None and self._orderly:
+            self.lan.far_output.ask_last_lines(self.lan.peers.met)
+        while not (self.output.quiet and (self.lan is None or self.lan.all_said)):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self.serve(left)
+            if self.lan is not None:
+                self.lan.far_output.look()
 
     def turn(self) -> None:
         now = time.monotonic()
@@ -376,6 +400,10 @@ class Node:
         timeout = None
         if self.timers:
             timeout = max(0.0, self.timers[0][0] - time.monotonic())
+        self.serve(timeout)
+
+    def serve(self, timeout: float | None) -> None:
+        """What comes in; waits for it at most so many seconds."""
         events = self.poll.poll(timeout)
         self.client.set_sleeping(False)
         for fd, _ in events:

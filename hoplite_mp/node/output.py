@@ -1,138 +1,240 @@
-"""Workers' stdout and stderr, line by line, on their way to the driver.
+"""Workers' stdout and stderr, line by line, on their way to the drivers that they are for.
 
-Why it exists: what a task prints belongs in front of the user. Each worker writes to pipes; whole
-lines go to the driver with the worker's label. When the driver does not read, the pipes are left
-alone until it does, so that nothing grows.
-It must never know: what the lines mean.
+Why it exists: what a task prints belongs in front of its user. Each worker writes to pipes; whole
+lines go to the audience of the task that has printed them, in order. A pipe whose next lines must
+wait is left alone until they can go, so that nothing grows and the loop never waits; its worker
+waits in `print`, if it prints much.
+It must never know: what the lines mean, how they travel to other hosts.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
+import time
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
+from hoplite_mp.node.audiences import Audience
+from hoplite_mp.node.driver_socket import DriverSocket, frames
+from hoplite_mp.node.lines import Lines, Run
+from hoplite_mp.protocol.output import bytes_of
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-__all__ = ["Output", "OutputLine"]
+    from hoplite_mp.config import Config
 
+__all__ = ["Output"]
+
+# Lines of this host's own workers that wait for its driver. Higher: workers wait less for a driver
+# that reads in bursts. Lower: less memory in the node.
 BACKLOG_BYTES_MAX = 1 << 20
 READ_BYTES = 65536
+# Of a pipe at once when everything in it is wanted: what the largest pipe holds. Somebody else may
+# still write into it.
+DRAIN_BYTES_MAX = 1 << 20
 
 
-class OutputLine(msgspec.Struct, frozen=True, array_like=True):
-    """One line of a worker: stream 1 (stdout) or 2 (stderr), without the line's end."""
+@dataclass(slots=True, eq=False)
+class Pipe:
+    """One stream of one worker. `waiting`: lines that cannot go yet, for the first of which the
+    pipe is held."""
 
+    fd: int  # -1: the worker is dead, and everything has been read
+    slot: int
     stream: int
-    label: str
-    line: bytes
+    lines: Lines
+    waiting: deque[Run] = field(default_factory=deque)
 
 
 class Output:
-    """Pipes in, one socket to the driver out."""
+    """Pipes in; out to this host's driver, and to others."""
 
-    def __init__(self, sock: socket.socket, poll: select.epoll, line_bytes_max: int) -> None:
-        self.sock = sock
-        self.sock.setblocking(False)
+    def __init__(
+        self,
+        sock: socket.socket,
+        poll: select.epoll,
+        config: Config,
+        home: int,
+        number: Callable[[], int],
+        after: Callable[[float, Callable[[], None]], None],
+        patience_s: float | None,
+    ) -> None:
+        """number: of this node, for the labels. patience_s: how long a driver may take no lines
+        before what is for it is dropped; None: for ever."""
         self.poll = poll
-        self.line_bytes_max = line_bytes_max
-        self.pipes: dict[int, tuple[int, str, bytearray]] = {}  # fd -> (stream, label, rest)
-        self.paused: set[int] = set()
-        self.backlog: deque[bytes] = deque()
-        self.backlog_bytes = 0
-        self.broken = False
-        self._encode = msgspec.msgpack.Encoder().encode
+        self.home = home
+        self.number = number
+        self.after = after
+        self.patience_s = patience_s
+        self.line_bytes_max = config.output_line_bytes_max
+        self.driver = DriverSocket(sock, poll)
+        self.own = Audience(self._to_driver, BACKLOG_BYTES_MAX, patience_s)
+        # Drivers of other hosts, by home; None: nobody is there.
+        self.far: Callable[[int], Audience | None] = lambda home: None
+        self.pipes: dict[int, Pipe] = {}  # fd -> what is read from it
+        self.held: list[Pipe] = []
+        self._own_taken = lambda nbytes: self.taken(self.own, nbytes)
+        self._watched: set[Audience] = set()
 
-    def add(self, fd: int, stream: int, label: str) -> Callable[[], bool]:
-        """Reads a worker's pipe from now on; returns what to call when it is readable."""
+    def add(self, fd: int, stream: int, slot: int, audience: int) -> None:
+        """Reads a worker's pipe from now on; audience: of what it says before its first mark."""
         os.set_blocking(fd, False)
-        self.pipes[fd] = (stream, label, bytearray())
+        self.pipes[fd] = Pipe(fd, slot, stream, Lines(self.home, self.line_bytes_max, audience))
         self.poll.register(fd, select.EPOLLIN)
-        return lambda: self.read(fd)
+
+    # -- in ------------------------------------------------------------------------------------
 
     def read(self, fd: int) -> bool:
         """Takes what is there; False when the pipe has ended."""
-        stream, label, rest = self.pipes[fd]
+        pipe = self.pipes[fd]
+        if pipe.waiting:
+            return True  # held since this event was reported
         try:
             data = os.read(fd, READ_BYTES)
         except BlockingIOError:
             return True
-        rest += data
-        *lines, last = bytes(rest).split(b"\n")
-        rest[:] = last
-        if len(rest) > self.line_bytes_max or (not data and rest):
-            lines.append(bytes(rest))
-            rest.clear()
-        for line in lines:
-            self.send(OutputLine(stream, label, line))
         if not data:
-            self.close(fd)
+            self._close(pipe)
             return False
+        pipe.waiting.extend(pipe.lines.feed(data))
+        self._push(pipe)
         return True
+
+    def catch_up(self, fd: int) -> None:
+        """What has been written into that pipe so far is on its way, as far as there is room."""
+        pipe = self.pipes.get(fd)
+        if pipe is not None and not pipe.waiting:
+            self._empty(pipe)
+            self._push(pipe)
 
     def drain(self, fd: int) -> None:
         """The worker is dead: everything that it wrote, and then the end."""
-        while fd in self.pipes:
-            before = len(self.pipes[fd][2])
-            if not self.read(fd) or len(self.pipes[fd][2]) == before:
-                break
-        if fd in self.pipes:  # somebody else still holds the other end
-            stream, label, rest = self.pipes[fd]
-            if rest:
-                self.send(OutputLine(stream, label, bytes(rest)))
-            self.close(fd)
+        pipe = self.pipes[fd]
+        self._empty(pipe)
+        self._close(pipe)
 
-    def finish(self, patience_s: float) -> None:
-        """The host ends: what the workers wrote goes to the driver, to the last byte."""
+    def _empty(self, pipe: Pipe) -> None:
+        """Everything that is in it now."""
+        for _ in range(DRAIN_BYTES_MAX // READ_BYTES):
+            try:
+                data = os.read(pipe.fd, READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            pipe.waiting.extend(pipe.lines.feed(data))
+
+    def _close(self, pipe: Pipe) -> None:
+        pipe.waiting.extend(pipe.lines.finish())
+        del self.pipes[pipe.fd]
+        os.close(pipe.fd)  # epoll forgets it
+        pipe.fd = -1
+        self._push(pipe)
+
+    def last_lines(self, audience: int) -> None:
+        """Everything for that one, also lines without an end: its tasks are done."""
+        for pipe in list(self.pipes.values()):
+            if not pipe.waiting:  # else more of it may be in the pipe
+                self._empty(pipe)
+                if pipe.lines.audience == audience:
+                    pipe.waiting.extend(pipe.lines.finish())
+                self._push(pipe)
+
+    # -- out -----------------------------------------------------------------------------------
+
+    def _push(self, pipe: Pipe) -> None:
+        """Hands lines over until one must wait; then the pipe is held."""
+        while pipe.waiting:
+            # Taken out first: what is sent may tell that there is room, or nobody any more.
+            to, lines = pipe.waiting.popleft()
+            audience = self._audience(to)
+            if audience is not None and not audience.offer(
+                pipe.slot, pipe.stream, lines, time.monotonic()
+            ):
+                pipe.waiting.appendleft((to, lines))
+                self._hold(pipe)
+                self._watch(audience)
+                return
+        self._let_go(pipe)
+
+    def _audience(self, home: int) -> Audience | None:
+        return self.far(home) if home else self.own
+
+    def _hold(self, pipe: Pipe) -> None:
+        if pipe not in self.held:
+            self.held.append(pipe)
+            if pipe.fd >= 0:
+                self.poll.unregister(pipe.fd)  # a paused one would still report its end
+
+    def _let_go(self, pipe: Pipe) -> None:
+        if pipe in self.held:
+            self.held.remove(pipe)
+            if pipe.fd >= 0:
+                self.poll.register(pipe.fd, select.EPOLLIN)
+
+    def push_held(self) -> None:
+        """There may be room again."""
+        for pipe in list(self.held):
+            self._push(pipe)
+
+    def waits_for(self, home: int) -> bool:
+        """Whether there may be lines for that audience that cannot go yet."""
+        return any(pipe.fd >= 0 or any(to == home for to, _ in pipe.waiting) for pipe in self.held)
+
+    def _to_driver(self, slot: int, stream: int, lines: list[bytes]) -> None:
+        self.to_driver(slot, self.number(), stream, lines, self._own_taken)
+
+    def to_driver(
+        self, slot: int, number: int, stream: int, lines: list[bytes], taken: Callable[[int], None]
+    ) -> None:
+        """Lines of a worker of that node, for this host's driver."""
+        data = frames(stream, f"worker {slot}@h{number}", lines)
+        self.driver.put(data, bytes_of(lines), taken)
+
+    # -- who listens ---------------------------------------------------------------------------
+
+    def taken(self, audience: Audience, nbytes: int) -> None:
+        """That driver has taken so much."""
+        if audience.taken(nbytes, time.monotonic()):
+            self.push_held()
+
+    def _watch(self, audience: Audience) -> None:
+        due = audience.due()
+        if due is not None and audience not in self._watched:
+            self._watched.add(audience)
+            self.after(max(0.0, due - time.monotonic()), lambda: self._look(audience))
+
+    def _look(self, audience: Audience) -> None:
+        self._watched.discard(audience)
+        if audience.give_up(time.monotonic()):
+            self.push_held()
+        else:
+            self._watch(audience)
+
+    def lose(self, home: int, busy: Callable[[int], bool]) -> None:
+        """That driver is gone, and what is for it goes nowhere. Workers that are not `busy` speak
+        to this host's own one."""
+        self.push_held()
+        for pipe in list(self.pipes.values()):
+            if pipe.lines.audience == home and not pipe.waiting and not busy(pipe.slot):
+                self._empty(pipe)
+                if pipe.lines.audience == home:
+                    pipe.waiting.extend(pipe.lines.finish())
+                    pipe.lines.audience = 0
+                self._push(pipe)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def drain_all(self) -> None:
+        """The host ends: everything that the workers wrote."""
         for fd in list(self.pipes):
             self.drain(fd)
-        self.sock.settimeout(patience_s)
-        with contextlib.suppress(OSError):  # the driver does not read, or is gone
-            while self.backlog:
-                self.sock.sendall(self.backlog.popleft())
 
-    def close(self, fd: int) -> None:
-        del self.pipes[fd]
-        self.paused.discard(fd)
-        os.close(fd)  # epoll forgets it
-
-    def send(self, line: OutputLine) -> None:
-        if self.broken:
-            return
-        data = self._encode(line)
-        self.backlog.append(len(data).to_bytes(4, "little") + data)
-        self.backlog_bytes += len(self.backlog[-1])
-        self.flush()
-        if self.backlog_bytes > BACKLOG_BYTES_MAX:
-            for fd in self.pipes:
-                if fd not in self.paused:
-                    self.paused.add(fd)
-                    self.poll.modify(fd, 0)
-
-    def flush(self) -> None:
-        """Sends what the driver takes; asks to be called again for the rest."""
-        try:
-            while self.backlog:
-                sent = self.sock.send(self.backlog[0])
-                self.backlog_bytes -= sent
-                if sent < len(self.backlog[0]):
-                    self.backlog[0] = self.backlog[0][sent:]
-                else:
-                    self.backlog.popleft()
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.broken = True
-            self.backlog.clear()
-            self.backlog_bytes = 0
-        self.poll.modify(self.sock, select.EPOLLOUT if self.backlog else 0)
-        if self.paused and self.backlog_bytes < BACKLOG_BYTES_MAX // 2:
-            for fd in self.paused:
-                self.poll.modify(fd, select.EPOLLIN)
-            self.paused.clear()
+    @property
+    def quiet(self) -> bool:
+        """Everything has gone."""
+        return not self.held and (self.driver.broken or not self.driver.backlog)

@@ -115,6 +115,11 @@ class Peers:
                 wire.close("the node is gone")
         return peer
 
+    def number_of(self, home: int) -> int | None:
+        """Of the node of that host; None if there is none."""
+        peer = self.by_home.get(home)
+        return None if peer is None else peer.member.node
+
     def is_near(self, number: int) -> bool:
         """Does that node advertise this host's own address? What goes there fills no link."""
         peer = self.by_number.get(number)
@@ -131,6 +136,19 @@ class Peers:
         peer.waiting.append(frame)
         self._call(peer)
         return True
+
+    @property
+    def met(self) -> list[int]:
+        """Homes of the nodes to which there is a wire."""
+        return [home for home, peer in self.by_home.items() if peer.wire is not None]
+
+    @property
+    def flushed(self) -> bool:
+        """Whether everything that was sent has left this process."""
+        return not any(
+            peer.waiting or (peer.wire is not None and peer.wire.open and peer.wire.sending)
+            for peer in self.by_home.values()
+        )
 
     def _call(self, peer: Peer) -> None:
         if peer.calling:

@@ -40,6 +40,7 @@ class Pool:
     owner: int  # client slot
     max_tasks: int = 0
     setup: int = 0
+    audience: int = 0  # who hears what its workers print before their first task
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     closing: bool = False
     broken: str = ""

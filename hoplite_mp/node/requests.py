@@ -230,10 +230,11 @@ class Requests:
     def open_pool(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         workers = self.node.workers
+        audience = workers.audience_of(slot)
         if ask.workers:
-            number = workers.open_next(ask.workers, slot, ask.max_tasks, ask.setup)
+            number = workers.open_next(ask.workers, slot, ask.max_tasks, ask.setup, audience)
         else:
-            number = workers.open_bound(slot)
+            number = workers.open_bound(slot, audience)
         if number is None or not ask.far or self.node.lan is None:
             error = "" if number is not None else NO_POOL
             self.node.reply(slot, Reply(request.number, number, error))
@@ -262,7 +263,7 @@ class Requests:
     def bind_pool(self, slot: int, request: Request) -> None:
         wanted = request.ask.node  # type: ignore[union-attr]
         lan, workers = self.node.lan, self.node.workers
-        number = workers.open_bound(slot)
+        number = workers.open_bound(slot, 0)
         if number is None:
             self.node.reply(slot, Reply(request.number, None, NO_POOL))
         elif lan is None or not lan.delegation.bind(number, wanted):

@@ -130,8 +130,9 @@ class Sweeper:
         elif timed_out:
             limit = self.tasks.task(oid)[4] / 1e9
             error = HopliteTimeoutError(
-                f"{name}() ran longer than its timeout of {limit:g} s on worker {slot}@h0, which "
-                "was killed and replaced; give it more with options(timeout=)"
+                f"{name}() ran longer than its timeout of {limit:g} s on worker "
+                f"{slot}@h{self.tasks.node_number}, which was killed and replaced; give it more "
+                "with options(timeout=)"
             )
         else:
             error = WorkerLostError(

@@ -58,6 +58,11 @@ class Wire:
             return False
         return self._flush()
 
+    @property
+    def sending(self) -> bool:
+        """Whether something that was sent is still here."""
+        return self.stream.wants_write
+
     def ready(self) -> None:
         """Something can be read or written."""
         if not self._flush():

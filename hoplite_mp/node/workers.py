@@ -48,8 +48,10 @@ class Workers:
 
     # -- pools ---------------------------------------------------------------------------------
 
-    def open(self, number: int, target: int, owner: int, max_tasks: int, setup: int) -> Pool:
-        pool = Pool(number, target, owner, max_tasks, setup)
+    def open(
+        self, number: int, target: int, owner: int, max_tasks: int, setup: int, audience: int
+    ) -> Pool:
+        pool = Pool(number, target, owner, max_tasks, setup, audience)
         if setup:
             pool.setup_hold = self.client.hold(setup)
         self.pools[number] = pool
@@ -66,11 +68,13 @@ class Workers:
             self.client.register(slot, WORKER_KIND, 0)
             pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0)
 
-    def open_next(self, target: int, owner: int, max_tasks: int, setup: int) -> int | None:
+    def open_next(
+        self, target: int, owner: int, max_tasks: int, setup: int, audience: int
+    ) -> int | None:
         """The number of a new pool; None if all are taken."""
         for number in range(1, POOLS_MAX):
             if number not in self.pools:
-                pool = self.open(number, target, owner, max_tasks, setup)
+                pool = self.open(number, target, owner, max_tasks, setup, audience)
                 if pool.workers:
                     return number
                 self.close(number, False)  # no worker can be started
@@ -84,11 +88,11 @@ class Workers:
         self.start_missing(pool)
         return pool.target
 
-    def open_bound(self, owner: int) -> int | None:
+    def open_bound(self, owner: int, audience: int) -> int | None:
         """A pool without workers on this host; None if all are taken."""
         for number in range(1, POOLS_MAX):
             if number not in self.pools:
-                self.open(number, 0, owner, 0, 0)
+                self.open(number, 0, owner, 0, 0, audience)
                 return number
         return None
 
@@ -142,7 +146,7 @@ class Workers:
             slot = self.client.register(0, WORKER_KIND, pool.number)
             if slot < 0:
                 return  # every client slot of the host is taken: what runs goes on
-            if not self.node.spawn(slot, pool.number, pool.max_tasks, pool.setup):
+            if not self.node.spawn(slot, pool):
                 self.client.unregister(slot)
                 self.node.after(LOOK_AGAIN_S, lambda: None)
                 return
@@ -265,6 +269,11 @@ class Workers:
                 self.kill(worker, "cancelled")
 
         self.node.after(self.node.config.cancel_grace_s, end)
+
+    def audience_of(self, slot: int) -> int:
+        """Who hears what the task that runs there prints; for the driver itself 0."""
+        running = self.tasks.running(slot)
+        return self.tasks.audience(running) if running else 0
 
     def _runs(self, slot: int, oid: int) -> bool:
         return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)

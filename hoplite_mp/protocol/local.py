@@ -404,12 +404,14 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Node to supervisor, with descriptors (rpc, stdout, stderr): a worker for a client slot."""
+    """Node to supervisor, with descriptors (rpc, stdout, stderr): a worker for a client slot.
+    `audience`: who hears what it prints, until a task says otherwise (protocol/output.py)."""
 
     slot: int
     pool: int
     max_tasks: int
     setup: int
+    audience: int = 0
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True, array_like=True):

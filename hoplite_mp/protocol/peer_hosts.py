@@ -47,15 +47,17 @@ class WorkersNow(Message, frozen=True):
 
 class OpenFarPool(Message, frozen=True):
     """Workers on the receiver's host for the sender's tasks alone. `setup`: the object with
-    (initializer, initargs), or zeros. Answered by FarPoolOpened."""
+    (initializer, initargs), or zeros. `audience`: of what they print before their first task, as
+    in RunTask. Answered by FarPoolOpened."""
 
     number: int
     workers: int
     max_tasks: int
     setup: bytes
+    audience: int = 0
 
     def __post_init__(self) -> None:
-        counts(number=self.number, max_tasks=self.max_tasks)
+        counts(number=self.number, max_tasks=self.max_tasks, audience=self.audience)
         between("workers", self.workers, 1, _U16_MAX)
         if len(self.setup) != ID_BYTES:
             raise ValueError(f"setup must be {ID_BYTES} bytes, not {self.setup!r}")

@@ -4,6 +4,8 @@
              ◄─ Described ──                           at once, and again when a pending one is done
     sender   ── RunTask CancelTask RecallTasks ─►  runner
              ◄─ TaskEnded ──
+    runner   ── Printed LastLinesSent ─►  the host of the driver that the lines are for
+             ◄─ PrintedTaken LastLinesAsked ──
 
 An object's *home* is the host that made its id. An import has a number of the importer's, so that a
 late word about an import that is over is never taken for the next one of the same object. Small
@@ -20,6 +22,7 @@ from hoplite_mp.ids import ID_BYTES
 from hoplite_mp.protocol.fields import Message, between, counts, flags, layout, one_of
 from hoplite_mp.protocol.group_calls import GroupMessage
 from hoplite_mp.protocol.looking import LookMessage
+from hoplite_mp.protocol.output import LastLinesAsked, LastLinesSent, Printed, PrintedTaken
 from hoplite_mp.protocol.peer_hosts import (
     AddWorkers,
     CloseFarPool,
@@ -49,12 +52,16 @@ __all__ = [
     "Evacuated",
     "FarPoolOpened",
     "Kept",
+    "LastLinesAsked",
+    "LastLinesSent",
     "Leaving",
     "LetGo",
     "Locate",
     "Located",
     "OpenFarPool",
     "PeerMessage",
+    "Printed",
+    "PrintedTaken",
     "Probe",
     "Probed",
     "RecallTasks",
@@ -201,7 +208,8 @@ class RunTask(Message, frozen=True):
 
     `task` is the id of its result. `args` are the arguments' payload, or `args_object` is the
     object that they are (16 zero bytes: none). The sender holds everything that is named here until
-    the task has ended.
+    the task has ended. `audience`: home of the host whose driver hears what it prints; 0: the
+    sender's.
     """
 
     task: bytes
@@ -213,13 +221,14 @@ class RunTask(Message, frozen=True):
     flags: int
     name: bytes
     pool: int = 0  # of the runner's host; 0: its workers for everybody
+    audience: int = 0
 
     def __post_init__(self) -> None:
         between("pool", self.pool, 0, _U16_MAX)
         for name in ("task", "function", "args_object"):
             _object(name, getattr(self, name))
         _payload(self.args)
-        counts(timeout_ns=self.timeout_ns)
+        counts(timeout_ns=self.timeout_ns, audience=self.audience)
         between("retries", self.retries, 0, _U16_MAX)
         between("flags", self.flags, 0, _U16_MAX)
         between("bytes of name", len(self.name), 0, NAME_BYTES_MAX)
@@ -290,6 +299,10 @@ PeerMessage: TypeAlias = (
     | Evacuated
     | CountersAsked
     | CountersNow
+    | Printed
+    | PrintedTaken
+    | LastLinesAsked
+    | LastLinesSent
     | Probe
     | Probed
     | LookMessage

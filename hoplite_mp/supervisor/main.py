@@ -181,6 +181,7 @@ class Supervisor:
                 ask.pool,
                 ask.max_tasks,
                 ask.setup,
+                ask.audience,
                 f"worker {ask.slot}@h",
                 s.config,
             )

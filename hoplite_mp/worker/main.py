@@ -29,6 +29,7 @@ from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL, SetupFailed
+from hoplite_mp.worker.voice import Voice
 
 if TYPE_CHECKING:
     from hoplite_mp.ref import ObjectRef
@@ -44,8 +45,9 @@ SETUP_FAILED = 97  # exit code: the initializer raised
 class Worker:
     """The loop of one worker process."""
 
-    def __init__(self, runtime: Runtime, pool: int, max_tasks: int) -> None:
+    def __init__(self, runtime: Runtime, pool: int, max_tasks: int, voice: Voice) -> None:
         self.runtime = runtime
+        self.voice = voice
         self.memory = runtime.memory
         self.tasks = runtime.tasks
         self.submitter = runtime.submitter
@@ -134,7 +136,9 @@ class Worker:
         failed = False
         value: Any = None
         brought = serial.begin_run()
+        audience = self.submitter.audience
         try:
+            self.speak_to(self.tasks.audience(oid))
             function_id, args_id, inline, flags, timeout_ns, _ = self.tasks.task(oid)
             if self.depth == 1:
                 self.limited = timeout_ns != 0
@@ -157,15 +161,24 @@ class Worker:
         if os.getpid() != self.pid:
             os._exit(0)  # user code forked, and the child came back: it is none of ours
         self.leave_groups()
+        self.voice.finish()
         failed = self.store(oid, value, failed)  # functions in the result take globals along
         value = None
         serial.end_run(brought)
         self.depth -= 1
         self.done_tasks += 1
+        if before:
+            self.speak_to(audience)
         self.tasks.end(outer, failed)
         self.current = before
         self.runtime.task_leaves = leaves
         self.in_user_code = bool(before)
+
+    def speak_to(self, audience: int) -> None:
+        """What is printed from now on, here and by tasks that are sent from here, is for that
+        driver; after the last task too, until another one begins."""
+        self.submitter.audience = audience
+        self.voice.turn_to(audience)
 
     def leave_groups(self) -> None:
         for leave in self.runtime.task_leaves:
@@ -315,6 +328,7 @@ def main(
     pool: int,
     max_tasks: int,
     setup: int,
+    audience: int,
     label: str,
     config: dict[str, Any],
 ) -> int:
@@ -323,7 +337,8 @@ def main(
     MAIN = threading.get_ident()
     channel = Channel(socket.socket(fileno=rpc_fd))
     runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
-    worker = Worker(runtime, pool, max_tasks)
+    worker = Worker(runtime, pool, max_tasks, Voice(runtime.client.home, audience))
+    runtime.submitter.audience = audience
     serial.large_copies.copy = runtime.memory.private_copy
     signal.signal(signal.SIGUSR1, worker.on_signal)
     _offer_stacks()

@@ -28,11 +28,11 @@ HOPLITE = [sys.executable, "-m", "hoplite_mp"]
 class UpCluster:
     """`hoplite-mp up` on the first host, `join` on the others."""
 
-    def __init__(self, lan: Lan, *, tls: bool, workers: int = 1) -> None:
+    def __init__(self, lan: Lan, *, tls: bool, workers: int = 1, **env: str) -> None:
         self.lan = lan
         self.options = ["--memory", "256MiB", *([] if tls else ["--no-tls"])]
         self.tls = tls
-        self.env = {"HOPLITE_MP_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)}
+        self.env = {"HOPLITE_MP_TOKEN": TOKEN, "PYTHONPATH": str(ROOT), **env}
         first = lan[0]
         self.up = first.popen(
             [*HOPLITE, "up", "--listen", f"{first.address}:7000", "--workers", str(workers),

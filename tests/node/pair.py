@@ -169,7 +169,13 @@ class Side(Host):
     # -- tasks ---------------------------------------------------------------------------------
 
     def submit(
-        self, args: tuple[Any, ...] = (), *, holds: Any = (), retries: int = 3, pool: int = COMMON
+        self,
+        args: tuple[Any, ...] = (),
+        *,
+        holds: Any = (),
+        retries: int = 3,
+        pool: int = COMMON,
+        audience: int = 0,
     ) -> int:
         """A task of this host's process. Its function is an object as any other here."""
         if not self.sent:
@@ -192,6 +198,7 @@ class Side(Host):
             b"f",
             self.queue_of_party[pool],
             True,
+            audience,
         )
         return oid
 

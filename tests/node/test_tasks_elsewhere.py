@@ -63,6 +63,39 @@ def test_a_result_comes_back(network: Network) -> None:
     done(network)
 
 
+def test_what_a_task_prints_goes_to_the_driver_of_the_first_one(network: Network) -> None:
+    """The audience travels along, home is 0 at home, and lines go before the task's end."""
+    first, second, third = network.sides
+    second.delegation.set_runner(third.home, third.number, 2)
+    second.delegation.set_runner(first.home, first.number, 2)
+    events: list[Any] = []
+    third.guests.ends = lambda slot: events.append(
+        (
+            slot,
+            [line for line, waiting in network.lines.items() if line[0] == third.home and waiting],
+        )
+    )
+    second.delegation.sends_on = lambda audience, home: events.append((audience, home))
+    outer = first.submit()
+    network.pump()
+    runner = runner_of(network, outer)
+    assert runner is second
+    task = runner.take_task()
+    assert runner.tasks.audience(task) == first.home
+    inner = [second.submit(audience=first.home) for _ in range(2)]
+    network.pump()
+    assert sorted(events) == sorted((first.home, side.home) for side in (first, third))
+    events.clear()
+    assert first.tasks.audience(first.take_task()) == 0
+    task_of_third = third.take_task()
+    assert third.tasks.audience(task_of_third) == first.home
+    third.answer(task_of_third, "ended")
+    third.look()
+    assert events == [(third.party.slot, [])]
+    network.pump()
+    assert "ended" in [value(second, oid) for oid in inner if second.tasks.done(oid)]
+
+
 def test_an_error_comes_back(network: Network) -> None:
     sender = network.sides[0]
     oid = sender.submit()

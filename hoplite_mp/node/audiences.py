@@ -1,0 +1,89 @@
+"""One driver as those see it who have lines for it: how much is on the way, and whether it listens.
+
+Why it exists: a driver that reads slowly must lose nothing, one that does not read at all must not
+hold up workers that serve others as well. So lines wait while the driver takes some, however few;
+after a while without any they are dropped, and counted, until it takes lines again; then it is
+told how many it has missed.
+It must never know: pipes, sockets, clocks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hoplite_mp.protocol.output import bytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Audience"]
+
+
+class Audience:
+    """A driver, here or elsewhere. Times are those of one clock, in seconds."""
+
+    def __init__(
+        self,
+        deliver: Callable[[int, int, list[bytes]], None],
+        bytes_max: int,
+        patience_s: float | None,
+    ) -> None:
+        """deliver: takes (slot, stream, lines) now. patience_s: None waits for ever."""
+        self.deliver = deliver
+        self.bytes_max = bytes_max
+        self.patience_s = patience_s
+        self.waiting = 0  # bytes that were delivered and are not taken yet
+        self.stalled_at: float | None = None  # since when lines wait and none are taken
+        self.deaf = False
+        self.dropped: dict[tuple[int, int], int] = {}  # (slot, stream) -> lines
+
+    def offer(self, slot: int, stream: int, lines: list[bytes], now: float) -> bool:
+        """False: they must wait. True: they are on the way, or dropped."""
+        if self.deaf:
+            key = slot, stream
+            self.dropped[key] = self.dropped.get(key, 0) + len(lines)
+            return True
+        if self.waiting >= self.bytes_max:
+            if self.stalled_at is None:
+                self.stalled_at = now
+            return False
+        self._deliver(slot, stream, lines)
+        return True
+
+    def _deliver(self, slot: int, stream: int, lines: list[bytes]) -> None:
+        self.waiting += bytes_of(lines)
+        self.deliver(slot, stream, lines)
+
+    def taken(self, nbytes: int, now: float) -> bool:
+        """The driver has taken so much. True: there is room again for what had to wait."""
+        self.waiting -= nbytes
+        if self.waiting > self.bytes_max // 2:
+            if self.stalled_at is not None:
+                self.stalled_at = now
+            return False
+        stalled = self.stalled_at is not None or self.deaf
+        self.stalled_at, self.deaf = None, False
+        self.confess()
+        return stalled
+
+    def confess(self) -> None:
+        """Tells how many lines it has missed."""
+        dropped, self.dropped = self.dropped, {}
+        for (slot, stream), count in dropped.items():
+            lines = "1 line was" if count == 1 else f"{count} lines were"
+            text = f"{lines} dropped here: nobody read for {self.patience_s:g} s (output_wait_s)"
+            self._deliver(slot, stream, [text.encode()])
+
+    def due(self) -> float | None:
+        """When it counts as one that does not listen; None: nothing waits for it."""
+        if self.stalled_at is None or self.patience_s is None or self.deaf:
+            return None
+        return self.stalled_at + self.patience_s
+
+    def give_up(self, now: float) -> bool:
+        """Whether that time has come: what waits for it is dropped from now on."""
+        due = self.due()
+        if due is None or now < due:
+            return False
+        self.deaf = True
+        return True

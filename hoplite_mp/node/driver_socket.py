@@ -1,0 +1,99 @@
+"""The way to this host's driver: frames that wait until it takes them.
+
+Why it exists: the driver reads when it likes. What is queued for it belongs to whoever has sent it,
+and each of them hears how much of its own the driver has taken.
+It must never know: what a frame contains, where lines come from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+__all__ = ["DriverSocket", "OutputLine", "frames"]
+
+LENGTH_BYTES = 4
+
+
+class OutputLine(msgspec.Struct, frozen=True, array_like=True):
+    """One line of a worker: stream 1 (stdout) or 2 (stderr), without the line's end."""
+
+    stream: int
+    label: str
+    line: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def frames(stream: int, label: str, lines: list[bytes]) -> bytes:
+    """Lines as the driver reads them: each a length and an OutputLine."""
+    found: list[bytes] = []
+    for line in lines:
+        data = _encode(OutputLine(stream, label, line))
+        found += (len(data).to_bytes(LENGTH_BYTES, "little"), data)
+    return b"".join(found)
+
+
+class DriverSocket:
+    """Who puts something in bounds what it has in here."""
+
+    def __init__(self, sock: socket.socket, poll: select.epoll) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.poll = poll
+        # What is to be sent, what it counts for its sender, and whom to tell when it is taken.
+        self.backlog: deque[tuple[memoryview, int, Callable[[int], None]]] = deque()
+        self.broken = False
+        self._sending = False
+        poll.register(sock, 0)
+
+    def put(self, data: bytes, nbytes: int, taken: Callable[[int], None]) -> None:
+        """`taken(nbytes)` is called when the driver has it, or is gone; perhaps at once."""
+        self.backlog.append((memoryview(data), nbytes, taken))
+        self.send()
+
+    def send(self) -> None:
+        """As much as the driver takes now; the loop calls again for the rest."""
+        if self._sending:
+            return  # somebody who was told has put something in
+        self._sending = True
+        try:
+            while told := self._send():
+                for taken, nbytes in told.items():
+                    taken(nbytes)
+        finally:
+            self._sending = False
+        if not self.broken:
+            self.poll.modify(self.sock, select.EPOLLOUT if self.backlog else 0)
+
+    def _send(self) -> dict[Callable[[int], None], int]:
+        told: dict[Callable[[int], None], int] = {}
+        with contextlib.suppress(BlockingIOError):
+            while self.backlog:
+                data, nbytes, taken = self.backlog[0]
+                sent = len(data) if self.broken else self._pass(data)
+                if sent < len(data):
+                    self.backlog[0] = data[sent:], nbytes, taken
+                    continue
+                self.backlog.popleft()
+                told[taken] = told.get(taken, 0) + nbytes
+        return told
+
+    def _pass(self, data: memoryview) -> int:
+        try:
+            return self.sock.send(data)
+        except BlockingIOError:
+            raise
+        except OSError:  # the driver is gone: its lines go with it
+            self.broken = True
+            self.poll.unregister(self.sock)
+            return len(data)

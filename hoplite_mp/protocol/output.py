@@ -1,0 +1,100 @@
+"""What workers print, on its way to a driver: marks in a worker's pipes, lines between nodes.
+
+    worker ── lines and marks ─► its node ── Printed LastLinesSent ─►  driver's node ─► driver
+                                          ◄─ PrintedTaken LastLinesAsked ──
+
+An *audience* is a driver, named by the home of its host; 0 is the driver of the host that says it.
+A worker that is about to serve another audience than before writes a mark into both of its pipes:
+what follows it in a pipe is for that one. So a line finds its driver even if its node reads it when
+the worker runs another task. A mark contains the host's random home, so nothing that a program
+prints is taken for one by accident.
+
+This module must never know how messages travel, nor who reads a pipe.
+"""
+
+from __future__ import annotations
+
+from hoplite_mp.protocol.fields import NODES_MAX, Message, between, counts, numbers
+
+__all__ = [
+    "FAR_BYTES_MAX",
+    "LINE_BYTES_MAX",
+    "MARK_BYTES",
+    "LastLinesAsked",
+    "LastLinesSent",
+    "Printed",
+    "PrintedTaken",
+    "bytes_of",
+    "mark",
+    "mark_head",
+]
+
+# The longest line that may be set: more in one piece would hold up the other messages of its wire.
+LINE_BYTES_MAX = 1 << 20
+# Bytes of lines on the way from one node to one driver elsewhere before that has taken them.
+# Higher: bursts do not wait for an answer; lower: less memory at the driver's node per other node.
+FAR_BYTES_MAX = 256 << 10
+PRINTED_BYTES_MAX = 2 * LINE_BYTES_MAX  # one read of a pipe, with the line that it completes
+PRINTED_LINES_MAX = 1 << 17
+# What a line costs beside its bytes: many empty ones are not for nothing.
+LINE_BYTES_EXTRA = 16
+SLOTS_MAX = 1 << 8
+STREAMS = (1, 2)  # stdout, stderr
+
+_MARK = "\0hoplite_mp %016x "
+MARK_BYTES = len(_MARK % 0) + 16  # without the line's end behind it
+
+
+def mark_head(home: int) -> bytes:
+    """How every mark of that host begins."""
+    return (_MARK % home).encode()
+
+
+def mark(home: int, audience: int) -> bytes:
+    """Short enough for one write that cannot be torn apart (PIPE_BUF)."""
+    return mark_head(home) + b"%016x\n" % audience
+
+
+def bytes_of(lines: list[bytes]) -> int:
+    """What lines count, for both sides of a wire alike."""
+    return sum(map(len, lines)) + LINE_BYTES_EXTRA * len(lines)
+
+
+class Printed(Message, frozen=True):
+    """Lines of one worker of the sender's host for the receiver's driver. `stream`: 1 stdout, 2
+    stderr. At most FAR_BYTES_MAX are on the way when another message of lines is sent."""
+
+    slot: int
+    stream: int
+    lines: list[bytes]
+
+    def __post_init__(self) -> None:
+        between("slot", self.slot, 0, SLOTS_MAX - 1)
+        between("stream", self.stream, min(STREAMS), max(STREAMS))
+        between("number of lines", len(self.lines), 1, PRINTED_LINES_MAX)
+        between("bytes of lines", sum(map(len, self.lines)), 0, PRINTED_BYTES_MAX)
+
+
+class PrintedTaken(Message, frozen=True):
+    """The sender's driver has taken so many bytes (`bytes_of`) of the receiver's lines."""
+
+    nbytes: int
+
+    def __post_init__(self) -> None:
+        counts(nbytes=self.nbytes)
+
+
+class LastLinesAsked(Message, frozen=True):
+    """The sender's driver leaves. The receiver sends what its workers have written for it, also
+    lines without an end, and then LastLinesSent."""
+
+
+class LastLinesSent(Message, frozen=True):
+    """The sender has no more lines for the receiver's driver. `others`: homes of hosts to which it
+    has sent tasks of that driver's tasks: they may have some."""
+
+    others: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        between("number of others", len(self.others), 0, NODES_MAX)
+        numbers("others", self.others)

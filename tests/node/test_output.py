@@ -1,0 +1,541 @@
+"""Lines on their way: cut out of bytes, held, dropped and counted, sent to a driver elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import select
+import socket
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hoplite_mp.config import Config
+from hoplite_mp.errors import ConfigError
+from hoplite_mp.node.audiences import Audience
+from hoplite_mp.node.far_output import FarOutput
+from hoplite_mp.node.lines import Lines
+from hoplite_mp.node.output import BACKLOG_BYTES_MAX, DRAIN_BYTES_MAX, Output
+from hoplite_mp.protocol import output as words
+from hoplite_mp.protocol.codec import Decoder, encode
+from hoplite_mp.protocol.output import MARK_BYTES, Printed, bytes_of, mark
+from hoplite_mp.protocol.peers import PeerMessage
+from hoplite_mp.worker.voice import Voice
+from tests.cext.test_tasks import ended, fork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PATIENCE_S = 60.0
+HOME, ANNA, BERT = 0x1234_5678_9ABC_DEF0, 0x0A0A_0A0A_0A0A_0A0A, (1 << 64) - 1
+
+# -- lines out of bytes ------------------------------------------------------------------------
+
+TEXTS = st.lists(
+    st.one_of(
+        st.sampled_from([0, ANNA, BERT]),
+        st.binary(max_size=30),
+        st.sampled_from([b"\n", b"\0hoplite_mp ", mark(HOME + 1, ANNA), words.mark_head(HOME)]),
+    ),
+    max_size=30,
+)
+
+
+def told(text: list[int | bytes]) -> bytes:
+    return b"".join(part if isinstance(part, bytes) else mark(HOME, part) for part in text)
+
+
+def said(text: list[int | bytes]) -> list[tuple[int, bytes]]:
+    """(audience, line), by what the marks mean."""
+    found, audience, rest = [], 0, b""
+    for part in text:
+        if isinstance(part, bytes):
+            *lines, rest = (rest + part).split(b"\n")
+            found += [(audience, line) for line in lines]
+        else:
+            found += [(audience, rest)] if rest else []
+            audience, rest = part, b""
+    return found + ([(audience, rest)] if rest else [])
+
+
+def fed(lines: Lines, data: bytes, cuts: list[int]) -> list[tuple[int, bytes]]:
+    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    found = []
+    for begin, end in itertools.pairwise(edges):
+        found += lines.feed(data[begin:end])
+    return [(to, line) for to, run in found + lines.finish() for line in run]
+
+
+@given(TEXTS, st.lists(st.integers(0, 1000), max_size=10))
+def test_lines_find_their_audience_wherever_reads_end(
+    text: list[int | bytes], cuts: list[int]
+) -> None:
+    assert fed(Lines(HOME, 10_000), told(text), cuts) == said(text)
+
+
+@given(TEXTS, st.lists(st.integers(0, 1000), max_size=10))
+def test_long_lines_are_cut_and_lose_nothing(text: list[int | bytes], cuts: list[int]) -> None:
+    lines = Lines(HOME, 7)
+    found = fed(lines, told(text), cuts)
+    assert all(len(line) <= 7 for _, line in found)
+    joined: dict[int, bytes] = {}
+    for to, line in found:
+        joined[to] = joined.get(to, b"") + line
+    wanted: dict[int, bytes] = {}
+    for to, line in said(text):
+        wanted[to] = wanted.get(to, b"") + line
+    assert joined == wanted
+
+
+def test_what_is_kept_of_a_line_is_bounded() -> None:
+    lines = Lines(HOME, 1000)
+    count = 0
+    for _ in range(100):
+        count += sum(len(line) for _, run in lines.feed(b"x" * 997) for line in run)
+        assert len(lines.rest) < 1000 + MARK_BYTES
+    assert count + len(lines.rest) == 99_700
+
+
+def test_a_mark_is_one_write_that_is_not_torn() -> None:
+    assert len(mark(HOME, BERT)) == MARK_BYTES + 1 <= select.PIPE_BUF
+
+
+# -- how long one waits for a driver -----------------------------------------------------------
+
+
+class Listener:
+    """A driver that takes what it is told to."""
+
+    def __init__(self, patience_s: float | None) -> None:
+        self.lines: list[tuple[int, int, bytes]] = []
+        self.audience = Audience(self.deliver, 1000, patience_s)
+
+    def deliver(self, slot: int, stream: int, lines: list[bytes]) -> None:
+        self.lines += [(slot, stream, line) for line in lines]
+
+
+def test_a_driver_that_takes_some_from_time_to_time_is_waited_for() -> None:
+    one = Listener(5.0)
+    assert one.audience.offer(2, 1, [b"a" * 3000], 0.0)
+    assert not one.audience.offer(2, 1, [b"b"], 0.0)
+    now = 0.0
+    while one.audience.waiting > 600:
+        now += 4.9
+        assert not one.audience.give_up(now)
+        assert not one.audience.taken(100, now)
+    assert now > 100.0
+    assert one.audience.due() == now + 5.0
+    assert one.audience.taken(200, now)
+    assert one.audience.due() is None
+    assert one.audience.offer(2, 1, [b"b"], now)
+    assert one.lines[-1] == (2, 1, b"b")
+
+
+def test_what_is_dropped_is_counted_for_each_stream() -> None:
+    one = Listener(5.0)
+    assert one.audience.offer(2, 1, [b"a" * 1000], 0.0)
+    assert not one.audience.offer(2, 1, [b"b"], 1.0)
+    assert one.audience.due() == 6.0
+    assert not one.audience.give_up(5.9)
+    assert one.audience.give_up(6.0)
+    assert one.audience.offer(2, 1, [b"b", b"c"], 6.1)
+    assert one.audience.offer(3, 2, [b"d"], 6.2)
+    assert one.audience.offer(2, 1, [b"e"], 6.3)
+    assert one.audience.taken(1016, 7.0)
+    assert [(slot, stream) for slot, stream, _ in one.lines[1:]] == [(2, 1), (3, 2)]
+    assert one.lines[1][2].startswith(b"3 lines were dropped here: nobody read for 5 s")
+    assert one.lines[2][2].startswith(b"1 line was dropped")
+    assert one.audience.waiting == bytes_of([line for _, _, line in one.lines[1:]])
+    assert one.audience.offer(2, 1, [b"f"], 7.1)
+    assert one.lines[-1] == (2, 1, b"f")
+
+
+def test_without_other_hosts_one_waits_for_ever() -> None:
+    one = Listener(None)
+    assert one.audience.offer(2, 1, [b"a" * 1000], 0.0)
+    assert not one.audience.offer(2, 1, [b"b"], 0.0)
+    assert one.audience.due() is None
+    assert not one.audience.give_up(1e9)
+
+
+# -- pipes and sockets -------------------------------------------------------------------------
+
+
+class Side:
+    """The output of one node, and its driver; messages to others lie in `sent`."""
+
+    def __init__(self, home: int, number: int, patience_s: float | None = None) -> None:
+        self.home, self.number = home, number
+        self.driver, end = socket.socketpair()
+        self.poll = select.epoll()
+        self.timers: list[tuple[float, int, Callable[[], None]]] = []
+        self.output = Output(end, self.poll, Config(), home, lambda: number, self.after, patience_s)
+        self.data = b""
+        self.sent: deque[tuple[int, bytes]] = deque()
+        self.numbers: dict[int, int] = {}
+        self.busy: set[int] = set()
+        self.far = FarOutput(self.output, self.send, self.numbers.get, self.busy.__contains__)
+
+    def send(self, home: int, message: PeerMessage) -> bool:
+        if home in self.numbers:
+            self.sent.append((home, encode(message)))  # type: ignore[arg-type]
+        return home in self.numbers
+
+    def take(self, peer: int, message: Any) -> None:
+        match message:
+            case Printed():
+                self.far.printed(peer, message)
+            case words.PrintedTaken():
+                self.far.taken(peer, message)
+            case words.LastLinesAsked():
+                self.far.last_lines_asked(peer)
+            case words.LastLinesSent():
+                self.far.last_lines_sent(peer, message)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self.timers, (time.monotonic() + seconds, len(self.timers), action))
+
+    def worker(self, slot: int, audience: int = 0) -> Pipes:
+        return Pipes(self, slot, audience)
+
+    def turn(self) -> None:
+        """One round of a loop that never waits."""
+        while self.timers and self.timers[0][0] <= time.monotonic():
+            heapq.heappop(self.timers)[2]()
+        for fd, _ in self.poll.poll(0):
+            if fd == self.output.driver.sock.fileno():
+                self.output.driver.send()
+            elif fd in self.output.pipes:
+                self.output.read(fd)
+        self.far.look()
+
+    def read(self, nbytes: int = 1 << 20) -> list[tuple[int, str, bytes]]:
+        """What the driver reads now: whole lines."""
+        with contextlib.suppress(BlockingIOError):
+            self.data += self.driver.recv(nbytes, socket.MSG_DONTWAIT)
+        found = []
+        while len(self.data) >= 4:
+            size = int.from_bytes(self.data[:4], "little")
+            if len(self.data) < 4 + size:
+                break
+            found.append(
+                msgspec.msgpack.decode(self.data[4 : 4 + size], type=tuple[int, str, bytes])
+            )
+            self.data = self.data[4 + size :]
+        return found
+
+    def close(self) -> None:
+        self.driver.close()
+        for fd in list(self.output.pipes):
+            self.output.drain(fd)
+        self.output.driver.sock.close()
+        self.poll.close()
+
+
+class Pipes:
+    """A worker's stdout and stderr."""
+
+    def __init__(self, side: Side, slot: int, audience: int) -> None:
+        self.side = side
+        self.reads, self.writes = zip(*(os.pipe() for _ in range(2)), strict=True)
+        for stream, fd in enumerate(self.reads, 1):
+            side.output.add(fd, stream, slot, audience)
+        for fd in self.writes:
+            os.set_blocking(fd, False)
+
+    def write(self, data: bytes, stream: int = 1) -> int:
+        """How much of it has room."""
+        try:
+            return os.write(self.writes[stream - 1], data)
+        except BlockingIOError:
+            return 0
+
+    def turn_to(self, audience: int) -> None:
+        for fd in self.writes:
+            os.write(fd, mark(self.side.home, audience))
+
+    def die(self) -> None:
+        for fd in self.writes:
+            os.close(fd)
+        for fd in self.reads:
+            self.side.output.drain(fd)
+
+
+@pytest.fixture
+def sides() -> Iterator[Callable[..., list[Side]]]:
+    made: list[Side] = []
+
+    def make(count: int, patience_s: float | None = None) -> list[Side]:
+        made.extend(Side(HOME + n, n, patience_s) for n in range(count))
+        for side in made:
+            side.numbers.update({other.home: other.number for other in made if other is not side})
+        return made
+
+    yield make
+    for side in made:
+        side.close()
+
+
+def pump(sides: list[Side], rounds: int = 20) -> None:
+    decoders = {side.home: Decoder(PeerMessage) for side in sides}
+    for _ in range(rounds):
+        for side in sides:
+            side.turn()
+            while side.sent:
+                home, frame = side.sent.popleft()
+                (message,) = decoders[home].feed(frame)
+                next(other for other in sides if other.home == home).take(side.home, message)
+
+
+def test_lines_of_two_audiences_go_to_two_hosts(sides: Any) -> None:
+    first, second = both = sides(2)
+    worker = first.worker(5)
+    worker.write(b"mine\nmine to")
+    worker.turn_to(second.home)
+    worker.write(b"yours\n")
+    worker.write(b"problem\n", 2)
+    worker.turn_to(0)
+    worker.write(b"mine again\n")
+    pump(both)
+    assert first.read() == [
+        (1, "worker 5@h0", b"mine"),
+        (1, "worker 5@h0", b"mine to"),
+        (1, "worker 5@h0", b"mine again"),
+    ]
+    assert sorted(second.read()) == [
+        (1, "worker 5@h0", b"yours"),
+        (2, "worker 5@h0", b"problem"),
+    ]
+    os.close(worker.writes[0])
+    os.close(worker.writes[1])
+
+
+def test_a_driver_that_does_not_read_bounds_what_is_on_the_way(sides: Any) -> None:
+    """Pipes fill up, and everything comes in order when it reads at last."""
+    first, second = both = sides(2)
+    worker = first.worker(3, audience=second.home)
+    line = b"%09d" + b"x" * 90 + b"\n"
+    written, more = b"", b""
+    number = idle = 0
+    while idle < 50:
+        more = more or line % number
+        count = worker.write(more)
+        written, more = written + more[:count], more[count:]
+        number += not more
+        idle = 0 if count else idle + 1
+        pump(both, 1)
+    waits = first.far.audiences[second.home].waiting
+    assert waits >= words.FAR_BYTES_MAX
+    # Beyond that: two pieces of one read, the pipe, and what the kernel gives the socket.
+    assert len(written) < words.FAR_BYTES_MAX + (1 << 19)
+    found: list[bytes] = []
+    while (got := second.read()) or first.output.held or second.output.driver.backlog:
+        found += [text + b"\n" for _, _, text in got]
+        pump(both, 1)
+    pump(both)
+    found += [text + b"\n" for _, _, text in second.read()]
+    worker.die()
+    pump(both)
+    found += [text for _, _, text in second.read()]
+    assert b"".join(found) == written
+
+
+def test_a_deaf_driver_holds_nobody_up(sides: Any) -> None:
+    """One pipe has lines for two drivers, the first of which does not read."""
+    first, second, third = everybody = sides(3, patience_s=0.05)
+    worker = first.worker(3, audience=second.home)
+    written = 0
+    deadline = time.monotonic() + PATIENCE_S
+    while not (second.home in first.far.audiences and first.far.audiences[second.home].deaf):
+        assert time.monotonic() < deadline
+        written += worker.write(b"to deaf ears\n" * 100) // 13  # all of them, or none
+        pump(everybody, 1)
+    assert not first.output.held
+    worker.turn_to(third.home)
+    worker.write(b"who listens\n")
+    pump(everybody)
+    assert third.read() == [(1, "worker 3@h0", b"who listens")]
+    lines: list[bytes] = []
+    while not lines or b"dropped" not in lines[-1]:
+        assert time.monotonic() < deadline
+        lines += [text for _, _, text in second.read()]
+        pump(everybody, 1)
+    kept = lines.count(b"to deaf ears")
+    assert kept + 1 == len(lines)
+    assert lines[-1].startswith(f"{written - kept} lines were dropped here".encode())
+    worker.die()
+
+
+def test_last_lines_are_asked_for_everywhere(sides: Any) -> None:
+    """Also of a host that only the first one knows to have run tasks of this driver."""
+    first, second, third = everybody = sides(3)
+    one, two = first.worker(3, audience=third.home), second.worker(4, audience=third.home)
+    first.far.sent_on(third.home, second.home)
+    first.far.sent_on(third.home, third.home)  # some go back to where they come from
+    first.far.sent_on(ANNA, second.home)  # gone
+    assert list(first.far.others) == [third.home]
+    one.write(b"no end")
+    two.write(b"none here either", 2)
+    pump(everybody)
+    assert third.read() == []
+    third.far.ask_last_lines([first.home])
+    assert not third.far.quiet
+    pump(everybody)
+    assert third.far.quiet
+    assert sorted(third.read()) == [
+        (1, "worker 3@h0", b"no end"),
+        (2, "worker 4@h1", b"none here either"),
+    ]
+    one.die()
+    two.die()
+
+
+def test_last_lines_wait_for_room(sides: Any) -> None:
+    first, second = both = sides(2)
+    worker = first.worker(3, audience=second.home)
+    for _ in range(100):
+        worker.write(b"y" * 8191 + b"\n")
+        pump(both, 1)
+    assert first.output.held
+    second.far.ask_last_lines([first.home])
+    pump(both)
+    assert not second.far.quiet
+    deadline = time.monotonic() + PATIENCE_S
+    while not second.far.quiet:
+        assert time.monotonic() < deadline
+        second.read()
+        pump(both, 1)
+    assert not first.output.held
+    worker.die()
+
+
+def test_lines_for_the_dead_go_nowhere(sides: Any) -> None:
+    """A worker without a task speaks to its own host then; one with a task is still the dead's."""
+    first, second = both = sides(2)
+    idle, runs = first.worker(3, audience=second.home), first.worker(4, audience=second.home)
+    first.busy.add(4)
+    for worker in (idle, runs):
+        worker.write(b"for the dead\nand the rest")
+    for worker in (idle, runs):
+        while worker.write(b"z" * 4095 + b"\n"):
+            pump(both, 1)
+    assert len(first.output.held) == 2
+    del first.numbers[second.home]
+    first.far.lose_peer(second.home)
+    assert not first.output.held
+    idle.write(b"to myself\n")
+    runs.write(b"to nobody\n")
+    pump([first])
+    assert first.read() == [(1, "worker 3@h0", b"to myself")]
+    idle.die()
+    runs.die()
+
+
+def test_a_dead_workers_lines_wait_for_room(sides: Any) -> None:
+    (side,) = sides(1)
+    worker, other = side.worker(3), side.worker(4)
+    total = 0
+    while not side.output.held:
+        assert total < 4 * BACKLOG_BYTES_MAX
+        total += worker.write(b"w" * 4095 + b"\n")
+        side.turn()
+    total += worker.write(b"last words")
+    fds = set(worker.reads)
+    worker.die()
+    assert side.output.held
+    assert not fds & set(side.output.pipes)
+    other.write(b"later\n", 2)
+    deadline = time.monotonic() + PATIENCE_S
+    lines: list[bytes] = []
+    while not lines or not side.output.quiet:
+        assert time.monotonic() < deadline
+        lines += [text for _, _, text in side.read()]
+        side.turn()
+    lines += [text for _, _, text in side.read()]
+    assert b"last words" in lines
+    assert b"later" in lines
+    assert sum(len(text) + 1 for text in lines if text != b"later") == total + 1
+    other.die()
+
+
+def test_everything_of_a_full_pipe_is_caught_up_with(sides: Any) -> None:
+    """Before the end of a task is told: more than one read."""
+    import fcntl
+
+    first, second = both = sides(2)
+    worker = first.worker(3, audience=second.home)
+    fcntl.fcntl(worker.writes[0], fcntl.F_SETPIPE_SZ, DRAIN_BYTES_MAX // 4)
+    count = 0
+    while worker.write(b"v" * 1023 + b"\n"):
+        count += 1
+    assert count > 100
+    first.output.catch_up(worker.reads[0])
+    first.output.catch_up(10_000)  # it has ended meanwhile
+    lines = [Decoder(PeerMessage).feed(frame)[0] for _, frame in first.sent]
+    assert sum(len(message.lines) for message in lines) == count  # type: ignore[union-attr]
+    pump(both)
+    worker.die()
+
+
+def test_a_voice_is_heard_whatever_becomes_of_1_and_2() -> None:
+    """In a process of its own, whose stdout is a pipe."""
+    read, write = os.pipe()
+
+    def speak() -> None:
+        os.dup2(write, 1)
+        os.dup2(write, 2)
+        voice = Voice(HOME, 0)
+        os.write(1, b"mine\nhalf")
+        voice.turn_to(0)  # no news
+        voice.turn_to(ANNA)
+        os.close(1)
+        voice.turn_to(BERT)
+        os.write(2, b"yours\n")
+
+    pid = fork(speak)
+    os.close(write)
+    data = b""
+    while piece := os.read(read, 4096):
+        data += piece
+    os.close(read)
+    assert ended(pid) == 0
+    assert data == (b"mine\nhalf" + 2 * mark(HOME, ANNA) + 2 * mark(HOME, BERT) + b"yours\n")
+    runs = fed(Lines(HOME, 100), data, [])
+    assert runs == [(0, b"mine"), (0, b"half"), (BERT, b"yours")]
+
+
+# -- the words ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"slot": -1},
+        {"slot": 256},
+        {"stream": 0},
+        {"stream": 3},
+        {"lines": []},
+        {"lines": [bytes(words.PRINTED_BYTES_MAX + 1)]},
+        {"lines": [b""] * (words.PRINTED_LINES_MAX + 1)},
+    ],
+)
+def test_an_illegal_message_cannot_be_made(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        msgspec.structs.replace(Printed(2, 1, [b"line"]), **bad)
+
+
+def test_the_longest_line_travels_in_one_message() -> None:
+    longest = Config(output_line_bytes_max=words.LINE_BYTES_MAX)
+    with pytest.raises(ConfigError):
+        Config(output_line_bytes_max=words.LINE_BYTES_MAX + 1)
+    lines = Lines(HOME, longest.output_line_bytes_max)
+    lines.feed(b"x" * words.LINE_BYTES_MAX)
+    ((_, found),) = lines.feed(b"\n" * 65536)
+    assert len(encode(Printed(2, 1, found))) > words.LINE_BYTES_MAX  # type: ignore[arg-type]
