@@ -420,7 +420,7 @@ cdef class Tasks:
 
     def lose(self) -> None:
         """The node is gone: every wait of this process ends with CLOSING."""
-        STORE32(&root_of(self.c).closing, 2)
+        STORE32(&private_of(self.c).lost, 1)
         wake_client(self.c, self.slot)
 
 

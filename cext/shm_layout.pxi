@@ -46,6 +46,7 @@ cdef extern from "shm_spans.h" nogil:
         uint32_t lessee, big
     ctypedef struct shm_private:
         int node_event
+        uint32_t lost
     ctypedef struct span:
         uint64_t base
     ctypedef struct span_heap:
@@ -80,6 +81,7 @@ cdef extern from "shm_spans.h" nogil:
         ST_SPILLING
         ST_SPILLED
         ST_FREED
+        CLIENT_DRIVER
         KIND_PUT
         KIND_TASK
         KIND_OPERATION
@@ -159,6 +161,6 @@ cdef extern from "shm_spans.h" nogil:
     uint64_t heap_allocate(span_heap *, char *, char *, unsigned, uint64_t)
     int heap_remove_empty(span_heap *, uint64_t *, int)
 cdef extern from "shm_sweep.h" nogil:
-    void sweep_bits(char *, unsigned)
+    void sweep_bits(char *, unsigned, int)
     void sweep_ownership(char *, unsigned)
     uint64_t live_block(char *, char *, unsigned, unsigned, uint64_t *)
