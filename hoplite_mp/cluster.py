@@ -74,8 +74,11 @@ class Cluster(CollectiveCalls, TaskExecutor):
         hosts: names for ssh ("a", "user@b"), on each of which a node is started; it ends with this
             cluster. Config.hosts_command is the command. NodeLostError: one could not be started.
         listen: "host:port" where other hosts can join this cluster; [ ] around IPv6 numbers.
-        address: "host:port" of a running cluster: this process joins it, by default without
-            workers. AuthError, ManagerLostError (after Config.connect_timeout_s), ProtocolError.
+        address: "host:port" of a running cluster. If this host has a node of it (`hoplite-mp up` or
+            `join`, or `listen=`, of the same user), this process takes part through that, and
+            shares its memory and workers; memory=, ports= and spill_dir= are then that node's.
+            Else, or if workers= asks for some, it joins with a node of its own. AuthError,
+            ManagerLostError (after Config.connect_timeout_s), ProtocolError.
         ports: "A-B", where this host's node listens for others; default: any free one.
         token: the cluster's secret, or a Path to read it from; else HOPLITE_MP_TOKEN,
             HOPLITE_MP_TOKEN_FILE, ~/.config/hoplite_mp/token (made by who listens).
@@ -83,6 +86,7 @@ class Cluster(CollectiveCalls, TaskExecutor):
     """
 
     _finisher: threading.Thread | None = None
+    _stays = False  # this process is there for its node, so other drivers may rely on that
     submit = TaskExecutor.submit
     map = TaskExecutor.map
 
@@ -125,15 +129,30 @@ class Cluster(CollectiveCalls, TaskExecutor):
             from hoplite_mp.client.network import Network
 
             network = Network(
-                config, listen_at=listen, address=address, ports=ports, token=token, tls=tls
+                config,
+                listen_at=listen,
+                address=address,
+                ports=ports,
+                token=token,
+                tls=tls,
+                stays=self._stays,
             )
             workers = 0 if workers is None and address is not None else workers
         elif (ports, token, tls) != (None, None, None):
             raise ConfigError("ports=, token= and tls= need listen= or address=")
         self._network = network
-        self._host: Host | None = Host(workers, config.memory_bytes, config, network)
-        if network is not None:
-            self._await_standing()
+        self._host: Host | None = None
+        if address is not None and not workers and not self._stays:
+            from hoplite_mp.client.attached import attach
+
+            assert network is not None
+            self._host = attach(network, config)
+        if self._host is None:
+            if network is not None and address is not None:
+                network.open()
+            self._host = Host(workers, config.memory_bytes, config, network)
+            if network is not None:
+                self._await_standing()
         self._join(self._host.runtime)
         if network is None or self._host.workers:  # else others have workers, or will have
             self._runtime.pool_sizes[0] = self._host.workers

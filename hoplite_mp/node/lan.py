@@ -17,6 +17,7 @@ import msgspec
 
 from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.draining import Draining
+from hoplite_mp.node.drivers import Drivers
 from hoplite_mp.node.far_pools import FarPools
 from hoplite_mp.node.forests import Forests
 from hoplite_mp.node.given import GivenBlocks
@@ -120,6 +121,7 @@ class Lan:
         node.places.fetcher = self.transfers
         node.operations.forests = self.forests
         self.draining = Draining(node, self)
+        self.drivers = Drivers(node, self)
         self.far_pools = FarPools(node, self)
         self.locations = Locations(node, self.peers, self.kept)
         self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager)
@@ -198,6 +200,8 @@ class Lan:
                 for member in message.members:
                     self._came(member)
                 self.probing.begin(m for m in message.members if m.node != message.node)
+                if self.lan.meets_drivers:
+                    self.drivers.open()
             case MembersChanged():
                 for number in message.went:
                     self._went(number)

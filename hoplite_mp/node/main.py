@@ -126,6 +126,13 @@ class Node:
         self.clients[slot] = sock
         self.add(sock.fileno(), lambda: self.from_client(slot, sock))
 
+    def forget_line(self, slot: int) -> None:
+        """That client is gone, or asks nothing any more."""
+        sock = self.clients.pop(slot, None)
+        if sock is not None:
+            self.handlers.pop(sock.fileno(), None)
+            sock.close()
+
     def send_manager(self, message: Any) -> None:
         if self.manager is not None:
             self.manager.send(encode(message))
@@ -216,7 +223,9 @@ class Node:
         if not nbytes:
             self.handlers.pop(sock.fileno(), None)
             self.poll.unregister(sock)
-            return  # workers: the supervisor says when; the driver: the supervisor ends us
+            if self.lan is not None:
+                self.lan.drivers.line_ended(slot)
+            return  # workers: the supervisor says when; our parent: the supervisor ends us
         data = self._packet[:nbytes]
         try:
             self.requests.take(slot, self._request_decoder.decode(data))
@@ -301,10 +310,7 @@ class Node:
             if fd in self.output.pipes:
                 self.output.drain(fd)
             self.handlers.pop(fd, None)
-        sock = self.clients.pop(slot, None)
-        if sock is not None:
-            self.handlers.pop(sock.fileno(), None)
-            sock.close()
+        self.forget_line(slot)
         self.groups.hold_committed(slot)
         again = self.sweeper.sweep(slot, worker, message.code)
         self.send_manager(ClientLost(self.number, slot, generation))
@@ -352,8 +358,12 @@ class Node:
             self.connect(slot, socket.socket(fileno=line), out, err)
         if self.config.populate_ahead_bytes and self.start.workers:
             self.after(POPULATE_DELAY_S, self.populate)
-        while not self._stop:
-            self.turn()
+        try:
+            while not self._stop:
+                self.turn()
+        finally:
+            if self.lan is not None:
+                self.lan.drivers.close()
         self.output.finish(OUTPUT_PATIENCE_S)
 
     def turn(self) -> None:

@@ -200,6 +200,7 @@ class Requests:
         self.granted.pop(slot, None)
         self.latest.pop(slot, None)
         self.last_lease.pop(slot, None)
+        self.waiting_standing = [one for one in self.waiting_standing if one[0] != slot]
 
     def give_spans(self, slot: int, request: Request) -> None:
         for offset in request.ask.offsets:  # type: ignore[union-attr]
