@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from hoplite_mp import errors
+from hoplite_mp.client.entering import enter
 from hoplite_mp.client.futures import Future
-from hoplite_mp.client.launch import Host
 from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
 from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import CollectiveCalls, as_refs
 from hoplite_mp.config import Config, parse_size
-from hoplite_mp.errors import ConfigError, HopliteError, HopliteTimeoutError
+from hoplite_mp.errors import ConfigError, HopliteTimeoutError
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
@@ -41,7 +40,7 @@ from hoplite_mp.nodes import (
     shrink,
     working_places,
 )
-from hoplite_mp.protocol.local import Locate, Standing
+from hoplite_mp.protocol.local import Locate
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.store.limits import cpu_count
 
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hoplite_mp.client.far_hosts import FarHosts
+    from hoplite_mp.client.launch import Host
 
 __all__ = ["Cluster", "Node", "current"]
 
@@ -124,35 +124,18 @@ class Cluster(CollectiveCalls, TaskExecutor):
             changes["spill_dir"] = str(spill_dir)
         config = dataclasses.replace(config, **changes)
         self._pid = os.getpid()
-        network = None
-        if address is not None or listen is not None:
-            from hoplite_mp.client.network import Network
-
-            network = Network(
-                config,
-                listen_at=listen,
-                address=address,
-                ports=ports,
-                token=token,
-                tls=tls,
-                stays=self._stays,
-            )
-            workers = 0 if workers is None and address is not None else workers
-        elif (ports, token, tls) != (None, None, None):
-            raise ConfigError("ports=, token= and tls= need listen= or address=")
+        self._host: Host | None
+        self._host, network = enter(
+            workers,
+            config,
+            listen=listen,
+            address=address,
+            ports=ports,
+            token=token,
+            tls=tls,
+            stays=self._stays,
+        )
         self._network = network
-        self._host: Host | None = None
-        if address is not None and not workers and not self._stays:
-            from hoplite_mp.client.attached import attach
-
-            assert network is not None
-            self._host = attach(network, config)
-        if self._host is None:
-            if network is not None and address is not None:
-                network.open()
-            self._host = Host(workers, config.memory_bytes, config, network)
-            if network is not None:
-                self._await_standing()
         self._join(self._host.runtime)
         if network is None or self._host.workers:  # else others have workers, or will have
             self._runtime.pool_sizes[0] = self._host.workers
@@ -186,19 +169,6 @@ class Cluster(CollectiveCalls, TaskExecutor):
         self._options = Options()
         self._pool = runtime.own_pool
         runtime.face = self
-
-    def _await_standing(self) -> None:
-        """Raises why the cluster could not be joined."""
-        host = self._host
-        assert host is not None
-        try:
-            standing = host.runtime.channel.call(Standing()).value
-            if isinstance(standing[0], str):
-                raise getattr(errors, standing[0], HopliteError)(standing[1])
-        except BaseException:
-            self._host = None
-            host.end()
-            raise
 
     @property
     def address(self) -> str | None:
