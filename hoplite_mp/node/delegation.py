@@ -211,6 +211,7 @@ class Delegation:
             flags,
             self.client.task_name(oid).encode()[:64],
             runner.pool,
+            header["tries"],
         )
         runner.running[oid] = holds
         self.where[oid] = runner

@@ -112,6 +112,7 @@ class Guests:
             message.name,
             self.queue(pool),
             True,
+            message.tries,
         )
         if not posted:
             self.unposted.append(oid)
