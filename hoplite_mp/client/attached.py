@@ -88,7 +88,11 @@ def attach(network: Network, config: Config) -> AttachedHost | None:
         life.close()
         _log.info("this host's node does not let this process attach: %s", told.reason)
         return None
-    return AttachedHost(told, fds, life, config, network.address)
+    try:
+        return AttachedHost(told, fds, life, config, network.address)
+    except BaseException:  # no address space, say
+        life.close()
+        raise
 
 
 def _prove(
@@ -145,11 +149,13 @@ class AttachedHost(Host):
         )
         self.output = socket.socket(fileno=output_fd)
         channel = Channel(socket.socket(fileno=rpc_fd), told.generation << GENERATION_SHIFT)
-        self.runtime = Runtime(
-            control_fd, store_fd, event_fd, told.slot, channel, self._config, "driver"
-        )
-        for fd in (control_fd, store_fd):
-            os.close(fd)
+        try:
+            self.runtime = Runtime(
+                control_fd, store_fd, event_fd, told.slot, channel, self._config, "driver"
+            )
+        finally:
+            for fd in (control_fd, store_fd):
+                os.close(fd)
         self._joined = address
         # Arrays are read after the end, too: what is pinned stays so while anything here needs it.
         life.setblocking(False)

@@ -28,8 +28,6 @@ from hoplite_mp.transport.door import Door
 from hoplite_mp.transport.rendezvous import Meeting, peer_of
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from hoplite_mp.node.lan import Lan
     from hoplite_mp.node.main import Node
 
@@ -228,7 +226,7 @@ class Drivers:
         """Its tasks that run are interrupted, unless somebody else waits for the result."""
         node = self.node
         for header in node.client.concerned(slot):
-            oid: Any = header["id"]
+            oid = header["id"]
             if header["owner"] != slot or header["kind"] != TASK_KIND:
                 continue
             if header["state"] == "CLAIMED" and not set(header["refs"]) - {slot}:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -120,6 +121,39 @@ def test_an_exception_ends_the_own_tasks_only(up: Up) -> None:
         assert all(future.cancelled() for future in mine)
         assert theirs.result(QUICK_S) is None
         assert other.submit(abs, -1).result(QUICK_S) == 1
+
+
+def test_threads_are_in_calls_while_it_leaves(up: Up) -> None:
+    """Their calls end, with an error, and what others have is not written to."""
+
+    def busy(c: hoplite_mp.Cluster, ended: list[Exception]) -> None:
+        try:
+            while True:
+                ref = c.put(np.full(200_000, -1.0))
+                c.get([c.put(b"-" * 5000), ref, c.submit(abs, -1).ref])
+        except (hoplite_mp.HopliteError, RuntimeError) as error:
+            ended.append(error)
+
+    with up.attach() as other:
+        for i in range(15):
+            c = up.attach()
+            ended: list[Exception] = []
+            threads = [threading.Thread(target=busy, args=(c, ended)) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            mine = [other.put(np.full(100_000, float(k))) for k in range(10)]
+            small = [other.put(bytes([k]) * 5000) for k in range(100)]
+            c.shutdown(cancel_futures=True)
+            mine += [other.put(np.full(100_000, float(k))) for k in range(10, 20)]
+            small += [other.put(bytes([k]) * 5000) for k in range(100, 200)]
+            for thread in threads:
+                thread.join(QUICK_S)
+                assert not thread.is_alive()
+            assert len(ended) == 3
+            del c, ended
+            assert all((other.get(ref) == k).all() for k, ref in enumerate(mine)), i
+            assert all(other.get(ref) == bytes([k]) * 5000 for k, ref in enumerate(small)), i
+            assert other.submit(np.sum, mine[3]).result(QUICK_S) == 300_000
 
 
 def test_many_drivers_come_and_go(up: Up) -> None:

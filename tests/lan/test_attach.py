@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -141,6 +142,35 @@ def test_two_drivers_of_a_host_one_is_killed(cluster: UpCluster, lan: Lan) -> No
     assert out == "True 2\nTrue\n"
     assert other.returncode == 0
     driver.stdout.close()
+
+
+def test_two_nodes_of_a_host(cluster: UpCluster, lan: Lan) -> None:
+    """One of them has the name; when it goes, the other one takes it."""
+    first, second = cluster.join(lan[2], 0), None
+    try:
+        wait_for_name(lan[2])
+        second = cluster.join(lan[2], 0)
+        out = cluster.run(
+            lan[2],
+            """
+            deadline = time.monotonic() + 30
+            while len(c.nodes) < 4 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            print(c._host.attached, len(c.nodes))
+            """,
+        )
+        assert out == "True 4\n"
+        lan[2].signal(first, signal.SIGTERM)
+        assert first.wait(PATIENCE_S) == 0
+        out, deadline = "", time.monotonic() + PATIENCE_S
+        while out != "True 3\n" and time.monotonic() < deadline:
+            out = cluster.run(lan[2], "print(c._host.attached, len(c.nodes))")
+        assert out == "True 3\n"
+    finally:
+        for process in (first, second):
+            if process is not None and process.poll() is None:
+                lan[2].signal(process, signal.SIGTERM)
+                process.wait(PATIENCE_S)
 
 
 def test_the_node_of_a_driver_is_killed_or_leaves(lan_permitted: None) -> None:
