@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -131,7 +132,7 @@ def test_threads_are_in_calls_while_it_leaves(up: Up) -> None:
             while True:
                 ref = c.put(np.full(200_000, -1.0))
                 c.get([c.put(b"-" * 5000), ref, c.submit(abs, -1).ref])
-        except (hoplite_mp.HopliteError, RuntimeError) as error:
+        except (hoplite_mp.HopliteError, RuntimeError, CancelledError) as error:
             ended.append(error)
 
     with up.attach() as other:
