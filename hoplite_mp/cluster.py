@@ -86,6 +86,7 @@ class Cluster(CollectiveCalls, TaskExecutor):
     """
 
     _finisher: threading.Thread | None = None
+    _attaches = True  # to a node of this host, if address= has one here
     _stays = False  # this process is there for its node, so other drivers may rely on that
     submit = TaskExecutor.submit
     map = TaskExecutor.map
@@ -133,6 +134,7 @@ class Cluster(CollectiveCalls, TaskExecutor):
             ports=ports,
             token=token,
             tls=tls,
+            attaches=self._attaches,
             stays=self._stays,
         )
         self._network = network
@@ -440,6 +442,12 @@ class Cluster(CollectiveCalls, TaskExecutor):
         names = list(next(iter(found.values())))
         total = {name: sum(one.get(name, 0) for one in found.values()) for name in names}
         return {**total, "nodes": {node_id(number): one for number, one in found.items()}}
+
+
+class ApartCluster(Cluster):
+    """With a node of its own in any case: who measures the network from this host needs one."""
+
+    _attaches = False
 
 
 class _View(Cluster):

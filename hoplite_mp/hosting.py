@@ -31,6 +31,7 @@ LOOK_S = 0.2  # for a token file that is not there yet
 class HostCluster(Cluster):
     """The cluster as the process that keeps a host's node going: drivers may attach to that."""
 
+    _attaches = False
     _stays = True
 
 

@@ -32,12 +32,14 @@ def enter(
     ports: Any,
     token: str | Path | None,
     tls: bool | None,
+    attaches: bool,
     stays: bool,
 ) -> tuple[Host, Network | None]:
     """The host, and what is known of its network if there is one; arguments as of `Cluster`.
 
-    stays: this process is there for its node, so drivers of this host may rely on that, and it
-    makes one in any case. Raises why the cluster could not be joined.
+    attaches: to the node of this host, if it has one of the cluster. stays: this process is there
+    for its node, so drivers of this host may rely on that. Raises why the cluster could not be
+    joined.
     """
     if address is None and listen is None:
         if (ports, token, tls) != (None, None, None):
@@ -50,7 +52,7 @@ def enter(
     )
     if address is not None:
         workers = workers or 0
-        if not workers and not stays:
+        if not workers and attaches:
             from hoplite_mp.client.attached import attach
 
             attached = attach(network, config)

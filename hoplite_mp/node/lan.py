@@ -200,8 +200,6 @@ class Lan:
                 for member in message.members:
                     self._came(member)
                 self.probing.begin(m for m in message.members if m.node != message.node)
-                if self.lan.meets_drivers:
-                    self.drivers.open()
             case MembersChanged():
                 for number in message.went:
                     self._went(number)

@@ -168,6 +168,8 @@ class Node:
         """The manager has let this node in."""
         self.number = number
         self.client.set_number(number)
+        if self.lan is not None and self.lan.lan.meets_drivers:
+            self.lan.drivers.open()  # first: who is told that this node stands may look for it
         self.standing = True
         self.requests.answer_standing()
 
