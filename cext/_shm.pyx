@@ -266,11 +266,16 @@ cdef class Client(_Holders):
         return b
 
     def give_back_all(self) -> None:
-        """The last process of a closed cluster: memory that no own view pins goes back."""
+        """The last process of a closed cluster: memory that no own view pins goes back. Nothing
+        does while another driver was attached: it may still read what it had pinned."""
         cdef list kept = [(0, 0)]
         cdef unsigned t, i
         cdef shm_header *h
         cdef uint64_t at = 0, begin, end
+        for t in range(1, CLIENTS):
+            if (t != self.slot and LOAD32(&client_of(self.c, t).state)
+                    and client_of(self.c, t).kind == CLIENT_DRIVER):
+                return
         for t in range(TABLES):
             if self.pins[t] == NULL:
                 continue

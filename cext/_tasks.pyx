@@ -108,10 +108,11 @@ cdef class Tasks:
 
     def submit(self, uint64_t oid, uint64_t function, bytes args, uint64_t args_oid, int retries,
                uint64_t timeout_ns, unsigned flags, bytes name, unsigned queue,
-               bint ready, uint64_t audience=0) -> bool:
+               bint ready, uint64_t audience=0, unsigned tries=0) -> bool:
         """Writes a WAITING header's record; ready: QUEUED at once, with a hint.
 
-        False: no hint was posted (not ready, or the ring is full: post() it later).
+        False: no hint was posted (not ready, or the ring is full: post() it later). `tries`: how
+        often it has been begun elsewhere.
         """
         check(oid)
         cdef shm_record *r = record_of(self.c, oid)
@@ -122,7 +123,7 @@ cdef class Tasks:
         r.args = args_oid
         r.args_len = <uint32_t>n
         r.retries_left = <uint16_t>min(max(retries, 0), 65535)
-        r.tries = 0
+        r.tries = <uint16_t>tries
         r.flags = <uint16_t>flags
         r.timeout_ns = timeout_ns
         r.started_ns = 0
@@ -481,7 +482,7 @@ cdef class Tasks:
 
     def lose(self) -> None:
         """The node is gone: every wait of this process ends with CLOSING."""
-        STORE32(&root_of(self.c).closing, 2)
+        STORE32(&private_of(self.c).lost, 1)
         wake_client(self.c, self.slot)
 
 

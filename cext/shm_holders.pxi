@@ -89,6 +89,8 @@ cdef class _Holders:
         cdef uint64_t w, word_index
         cdef shm_header *h
         cdef shm_table *table
+        if self.map.closed:  # by another thread just now: the tables may be the node's already
+            raise RuntimeError("the cluster was closed during this call")
         for t in self.own_tables:
             if self.free_count[t]:
                 break

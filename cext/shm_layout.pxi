@@ -56,6 +56,7 @@ cdef extern from "shm_spans.h" nogil:
         uint32_t lessee, big
     ctypedef struct shm_private:
         int node_event
+        uint32_t lost
     ctypedef struct span:
         uint64_t base
     ctypedef struct span_heap:
@@ -90,6 +91,7 @@ cdef extern from "shm_spans.h" nogil:
         ST_SPILLING
         ST_SPILLED
         ST_FREED
+        CLIENT_DRIVER
         KIND_PUT
         KIND_TASK
         KIND_OPERATION
@@ -187,6 +189,6 @@ cdef extern from "shm_trace.h" nogil:
     unsigned trace_take(char *, unsigned, shm_event *, uint64_t *)
     void trace_clear(char *, unsigned)
 cdef extern from "shm_sweep.h" nogil:
-    void sweep_bits(char *, unsigned)
+    void sweep_bits(char *, unsigned, int)
     void sweep_ownership(char *, unsigned)
     uint64_t live_block(char *, char *, unsigned, unsigned, uint64_t *)

@@ -150,8 +150,9 @@ cdef class NodeClient(Client):
         return (<bytes>record_of(self.c, oid).name[:NAME_BYTES]).split(b"\0")[0].decode(
             errors="replace")
 
-    def sweep(self, unsigned slot) -> None:
-        """Clears a dead client's bits, frees its queues, adopts its tables."""
+    def sweep(self, unsigned slot, bint pins=True) -> None:
+        """Clears a dead client's bits, frees its queues, adopts its tables. pins=False: not its
+        pins; its process lives and still reads what it had pinned when it left."""
         cdef unsigned t, i
         cdef list adopted = []
         for t in range(LOAD32(&root_of(self.c).tables_high)):
@@ -160,7 +161,7 @@ cdef class NodeClient(Client):
         self.look_at_all = True
         with nogil:
             sweep_ownership(self.c, slot)
-            sweep_bits(self.c, slot)
+            sweep_bits(self.c, slot, pins)
         for t in adopted:
             if self.free_index[t] == NULL:
                 self.free_index[t] = <uint16_t *>calloc(TABLE_HEADERS, 2)

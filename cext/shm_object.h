@@ -38,7 +38,8 @@ static inline int futex_wait(uint32_t *word, uint32_t value, int64_t ns) {
 /* What this process alone knows of a mapping: one private page right before the control memory. */
 #define PRIVATE_BYTES 4096
 typedef struct {
-    int node_event; /* eventfd of the node */
+    int node_event;    /* eventfd of the node */
+    uint32_t lost;     /* this process has seen the end of its node: nothing will come any more */
 } shm_private;
 static inline shm_private *private_of(char *c) { return (shm_private *)(c - PRIVATE_BYTES); }
 

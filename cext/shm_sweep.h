@@ -9,11 +9,11 @@
 
 #include "shm_tasks.h"
 
-/* Takes every bit of a dead client away: holders, parking, idle, spinners. Then looks at every
- * header, not only at those it held: it may have died between clearing its bit and freeing, or
+/* Takes every bit of a dead client away: holders, parking, idle, spinners. `pins` 0: it has left the
+ * host but its process lives, and what it pinned is still read there. Then looks at every header, not only at those it held: it may have died between clearing its bit and freeing, or
  * between freeing and saying so. For the same reason every lessee looks for returned blocks, and
  * everybody wakes up once. */
-static inline void sweep_bits(char *c, unsigned slot) {
+static inline void sweep_bits(char *c, unsigned slot, int pins) {
     uint64_t keep = ~(1ULL << (slot % 64));
     unsigned word = slot / 64;
     for (unsigned i = 0; i < PARKS; i++)
@@ -30,7 +30,7 @@ static inline void sweep_bits(char *c, unsigned slot) {
             shm_header *h = header_at(c, t, i);
             if (LOAD(&h->refs[word]) & ~keep)
                 AND(&h->refs[word], keep);
-            if (LOAD(&h->pins[word]) & ~keep)
+            if (pins && LOAD(&h->pins[word]) & ~keep)
                 AND(&h->pins[word], keep);
             uint64_t w = LOAD(&h->word), id = ID_MAKE(t, i, WORD_GENERATION(w));
             if (WORD_STATE(w) == ST_FREED)

@@ -234,6 +234,7 @@ static inline int wait_for(char *c, unsigned slot, uint64_t *ids, int *n, int pe
                            const uint16_t *tables, int n_tables, const uint32_t *event,
                            int spin, uint64_t deadline) {
     shm_root *r = root_of(c);
+    shm_private *own = private_of(c);
     shm_client *me = client_of(c, slot);
     uint64_t now = 0, spin_until = 0;
     int spinning = 0, bursts = 0, result;
@@ -252,7 +253,7 @@ static inline int wait_for(char *c, unsigned slot, uint64_t *ids, int *n, int pe
             result = WAIT_NEWS;
             break;
         }
-        if (LOAD(&r->closing) > 1) {
+        if (LOAD(&own->lost)) {
             result = WAIT_CLOSING;
             break;
         }

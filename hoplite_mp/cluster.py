@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from hoplite_mp import errors
+from hoplite_mp.client.entering import enter
 from hoplite_mp.client.futures import Future
-from hoplite_mp.client.launch import Host
 from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
 from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import CollectiveCalls, as_refs
 from hoplite_mp.config import Config, parse_size
-from hoplite_mp.errors import ConfigError, HopliteError, HopliteTimeoutError
+from hoplite_mp.errors import ConfigError, HopliteTimeoutError
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
@@ -41,7 +40,7 @@ from hoplite_mp.nodes import (
     shrink,
     working_places,
 )
-from hoplite_mp.protocol.local import Locate, Standing
+from hoplite_mp.protocol.local import Locate
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.store.limits import cpu_count
 
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hoplite_mp.client.far_hosts import FarHosts
+    from hoplite_mp.client.launch import Host
 
 __all__ = ["Cluster", "Node", "current"]
 
@@ -74,8 +74,11 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
         hosts: names for ssh ("a", "user@b"), on each of which a node is started; it ends with this
             cluster. Config.hosts_command is the command. NodeLostError: one could not be started.
         listen: "host:port" where other hosts can join this cluster; [ ] around IPv6 numbers.
-        address: "host:port" of a running cluster: this process joins it, by default without
-            workers. AuthError, ManagerLostError (after Config.connect_timeout_s), ProtocolError.
+        address: "host:port" of a running cluster. If this host has a node of it (`hoplite-mp up` or
+            `join`, or `listen=`, of the same user), this process takes part through that, and
+            shares its memory and workers; memory=, ports= and spill_dir= are then that node's.
+            Else, or if workers= asks for some, it joins with a node of its own. AuthError,
+            ManagerLostError (after Config.connect_timeout_s), ProtocolError.
         ports: "A-B", where this host's node listens for others; default: any free one.
         token: the cluster's secret, or a Path to read it from; else HOPLITE_MP_TOKEN,
             HOPLITE_MP_TOKEN_FILE, ~/.config/hoplite_mp/token (made by who listens).
@@ -83,6 +86,8 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
     """
 
     _finisher: threading.Thread | None = None
+    _attaches = True  # to a node of this host, if address= has one here
+    _stays = False  # this process is there for its node, so other drivers may rely on that
     submit = TaskExecutor.submit
     map = TaskExecutor.map
     stats, trace = Looking.stats, Looking.trace
@@ -121,20 +126,19 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
             changes["spill_dir"] = str(spill_dir)
         config = dataclasses.replace(config, **changes)
         self._pid = os.getpid()
-        network = None
-        if address is not None or listen is not None:
-            from hoplite_mp.client.network import Network
-
-            network = Network(
-                config, listen_at=listen, address=address, ports=ports, token=token, tls=tls
-            )
-            workers = 0 if workers is None and address is not None else workers
-        elif (ports, token, tls) != (None, None, None):
-            raise ConfigError("ports=, token= and tls= need listen= or address=")
+        self._host: Host | None
+        self._host, network = enter(
+            workers,
+            config,
+            listen=listen,
+            address=address,
+            ports=ports,
+            token=token,
+            tls=tls,
+            attaches=self._attaches,
+            stays=self._stays,
+        )
         self._network = network
-        self._host: Host | None = Host(workers, config.memory_bytes, config, network)
-        if network is not None:
-            self._await_standing()
         self._join(self._host.runtime)
         if network is None or self._host.workers:  # else others have workers, or will have
             self._runtime.pool_sizes[0] = self._host.workers
@@ -168,19 +172,6 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
         self._options = Options()
         self._pool = runtime.own_pool
         runtime.face = self
-
-    def _await_standing(self) -> None:
-        """Raises why the cluster could not be joined."""
-        host = self._host
-        assert host is not None
-        try:
-            standing = host.runtime.channel.call(Standing()).value
-            if isinstance(standing[0], str):
-                raise getattr(errors, standing[0], HopliteError)(standing[1])
-        except BaseException:
-            self._host = None
-            host.end()
-            raise
 
     @property
     def address(self) -> str | None:
@@ -445,6 +436,12 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
         cluster would end, and the caller's own, which leaves by `shutdown`.
         """
         shrink(self._runtime, node)
+
+
+class ApartCluster(Cluster):
+    """With a node of its own in any case: who measures the network from this host needs one."""
+
+    _attaches = False
 
 
 class _View(Cluster):

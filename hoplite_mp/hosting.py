@@ -28,11 +28,18 @@ FROM_STDIN = "-"  # as --token-file: the token is the first line; the end of inp
 LOOK_S = 0.2  # for a token file that is not there yet
 
 
+class HostCluster(Cluster):
+    """The cluster as the process that keeps a host's node going: drivers may attach to that."""
+
+    _attaches = False
+    _stays = True
+
+
 def up(arguments: argparse.Namespace) -> int:
     """A cluster that others can join, until a signal ends it. Returns the exit code."""
     ending = _on_signals()
     try:
-        cluster = Cluster(listen=arguments.listen, **_common(arguments))
+        cluster = HostCluster(listen=arguments.listen, **_common(arguments))
     except HopliteError as error:
         return _say(error)
     with cluster:
@@ -61,7 +68,7 @@ def join(arguments: argparse.Namespace) -> int:
     if common["workers"] is None:
         common["workers"] = cpu_count()
     try:
-        cluster = Cluster(address=arguments.address, config=config, **common)
+        cluster = HostCluster(address=arguments.address, config=config, **common)
     except (AuthError, ManagerLostError, HopliteError) as error:
         return _say(error)
     with cluster:

@@ -166,7 +166,10 @@ def shrink(runtime: Runtime, node: Any) -> None:
         raise ValueError("node=None: say which node is to leave")
     own = runtime.tasks.node_number
     if own in numbers:
-        raise ValueError(f"{node_id(own)} is the caller's own node: shutdown() ends it")
+        raise ValueError(
+            f"{node_id(own)} is the caller's own node: it goes with shutdown(), or with the "
+            "`hoplite-mp join` that has started it"
+        )
     for number in numbers:
         runtime.channel.call(DrainNode(number))
     names = {node_id(number) for number in numbers}

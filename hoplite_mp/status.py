@@ -43,9 +43,11 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def table(cluster: Cluster) -> str:
-    """Nodes with their workers, memory, tasks, objects and bytes sent and received; without the
-    node of the caller, which only looks."""
-    own = node_id(cluster._runtime.tasks.node_number)
+    """Nodes with their workers, memory, tasks, objects and bytes sent and received; without a
+    node that the caller has brought along, only to look."""
+    host = cluster._host
+    brought = host is not None and not host.attached
+    own = node_id(cluster._runtime.tasks.node_number) if brought else ""
     counted = cluster.stats()["nodes"]
     rows: list[tuple[str, ...]] = [HEAD]
     for node in cluster.nodes:

@@ -119,11 +119,14 @@ def _rates(now: Look, before: Look | None, node: str) -> dict[str, float]:
 
 
 def _look(cluster: Cluster) -> Look:
-    """Without the node of this process, which only looks. Every node has two seconds to answer."""
+    """Without a node that this process has brought along, only to look. Every node has
+    two seconds to answer."""
     runtime = cluster._runtime
     counted = {node_id(number): counts for number, counts in counters(runtime).items()}
     at = time.monotonic()
-    own = node_id(runtime.tasks.node_number)
+    host = cluster._host
+    brought = host is not None and not host.attached
+    own = node_id(runtime.tasks.node_number) if brought else ""
     return Look(at, tuple(node for node in list_nodes(runtime) if node.id != own), counted)
 
 

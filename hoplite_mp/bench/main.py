@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp.bench.host import host_rows, workers_of
 from hoplite_mp.bench.lan import cluster_rows
 from hoplite_mp.bench.table import Effort, show, write
-from hoplite_mp.cluster import Cluster
+from hoplite_mp.cluster import ApartCluster
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _measure(arguments: argparse.Namespace, effort: Effort, about: dict[str, Any
         yield from host_rows(effort, about["workers"])
         return
     tls = False if arguments.no_tls else None
-    with Cluster(
+    with ApartCluster(
         workers=0, address=arguments.address, token=arguments.token_file, tls=tls
     ) as cluster:
         about["nodes"] = len(cluster.nodes) - 1

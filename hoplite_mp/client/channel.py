@@ -8,6 +8,7 @@ It must never know: what is asked.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from typing import Any
@@ -25,11 +26,13 @@ PACKET_BYTES_MAX = 1 << 20
 class Channel:
     """Requests to the node over a SEQPACKET socketpair."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, first: int = 0) -> None:
+        """first: what questions are numbered from; another client may have had the slot before."""
         self._sock = sock
+        self._closed = False
         self._lock = threading.Lock()
-        self._number = 0
-        self._seen = 0
+        self._number = first
+        self._seen = first
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Reply)
         # Kept: a new one for each packet would be mapped by the system, and taken back.
@@ -53,7 +56,7 @@ class Channel:
                 while True:
                     nbytes = self._sock.recv_into(self._packet)
                     if not nbytes:
-                        raise NodeLostError("the node of this host has ended")
+                        raise self._ended()
                     reply = self._decoder.decode(self._packet[:nbytes])
                     self._seen = reply.number
                     if reply.number == number:
@@ -65,13 +68,22 @@ class Channel:
         return reply
 
     def _lost(self, error: OSError) -> Exception:
-        if self._sock.fileno() < 0:
-            return ClosedError("the cluster is closed")
+        if self._closed:
+            return self._ended()
         if isinstance(error, NodeLostError):
             return error
         return NodeLostError(f"the node of this host does not answer: {error}")
 
+    def _ended(self) -> Exception:
+        if self._closed:
+            return ClosedError("the cluster is closed")
+        return NodeLostError("the node of this host has ended")
+
     def close(self) -> None:
+        """A call of another thread ends, and for the node the line does, whoever was forked."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
     def fileno(self) -> int:

@@ -42,11 +42,14 @@ PROCESSES_BESIDE = 2  # that put small objects, beside the workers: driver and n
 SPANS_SHARE = 2  # spans of all processes take at most one of so many parts of the store
 BOOT_FILE = os.path.join("supervisor", "boot.py")
 READ_BYTES = 1 << 16
+READER_PATIENCE_S = 1.0  # for the thread that prints: the user's stdout may take no more
 _log = logging.getLogger("hoplite_mp")
 
 
 class Host:
-    """The processes of one host, as their driver holds them."""
+    """The processes of one host, as the driver that has started them holds them."""
+
+    attached = False  # to a node that is another process's child
 
     def __init__(
         self,
@@ -113,6 +116,10 @@ class Host:
         self._event_fd = event_fd
         self._config = config
         self._joined = network.address if network is not None and network.manager else ""
+        self._watch()
+
+    def _watch(self) -> None:
+        """Follows the node's output, and so its end, in a thread."""
         self.lost = False
         self.ended = threading.Event()
         self._ending = False
@@ -149,16 +156,19 @@ class Host:
                 del data[: 4 + size]
         if not self._ending:
             self.lost = True
-            error: HopliteError = NodeLostError("the node of this host has ended")
-            if self._joined:  # its manager decides when it ends
-                error = ManagerLostError(f"the cluster at {self._joined} has ended")
-                _log.info("%s", error)
-            else:
-                _log.error("the node of this host has ended unexpectedly; its cluster is lost")
+            error = self._why_lost()
             if self.runtime.client.usable:
                 self.runtime.tasks.lose()
             self.runtime.submitter.abandon(error)
         self.ended.set()
+
+    def _why_lost(self) -> HopliteError:
+        if self._joined:  # its manager decides when it ends
+            error = ManagerLostError(f"the cluster at {self._joined} has ended")
+            _log.info("%s", error)
+            return error
+        _log.error("the node of this host has ended unexpectedly; its cluster is lost")
+        return NodeLostError("the node of this host has ended")
 
     def end(self) -> None:
         """Ends all processes; returns when they are gone."""
@@ -171,13 +181,16 @@ class Host:
             self.supervisor.send(dump(Shutdown()))
         self._wait_gone()
         self.output.shutdown(socket.SHUT_RDWR) if self.output.fileno() >= 0 else None
-        if self._reader is not threading.current_thread():
-            self._reader.join(1.0)
+        self._join_reader()
         self.output.close()
         self.supervisor.close()
         self.runtime.close()
         client.give_back_all()
         os.close(self._event_fd)
+
+    def _join_reader(self) -> None:
+        if self._reader is not threading.current_thread():
+            self._reader.join(READER_PATIENCE_S)
 
     def _wait_gone(self) -> None:
         deadline = time.monotonic() + self._config.shutdown_timeout_s

@@ -49,23 +49,26 @@ class Network:
         ports: Any,
         token: str | Path | None,
         tls: bool | None,
+        stays: bool = False,
     ) -> None:
-        """AuthError, ConfigError: what was wrong with the arguments."""
+        """stays: this process is there for the node, not the other way round, so drivers of this
+        host may rely on it. AuthError, ConfigError: what was wrong with the arguments."""
         if (listen_at is None) == (address is None):
             raise ConfigError("listen= starts a cluster, address= joins one: give one of them")
         self.config = config
         self.tls = tls is not False
+        self.stays = stays or listen_at is not None
         self.token = load_token(token, make=listen_at is not None)
         self.sockets: list[socket.socket] = []
         self.manager: list[Endpoint] = []
         self._manager_socket: socket.socket | None = None
-        wanted = _ports(ports)
+        self._wanted = _ports(ports)
         try:
             if listen_at is not None:
-                self._listen(parse_address(listen_at), wanted)
+                self._listen(parse_address(listen_at))
             else:
                 assert address is not None
-                self._join(parse_address(address), wanted)
+                self._find(parse_address(address))
         except BaseException:
             self.close()
             raise
@@ -75,15 +78,15 @@ class Network:
                 "change it; the token still keeps strangers out"
             )
 
-    def _listen(self, where: Address, ports: range) -> None:
+    def _listen(self, where: Address) -> None:
         self._manager_socket = self._open(where.host, range(where.port, where.port + 1))
-        peers = self._open(where.host, ports)
+        peers = self._open(where.host, self._wanted)
         port = bound_address(self._manager_socket).port
         hosts = advertised_addresses(bound_address(self._manager_socket).host, None)
         self.address = str(Address(hosts[0], port))
         self.addresses = [str(Address(host, bound_address(peers).port)) for host in hosts]
 
-    def _join(self, where: Address, ports: range) -> None:
+    def _find(self, where: Address) -> None:
         self.address = str(where)
         try:
             self.manager = resolve(where)
@@ -92,8 +95,13 @@ class Network:
         routed = routed_address(self.manager[0])
         if routed is None:
             raise ManagerLostError(f"no way leads from this host to {where}")
-        peers = self._open(routed, ports)
-        self.addresses = [str(Address(routed, bound_address(peers).port))]
+        self._routed = routed
+
+    def open(self) -> None:
+        """Listens for the other nodes of the cluster that this host joins with a node of its own.
+        ConfigError: no port is free."""
+        peers = self._open(self._routed, self._wanted)
+        self.addresses = [str(Address(self._routed, bound_address(peers).port))]
 
     def address_for(self, host: str) -> str:
         """Where that host can join: this host's address on the way to it, as far as it is known
@@ -131,6 +139,7 @@ class Network:
             manager_fd=-1 if self._manager_socket is None else self._manager_socket.fileno(),
             cluster=b"" if self._manager_socket is None else secrets.token_bytes(CLUSTER_BYTES),
             certificate=certificate,
+            meets_drivers=self.stays,
             manager=[(int(end.family), tuple(end.sockaddr)) for end in self.manager],
         )
 

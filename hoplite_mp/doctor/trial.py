@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp.client.memory import format_bytes
-from hoplite_mp.cluster import Cluster, current
+from hoplite_mp.cluster import ApartCluster, Cluster, current
 from hoplite_mp.config import MIB, Config
 from hoplite_mp.doctor.findings import Finding, ok, problem, warning
 from hoplite_mp.doctor.network import shown
@@ -200,7 +200,7 @@ def _objects(cluster: Cluster) -> None:
 def _cluster(address: str, tls: bool) -> None:
     _say(step=f"joining {address}")
     began = time.perf_counter()
-    with Cluster(workers=0, address=address, tls=None if tls else False) as cluster:
+    with ApartCluster(workers=0, address=address, tls=None if tls else False) as cluster:
         joined = _since(began)
         own = f"h{cluster._runtime.tasks.node_number}"
         _say(step="asking every node")

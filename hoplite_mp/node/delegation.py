@@ -217,6 +217,7 @@ class Delegation:
             self.client.task_name(oid).encode()[:64],
             runner.pool,
             audience,
+            header["tries"],
         )
         runner.running[oid] = holds
         self.where[oid] = runner

@@ -54,6 +54,7 @@ class DriverSocket:
         self.backlog: deque[tuple[memoryview, int, Callable[[int], None]]] = deque()
         self.broken = False
         self._sending = False
+        self._ended: Callable[[], None] | None = None
         poll.register(sock, 0)
 
     def put(self, data: bytes, nbytes: int, taken: Callable[[int], None]) -> None:
@@ -74,6 +75,31 @@ class DriverSocket:
             self._sending = False
         if not self.broken:
             self.poll.modify(self.sock, select.EPOLLOUT if self.backlog else 0)
+        if self._ended is not None and not self.backlog:
+            self._close()
+
+    def ready(self) -> None:
+        """The loop's word: there is room, or, when nothing waits, the driver has hung up."""
+        if not self.backlog and not self.broken:
+            self.broken = True
+            self.poll.unregister(self.sock)
+        self.send()
+
+    def end(self, ended: Callable[[], None]) -> None:
+        """Nothing more is put in; `ended` is called when the socket is closed, after the last byte,
+        or when the driver is gone."""
+        self._ended = ended
+        if not self.backlog:
+            self._close()
+
+    def _close(self) -> None:
+        ended, self._ended = self._ended, None
+        if not self.broken:
+            self.broken = True
+            self.poll.unregister(self.sock)
+        if ended is not None:
+            ended()
+        self.sock.close()
 
     def _send(self) -> dict[Callable[[int], None], int]:
         told: dict[Callable[[int], None], int] = {}

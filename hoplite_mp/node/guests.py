@@ -118,6 +118,7 @@ class Guests:
             self.queue(pool),
             True,
             self.audience_here(guest.peer, message.audience),
+            message.tries,
         )
         if not posted:
             self.unposted.append(oid)

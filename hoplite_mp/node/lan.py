@@ -17,6 +17,7 @@ import msgspec
 
 from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.draining import Draining
+from hoplite_mp.node.drivers import Drivers
 from hoplite_mp.node.far_output import FarOutput
 from hoplite_mp.node.far_pools import FarPools
 from hoplite_mp.node.forests import Forests
@@ -120,6 +121,7 @@ class Lan:
             node.output,
             self.peers.send,
             self.peers.number_of,
+            self.peers.home_of,
             lambda slot: bool(node.tasks.running(slot)),
         )
         self.guests.ends = self._printed
@@ -135,6 +137,7 @@ class Lan:
         node.places.fetcher = self.transfers
         node.operations.forests = self.forests
         self.draining = Draining(node, self)
+        self.drivers = Drivers(node, self)
         self.far_pools = FarPools(node, self)
         self.locations = Locations(node, self.peers, self.kept)
         self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager)
@@ -378,7 +381,7 @@ class Lan:
             case PrintedTaken():
                 self.far_output.taken(home, message)
             case LastLinesAsked():
-                self.far_output.last_lines_asked(home)
+                self.far_output.last_lines_asked(home, message)
             case LastLinesSent():
                 self.far_output.last_lines_sent(home, message)
             case RemoveNode():

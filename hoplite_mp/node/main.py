@@ -142,6 +142,13 @@ class Node:
         self.clients[slot] = sock
         self.add(sock.fileno(), lambda: self.from_client(slot, sock))
 
+    def forget_line(self, slot: int) -> None:
+        """That client is gone, or asks nothing any more."""
+        sock = self.clients.pop(slot, None)
+        if sock is not None:
+            self.handlers.pop(sock.fileno(), None)
+            sock.close()
+
     def send_manager(self, message: Any) -> None:
         if self.manager is not None:
             self.manager.send(encode(message))
@@ -173,10 +180,16 @@ class Node:
         known = self.imports.by_object.get(object_id)
         return None if known is None else known.oid
 
+    def driver_name(self, slot: int) -> int:
+        """Where lines for the driver in that slot are sent; 0: it is the one of this host."""
+        return 0 if self.lan is None else self.lan.drivers.name_of(slot)
+
     def set_number(self, number: int) -> None:
         """The manager has let this node in."""
         self.number = number
         self.client.set_number(number)
+        if self.lan is not None and self.lan.lan.meets_drivers:
+            self.lan.drivers.open()  # first: who is told that this node stands may look for it
         self.standing = True
         self.requests.answer_standing()
 
@@ -233,7 +246,9 @@ class Node:
         if not nbytes:
             self.handlers.pop(sock.fileno(), None)
             self.poll.unregister(sock)
-            return  # workers: the supervisor says when; the driver: the supervisor ends us
+            if self.lan is not None:
+                self.lan.drivers.line_ended(slot)
+            return  # workers: the supervisor says when; our parent: the supervisor ends us
         data = self._packet[:nbytes]
         try:
             self.requests.take(slot, self._request_decoder.decode(data))
@@ -318,10 +333,7 @@ class Node:
             if fd in self.output.pipes:
                 self.output.drain(fd)
             self.handlers.pop(fd, None)
-        sock = self.clients.pop(slot, None)
-        if sock is not None:
-            self.handlers.pop(sock.fileno(), None)
-            sock.close()
+        self.forget_line(slot)
         self.groups.hold_committed(slot)
         self.tracing.recording.exited(slot, worker)
         again = self.sweeper.sweep(slot, worker, message.code)
@@ -370,8 +382,12 @@ class Node:
             self.connect(slot, socket.socket(fileno=line), out, err)
         if self.config.populate_ahead_bytes and self.start.workers:
             self.after(POPULATE_DELAY_S, self.populate)
-        while not self._stop:
-            self.turn()
+        try:
+            while not self._stop:
+                self.turn()
+        finally:
+            if self.lan is not None:
+                self.lan.drivers.close()
         self.finish_output()
 
     def finish_output(self) -> None:

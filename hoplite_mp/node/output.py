@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from hoplite_mp.node.audiences import Audience
 from hoplite_mp.node.driver_socket import DriverSocket, frames
 from hoplite_mp.node.lines import Lines, Run
-from hoplite_mp.protocol.output import bytes_of
+from hoplite_mp.protocol.output import bytes_of, same_host
 
 if TYPE_CHECKING:
     import socket
@@ -75,6 +75,8 @@ class Output:
         self.own = Audience(self._to_driver, BACKLOG_BYTES_MAX, patience_s)
         # Drivers of other hosts, by home; None: nobody is there.
         self.far: Callable[[int], Audience | None] = lambda home: None
+        # Drivers that have attached to this node, by name.
+        self.attached: dict[int, tuple[Audience, DriverSocket]] = {}
         self.pipes: dict[int, Pipe] = {}  # fd -> what is read from it
         self.held: list[Pipe] = []
         self._own_taken = lambda nbytes: self.taken(self.own, nbytes)
@@ -162,6 +164,10 @@ class Output:
         self._let_go(pipe)
 
     def _audience(self, home: int) -> Audience | None:
+        if home in self.attached:
+            return self.attached[home][0]
+        if home and same_host(home, self.home):
+            return None  # one that has left
         return self.far(home) if home else self.own
 
     def _hold(self, pipe: Pipe) -> None:
@@ -189,11 +195,54 @@ class Output:
         self.to_driver(slot, self.number(), stream, lines, self._own_taken)
 
     def to_driver(
-        self, slot: int, number: int, stream: int, lines: list[bytes], taken: Callable[[int], None]
+        self,
+        slot: int,
+        number: int,
+        stream: int,
+        lines: list[bytes],
+        taken: Callable[[int], None],
+        audience: int = 0,
     ) -> None:
-        """Lines of a worker of that node, for this host's driver."""
+        """Lines of a worker of that node, for this host's driver, or an attached one."""
         data = frames(stream, f"worker {slot}@h{number}", lines)
-        self.driver.put(data, bytes_of(lines), taken)
+        driver = self.driver
+        if audience:
+            known = self.attached.get(audience)
+            if known is None:  # it has left: what is for it goes nowhere
+                taken(bytes_of(lines))
+                return
+            _, driver = known
+        driver.put(data, bytes_of(lines), taken)
+
+    # -- drivers that come and go --------------------------------------------------------------
+
+    def attach(self, name: int, sock: socket.socket) -> DriverSocket:
+        """One more driver of this host."""
+        driver = DriverSocket(sock, self.poll)
+
+        def deliver(slot: int, stream: int, lines: list[bytes]) -> None:
+            self.to_driver(slot, self.number(), stream, lines, taken, name)
+
+        def taken(nbytes: int) -> None:
+            self.taken(listener, nbytes)
+
+        listener = Audience(deliver, BACKLOG_BYTES_MAX, self.patience_s)
+        self.attached[name] = listener, driver
+        return driver
+
+    def has_all(self, name: int) -> bool:
+        """Has that attached driver, which leaves, all that was written for it on this host?"""
+        listener, driver = self.attached[name]
+        if not driver.broken:
+            self.last_lines(name)
+            listener.confess()
+        return driver.broken or not (driver.backlog or self.waits_for(name))
+
+    def detach(self, name: int, busy: Callable[[int], bool], ended: Callable[[], None]) -> None:
+        """It is gone. `busy`: as in `lose`. `ended`: it has what was still under way to it."""
+        _, driver = self.attached.pop(name)
+        self.lose(name, busy)
+        driver.end(ended)
 
     # -- who listens ---------------------------------------------------------------------------
 

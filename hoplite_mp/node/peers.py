@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.node.wires import Wire
 from hoplite_mp.protocol.codec import Decoder, encode
+from hoplite_mp.protocol.output import same_host
 from hoplite_mp.protocol.peers import PeerMessage
 from hoplite_mp.transport.addresses import Endpoint, parse_address
 
@@ -119,6 +120,12 @@ class Peers:
         """Of the node of that host; None if there is none."""
         peer = self.by_home.get(home)
         return None if peer is None else peer.member.node
+
+    def home_of(self, audience: int) -> int | None:
+        """The home of the host whose driver that is; None: it is gone."""
+        if audience in self.by_home:
+            return audience
+        return next((home for home in self.by_home if same_host(audience, home)), None)
 
     def is_near(self, number: int) -> bool:
         """Does that node advertise this host's own address? What goes there fills no link."""

@@ -214,6 +214,7 @@ class Requests:
         self.last_lease.pop(slot, None)
         self.node.tracing.forget_client(slot)
         self.node.waits.forget_client(slot)
+        self.waiting_standing = [one for one in self.waiting_standing if one[0] != slot]
 
     def give_spans(self, slot: int, request: Request) -> None:
         for offset in request.ask.offsets:  # type: ignore[union-attr]
@@ -230,7 +231,7 @@ class Requests:
     def open_pool(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         workers = self.node.workers
-        audience = workers.audience_of(slot)
+        audience = workers.audience_of(slot) or self.node.driver_name(slot)
         if ask.workers:
             number = workers.open_next(ask.workers, slot, ask.max_tasks, ask.setup, audience)
         else:

@@ -44,8 +44,11 @@ class Sweeper:
         self.own_tables: set[int] = set(self.client.tables)
         self.retried = self.failed = 0  # tasks whose worker died
 
-    def sweep(self, slot: int, worker: WorkerInfo | None, code: int) -> list[int]:
-        """Returns the tasks that are queued again."""
+    def sweep(
+        self, slot: int, worker: WorkerInfo | None, code: int, reads_on: bool = False
+    ) -> list[int]:
+        """Returns the tasks that are queued again. reads_on: it has left, but its process lives,
+        and reads what it has pinned and leased; that goes when it is swept again."""
         again: list[int] = []
         concerned = self.client.concerned(slot)
         for header in concerned:
@@ -53,8 +56,9 @@ class Sweeper:
         for header in concerned:
             if self._settle(header, slot, worker, code):
                 again.append(header["id"])
-        self.client.sweep(slot)
-        self.results.store.orphan(slot)
+        self.client.sweep(slot, not reads_on)
+        if not reads_on:
+            self.results.store.orphan(slot)
         self.collect()
         return again
 

@@ -51,7 +51,9 @@ VERSION_CHARS_MAX = 64
 
 # What a connection is for, and which service answers it. A role is part of what is proved, so a
 # connection for one thing cannot be turned into one for another.
-SERVICE_OF = {"node": "manager", "tool": "manager", "peer": "node", "data": "node"}
+SERVICE_OF = {
+    "node": "manager", "tool": "manager", "peer": "node", "data": "node", "driver": "node",
+}  # fmt: skip
 ROLES = tuple(SERVICE_OF)
 SERVICES = ("manager", "node")
 # Why somebody is not let in, and what to do about it, as the one who called reads it.

@@ -21,6 +21,7 @@ __all__ = [
     "STACKS_SIGNAL",
     "AddWorkers",
     "Ask",
+    "Attached",
     "BindPool",
     "ClosePool",
     "Collective",
@@ -45,6 +46,7 @@ __all__ = [
     "LeaseSpan",
     "Locate",
     "Members",
+    "NotAttached",
     "OpenPool",
     "ReadSpilled",
     "Reply",
@@ -362,6 +364,25 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     full: bool = False
 
 
+class Attached(msgspec.Struct, frozen=True, tag=True):
+    """Node to a driver that has come by itself, with descriptors (control memory, store, the node's
+    eventfd, rpc, output): its client slot, the slot's generation, and what all clients must do
+    alike. The connection that carries it stays open until the driver reads nothing any more."""
+
+    slot: int
+    generation: int
+    memory_bytes: int
+    small_object_bytes_max: int
+    span_bytes: int
+    audience: int = 0  # its name where lines of workers are sent; see protocol/output.py
+
+
+class NotAttached(msgspec.Struct, frozen=True, tag=True):
+    """Instead: why this host's node has no place for it now."""
+
+    reason: str
+
+
 class LanStart(msgspec.Struct, frozen=True, kw_only=True):
     """What a host of a LAN is started with. Never in argv: `key` and `certificate` are secrets."""
 
@@ -378,6 +399,7 @@ class LanStart(msgspec.Struct, frozen=True, kw_only=True):
     manager_fd: int = -1
     cluster: bytes = b""
     certificate: bytes = b""
+    meets_drivers: bool = False  # whether drivers of this host may attach to the node
     # On others: where the manager may be, best first: (address family, socket address).
     manager: list[tuple[int, tuple[Any, ...]]] = []
 

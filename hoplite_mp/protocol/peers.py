@@ -222,6 +222,7 @@ class RunTask(Message, frozen=True):
     name: bytes
     pool: int = 0  # of the runner's host; 0: its workers for everybody
     audience: int = 0
+    tries: int = 0  # so far, each ended by the death of a worker or host
 
     def __post_init__(self) -> None:
         between("pool", self.pool, 0, _U16_MAX)
@@ -230,6 +231,7 @@ class RunTask(Message, frozen=True):
         _payload(self.args)
         counts(timeout_ns=self.timeout_ns, audience=self.audience)
         between("retries", self.retries, 0, _U16_MAX)
+        between("tries", self.tries, 0, _U16_MAX)
         between("flags", self.flags, 0, _U16_MAX)
         between("bytes of name", len(self.name), 0, NAME_BYTES_MAX)
 

@@ -18,7 +18,7 @@ import logging
 import select
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import AuthError, HopliteError, ProtocolError
 from hoplite_mp.protocol.greetings import refusal
@@ -45,9 +45,16 @@ LEAVE_S = 1.0
 # Without descriptors or memory for another connection the listener would wake the loop for nothing.
 ACCEPT_PAUSE_S = 0.1
 OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+THIS_HOST = Address("a process of this host", 0)
 WARNING_PAUSE_S = 1.0  # whoever knocks all day must not fill the log
 
 _log = logging.getLogger("hoplite_mp")
+
+
+def _address(where: Any) -> Address:
+    """Of who has called. A UNIX socket that calls has no name; an IPv6 socket that serves IPv4 too
+    shows such addresses in clothes of its own."""
+    return Address(where[0].removeprefix("::ffff:"), where[1]) if where else THIS_HOST
 
 
 class _Guest:
@@ -84,7 +91,7 @@ class Door:
         handshake_timeout_s: float,
         unauthenticated_max: int,
     ) -> None:
-        """listener: as of `listen`, taken over. certificate: None speaks plain TCP."""
+        """listener: as of `listen`, or a UNIX socket; taken over. certificate: None: no TLS."""
         self.mine = mine
         self.refused = 0
         self._listener = listener
@@ -171,8 +178,7 @@ class Door:
                 continue  # this one has gone already
             if len(self._guests) >= self._guests_max:
                 self._make_room()
-            # An IPv6 socket that serves IPv4 too shows such addresses in clothes of its own.
-            address = Address(where[0].removeprefix("::ffff:"), where[1])
+            address = _address(where)
             guest = _Guest(prepare(sock), address, now + self._timeout_s)
             self._guests[sock.fileno()] = guest
             self._poll.register(sock, guest.events)

@@ -181,7 +181,13 @@ class Side:
         self.sent: deque[tuple[int, bytes]] = deque()
         self.numbers: dict[int, int] = {}
         self.busy: set[int] = set()
-        self.far = FarOutput(self.output, self.send, self.numbers.get, self.busy.__contains__)
+        self.far = FarOutput(
+            self.output,
+            self.send,
+            self.numbers.get,
+            lambda name: name if name in self.numbers else None,
+            self.busy.__contains__,
+        )
 
     def send(self, home: int, message: PeerMessage) -> bool:
         if home in self.numbers:
@@ -195,7 +201,7 @@ class Side:
             case words.PrintedTaken():
                 self.far.taken(peer, message)
             case words.LastLinesAsked():
-                self.far.last_lines_asked(peer)
+                self.far.last_lines_asked(peer, message)
             case words.LastLinesSent():
                 self.far.last_lines_sent(peer, message)
 
@@ -273,7 +279,7 @@ def sides() -> Iterator[Callable[..., list[Side]]]:
     made: list[Side] = []
 
     def make(count: int, patience_s: float | None = None) -> list[Side]:
-        made.extend(Side(HOME + n, n, patience_s) for n in range(count))
+        made.extend(Side(HOME + (n << 20), n, patience_s) for n in range(count))
         for side in made:
             side.numbers.update({other.home: other.number for other in made if other is not side})
         return made

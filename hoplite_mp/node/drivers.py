@@ -1,0 +1,270 @@
+"""Drivers that attach to this node: programs of the same user on this host, not its parent.
+
+Why it exists: a host has one store and one set of workers, whoever uses them. A driver finds the
+node by the name that `Meeting` keeps, proves that it has the token as a stranger of the network
+does, and becomes a client like any other: a slot, a line, and both memories. It goes in two steps.
+When its line ends it has left: its tasks stop, its refs go. When its connection ends, or its
+process, nothing is read there any more: its pins and blocks go too, and the slot is free.
+It must never know: what drivers do; workers, who are started here and whose ends are reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hoplite_mp.client.channel import dump, seqpacket_pair
+from hoplite_mp.protocol.local import Attached, NotAttached
+from hoplite_mp.protocol.messages import ClientLost
+from hoplite_mp.protocol.output import audience_name
+from hoplite_mp.transport.door import Door
+from hoplite_mp.transport.rendezvous import Meeting, peer_of
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.lan import Lan
+    from hoplite_mp.node.main import Node
+
+__all__ = ["Drivers"]
+
+DRIVER_KIND, TASK_KIND = 1, 2
+# Until the next try to take the cluster's name, which another node of this host may have. Lower
+# costs a few system calls that often; higher is how long drivers find nobody after its end.
+NAME_AGAIN_S = 2.0
+# How long a driver that leaves waits for what its tasks have printed on other hosts, at most; and
+# how often it is looked whether all has come.
+OUTPUT_PATIENCE_S = 0.8
+OUTPUT_LOOK_S = 0.01
+_log = logging.getLogger("hoplite_mp")
+
+
+@dataclass(slots=True, eq=False)
+class Driver:
+    """One that is attached, or reads on after it has left."""
+
+    slot: int
+    generation: int
+    line: socket.socket
+    life: socket.socket  # its end: nothing is read there any more
+    output: socket.socket
+    name: int  # where lines of workers are sent
+    process: int  # pidfd
+    left: bool = False
+
+
+class Drivers:
+    """All of this host but the one that has started it."""
+
+    def __init__(self, node: Node, lan: Lan) -> None:
+        self.node = node
+        self.lan = lan
+        self.by_slot: dict[int, Driver] = {}
+        self.meeting: Meeting | None = None
+        self.door: Door | None = None
+        self._warned = False
+        self._ever = 0  # drivers that have come
+
+    def open(self) -> None:
+        """Lets drivers find this node, as soon as the name of its cluster is free here."""
+        lan, config = self.lan, self.lan.lan
+        try:
+            self.meeting = Meeting.open(lan.cluster)
+        except OSError as error:
+            if not self._warned:
+                _log.warning("drivers of this host cannot attach to its node: %s", error)
+            self._warned = True
+        if self.meeting is None:
+            self.node.after(NAME_AGAIN_S, self.open)
+            return
+        self.door = Door(
+            self.meeting.socket,
+            key=config.key,
+            service="node",
+            cluster=lan.cluster,
+            mine=msgspec.structs.replace(lan.mine, node=self.node.number),
+            certificate=None,  # no byte leaves this host
+            handshake_timeout_s=config.handshake_timeout_s,
+            unauthenticated_max=config.unauthenticated_max,
+        )
+        self.node.add(self.door.fileno(), self._admit)
+
+    def close(self) -> None:
+        """The node ends: nobody is to find it any more."""
+        if self.meeting is not None:
+            self.meeting.close()
+
+    def name_of(self, slot: int) -> int:
+        """Where lines for that driver are sent; 0: no attached one is in that slot."""
+        driver = self.by_slot.get(slot)
+        return 0 if driver is None else driver.name
+
+    # -- coming --------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        assert self.door is not None
+        for admission in self.door.turn(time.monotonic()):
+            if admission.role != "driver":
+                admission.stream.close()
+                continue
+            sock = admission.stream.detach()
+            try:
+                self._attach(sock)
+            except OSError as error:  # it has gone again, or no descriptor is left
+                _log.info("a driver could not be attached: %s", error)
+                sock.close()
+        if self.door.deadline is not None:
+            self.node.after(max(0.0, self.door.deadline - time.monotonic()), self._look)
+
+    def _look(self) -> None:
+        deadline = None if self.door is None else self.door.deadline
+        if deadline is not None and deadline <= time.monotonic():
+            self._admit()
+
+    def _attach(self, life: socket.socket) -> None:
+        """One that has proved that it has the token gets a slot, and what belongs to it."""
+        node = self.node
+        pid, uid = peer_of(life)
+        reason = ""
+        if uid != os.geteuid():
+            reason = f"it is user {uid}'s, and this node is user {os.geteuid()}'s"
+        elif not pid:
+            reason = "the node does not see its process: it is in another container"
+        elif self.lan.draining.going:
+            reason = "the node is leaving"
+        slot = -1 if reason else node.client.register(0, DRIVER_KIND, 0)
+        if slot < 0:
+            reason = reason or "every process slot of the host is in use"
+            _log.info("a driver is not attached: %s", reason)
+            with contextlib.suppress(OSError):
+                life.send(dump(NotAttached(reason)))
+            life.close()
+            return
+        generation = node.client.client_info(slot)["generation"]
+        with contextlib.ExitStack() as stack:
+            stack.callback(node.client.unregister, slot)
+            process = os.pidfd_open(pid)
+            stack.callback(os.close, process)
+            (line, its_line), (output, its_output) = seqpacket_pair(), socket.socketpair()
+            for sock in (line, output):
+                stack.callback(sock.close)
+            with its_line, its_output:
+                config = node.config
+                name = audience_name(node.client.home, self._ever)
+                told = Attached(
+                    slot,
+                    generation,
+                    node.store.limit,
+                    config.small_object_bytes_max,
+                    config.span_bytes,
+                    name,
+                )
+                start = node.start
+                given = [start.control_fd, start.store_fd, start.event_fd]
+                given += [its_line.fileno(), its_output.fileno()]
+                socket.send_fds(life, [dump(told)], given)
+            stack.pop_all()
+        self._ever += 1
+        driver = Driver(slot, generation, line, life, output, name, process)
+        node.handlers[output.fileno()] = node.output.attach(name, output).ready
+        self.by_slot[slot] = driver
+        node.tasks.set_pid(slot, pid)
+        node.add_client(slot, line)
+        node.add(life.fileno(), lambda: self._life(driver))
+        node.add(process, lambda: self._ended(driver))
+
+    # -- going ---------------------------------------------------------------------------------
+
+    def _life(self, driver: Driver) -> None:
+        """The connection has ended; nothing else is ever said over it."""
+        try:
+            said = driver.life.recv(1)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if said:
+            _log.error("driver %d says what it must not say: it is sent away", driver.slot)
+        self._gone(driver)
+
+    def _ended(self, driver: Driver) -> None:
+        """The process has ended, though a child of it may have kept its sockets open."""
+        poll = select.poll()
+        poll.register(driver.process, select.POLLIN)
+        if poll.poll(0):  # else it was another one's descriptor of the same number
+            self._gone(driver)
+
+    def line_ended(self, slot: int) -> None:
+        """It has left, or died: then the end of its process is on the way."""
+        driver = self.by_slot.get(slot)
+        if driver is not None and not driver.left:
+            self._settle(driver, reads_on=True)
+            self.node.look()
+
+    def _gone(self, driver: Driver) -> None:
+        if self.by_slot.get(driver.slot) is not driver:
+            return
+        node, slot = self.node, driver.slot
+        self._settle(driver, reads_on=False)
+        self._finish_output(driver, 0.0)  # nobody reads it any more
+        self.lan.given.lose(slot)
+        del self.by_slot[slot]
+        for fd in (driver.life.fileno(), driver.process):
+            node.handlers.pop(fd, None)
+            node.poll.unregister(fd)
+        driver.life.close()
+        os.close(driver.process)
+        node.client.unregister(slot)
+        node.look()
+
+    def _settle(self, driver: Driver, reads_on: bool) -> None:
+        """Everything of its that others need is kept, the rest goes."""
+        node, slot = self.node, driver.slot
+        node.groups.hold_committed(slot)
+        if not driver.left:
+            self._stop_tasks(slot)
+        node.sweeper.sweep(slot, None, 0, reads_on)
+        if driver.left:
+            return
+        driver.left = True
+        node.forget_line(slot)
+        self.lan.far_output.ask_last_lines(self.lan.peers.met, driver.name)
+        self._finish_output(driver, time.monotonic() + OUTPUT_PATIENCE_S)
+        node.send_manager(ClientLost(node.number, slot, driver.generation))
+        node.requests.forget_client(slot)
+        node.workers.close_owned(slot)
+
+    def _finish_output(self, driver: Driver, until: float) -> None:
+        """The last lines of one that leaves come for a moment; then its output ends."""
+        output, far = self.node.output, self.lan.far_output
+        if driver.name not in output.attached:
+            return
+        if time.monotonic() < until and (
+            not output.has_all(driver.name) or far.is_asking(driver.name)
+        ):
+            self.node.after(OUTPUT_LOOK_S, lambda: self._finish_output(driver, until))
+            return
+        fd = driver.output.fileno()
+        output.detach(driver.name, far.busy, lambda: self._hang_up(fd))
+        far.forget(driver.name)
+
+    def _hang_up(self, fd: int) -> None:
+        self.node.handlers.pop(fd, None)
+
+    def _stop_tasks(self, slot: int) -> None:
+        """Its tasks that run are interrupted, unless somebody else waits for the result."""
+        node = self.node
+        for header in node.client.concerned(slot):
+            oid = header["id"]
+            if header["owner"] != slot or header["kind"] != TASK_KIND:
+                continue
+            if header["state"] == "CLAIMED" and not set(header["refs"]) - {slot}:
+                claimant = node.tasks.claimant(oid)
+                if node.tasks.cancel(oid, True) and not self.lan.delegation.cancel(oid):
+                    node.workers.interrupt(oid, claimant)

@@ -1,0 +1,208 @@
+"""Where a host's node and the drivers of the same user find each other: a socket in a directory.
+
+    $XDG_RUNTIME_DIR/hoplite_mp/<cluster id>          else
+    $TMPDIR/hoplite_mp-<user id>/<cluster id>         (TMPDIR: /tmp if it is not set)
+
+Why it exists: a driver shall take part through the node that its host has already. A name is the
+only way to find one; it is the cluster's random id, so several clusters do not meet. "The same
+host" means that the socket answers: neither names nor addresses nor boot ids are compared. The
+directory belongs to the user and is closed to others (0700); one that is not so is not used. What
+happens to the name goes through a descriptor of the directory that was checked, so nobody can put
+another one in its place meanwhile, and long paths fit into a socket's address.
+It must never know: what is said over the socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import re
+import socket
+import stat
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Meeting", "anybody", "folders", "peer_of", "reach"]
+
+FOLDER = "hoplite_mp"
+BACKLOG = 64  # drivers that come in the same moment; one more waits in connect()
+NAME = re.compile(r"[0-9a-f]{32}")
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_TIMEVAL = struct.Struct("ll")
+_log = logging.getLogger("hoplite_mp")
+
+
+def folders() -> list[str]:
+    """The directories of this user, the best first, whether they exist or not."""
+    found = []
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime):  # as the XDG specification says: else it is to be ignored
+        found.append(os.path.join(runtime, FOLDER))
+    temporary = os.environ.get("TMPDIR", "")
+    base = temporary if os.path.isabs(temporary) else "/tmp"
+    return [*found, os.path.join(base, f"{FOLDER}-{os.geteuid()}")]
+
+
+def anybody() -> bool:
+    """Whether a node of any cluster may be found here; its name may be a dead one's."""
+    return any(_names(place) for place in _places())
+
+
+def reach(cluster: bytes, patience_s: float) -> socket.socket | None:
+    """A connection to the node of that cluster on this host, blocking; None if there is none."""
+    for place in _places():
+        sock = _connect(place, cluster.hex(), patience_s)
+        if sock is not None:
+            return sock
+    return None
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """(process id, user id) of the other end; the process id is 0 where it is not visible."""
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid
+
+
+class Meeting:
+    """The name of one node, and the socket that listens under it."""
+
+    def __init__(self, folder: str, place: int, name: str, sock: socket.socket) -> None:
+        self.socket = sock
+        self._folder = folder
+        self._place = place
+        self._name = name
+        self._mark = self._inode()
+
+    @classmethod
+    def open(cls, cluster: bytes) -> Meeting | None:
+        """Takes the cluster's name. None: another node has it and answers, or somebody else is just
+        changing the directory; later it may be free. OSError: no directory can be used."""
+        why = OSError(errno.ENOENT, "no directory is fit for it")
+        for folder in folders():
+            try:
+                place = _open(folder, make=True)
+                if place is not None:
+                    return cls._take(folder, place, cluster.hex())
+            except OSError as error:
+                why = error
+        raise why
+
+    @classmethod
+    def _take(cls, folder: str, place: int, name: str) -> Meeting | None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, place)
+            try:  # one at a time: of two who find a dead one's name, one would remove the other's
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return None
+            stack.callback(fcntl.flock, place, fcntl.LOCK_UN)
+            _clean(place)
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            stack.callback(sock.close)
+            try:
+                sock.bind(_path(place, name))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    return None
+                raise
+            sock.listen(BACKLOG)
+            stack.pop_all()
+            fcntl.flock(place, fcntl.LOCK_UN)
+        return cls(folder, place, name, sock)
+
+    def _inode(self) -> int | None:
+        try:
+            return os.stat(self._name, dir_fd=self._place, follow_symlinks=False).st_ino
+        except OSError:  # somebody has removed it
+            return None
+
+    def close(self) -> None:
+        """Gives the name back, while the socket still listens: until then nobody else takes it."""
+        with contextlib.suppress(OSError):
+            if self._mark is not None and self._inode() == self._mark:
+                os.unlink(self._name, dir_fd=self._place)
+            os.rmdir(self._folder)  # if it was the last one's
+        self.socket.close()
+        os.close(self._place)
+
+
+def _places() -> Iterator[int]:
+    """Descriptors of the directories that are there, each open for as long as it is the one."""
+    for folder in folders():
+        try:
+            place = _open(folder)
+        except OSError:
+            continue
+        if place is not None:
+            try:
+                yield place
+            finally:
+                os.close(place)
+
+
+def _open(folder: str, make: bool = False) -> int | None:
+    """The directory, if it is the user's own and closed to others; None if it is not. OSError: it
+    is not there, or not to be made."""
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+    try:
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            _log.warning("%s is not used for sockets: it is no directory", folder)
+            return None
+        raise
+    status = os.fstat(place)
+    why = ""
+    if status.st_uid != os.geteuid():
+        why = f"it belongs to user {status.st_uid}"
+    elif stat.S_IMODE(status.st_mode) & 0o077:
+        why = f"it is open to others (mode {stat.S_IMODE(status.st_mode):04o})"
+    if not why:
+        return place
+    os.close(place)
+    _log.warning("%s is not used for sockets: %s", folder, why)
+    return None
+
+
+def _path(place: int, name: str) -> str:
+    return f"/proc/self/fd/{place}/{name}"
+
+
+def _names(place: int) -> list[str]:
+    return [name for name in os.listdir(place) if NAME.fullmatch(name)]
+
+
+def _connect(place: int, name: str, patience_s: float) -> socket.socket | None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    whole = int(patience_s)
+    limit = _TIMEVAL.pack(whole, int((patience_s - whole) * 1e6))
+    try:  # while too many wait for the node, connect() waits as long as a write would
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        sock.connect(_path(place, name))
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def _clean(place: int) -> None:
+    """Removes the names of nodes that were killed: nobody listens there."""
+    for name in _names(place):
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode):
+                continue
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                sock.setblocking(False)
+                try:
+                    sock.connect(_path(place, name))
+                except ConnectionRefusedError:
+                    os.unlink(name, dir_fd=place)
