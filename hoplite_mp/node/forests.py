@@ -33,7 +33,7 @@ from hoplite_mp.protocol.messages import (
 from hoplite_mp.protocol.peers import Kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from hoplite_mp.node.given import Given, GivenBlocks
     from hoplite_mp.node.ground import Ground
@@ -129,6 +129,8 @@ class Forests:
         for index, oid in enumerate(ask.results):
             if index in blocks:
                 self.results.store_block(oid, *blocks[index])
+                if ask.kind != "reduce_scatter":  # there each has one of its own
+                    self._say_kept(self.public(oid), message.destinations)
                 continue
             holders = message.destinations
             if ask.kind == "reduce_scatter":
@@ -151,10 +153,14 @@ class Forests:
             if ask.kind == "alltoall":
                 place = message.destinations[index % len(message.destinations)]
                 at = [place] if place in others else []
-            hosts = tuple(self.links.peers.by_number[node].member.home for node in at)
-            object_id = self.public(ask.sources[index])
-            if hosts:
-                self.kept.say(Kept(object_id, 0, hosts))
+            self._say_kept(self.public(ask.sources[index]), at)
+
+    def _say_kept(self, object_id: bytes, nodes: Iterable[int]) -> None:
+        """These nodes, of which this one may be one, keep a copy: the home knows it at once."""
+        peers = self.links.peers.by_number
+        hosts = tuple(peers[node].member.home for node in nodes if node in peers)
+        if hosts:
+            self.kept.say(Kept(object_id, 0, hosts))
 
     # -- what this node knows of objects -------------------------------------------------------
 
@@ -332,6 +338,9 @@ class Forests:
 
     def _copy(self, part: Part, plan: ExecuteReduce) -> None:
         program = part.program
+        for cell in program.result:
+            if cell.node == self.node.number:  # what has been here before stays from now on
+                self.kept.keep(plan.objects[cell.stripe], plan.sizes[cell.stripe])
         for serve in program.serves:
             key = (plan.operation, plan.epoch, serve.cell.stripe, serve.cell.part)
             if key not in part.known:

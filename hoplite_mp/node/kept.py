@@ -80,6 +80,12 @@ class KeptCopies:
                 self.tasks.settle(oid)
         return oid
 
+    def keep(self, object_id: bytes, nbytes: int) -> None:
+        """A value that is here, for another reason so far."""
+        if self._is_foreign(object_id) and object_id not in self.holds:
+            self._header(object_id)
+            self.tell(object_id, nbytes)
+
     def seal(self, object_id: bytes, payload: int, nbytes: int) -> None:
         """A block with the whole value becomes the copy here."""
         oid = self._header(object_id)

@@ -37,7 +37,7 @@ def lan(lan_permitted: None) -> Iterator[Lan]:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tls", "plain"])
 def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
-    made = UpCluster(lan, tls=request.param, attaches=False)
+    made = UpCluster(lan, tls=request.param, attaches=not request.param)
     yield made
     assert made.end() == [0, 0, 0]
 
