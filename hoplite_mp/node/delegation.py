@@ -86,6 +86,7 @@ class Delegation:
         # Told of tasks that speak to a driver elsewhere: of which home, and where they are sent.
         self.sends_on: Callable[[int, int], None] = lambda audience, home: None
         self._offered: set[int] = set()
+        self._capacity = 0  # workers of all runners
 
     # -- who runs ------------------------------------------------------------------------------
 
@@ -96,6 +97,7 @@ class Delegation:
             self.runners[home] = Runner(home, number, workers)
         else:
             known.workers = workers
+        self._capacity = sum(one.workers for one in self.runners.values())
         self.look()
 
     def lose_runner(self, home: int) -> None:
@@ -103,6 +105,7 @@ class Delegation:
         runner = self.runners.pop(home, None)
         if runner is None:
             return
+        self._capacity -= runner.workers
         for pool in [pool for pool, bound in self.pools.items() if bound == home]:
             del self.pools[pool]
             self.broken(pool, f"node h{runner.number}, to which it is bound, is gone")
@@ -147,7 +150,7 @@ class Delegation:
 
     def look(self) -> None:
         """Takes queued tasks for those that have room."""
-        if not self.runners and not self._offered:
+        if not (self._capacity or self._offered or self.far):
             return
         for pool in (COMMON_POOL, *self.pools, *self.far):
             suitable = self._suitable(pool)
@@ -180,7 +183,7 @@ class Delegation:
     def steal(self) -> bool:
         """Asks for tasks back that wait at a busy host while others have nothing to do. Returns
         whether any wait there."""
-        ahead = [r for r in self.runners.values() if self._behind(r)]
+        ahead = [r for r in self.runners.values() if self._behind(r)] if self.where else []
         if not ahead:
             return False
         idle = self.tasks.idle(COMMON_POOL) + sum(r.free for r in self.runners.values())

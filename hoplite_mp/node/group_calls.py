@@ -84,6 +84,7 @@ class State:
     going: Going | None = None
     attempts: int = 0
     rates: dict[int, Host] = field(default_factory=dict)  # node -> as it has said itself
+    _known: tuple[GroupMembers, list[int]] | None = None  # who is expected if nobody joins
     waited: int = -1  # the call for whose last members there is a timer, or was one
 
     def ranks_of(self, node: int) -> list[int]:
@@ -92,6 +93,14 @@ class State:
 
     def expected(self) -> list[int]:
         """The ranks that take part in the next call."""
+        members = self.members
+        if members.joining:
+            return self._expected()
+        if self._known is None or self._known[0] is not members:
+            self._known = members, self._expected()
+        return self._known[1]
+
+    def _expected(self) -> list[int]:
         members = self.members
         found = []
         for rank in range(members.size):
