@@ -39,7 +39,9 @@ def dump(arguments: argparse.Namespace) -> int:
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
     with cluster:
-        own = cluster._runtime.tasks.node_number
+        host = cluster._host
+        brought = host is not None and not host.attached  # a node that only looks
+        own = cluster._runtime.tasks.node_number if brought else -1
         found = collect(cluster, stacks=arguments.stacks)
         found["nodes"] = [one for one in found["nodes"] if one["node"] != own]
     print(json.dumps(found, indent=1) if arguments.json else "\n".join(lines(found)))

@@ -79,10 +79,14 @@ class DriverSocket:
             self._close()
 
     def ready(self) -> None:
-        """The loop's word: there is room, or, when nothing waits, the driver has hung up."""
+        """The loop's word: there is room, or the driver has hung up, which would be said again and
+        again; or there was room a moment ago, and it is used already."""
         if not self.backlog and not self.broken:
-            self.broken = True
-            self.poll.unregister(self.sock)
+            look = select.poll()
+            look.register(self.sock, 0)
+            if look.poll(0):
+                self.broken = True
+                self.poll.unregister(self.sock)
         self.send()
 
     def end(self, ended: Callable[[], None]) -> None:

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "a token for tests, long enough"
 PATIENCE_S = 60.0
+# What TLS changes is tested where bytes move; elsewhere `make soak` does.
+TLS_OR_PLAIN = [
+    pytest.param(True, marks=pytest.mark.soak, id="tls"),
+    pytest.param(False, id="plain"),
+]
 HOPLITE = [sys.executable, "-m", "hoplite_mp"]
 
 
@@ -66,12 +71,16 @@ class UpCluster:
         )
         return [sys.executable, "-c", source]
 
+    def driver_env(self, host: Host) -> dict[str, str]:
+        """The environment of a driver on that host."""
+        hidden = {"XDG_RUNTIME_DIR": "", "TMPDIR": str(host.root / "home")}
+        return self.env | ({} if self.attaches else hidden)
+
     def run(self, host: Host, program: str, *, check: bool = True) -> str:
         """A driver on that host; `c` is the cluster, `np` is numpy. Returns what it prints."""
-        hidden = {"XDG_RUNTIME_DIR": "", "TMPDIR": str(host.root / "home")}
         done = host.run(
             self.program(program),
-            env=self.env | ({} if self.attaches else hidden),
+            env=self.driver_env(host),
             stdout=subprocess.PIPE,
             text=True,
             timeout=PATIENCE_S,

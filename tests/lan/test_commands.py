@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import HOPLITE, PATIENCE_S, TOKEN, UpCluster
+from tests.lan.test_cluster import HOPLITE, PATIENCE_S, TLS_OR_PLAIN, TOKEN, UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ def lan(lan_permitted: None) -> Iterator[Lan]:
         yield made
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tls", "plain"])
+@pytest.fixture(scope="module", params=TLS_OR_PLAIN)
 def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
     made = UpCluster(lan, tls=request.param)
     made.run(

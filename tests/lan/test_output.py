@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, UpCluster
+from tests.lan.test_cluster import PATIENCE_S, TLS_OR_PLAIN, UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ def lan(lan_permitted: None) -> Iterator[Lan]:
         yield made
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tls", "plain"])
+@pytest.fixture(scope="module", params=TLS_OR_PLAIN)
 def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
     env = {"HOPLITE_MP_OUTPUT_WAIT_S": str(WAIT_S), "PYTHONUNBUFFERED": ""}
     made = UpCluster(lan, tls=request.param, **env)

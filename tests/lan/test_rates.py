@@ -12,7 +12,7 @@ while sum(node.workers for node in c.nodes) < 3 and time.monotonic() < deadline:
 hosts = [node for node in c.nodes if node.workers]
 slow = next(node for node in hosts if node.host == "h3")
 def make(seed):
-    return np.random.default_rng(seed).integers(-1000, 1000, 2 << 20, np.int32)
+    return np.random.default_rng(seed).integers(-1000, 1000, 4 << 20, np.int32)
 def allreduce():
     futures = [c.options(node=node).submit(make, i) for i, node in enumerate(hosts)]
     c.wait(futures)
@@ -22,7 +22,7 @@ def allreduce():
     sent = c.stats()["nodes"][slow.id]["bytes_sent"] - before
     assert np.array_equal(c.get(total), sum(make(i) for i in range(3)))
     return sent
-print([allreduce() / (8 << 20) for _ in range(3)])
+print([allreduce() / (16 << 20) for _ in range(4)])
 """
 
 

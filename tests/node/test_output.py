@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hoplite_mp.config import Config
 from hoplite_mp.errors import ConfigError
 from hoplite_mp.node.audiences import Audience
+from hoplite_mp.node.driver_socket import DriverSocket
 from hoplite_mp.node.far_output import FarOutput
 from hoplite_mp.node.lines import Lines
 from hoplite_mp.node.output import BACKLOG_BYTES_MAX, DRAIN_BYTES_MAX, Output
@@ -545,3 +546,23 @@ def test_the_longest_line_travels_in_one_message() -> None:
     lines.feed(b"x" * words.LINE_BYTES_MAX)
     ((_, found),) = lines.feed(b"\n" * 65536)
     assert len(encode(Printed(2, 1, found))) > words.LINE_BYTES_MAX  # type: ignore[arg-type]
+
+
+def test_a_late_word_of_room_is_no_end() -> None:
+    """The loop says that there is room when somebody else has used it: nothing has broken; when
+    the driver has hung up, something has."""
+    with select.epoll() as poll:
+        near, driver = socket.socketpair()
+        with near, driver:
+            out = DriverSocket(near, poll)
+            taken: list[int] = []
+            out.put(b"one", 3, taken.append)
+            out.ready()
+            assert not out.broken
+            out.put(b"two", 3, taken.append)
+            assert driver.recv(10) == b"onetwo"
+            driver.close()
+            out.ready()
+            assert out.broken
+            out.put(b"three", 5, taken.append)
+            assert taken == [3, 3, 5]
