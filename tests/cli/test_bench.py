@@ -80,6 +80,7 @@ def test_other_bytes_are_noticed() -> None:
     assert np.array_equal(fresh.copy, fresh.array)
 
 
+@pytest.mark.soak
 def test_this_host(tmp_path: Path) -> None:
     file = tmp_path / "numbers.json"
     done = run("--workers", "2", "--json", str(file))

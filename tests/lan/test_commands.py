@@ -26,6 +26,10 @@ COMMAND_S_MAX = 110.0  # three hosts on the cores of one
 ELSEWHERE = "192.0.2.1"  # of no network that the hosts know
 
 
+# A minute of waiting for what does not answer; tests/cli has the commands on one host.
+pytestmark = pytest.mark.soak
+
+
 @pytest.fixture(scope="module")
 def lan(lan_permitted: None) -> Iterator[Lan]:
     with Lan(3) as made:

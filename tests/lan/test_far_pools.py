@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, UpCluster
+from tests.lan.test_cluster import PATIENCE_S, TLS_OR_PLAIN, UpCluster
 from tests.lan.test_leaving import WAIT_FOR_ALL
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def lan(lan_permitted: None) -> Iterator[Lan]:
         yield made
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tls", "plain"])
+@pytest.fixture(scope="module", params=TLS_OR_PLAIN)
 def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
     made = UpCluster(lan, tls=request.param)
     yield made

@@ -107,6 +107,7 @@ def test_it_dies_instead(cluster: UpCluster, lan: Lan) -> None:
     assert members(cluster, lan, "dies", program) == [["(0, 1)"]] * 2
 
 
+@pytest.mark.soak
 def test_whoever_is_late_by_whatever(cluster: UpCluster, lan: Lan) -> None:
     """About as late as others wait: plans, parts and calls cross."""
     program = (

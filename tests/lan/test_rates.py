@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.lan import Lan
 from tests.lan.test_cluster import UpCluster
 
@@ -26,6 +28,7 @@ print([allreduce() / (16 << 20) for _ in range(4)])
 """
 
 
+@pytest.mark.soak  # a burst on busy cores says nothing of links
 def test_a_slow_host_owns_less_once_that_is_known(lan_permitted: None) -> None:
     """Alike, each of three sends 4/3 of the object; one whose link is a fifth only its own."""
     with Lan(3, "500mbit") as lan:
