@@ -25,10 +25,12 @@ __all__ = ["group_rows", "rank_rows"]
 ROW_S_MAX = 200.0
 """Of a row: eight hosts that make and check all data on two busy cores take up to 100 s for one."""
 
+MEMBER_MEMORY = "1500MiB"  # also of the first host's node, to which rank 0 attaches
+
 
 def group_rows(lan: Lan, tls: bool, rows: Sequence[str]) -> dict[str, float]:
     """Seconds of each row "kind:bytes:rounds" by calls of a Group, as rank_rows has them."""
-    with cluster(lan, tls, 0, "64MiB") as address:
+    with cluster(lan, tls, 0, MEMBER_MEMORY) as address:
         command = [sys.executable, "-m", "benchmarks.lan.member", address, str(int(tls))]
         return rank_rows(lan, command, ENV, rows)
 
