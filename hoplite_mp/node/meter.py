@@ -84,7 +84,9 @@ class Meter:
         self._looking = False
         for i, peak in enumerate(self.peaks):
             if peak > self.known[i]:
-                self.known[i] = peak
+                # Of a link that was never full, what passed is less than what it can do.
+                if self.full[i] or self.known[i]:
+                    self.known[i] = peak
             elif peak and self.full[i]:
                 self.known[i] += LOWER_WEIGHT * (peak - self.known[i])
         if any(

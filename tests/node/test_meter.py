@@ -108,3 +108,18 @@ def test_changes_are_told_and_small_ones_are_not() -> None:
     assert close(wire.told[0][0], 100e6)
     assert close(wire.told[1][0], 120e6)
     assert close(wire.told[1][1], 40e6)
+
+
+def test_a_link_that_was_never_full_is_not_known() -> None:
+    wire = Wire()
+    wire.meter.begin((True, False))
+    wire.burst(0.3, 100e6, 60e6)
+    wire.meter.end()
+    wire.burst(LOOK_S, 0, 0)
+    assert close(wire.told[0][0], 100e6)
+    assert wire.told[0][1] == 0
+    wire.meter.begin((True, True))
+    wire.burst(0.3, 100e6, 90e6)
+    wire.meter.end()
+    wire.burst(LOOK_S, 0, 0)
+    assert close(wire.told[1][1], 90e6)
