@@ -57,6 +57,11 @@ BOARDS_MAX = 64
 # Collectives under way at one time. Higher: more memory for callers that never wait for results.
 OPERATIONS_MAX = 1 << 16
 
+# A host that reports at least this part of the fastest counts as that: links are mostly alike, and
+# a small error of measurement would become a large one of shares. Higher: links that differ little
+# are told apart, and so are accidents.
+ALIKE = 0.7
+
 
 class Planner:
     """All that a manager knows, and what follows from it."""
@@ -66,6 +71,8 @@ class Planner:
     ) -> None:
         self.membership = Membership()
         self.topology = Topology()
+        self._reported: dict[int, tuple[float | None, float | None]] = {}  # up, down
+        self._fastest = 0.0, 0.0  # ever reported
         self.copies = Copies(self.membership, self.topology)
         self.reductions = Reductions(operations_max, self.membership, self.topology, self.copies)
         self.groups = Groups(boards_max, self.topology)
@@ -129,6 +136,7 @@ class Planner:
     def _end(self, node: int, now: float) -> list[Send]:
         self.membership.lose(node)
         self.topology.lose(node)
+        self._reported.pop(node, None)
         # Who asks for nothing any more is not told of the refusals that its death causes.
         sends = self.reductions.lose_requester(node)
         sends += self._heard(self.copies.lose(node, now), now)
@@ -170,10 +178,20 @@ class Planner:
         return []
 
     def _host_measured(self, message: HostMeasured, now: float) -> list[Send]:
-        if self.membership.is_living(message.node):
-            self.topology.measure_host(
-                message.node, message.up_bytes_per_s, message.down_bytes_per_s
+        if not self.membership.is_living(message.node):
+            return []
+        reported = message.up_bytes_per_s, message.down_bytes_per_s
+        before = self._fastest
+        self._reported[message.node] = reported
+        self._fastest = max(before[0], reported[0] or 0.0), max(before[1], reported[1] or 0.0)
+        # A faster one shows the others in another light.
+        about = self._reported if self._fastest != before else (message.node,)
+        for node in about:
+            up, down = (
+                rate if rate is None or rate < ALIKE * fastest else fastest
+                for rate, fastest in zip(self._reported[node], self._fastest, strict=True)
             )
+            self.topology.measure_host(node, up, down)
         return []
 
     def _trees_packed(self, message: TreesPacked, now: float) -> list[Send]:
