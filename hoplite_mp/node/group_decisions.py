@@ -17,7 +17,7 @@ from hoplite_mp.node.layouts import can_fold, parse_layout
 from hoplite_mp.planner import cost
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.planner.program import participants, waits_for
-from hoplite_mp.planner.topology import Host
+from hoplite_mp.planner.topology import Host, levelled
 from hoplite_mp.protocol.fields import FOLDING, SHARES
 from hoplite_mp.protocol.group_calls import GroupCommit, Piece
 from hoplite_mp.protocol.messages import Distribute, ExecuteReduce, Stripe
@@ -35,7 +35,6 @@ __all__ = ["Outcome", "combine", "decide"]
 
 ROOTED = ("broadcast", "reduce", "gather")
 NO_OBJECT = bytes(16)
-ALIKE = 0.7  # of the fastest link: it counts as fast
 
 
 @dataclass(slots=True)
@@ -315,13 +314,12 @@ def _weighted(members: GroupMembers, owners: Sequence[int]) -> tuple[Stripe, ...
 
 
 def _snapped(nodes: Sequence[int], rates: Mapping[int, Host]) -> list[Host] | None:
-    """The nodes' links as they have been measured; None: not all have said. Those that are nearly
-    the fastest count as that: a small error of measurement would become a large one of shares."""
+    """The nodes' links as they have been measured; None: not all have said."""
     if any(node not in rates for node in nodes):
         return None
     fastest = max(min(rates[node]) for node in nodes)
-    level = [min(rates[node]) for node in nodes]
-    return [Host(rate, rate) for rate in (r if r <= ALIKE * fastest else fastest for r in level)]
+    level = [levelled(min(rates[node]), fastest) for node in nodes]
+    return [Host(rate, rate) for rate in level]
 
 
 def _shared(

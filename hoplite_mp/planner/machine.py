@@ -19,7 +19,7 @@ from hoplite_mp.planner.membership import Membership
 from hoplite_mp.planner.packing import TreesPacked
 from hoplite_mp.planner.plan import Plan
 from hoplite_mp.planner.reduce import Reductions
-from hoplite_mp.planner.topology import Topology
+from hoplite_mp.planner.topology import Topology, levelled
 from hoplite_mp.protocol.messages import (
     ClientLost,
     CopyDropped,
@@ -57,11 +57,6 @@ BOARDS_MAX = 64
 # Collectives under way at one time. Higher: more memory for callers that never wait for results.
 OPERATIONS_MAX = 1 << 16
 
-# A host that reports at least this part of the fastest counts as that: links are mostly alike, and
-# a small error of measurement would become a large one of shares. Higher: links that differ little
-# are told apart, and so are accidents.
-ALIKE = 0.7
-
 
 class Planner:
     """All that a manager knows, and what follows from it."""
@@ -72,7 +67,7 @@ class Planner:
         self.membership = Membership()
         self.topology = Topology()
         self._reported: dict[int, tuple[float | None, float | None]] = {}  # up, down
-        self._fastest = 0.0, 0.0  # ever reported
+        self._fastest = 0.0, 0.0  # of the living, when last somebody reported
         self.copies = Copies(self.membership, self.topology)
         self.reductions = Reductions(operations_max, self.membership, self.topology, self.copies)
         self.groups = Groups(boards_max, self.topology)
@@ -180,16 +175,16 @@ class Planner:
     def _host_measured(self, message: HostMeasured, now: float) -> list[Send]:
         if not self.membership.is_living(message.node):
             return []
-        reported = message.up_bytes_per_s, message.down_bytes_per_s
-        before = self._fastest
-        self._reported[message.node] = reported
-        self._fastest = max(before[0], reported[0] or 0.0), max(before[1], reported[1] or 0.0)
-        # A faster one shows the others in another light.
-        about = self._reported if self._fastest != before else (message.node,)
+        self._reported[message.node] = message.up_bytes_per_s, message.down_bytes_per_s
+        ups, downs = zip(*self._reported.values(), strict=True)
+        fastest = max(filter(None, ups), default=0.0), max(filter(None, downs), default=0.0)
+        # Another fastest one shows all of them in another light.
+        about = (message.node,) if fastest == self._fastest else tuple(self._reported)
+        self._fastest = fastest
         for node in about:
             up, down = (
-                rate if rate is None or rate < ALIKE * fastest else fastest
-                for rate, fastest in zip(self._reported[node], self._fastest, strict=True)
+                rate and levelled(rate, most)
+                for rate, most in zip(self._reported[node], fastest, strict=True)
             )
             self.topology.measure_host(node, up, down)
         return []

@@ -26,6 +26,10 @@ BYTES_PER_S_DEFAULT = 125e6  # gigabit Ethernet
 HALF_LIFE_REPORTS = 4
 # A pair below this part of what its ends can do shares a narrower link with somebody.
 STAR_TOLERANCE = 0.7
+# Who reports at least this part of the fastest rate counts as that: links are mostly alike, and a
+# small error of measurement would become a large one of shares. Higher: links that differ little
+# are told apart, and so are accidents.
+ALIKE = 0.7
 
 _WEIGHT = 1.0 - 0.5 ** (1.0 / HALF_LIFE_REPORTS)
 
@@ -35,6 +39,11 @@ class Host(NamedTuple):
 
     up: float
     down: float
+
+
+def levelled(rate: float, fastest: float) -> float:
+    """A rate as plans take it: that of the fastest, if it is nearly that."""
+    return rate if rate < ALIKE * fastest else fastest
 
 
 def _smooth(before: float | None, report: float) -> float:
