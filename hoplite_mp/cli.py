@@ -14,6 +14,9 @@ from hoplite_mp.demo.training import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TypeAlias
+
+    Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 DEMO_NEEDS = {"sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}
 """Modules of the extra `demo`, and the packages that bring them."""
@@ -33,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return (up if arguments.command == "up" else join)(arguments)
     if arguments.command == "status":
-        from hoplite_mp.status import status
+        from hoplite_mp.looking.status import status
 
         return status(arguments)
     if arguments.command == "doctor":
@@ -47,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "top":
         return _top(arguments)
     if arguments.command == "dump":
-        from hoplite_mp.dump import dump
+        from hoplite_mp.looking.dump import dump
 
         return dump(arguments)
     parser().print_help()
@@ -61,7 +64,27 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"hoplite-mp {__version__}")
     commands = top.add_subparsers(dest="command", metavar="command")
+    _add_demo(commands)
+    members = _add_members(commands)
+    for command in members:
+        command.add_argument(
+            "--workers", type=_count, metavar="N", help="default: the CPUs of this host"
+        )
+        command.add_argument("--memory", metavar="SIZE", help='limit of the store, as "2GiB"')
+        command.add_argument("--ports", metavar="A-B", help="where this node listens for others")
+    for command in (*members, *_add_lookers(commands), *_add_checks(commands)):
+        command.add_argument(
+            "--token-file",
+            type=Path,
+            metavar="F",
+            help="the cluster's secret; join: - reads it "
+            "from standard input, whose end ends the node",
+        )
+        command.add_argument("--no-tls", action="store_true", help="send everything in the clear")
+    return top
 
+
+def _add_demo(commands: Commands) -> None:
     demo = commands.add_parser(
         "demo",
         help="train a network on this host while a worker is killed, beside ProcessPoolExecutor",
@@ -81,6 +104,9 @@ def parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="DIR", help="write result.json and accuracy.png there"
     )
 
+
+def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
+    """Who takes part in a cluster."""
     up = commands.add_parser(
         "up",
         help="start a cluster here that other hosts can join",
@@ -102,6 +128,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="try for so long; default: %(default)s",
     )
+    return [up, join]
+
+
+def _add_lookers(commands: Commands) -> list[argparse.ArgumentParser]:
+    """Who looks at a running cluster."""
     status = commands.add_parser(
         "status",
         help="what a running cluster looks like",
@@ -120,6 +151,23 @@ def parser() -> argparse.ArgumentParser:
         "--interval", type=_seconds, default=1.0, metavar="S", help="default: %(default)g s"
     )
     watch.add_argument("--count", type=_positive, metavar="N", help="end after so many tables")
+    dump = commands.add_parser(
+        "dump",
+        help="what everybody in a running cluster waits for",
+        description="Every wait and who owns it, by node: tasks, objects on their way, "
+        "collectives, Groups, blocked processes. For a cluster that seems to hang; it changes "
+        "nothing there. Ends with 1 and one line when the cluster cannot be reached.",
+    )
+    dump.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
+    dump.add_argument("--json", action="store_true", help="everything, for programs")
+    dump.add_argument(
+        "--stacks", action="store_true", help="also where the threads of the workers stand"
+    )
+    return [status, watch, dump]
+
+
+def _add_checks(commands: Commands) -> list[argparse.ArgumentParser]:
+    """Who tries a host, or the hosts of a cluster."""
     doctor = commands.add_parser(
         "doctor",
         help="what is wrong with this host",
@@ -144,34 +192,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--workers", type=_positive, metavar="N", help="on this host; default: its CPUs, 2 to 16"
     )
-    dump = commands.add_parser(
-        "dump",
-        help="what everybody in a running cluster waits for",
-        description="Every wait and who owns it, by node: tasks, objects on their way, "
-        "collectives, Groups, blocked processes. For a cluster that seems to hang; it changes "
-        "nothing there. Ends with 1 and one line when the cluster cannot be reached.",
-    )
-    dump.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
-    dump.add_argument("--json", action="store_true", help="everything, for programs")
-    dump.add_argument(
-        "--stacks", action="store_true", help="also where the threads of the workers stand"
-    )
-    for command in (up, join):
-        command.add_argument(
-            "--workers", type=_count, metavar="N", help="default: the CPUs of this host"
-        )
-        command.add_argument("--memory", metavar="SIZE", help='limit of the store, as "2GiB"')
-        command.add_argument("--ports", metavar="A-B", help="where this node listens for others")
-    for command in (up, join, status, watch, doctor, bench, dump):
-        command.add_argument(
-            "--token-file",
-            type=Path,
-            metavar="F",
-            help="the cluster's secret; join: - reads it "
-            "from standard input, whose end ends the node",
-        )
-        command.add_argument("--no-tls", action="store_true", help="send everything in the clear")
-    return top
+    return [doctor, bench]
 
 
 def _count(text: str) -> int:
@@ -214,7 +235,7 @@ def _top(arguments: argparse.Namespace) -> int:
     if _lacking("top", TOP_NEEDS):
         return 1
 
-    from hoplite_mp.top import top
+    from hoplite_mp.looking.top import top
 
     return top(arguments)
 

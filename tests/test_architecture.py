@@ -26,7 +26,7 @@ FLOORS = [
     {"member"},
     {"group"},
     {"cluster"},
-    {"drop_in", "hosting", "status", "dump", "top", "doctor", "bench"},
+    {"drop_in", "hosting", "looking", "doctor", "bench"},
     {"__main__", "cli", "demo"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

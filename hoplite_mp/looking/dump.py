@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp.client.memory import format_bytes
-from hoplite_mp.cluster import Cluster
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.looking.visit import brought_along, visit
 from hoplite_mp.nodes import node_id
 from hoplite_mp.protocol.local import Dump, DumpRead
 
@@ -23,25 +23,20 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
+    from hoplite_mp.cluster import Cluster
+
 __all__ = ["collect", "dump", "lines"]
 
 
 def dump(arguments: argparse.Namespace) -> int:
     """What everybody waits for now. Returns the exit code."""
     try:
-        cluster = Cluster(
-            workers=0,
-            address=arguments.address,
-            token=arguments.token_file,
-            tls=False if arguments.no_tls else None,
-        )
+        cluster = visit(arguments)
     except (HopliteError, ValueError) as error:
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
     with cluster:
-        host = cluster._host
-        brought = host is not None and not host.attached  # a node that only looks
-        own = cluster._runtime.tasks.node_number if brought else -1
+        own = brought_along(cluster)
         found = collect(cluster, stacks=arguments.stacks)
         found["nodes"] = [one for one in found["nodes"] if one["node"] != own]
     print(json.dumps(found, indent=1) if arguments.json else "\n".join(lines(found)))

@@ -10,12 +10,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from hoplite_mp.client.memory import format_bytes
-from hoplite_mp.cluster import Cluster
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.looking.visit import brought_along, visit
 from hoplite_mp.nodes import node_id
 
 if TYPE_CHECKING:
     import argparse
+
+    from hoplite_mp.cluster import Cluster
 
 __all__ = ["status", "table"]
 
@@ -28,12 +30,7 @@ HEAD = (
 def status(arguments: argparse.Namespace) -> int:
     """What a cluster looks like now, as a table. Returns the exit code."""
     try:
-        cluster = Cluster(
-            workers=0,
-            address=arguments.address,
-            token=arguments.token_file,
-            tls=False if arguments.no_tls else None,
-        )
+        cluster = visit(arguments)
     except (HopliteError, ValueError) as error:
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
@@ -45,13 +42,11 @@ def status(arguments: argparse.Namespace) -> int:
 def table(cluster: Cluster) -> str:
     """Nodes with their workers, memory, tasks, objects and bytes sent and received; without a
     node that the caller has brought along, only to look."""
-    host = cluster._host
-    brought = host is not None and not host.attached
-    own = node_id(cluster._runtime.tasks.node_number) if brought else ""
+    own = brought_along(cluster)
     counted = cluster.stats()["nodes"]
     rows: list[tuple[str, ...]] = [HEAD]
     for node in cluster.nodes:
-        if node.id == own:
+        if own is not None and node.id == node_id(own):
             continue
         counts = counted.get(node.id)
         row = [node.id, node.address, node.host, str(node.workers)]

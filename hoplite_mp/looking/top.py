@@ -28,13 +28,15 @@ from rich.table import Table
 from rich.text import Text
 
 from hoplite_mp.client.memory import format_bytes
-from hoplite_mp.cluster import Cluster
 from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError, NodeLostError
+from hoplite_mp.looking.visit import brought_along, visit
 from hoplite_mp.nodes import Node, counters, list_nodes, node_id
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
+
+    from hoplite_mp.cluster import Cluster
 
 __all__ = ["Look", "lines", "top"]
 
@@ -124,10 +126,9 @@ def _look(cluster: Cluster) -> Look:
     runtime = cluster._runtime
     counted = {node_id(number): counts for number, counts in counters(runtime).items()}
     at = time.monotonic()
-    host = cluster._host
-    brought = host is not None and not host.attached
-    own = node_id(runtime.tasks.node_number) if brought else ""
-    return Look(at, tuple(node for node in list_nodes(runtime) if node.id != own), counted)
+    own = brought_along(cluster)
+    shown = (one for one in list_nodes(runtime) if own is None or one.id != node_id(own))
+    return Look(at, tuple(shown), counted)
 
 
 def _table(title: str, now: Look, before: Look | None, width: int) -> Table:
@@ -203,12 +204,7 @@ def top(arguments: argparse.Namespace) -> int:
         console = Console(width=PIPED_COLUMNS)
     connecting = True
     try:
-        cluster = Cluster(
-            workers=0,
-            address=arguments.address,
-            token=arguments.token_file,
-            tls=False if arguments.no_tls else None,
-        )
+        cluster = visit(arguments)
         connecting = False
         ending = _Ending()
         with cluster, ending.watch(keys=live and sys.stdin.isatty()):

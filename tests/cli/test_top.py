@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp import cli
+from hoplite_mp.looking.top import COLUMNS, Look, lines
 from hoplite_mp.nodes import Node
-from hoplite_mp.top import COLUMNS, Look, lines
 from tests.cli.conftest import PATIENCE_S, ROOT, TOKEN
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 import hoplite_mp
-from hoplite_mp import dump
+from hoplite_mp.looking import dump
 from hoplite_mp.node.waits import WAITS_MAX
 from hoplite_mp.protocol.local import Dump, Reply
 from tests.tasks.helpers import eventually, wait_for

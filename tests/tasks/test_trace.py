@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp import Config, dump
+from hoplite_mp import Config
+from hoplite_mp.looking import dump
 from tests.tasks.helpers import eventually, fail, wait_for
 
 if TYPE_CHECKING:
