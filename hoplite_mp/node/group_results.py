@@ -96,15 +96,18 @@ class GroupResults:
         """Holds and pins on what a member gives: it must not be spilled meanwhile. ValueError:
         there is no room for it."""
         found: list[Any] = []
-        try:
-            for part in ask.parts:
+        failure: ValueError | None = None
+        for part in ask.parts:
+            try:
                 if isinstance(part, int):
                     found += self._pinned(ask.rank, part)
                 elif not isinstance(part, bytes):
                     found.append(self.given.take(slot, *part))
-        except ValueError:
+            except ValueError as error:
+                failure = failure or error  # the other blocks are handed over all the same
+        if failure is not None:
             self.unpin(found)
-            raise
+            raise failure
         return found
 
     def refuse(self, slot: int, ask: GroupCall) -> None:
