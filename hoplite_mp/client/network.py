@@ -132,6 +132,7 @@ class Network:
             host=socket.gethostname(),
             peer_fd=self.sockets[-1].fileno(),
             addresses=self.addresses,
+            ports=(self._wanted.start, self._wanted.stop, self._wanted.step),
             handshake_timeout_s=self.config.handshake_timeout_s,
             unauthenticated_max=self.config.unauthenticated_max,
             connect_timeout_s=self.config.connect_timeout_s,

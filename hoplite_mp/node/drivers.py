@@ -39,9 +39,9 @@ DRIVER_KIND, TASK_KIND = 1, 2
 # costs a few system calls that often; higher is how long drivers find nobody after its end.
 NAME_AGAIN_S = 2.0
 # How long a driver that leaves waits for what its tasks have printed on other hosts, at most; and
-# how often it is looked whether all has come.
+# how often it is looked whether all of this host has come: nobody says that a pipe is empty.
 OUTPUT_PATIENCE_S = 0.8
-OUTPUT_LOOK_S = 0.01
+OUTPUT_LOOK_S = 0.1
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -57,6 +57,8 @@ class Driver:
     name: int  # where lines of workers are sent
     process: int  # pidfd
     left: bool = False
+    output_until: float = 0.0  # how long its last lines may take
+    looked_at: bool = False  # there will be another look at its output
 
 
 class Drivers:
@@ -68,18 +70,18 @@ class Drivers:
         self.by_slot: dict[int, Driver] = {}
         self.meeting: Meeting | None = None
         self.door: Door | None = None
-        self._warned = False
+        self._tried = False
         self._ever = 0  # drivers that have come
 
     def open(self) -> None:
         """Lets drivers find this node, as soon as the name of its cluster is free here."""
         lan, config = self.lan, self.lan.lan
+        level = logging.DEBUG if self._tried else logging.WARNING
+        self._tried = True
         try:
-            self.meeting = Meeting.open(lan.cluster)
+            self.meeting = Meeting.open(lan.cluster, level)
         except OSError as error:
-            if not self._warned:
-                _log.warning("drivers of this host cannot attach to its node: %s", error)
-            self._warned = True
+            _log.log(level, "drivers of this host cannot attach to its node: %s", error)
         if self.meeting is None:
             self.node.after(NAME_AGAIN_S, self.open)
             return
@@ -212,7 +214,9 @@ class Drivers:
             return
         node, slot = self.node, driver.slot
         self._settle(driver, reads_on=False)
-        self._finish_output(driver, 0.0)  # nobody reads it any more
+        with contextlib.suppress(OSError):  # nobody reads it, though a child may hold the other end
+            driver.output.shutdown(socket.SHUT_RDWR)
+        self._finish_output(driver, 0.0)
         self.lan.given.lose(slot)
         del self.by_slot[slot]
         for fd in (driver.life.fileno(), driver.process):
@@ -228,6 +232,7 @@ class Drivers:
         node, slot = self.node, driver.slot
         node.groups.hold_committed(slot)
         if not driver.left:
+            node.tracing.recording.exited(slot, None)
             self._stop_tasks(slot)
         node.sweeper.sweep(slot, None, 0, reads_on)
         if driver.left:
@@ -235,10 +240,17 @@ class Drivers:
         driver.left = True
         node.forget_line(slot)
         self.lan.far_output.ask_last_lines(self.lan.peers.met, driver.name)
-        self._finish_output(driver, time.monotonic() + OUTPUT_PATIENCE_S)
+        driver.output_until = time.monotonic() + OUTPUT_PATIENCE_S
+        self._finish_output(driver, driver.output_until)
         node.send_manager(ClientLost(node.number, slot, driver.generation))
         node.requests.forget_client(slot)
         node.workers.close_owned(slot)
+
+    def look_at_leaving(self) -> None:
+        """Another node has sent its last lines for somebody."""
+        for driver in list(self.by_slot.values()):
+            if driver.left:
+                self._finish_output(driver, driver.output_until)
 
     def _finish_output(self, driver: Driver, until: float) -> None:
         """The last lines of one that leaves come for a moment; then its output ends."""
@@ -248,11 +260,17 @@ class Drivers:
         if time.monotonic() < until and (
             not output.has_all(driver.name) or far.is_asking(driver.name)
         ):
-            self.node.after(OUTPUT_LOOK_S, lambda: self._finish_output(driver, until))
+            if not driver.looked_at:
+                driver.looked_at = True
+                self.node.after(OUTPUT_LOOK_S, lambda: self._look_again(driver))
             return
         fd = driver.output.fileno()
         output.detach(driver.name, far.busy, lambda: self._hang_up(fd))
         far.forget(driver.name)
+
+    def _look_again(self, driver: Driver) -> None:
+        driver.looked_at = False
+        self._finish_output(driver, driver.output_until)
 
     def _hang_up(self, fd: int) -> None:
         self.node.handlers.pop(fd, None)

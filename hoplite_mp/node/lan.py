@@ -66,6 +66,8 @@ from hoplite_mp.protocol.peers import (
     Probe,
     Probed,
     RecallTasks,
+    RelayAsked,
+    RelayOpened,
     Release,
     RemoveNode,
     RunTask,
@@ -189,6 +191,7 @@ class Lan:
             handshake_timeout_s=self.lan.handshake_timeout_s,
             unauthenticated_max=self.lan.unauthenticated_max,
         )
+        self.peers.listens_at = self.door.address.host
         self.node.add(self.door.fileno(), self._admit)
 
     def _admit(self) -> None:
@@ -357,6 +360,10 @@ class Lan:
                 self.peers.send(home, Probed(message.number))
             case Probed():
                 self.probing.answered(home, message)
+            case RelayAsked():
+                self.peers.relays.asked(home, message)
+            case RelayOpened():
+                self.peers.relays.opened(home, message)
             case ClockAsked():
                 node.tracing.clock(home, message)
             case TraceAsked():
@@ -384,6 +391,7 @@ class Lan:
                 self.far_output.last_lines_asked(home, message)
             case LastLinesSent():
                 self.far_output.last_lines_sent(home, message)
+                self.drivers.look_at_leaving()
             case RemoveNode():
                 self.draining.begin()
             case Leaving():

@@ -9,16 +9,16 @@ It must never know: what the messages mean.
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.node.relays import Relays, endpoints_of
 from hoplite_mp.node.wires import Wire
 from hoplite_mp.protocol.codec import Decoder, encode
 from hoplite_mp.protocol.output import same_host
 from hoplite_mp.protocol.peers import PeerMessage
-from hoplite_mp.transport.addresses import Endpoint, parse_address
+from hoplite_mp.transport.addresses import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,11 +27,15 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.greetings import Introduction
     from hoplite_mp.protocol.local import LanStart
     from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.transport.addresses import Endpoint
     from hoplite_mp.transport.caller import Caller
     from hoplite_mp.transport.conversation import Admission
 
-__all__ = ["Peers", "endpoints_of"]
+__all__ = ["Peers"]
 
+# Rounds over a node's addresses before another node is asked for a way to it. Higher: a packet that
+# is lost costs less often a way round, and a cut is noticed later (2 s a round and address).
+DIRECT_ROUNDS_MAX = 2
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -96,6 +100,8 @@ class Peers:
         self.by_home: dict[int, Peer] = {}
         self.by_number: dict[int, Peer] = {}
         self.own: set[str] = set()  # addresses of this host, without ports
+        self.listens_at = ""  # where others come in, without a port
+        self.relays = Relays(node, self)
 
     def came(self, member: Member) -> None:
         """A node has joined; this one itself as well."""
@@ -114,6 +120,7 @@ class Peers:
         for wire in (peer.wire, *peer.extra):
             if wire is not None:
                 wire.close("the node is gone")
+        self.relays.lose_peer(peer.member.home)
         return peer
 
     def number_of(self, home: int) -> int | None:
@@ -131,6 +138,10 @@ class Peers:
         """Does that node advertise this host's own address? What goes there fills no link."""
         peer = self.by_number.get(number)
         return peer is not None and not self.own.isdisjoint(_hosts(peer.member))
+
+    def is_member(self, host: str) -> bool:
+        """Is that address one of a living node's? Also asked in threads."""
+        return any(host in _hosts(peer.member) for peer in list(self.by_home.values()))
 
     def send(self, home: int, message: PeerMessage) -> bool:
         """False: there is no such node."""
@@ -164,11 +175,36 @@ class Peers:
         self.call(peer.member, "peer", lambda admission: self._answered(peer, admission))
 
     def call(self, member: Member, role: str, done: Callable[[Admission | None], None]) -> None:
-        """Connects to a node; `done` gets the connection, or None when it cannot be reached."""
+        """Connects to a node, over another one if it must be; `done` gets the connection, or None
+        when it cannot be reached."""
+        way = self.relays.way(member.home)
+        others = len(self.by_home) > 1
+
+        def called(admission: Admission | None) -> None:
+            if admission is None and others and not way and member.home in self.by_home:
+                self.relays.find(member, found)
+            else:
+                done(admission)
+
+        def found(way: list[Endpoint]) -> None:
+            # Nobody has a way: it is not there yet, or gone, and then the manager will say so.
+            self._call_at(way or endpoints_of(member.addresses), member, role, done)
+
+        rounds = DIRECT_ROUNDS_MAX if others and not way else 0
+        self._call_at(way or endpoints_of(member.addresses), member, role, called, rounds)
+
+    def _call_at(
+        self,
+        endpoints: list[Endpoint],
+        member: Member,
+        role: str,
+        done: Callable[[Admission | None], None],
+        rounds_max: int = 0,
+    ) -> None:
         from hoplite_mp.transport.caller import Caller
 
         caller = Caller(
-            endpoints_of(member.addresses),
+            endpoints,
             key=self.lan.key,
             role=role,
             mine=self.mine,
@@ -178,6 +214,7 @@ class Peers:
             handshake_timeout_s=self.lan.handshake_timeout_s,
             cluster=self.cluster,
             host=member.home,
+            rounds_max=rounds_max,
         )
         _Call(self.node, caller, member, done).turn()
 
@@ -186,10 +223,10 @@ class Peers:
         if self.by_home.get(peer.member.home) is not peer:
             if admission is not None:
                 admission.stream.close()
-        elif admission is None:
-            self.node.lan_lost(peer.member)
-        else:
+        elif admission is not None:
             self._attach(peer, admission)
+        elif peer.wire is None or not peer.wire.open:  # it has not called us either
+            self.node.lan_lost(peer.member)
 
     def admitted(self, admission: Admission) -> None:
         """Somebody has called us."""
@@ -233,13 +270,3 @@ class Peers:
 
 def _hosts(member: Member) -> set[str]:
     return {parse_address(text).host for text in member.addresses}
-
-
-def endpoints_of(addresses: tuple[str, ...]) -> list[Endpoint]:
-    """Addresses of numbers, as other nodes advertise them."""
-    found = []
-    for text in addresses:
-        address = parse_address(text)
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        found.append(Endpoint(family, (address.host, address.port)))
-    return found

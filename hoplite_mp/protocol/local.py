@@ -391,6 +391,7 @@ class LanStart(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     peer_fd: int  # listening socket of the node
     addresses: list[str]  # where that is, as others reach it
+    ports: tuple[int, int, int]  # (start, stop, step) of those that this host may listen at
     handshake_timeout_s: float
     unauthenticated_max: int
     connect_timeout_s: float

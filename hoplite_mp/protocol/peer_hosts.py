@@ -19,6 +19,8 @@ __all__ = [
     "OpenFarPool",
     "Probe",
     "Probed",
+    "RelayAsked",
+    "RelayOpened",
     "RemoveNode",
     "WorkersNow",
 ]
@@ -135,3 +137,24 @@ class Probed(Message, frozen=True):
 
     def __post_init__(self) -> None:
         between("number", self.number, 0, _U16_MAX)
+
+
+class RelayAsked(Message, frozen=True):
+    """The sender cannot reach the node of the host with that home id: does the receiver? Answered
+    by RelayOpened."""
+
+    host: int
+
+    def __post_init__(self) -> None:
+        counts(host=self.host)
+
+
+class RelayOpened(Message, frozen=True):
+    """A port of the sender's that leads to that node; 0: it does not reach it either."""
+
+    host: int
+    port: int
+
+    def __post_init__(self) -> None:
+        counts(host=self.host)
+        between("port", self.port, 0, _U16_MAX)

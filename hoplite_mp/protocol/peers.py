@@ -34,6 +34,8 @@ from hoplite_mp.protocol.peer_hosts import (
     OpenFarPool,
     Probe,
     Probed,
+    RelayAsked,
+    RelayOpened,
     RemoveNode,
     WorkersNow,
 )
@@ -65,6 +67,8 @@ __all__ = [
     "Probe",
     "Probed",
     "RecallTasks",
+    "RelayAsked",
+    "RelayOpened",
     "Release",
     "RemoveNode",
     "RunTask",
@@ -307,6 +311,8 @@ PeerMessage: TypeAlias = (
     | LastLinesSent
     | Probe
     | Probed
+    | RelayAsked
+    | RelayOpened
     | LookMessage
     | GroupMessage
 )

@@ -55,8 +55,11 @@ class Caller:
         handshake_timeout_s: float,
         cluster: bytes = b"",
         host: int | None = None,
+        rounds_max: int = 0,
     ) -> None:
-        """endpoints: best first. cluster, host: whom it must be; other ids are somebody else."""
+        """endpoints: best first. cluster, host: whom it must be; other ids are somebody else.
+        rounds_max: it is over after so many rounds in which no address was even reached; 0: when
+        the time is."""
         if not endpoints:
             raise ValueError("nobody to call: no endpoints")
         self._endpoints = tuple(endpoints)
@@ -69,6 +72,8 @@ class Caller:
         self._handshake_timeout_s = handshake_timeout_s
         self._cluster = cluster
         self._host = host
+        self._rounds_left = rounds_max or None
+        self._arrived = False  # some address was reached, whoever is there
         self._next = 0  # of the endpoints
         self._attempt_ends = now
         self._again_at: float | None = now  # when to begin an attempt; None while one runs
@@ -173,6 +178,7 @@ class Caller:
         if why_not is not None:
             raise ConnectionError(why_not)
         self._coming = None
+        self._arrived = True
         self._attempt_ends = now + self._handshake_timeout_s
         if self._tls:
             from hoplite_mp.transport.tls import TlsStream, client_context
@@ -212,6 +218,10 @@ class Caller:
         elif self._refusal is not None:
             raise self._refusal
         else:
+            if self._rounds_left is not None and not self._arrived:
+                self._rounds_left -= 1
+                if not self._rounds_left:
+                    raise self._lost(f"{self._name} cannot be reached ({self._last})")
             self._again_at = now + ROUND_PAUSE_S
 
     def _abandon(self) -> None:

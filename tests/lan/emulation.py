@@ -176,6 +176,12 @@ class Host:
         """The opposite of cut()."""
         _run(*self.lan.enter(), "ip", "link", "set", f"port{self.number}", "master", "switch")
 
+    def separate(self, other: Host, how: str = "unreachable") -> None:
+        """No packet goes from this host to that one. how: "unreachable": who sends is told at once;
+        "blackhole" of the other side: silence."""
+        _run(*self.enter("ip", "route", "add", how, f"{other.address}/32"))
+        _run(*self.enter("ip", "-6", "route", "add", how, f"{other.address6}/128"))
+
 
 class Lan:
     """`size` hosts on one switch, as a context manager. rate: of each link, each way."""

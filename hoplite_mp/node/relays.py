@@ -1,0 +1,194 @@
+"""Ways to nodes that this one cannot reach: over a third node, which lends a port.
+
+    this node ── RelayAsked ──► a node that both reach        it looks whether it reaches that one
+              ◄─ RelayOpened ── and opens a port that leads there (transport/forward.py)
+
+Why it exists: a firewall or a missing route between two hosts must not split a cluster whose hosts
+all reach the first one. Members are asked in order of joining, one after the other.
+It must never know: what the connections are for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hoplite_mp.errors import ConfigError
+from hoplite_mp.protocol.peers import RelayAsked, RelayOpened
+from hoplite_mp.transport.addresses import Endpoint, parse_address
+from hoplite_mp.transport.forward import ARRIVE_S, Forward, reach
+from hoplite_mp.transport.listen import listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.peers import Peers
+    from hoplite_mp.protocol.messages import Member
+
+__all__ = ["Relays", "endpoints_of"]
+
+# How long a node may take to say whether it reaches another one. It tries each of its addresses.
+ANSWER_S = 3 * ARRIVE_S
+# Nodes that are asked for one way. Higher: a node that is really gone is given up later.
+ASKED_MAX = 3
+_log = logging.getLogger("hoplite_mp")
+
+
+class _Search:
+    """For a way to one node. `asked` is the one whose answer is awaited."""
+
+    def __init__(self, candidates: list[int]) -> None:
+        self.candidates = candidates
+        self.asked = 0
+        self.waiting: list[Callable[[list[Endpoint]], None]] = []
+
+
+class Relays:
+    """The ways of this node over others, and the ports that it lends."""
+
+    def __init__(self, node: Node, peers: Peers) -> None:
+        self.node = node
+        self.peers = peers
+        self.ways: dict[int, tuple[int, list[Endpoint]]] = {}  # home -> home of who lends, where
+        self.searches: dict[int, _Search] = {}
+        self.forwards: dict[int, Forward] = {}  # by the home of the node behind
+        self.trying: dict[int, list[int]] = {}  # home -> homes that asked for a way to it
+        self._tried: deque[tuple[int, bool]] = deque()  # (home, reached), by threads
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        node.add(self._event, self._looked)
+
+    # -- a way for this node -------------------------------------------------------------------
+
+    def way(self, home: int) -> list[Endpoint]:
+        """Where to call instead of that node; nothing if it is called directly."""
+        return self.ways[home][1] if home in self.ways else []
+
+    def find(self, member: Member, done: Callable[[list[Endpoint]], None]) -> None:
+        """A way to a node that cannot be reached; nothing if nobody has one."""
+        search = self.searches.get(member.home)
+        if search is None:
+            others = [home for home in self.peers.by_home if home != member.home]
+            unreached = self.ways.keys() | self.searches.keys()
+            candidates = [home for home in others if home not in unreached][:ASKED_MAX]
+            search = self.searches[member.home] = _Search(candidates)
+            search.waiting.append(done)
+            self._ask(member.home, search)
+        else:
+            search.waiting.append(done)
+
+    def _ask(self, home: int, search: _Search) -> None:
+        """The next of those who may know one."""
+        while search.candidates:
+            search.asked = search.candidates.pop(0)
+            if self.peers.send(search.asked, RelayAsked(home)):
+                self.node.after(ANSWER_S, partial(self._silent, home, search, search.asked))
+                return
+        self._end(home, [])
+
+    def _silent(self, home: int, search: _Search, asked: int) -> None:
+        if self.searches.get(home) is search and search.asked == asked:
+            self._ask(home, search)
+
+    def opened(self, lender: int, message: RelayOpened) -> None:
+        """A node's answer."""
+        search = self.searches.get(message.host)
+        peer = self.peers.by_home.get(lender)
+        if search is None or search.asked != lender or peer is None:
+            return
+        if not message.port:
+            self._ask(message.host, search)
+            return
+        way = [at._replace(port=message.port) for at in map(parse_address, peer.member.addresses)]
+        found = endpoints_of(tuple(map(str, way)))
+        self.ways[message.host] = lender, found
+        behind = self.peers.by_home.get(message.host)
+        if behind is not None:
+            _log.warning(
+                "node h%d is reached over node h%d: no connection leads there from this host",
+                behind.member.node,
+                peer.member.node,
+            )
+        self._end(message.host, found)
+
+    def _end(self, home: int, found: list[Endpoint]) -> None:
+        for done in self.searches.pop(home).waiting:
+            done(found)
+
+    # -- ways for others -----------------------------------------------------------------------
+
+    def asked(self, asker: int, message: RelayAsked) -> None:
+        """A node does not reach that one: does this one? Looked up in a thread."""
+        home = message.host
+        peer = self.peers.by_home.get(home)
+        if peer is None or home in self.ways or home in self.searches:
+            self.peers.send(asker, RelayOpened(home, 0))
+        elif home in self.forwards:
+            self.peers.send(asker, RelayOpened(home, self.forwards[home].port))
+        elif home in self.trying:
+            self.trying[home].append(asker)
+        else:
+            self.trying[home] = [asker]
+            endpoints = endpoints_of(peer.member.addresses)
+
+            def look() -> None:
+                sock = reach(endpoints)
+                if sock is not None:
+                    sock.close()
+                self._tried.append((home, sock is not None))
+                os.eventfd_write(self._event, 1)
+
+            threading.Thread(target=look, name="hoplite_mp reach", daemon=True).start()
+
+    def _looked(self) -> None:
+        os.eventfd_read(self._event)
+        while self._tried:
+            home, reached = self._tried.popleft()
+            port = self._lend(home) if reached else 0
+            for asker in self.trying.pop(home, ()):
+                self.peers.send(asker, RelayOpened(home, port))
+
+    def _lend(self, home: int) -> int:
+        """A port that leads to that node; 0: there is none."""
+        peer = self.peers.by_home.get(home)
+        if peer is None:
+            return 0
+        try:
+            listener = listen(self.peers.listens_at, range(*self.peers.lan.ports))
+        except ConfigError as error:
+            _log.error("no way can be lent to node h%d: %s", peer.member.node, error)
+            return 0
+        forward = Forward(listener, endpoints_of(peer.member.addresses), self.peers.is_member)
+        self.forwards[home] = forward
+        return forward.port
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def lose_peer(self, home: int) -> None:
+        """That node is gone, and so are the ways over it and to it."""
+        self.ways = {
+            behind: way for behind, way in self.ways.items() if home not in (behind, way[0])
+        }
+        forward = self.forwards.pop(home, None)
+        if forward is not None:
+            forward.close()
+        if home in self.searches:
+            self._end(home, [])
+        for behind, search in list(self.searches.items()):
+            if search.asked == home:
+                self._ask(behind, search)
+
+
+def endpoints_of(addresses: tuple[str, ...]) -> list[Endpoint]:
+    """Addresses of numbers, as other nodes advertise them."""
+    found = []
+    for text in addresses:
+        address = parse_address(text)
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        found.append(Endpoint(family, (address.host, address.port)))
+    return found

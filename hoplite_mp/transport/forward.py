@@ -1,0 +1,155 @@
+"""A port that leads on to the port of another host.
+
+Why it exists: two hosts may be unable to reach each other although a third one reaches both. That
+one lends them a port: what arrives there the kernel carries on (splice), byte for byte, and back.
+Both ends speak TLS and prove the token to each other, so the host in the middle vouches for nobody.
+Each connection costs it two threads and six descriptors.
+
+This module must never know what is said, nor who asks for a port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from hoplite_mp.transport.listen import bound_address, prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp.transport.addresses import Endpoint
+
+__all__ = ["Forward", "reach"]
+
+# How long one address of the host behind may be silent; as for any call (transport/caller.py).
+ARRIVE_S = 2.0
+# Connections that one port carries at a time: a peer needs three. Higher: who connects for nothing
+# costs more threads.
+CONNECTIONS_MAX = 64
+# What the kernel holds between the two sockets, each way. Higher: fewer turns of the threads.
+PIPE_BYTES = 1 << 20
+
+_log = logging.getLogger("hoplite_mp")
+
+
+def reach(endpoints: Sequence[Endpoint]) -> socket.socket | None:
+    """A blocking connection to the first of these that answers; None: none does. Waits up to
+    ARRIVE_S for each."""
+    for endpoint in endpoints:
+        sock = socket.socket(endpoint.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            prepare(sock)
+            sock.settimeout(ARRIVE_S)
+            sock.connect(endpoint.sockaddr)
+        except OSError:
+            sock.close()
+            continue
+        sock.settimeout(None)
+        return sock
+    return None
+
+
+class Forward:
+    """One lent port. It is open until `close`, and so are its connections."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        endpoints: Sequence[Endpoint],
+        welcome: Callable[[str], bool],
+    ) -> None:
+        """listener: as of `listen`, taken over. endpoints: of the host behind. welcome: whether a
+        caller with that address may use it; asked in a thread."""
+        self.port = bound_address(listener).port
+        self._listener = listener
+        self._endpoints = endpoints
+        self._welcome = welcome
+        self._lock = threading.Lock()
+        self._carried: set[socket.socket] = set()
+        self._closed = False
+        listener.setblocking(True)
+        self._begin(self._accept)
+
+    def close(self) -> None:
+        """Ends the port and every connection over it."""
+        with self._lock:
+            self._closed = True
+            for sock in (self._listener, *self._carried):
+                _shut(sock)
+
+    @property
+    def connections(self) -> int:
+        """That are carried now."""
+        return len(self._carried) // 2
+
+    def _begin(self, work: Callable[..., None], *args: object) -> threading.Thread:
+        thread = threading.Thread(
+            target=work, args=args, name=f"hoplite_mp forward {self.port}", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _accept(self) -> None:
+        with self._listener as listener:
+            while True:
+                try:
+                    caller, where = listener.accept()
+                except OSError as error:
+                    if not self._closed:
+                        _log.error("port %d leads nowhere any more: %s", self.port, error)
+                    return
+                host = where[0].removeprefix("::ffff:")
+                if self.connections < CONNECTIONS_MAX and self._welcome(host):
+                    self._begin(self._carry, caller)
+                else:
+                    caller.close()
+
+    def _carry(self, caller: socket.socket) -> None:
+        """One connection, to its end."""
+        callee = reach(self._endpoints)
+        if callee is None:
+            caller.close()
+            return
+        with caller, callee:
+            prepare(caller).setblocking(True)
+            with self._lock:
+                if self._closed:
+                    return
+                self._carried |= {caller, callee}
+            try:
+                back = self._begin(_pour, callee, caller)
+                _pour(caller, callee)
+                back.join()
+            finally:
+                with self._lock:
+                    self._carried -= {caller, callee}
+
+
+def _pour(source: socket.socket, sink: socket.socket) -> None:
+    """Until one of them ends; an orderly end is passed on, another one ends both ways."""
+    come, go = os.pipe2(os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # above the user's limit: it stays as it is
+            fcntl.fcntl(go, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        while count := os.splice(source.fileno(), go, PIPE_BYTES):
+            while count:
+                count -= os.splice(come, sink.fileno(), count)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        _shut(source)
+        _shut(sink)
+    finally:
+        os.close(come)
+        os.close(go)
+
+
+def _shut(sock: socket.socket) -> None:
+    """Wakes whoever is in a call on it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
