@@ -163,7 +163,7 @@ class _Tracks:
 
     def __iter__(self) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
         for slot, events in sorted(self._tasks.items()):
-            name = "driver" if slot == 1 else f"worker {slot}"
+            name = f"worker {slot}"
             # Of those that begin together the outer one first.
             events.sort(key=lambda event: (event["ts"], -event["dur"]))
             yield self._base + slot, name, events
@@ -171,6 +171,10 @@ class _Tracks:
             for number, lane in enumerate(_lanes(events)):
                 shown = name if not number else f"{name} {number + 1}"
                 yield self._base + TRACKS_OF_KIND * kind + number, shown, lane
+
+
+def _process(slot: int) -> str:
+    return "driver" if slot == 1 else f"process {slot}"
 
 
 def _lanes(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -201,7 +205,7 @@ def _events(number: int, document: TraceDocument) -> Iterator[dict[str, Any]]:
                 args = {"call": oid, "rank": rank, **args}
             yield {
                 "ph": "X", "name": name or "?", "cat": KINDS_OF_EVENTS[kind], "pid": number + 1,
-                "track": slot if kind == TASK else f"worker {slot}: group calls",
+                "track": slot if kind == TASK else f"{_process(slot)}: group calls",
                 "ts": begin, "end": end, "args": args,
             }  # fmt: skip
     for kind_name, name, begin, end, more in document.notes:

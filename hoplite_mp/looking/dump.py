@@ -31,14 +31,13 @@ __all__ = ["collect", "dump", "lines"]
 def dump(arguments: argparse.Namespace) -> int:
     """What everybody waits for now. Returns the exit code."""
     try:
-        cluster = visit(arguments)
-    except (HopliteError, ValueError) as error:
+        with visit(arguments) as cluster:
+            own = brought_along(cluster)
+            found = collect(cluster, stacks=arguments.stacks)
+    except (HopliteError, ValueError) as error:  # also of a cluster that ends meanwhile
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
-    with cluster:
-        own = brought_along(cluster)
-        found = collect(cluster, stacks=arguments.stacks)
-        found["nodes"] = [one for one in found["nodes"] if one["node"] != own]
+    found["nodes"] = [one for one in found["nodes"] if one["node"] != own]
     print(json.dumps(found, indent=1) if arguments.json else "\n".join(lines(found)))
     return 0
 

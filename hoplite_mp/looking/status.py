@@ -30,12 +30,11 @@ HEAD = (
 def status(arguments: argparse.Namespace) -> int:
     """What a cluster looks like now, as a table. Returns the exit code."""
     try:
-        cluster = visit(arguments)
-    except (HopliteError, ValueError) as error:
+        with visit(arguments) as cluster:
+            print(table(cluster))
+    except (HopliteError, ValueError) as error:  # also of a cluster that ends meanwhile
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
-    with cluster:
-        print(table(cluster))
     return 0
 
 

@@ -174,6 +174,8 @@ class _Ending:
                 os.close(fd)
 
     def _signalled(self, *_: object) -> None:
+        if self.asked:  # it waits for a node that does not answer
+            raise KeyboardInterrupt
         self.asked = True
 
     def sleep(self, seconds: float) -> None:
@@ -219,7 +221,7 @@ def top(arguments: argparse.Namespace) -> int:
         return 1
     except OSError:  # the terminal, or who reads the output, has gone
         return 1
-    except KeyboardInterrupt:  # while it was connecting
+    except KeyboardInterrupt:  # while it was connecting, or asked a second time
         return INTERRUPTED
     return 0
 

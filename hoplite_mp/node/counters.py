@@ -59,12 +59,13 @@ class Counters:
         """A process wants those of all nodes: {node: {name: count}}."""
         node = self.node
         own = self.own()
+        reply = node.replier(slot)
 
         def done(found: dict[int, Answer]) -> None:
             counted = {node.number: own}
             for answer in found.values():
                 counted[answer.node] = answer.message.counts
-            node.reply(slot, Reply(number, sorted(counted.items())))
+            reply(Reply(number, sorted(counted.items())))
 
         homes = () if node.lan is None else node.lan.peers.by_home
         node.questions.ask(list(homes), CountersAsked, done)

@@ -17,6 +17,7 @@ from hoplite_mp.protocol.output import (
     LastLinesSent,
     Printed,
     PrintedTaken,
+    bytes_of,
     same_host,
 )
 
@@ -125,12 +126,17 @@ class FarOutput:
                 others = tuple(self.others.pop(name, ()))
                 if home is not None:
                     self.send(home, LastLinesSent(others, 0 if name == home else name))
+                if name != home:  # the host stays, its attached driver does not
+                    self.audiences.pop(name, None)
 
     # -- lines for this host's driver ----------------------------------------------------------
 
     def printed(self, home: int, message: Printed) -> None:
         """Lines of that node's workers."""
         name = message.audience
+        if name and name not in self.output.attached:  # it has left
+            self.send(home, PrintedTaken(bytes_of(message.lines), name))
+            return
         speaker = self.speakers.get((home, name))
         if speaker is None:
             number = self.number_of(home)

@@ -7,13 +7,15 @@ It must never know: how copies come to be.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.peers import Locate, Located
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp.node.kept import KeptCopies
     from hoplite_mp.node.main import Node
     from hoplite_mp.node.peers import Peers
@@ -23,6 +25,15 @@ __all__ = ["Locations"]
 _HERE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
 
 
+class _Asked(NamedTuple):
+    """A question that the object's home answers."""
+
+    reply: Callable[[Reply], None]
+    question: int
+    oid: int
+    home: int
+
+
 class Locations:
     """Questions of this host's processes, and of other nodes about its objects."""
 
@@ -30,7 +41,7 @@ class Locations:
         self.node = node
         self.peers = peers
         self.kept = kept
-        self.asked: dict[int, tuple[int, int, int, int]] = {}  # number -> slot, question, oid, home
+        self.asked: dict[int, _Asked] = {}  # by number
         self._next = 1
 
     def ask(self, slot: int, question: int, oid: int) -> None:
@@ -38,11 +49,11 @@ class Locations:
         one = self.node.imports.by_oid.get(oid)
         if one is not None and one.home != self.node.client.home:
             number, self._next = self._next, self._next + 1
-            self.asked[number] = slot, question, oid, one.home
+            self.asked[number] = _Asked(self.node.replier(slot), question, oid, one.home)
             if self.peers.send(one.home, Locate(one.object, number)):
                 return
             del self.asked[number]
-        self._answer(slot, question, self.holders(oid))
+        self.node.reply(slot, _told(question, self.holders(oid)))
 
     def holders(self, oid: int) -> tuple[int, ...]:
         """Numbers of the nodes that hold the whole value, as far as this node knows."""
@@ -66,16 +77,16 @@ class Locations:
         """The home's answer."""
         asked = self.asked.pop(message.number, None)
         if asked is not None:
-            slot, question, oid, _ = asked
-            here = () if oid in self.node.places.places else self.holders(oid)
-            self._answer(slot, question, (*message.holders, *here))
+            here = () if asked.oid in self.node.places.places else self.holders(asked.oid)
+            asked.reply(_told(asked.question, (*message.holders, *here)))
 
     def lose_peer(self, peer: int) -> None:
         """That host will not answer."""
-        for number, (slot, question, oid, home) in list(self.asked.items()):
-            if home == peer:
+        for number, asked in list(self.asked.items()):
+            if asked.home == peer:
                 del self.asked[number]
-                self._answer(slot, question, self.holders(oid))
+                asked.reply(_told(asked.question, self.holders(asked.oid)))
 
-    def _answer(self, slot: int, question: int, numbers: tuple[int, ...]) -> None:
-        self.node.reply(slot, Reply(question, sorted(set(numbers))))
+
+def _told(question: int, numbers: tuple[int, ...]) -> Reply:
+    return Reply(question, sorted(set(numbers)))

@@ -199,6 +199,16 @@ class Node:
             with contextlib.suppress(OSError):  # it has died: its end is on the way
                 sock.send(self._encode(reply))
 
+    def replier(self, slot: int) -> Callable[[Reply], None]:
+        """For a reply that takes a while: it goes to the process that is there now, or to none."""
+        line = self.clients.get(slot)
+
+        def reply(found: Reply) -> None:
+            if line is not None and self.clients.get(slot) is line:
+                self.reply(slot, found)
+
+        return reply
+
     def connect(
         self, slot: int, line: socket.socket, out: int, err: int, audience: int = 0
     ) -> None:

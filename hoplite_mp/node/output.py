@@ -286,4 +286,5 @@ class Output:
     @property
     def quiet(self) -> bool:
         """Everything has gone."""
-        return not self.held and (self.driver.broken or not self.driver.backlog)
+        drivers = [self.driver, *(driver for _, driver in self.attached.values())]
+        return not self.held and all(one.broken or not one.backlog for one in drivers)

@@ -241,11 +241,10 @@ class Requests:
             self.node.reply(slot, Reply(request.number, number, error))
             return
 
-        line = self.node.clients.get(slot)
+        reply = self.node.replier(slot)
 
         def done(error: str) -> None:
-            if self.node.clients.get(slot) is line:  # else it has died
-                self.node.reply(slot, Reply(request.number, None if error else number, error))
+            reply(Reply(request.number, None if error else number, error))
 
         self.node.lan.far_pools.open(number, ask, done)
 

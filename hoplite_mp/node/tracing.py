@@ -199,7 +199,7 @@ class Tracing:
             if self.owned is owned and home in found and not found[home].message.error:
                 self._look_at_clocks(found, owned.before.update)
             else:
-                owned.homes.discard(home)
+                self._lose(owned, home)
 
         owned.homes.add(home)
         self._ask(owned, [home], "begin", begun)
@@ -264,13 +264,8 @@ class Tracing:
 
     def _speaker(self, slot: int, request: Request) -> Callable[[Any], None]:
         """Answers that request, unless its process has died meanwhile."""
-        line = self.node.clients.get(slot)
-
-        def say(value: Any) -> None:
-            if self.node.clients.get(slot) is line:
-                self.node.reply(slot, Reply(request.number, value))
-
-        return say
+        reply = self.node.replier(slot)
+        return lambda value: reply(Reply(request.number, value))
 
     def _look_at_clocks(
         self, homes: Iterable[int], done: Callable[[dict[int, Clock]], None]

@@ -298,6 +298,9 @@ class Waits:
         pid = self.tasks.pid(slot)
         if slot == DRIVER_SLOT:
             return f"the driver (pid {pid})"
+        lan = self.node.lan
+        if lan is not None and slot in lan.drivers.by_slot:
+            return f"an attached driver (pid {pid})"
         return f"worker {slot} (pid {pid})"
 
     def _peer(self, home: int) -> str:

@@ -81,13 +81,14 @@ class Meeting:
         self._mark = self._inode()
 
     @classmethod
-    def open(cls, cluster: bytes) -> Meeting | None:
+    def open(cls, cluster: bytes, level: int = logging.WARNING) -> Meeting | None:
         """Takes the cluster's name. None: another node has it and answers, or somebody else is just
-        changing the directory; later it may be free. OSError: no directory can be used."""
+        changing the directory; later it may be free. OSError: no directory can be used. level: at
+        which it is logged that one is not fit."""
         why = OSError(errno.ENOENT, "no directory is fit for it")
         for folder in folders():
             try:
-                place = _open(folder, make=True)
+                place = _open(folder, level, make=True)
                 if place is not None:
                     return cls._take(folder, place, cluster.hex())
             except OSError as error:
@@ -137,7 +138,7 @@ def _places() -> Iterator[int]:
     """Descriptors of the directories that are there, each open for as long as it is the one."""
     for folder in folders():
         try:
-            place = _open(folder)
+            place = _open(folder, logging.DEBUG)
         except OSError:
             continue
         if place is not None:
@@ -147,7 +148,7 @@ def _places() -> Iterator[int]:
                 os.close(place)
 
 
-def _open(folder: str, make: bool = False) -> int | None:
+def _open(folder: str, level: int, make: bool = False) -> int | None:
     """The directory, if it is the user's own and closed to others; None if it is not. OSError: it
     is not there, or not to be made."""
     if make:
@@ -157,7 +158,7 @@ def _open(folder: str, make: bool = False) -> int | None:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            _log.warning("%s is not used for sockets: it is no directory", folder)
+            _log.log(level, "%s is not used for sockets: it is no directory", folder)
             return None
         raise
     status = os.fstat(place)
@@ -169,7 +170,7 @@ def _open(folder: str, make: bool = False) -> int | None:
     if not why:
         return place
     os.close(place)
-    _log.warning("%s is not used for sockets: %s", folder, why)
+    _log.log(level, "%s is not used for sockets: %s", folder, why)
     return None
 
 

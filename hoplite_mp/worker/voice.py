@@ -36,6 +36,8 @@ class Voice:
         self.audience = audience
         for pipe in self.pipes:
             with contextlib.suppress(OSError):  # a task has closed it: there are no lines, either
+                # What a task has started may have changed it: both share the description.
+                os.set_blocking(pipe, True)
                 os.write(pipe, mark(self.home, audience))
 
     def finish(self) -> None:
