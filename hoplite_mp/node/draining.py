@@ -95,11 +95,15 @@ class Draining:
         going = {by_home[home].member.node for home in self.leaving if home in by_home}
         needed: set[int] = set()
         for oid, place in list(self.node.places.places.items()):
-            lost = self.node.store.impossible(place.nbytes)  # it never fits here
-            if place.holders and going.issuperset(place.holders) and not lost:
-                needed.update(place.holders)
-                if not place.payload:
-                    self.node.places.want(oid, _nothing)  # no room now: at the next look
+            if not place.holders or not going.issuperset(place.holders):
+                continue
+            if self.node.store.impossible(place.nbytes):
+                why = f"object {place.object.hex()} is lost: the node that had it leaves, and "
+                self.node.places.lost(oid, f"{why}{place.nbytes} bytes never fit here")
+                continue
+            needed.update(place.holders)
+            if not place.payload:
+                self.node.places.want(oid, _nothing)  # no room now: at the next look
         for home, told in list(self.leaving.items()):
             if not told and home in by_home and by_home[home].member.node not in needed:
                 self.leaving[home] = True

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hoplite_mp.node.group_decisions import NO_OBJECT, Outcome, decide
+from hoplite_mp.planner.topology import BYTES_PER_S_DEFAULT
 from hoplite_mp.protocol.group_calls import GroupPart, Piece
 from hoplite_mp.protocol.messages import ExecuteReduce
 
@@ -33,7 +34,6 @@ BYTES_MIN = 4 << 20  # smaller ones are over sooner than anybody is late
 # Of the time that the bytes take over one link: who comes within it is not late. Lower: calls whose
 # members come nearly together are decided without the last ones, and take longer.
 WAIT_SHARE = 0.03
-BYTES_PER_S_DEFAULT = 125e6
 
 
 def wait_s(part: GroupPart, rates: Mapping[int, Host]) -> float | None:

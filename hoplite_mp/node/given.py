@@ -48,15 +48,15 @@ class Given:
 
     def write(self, begin: int, end: int) -> None:
         """These bytes are final."""
-        at = bisect.bisect_left(self.written, (begin, end))
-        self.written.insert(at, (begin, end))
-        joined = [self.written[0]]
-        for low, high in self.written[1:]:
-            if low <= joined[-1][1]:
-                joined[-1] = joined[-1][0], max(high, joined[-1][1])
-            else:
-                joined.append((low, high))
-        self.written = joined
+        first = bisect.bisect_left(self.written, (begin, 0))
+        if first and self.written[first - 1][1] >= begin:
+            first -= 1
+            begin = self.written[first][0]
+        last = first
+        while last < len(self.written) and self.written[last][0] <= end:
+            end = max(end, self.written[last][1])
+            last += 1
+        self.written[first:last] = [(begin, end)]
 
     def watermark(self, begin: int, nbytes: int) -> int:
         """How many of these bytes are final, from `begin` on."""

@@ -85,7 +85,7 @@ class State:
     attempts: int = 0
     rates: dict[int, Host] = field(default_factory=dict)  # node -> as it has said itself
     _known: tuple[GroupMembers, list[int]] | None = None  # who is expected if nobody joins
-    waited: int = -1  # the call for whose last members there is a timer, or was one
+    waited: int = -1  # the call for whose last members there is a timer
 
     def ranks_of(self, node: int) -> list[int]:
         """The ranks at a node that take part in the next call."""
@@ -168,6 +168,7 @@ class GroupCalls:
             )
             self._send(state, state.leader, sync)
         state.told = None
+        state.early = False  # that attempt was made for other members
         self._tell(state)
         for node, early in list(state.syncs.items()):
             if node in living and node != self.node.number and early.version == members.version:
@@ -292,7 +293,7 @@ class GroupCalls:
                 self._send(state, node, GroupStart(state.members.generation, rank, state.calls + 1))
 
     def _lead(self, state: State, *, late: bool = False) -> None:
-        """Decides the next call if all parts are there."""
+        """Decides the next call if all parts are there; `late`: perhaps without some of them."""
         if state.leader != self.node.number:
             return
         if state.going is not None and not self._is_other(state, state.going):
@@ -389,6 +390,8 @@ class GroupCalls:
     def _go(self, state: State, message: GroupGo) -> None:
         if message.call != state.calls:
             return
+        if message.attempt >> ATTEMPT_BITS < state.members.version:
+            return  # made for other members: the leader will begin again
         if state.go is not None:
             self.results.drop(state.go)
         state.go, state.early = message, False
@@ -434,15 +437,19 @@ class GroupCalls:
         self.results.go(message, done)
 
     def _commit(self, state: State, message: GroupCommit) -> None:
-        if message.call != state.calls:
-            return
+        if message.call < state.calls:
+            return  # once more, after a change of the members
+        # A later one: no member here took part in those between.
         go, state.go = state.go, None
-        if go is not None and (go.attempt != message.attempt or message.error):
+        taken = message.call, message.attempt
+        if go is not None and ((go.call, go.attempt) != taken or message.error):
             self.results.drop(go)
             go = None
         number = self.node.number
         members = state.members
-        mine = {r: state.slots.get(r, 0) for r in message.ranks if members.nodes[r] == number}
+        # A process that has ended gets nothing any more, though the manager may not have said so.
+        slots = {r: slot for r, slot in state.slots.items() if slot in self.node.clients}
+        mine = {r: slots.get(r, 0) for r in message.ranks if members.nodes[r] == number}
         before = state.result
         oid, state.result = self.results.commit(message, go, mine)
         state.calls = message.call + 1

@@ -172,7 +172,9 @@ class KeptCopies:
             del self.lent[oid]
             for peer in lent.peers:
                 self.send(peer, LetGo(ids.pack_id(self.client.home, oid)))
-        for object_id, hold in self.holds.items():
+        for object_id, hold in list(self.holds.items()):
+            if object_id not in self.holds:
+                continue  # its home has turned out to be gone
             if self._only_ours(hold.oid) and self.imports.release_kept(object_id):
                 self.tell(object_id, self.client.inspect(hold.oid)["size"])
         self._looking = bool(self.lent or self.holds)

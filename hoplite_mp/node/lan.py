@@ -200,7 +200,7 @@ class Lan:
             if admission.role == "peer":
                 self.peers.admitted(admission)
             elif admission.role == "data":
-                self.links.admitted(admission)
+                self.peers.admitted(admission, self.links.admitted)
             else:
                 admission.stream.close()
         if self.door.deadline is not None:
@@ -250,11 +250,12 @@ class Lan:
                 self.peers.send(member.home, WorkersNow(self.workers_now))
             self.draining.tell(member.home)
             self.node.tracing.came(member.home)
+            self.peers.let_in(member.home)
 
     def tell_workers(self, count: int) -> None:
         """This host has another number of workers than it had when it joined."""
         self.workers_now = count
-        for home in self.peers.by_home:
+        for home in list(self.peers.by_home):
             self.peers.send(home, WorkersNow(count))
 
     def grow_far(self, number: int, count: int) -> bool:

@@ -20,16 +20,13 @@ from hoplite_mp.node.tls_links import TlsLink
 if TYPE_CHECKING:
     from hoplite_mp.node.ground import Ground
     from hoplite_mp.node.main import Node
-    from hoplite_mp.node.peers import Peers
+    from hoplite_mp.node.peers import Peer, Peers
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.transport.conversation import Admission
 
 __all__ = ["Key", "Links", "Pulling", "Wanting"]
 
 BLOCK_BYTES = 256 << 10  # 2 ms at 1 Gbit/s
-# A node may call before the manager's word of it is here. Higher: strangers with a token are told
-# later that nobody knows them.
-LATE_NEWS_S = 0.05
 _log = logging.getLogger("hoplite_mp")
 Key = tuple[int, int, int, int]
 
@@ -79,18 +76,8 @@ class Links:
 
     # -- connections ---------------------------------------------------------------------------
 
-    def admitted(self, admission: Admission) -> None:
+    def admitted(self, peer: Peer, admission: Admission) -> None:
         """Another node has made a data connection."""
-        if admission.peer.host in self.peers.by_home:
-            self._admitted(admission)
-        else:  # it has joined, and we have not heard of it yet, or it is gone
-            self.node.after(LATE_NEWS_S, lambda: self._admitted(admission))
-
-    def _admitted(self, admission: Admission) -> None:
-        peer = self.peers.by_home.get(admission.peer.host)
-        if peer is None:
-            admission.stream.close()
-            return
         if self.tls:
             known = self.driven.get(peer.member.node)
             if known is not None and known.receiving:

@@ -99,6 +99,8 @@ class Peers:
         self.cluster = lan.cluster
         self.by_home: dict[int, Peer] = {}
         self.by_number: dict[int, Peer] = {}
+        # By home: who has called, and is no member yet as far as this node knows.
+        self.unknown: dict[int, list[tuple[Admission, Callable[[Peer, Admission], None]]]] = {}
         self.own: set[str] = set()  # addresses of this host, without ports
         self.listens_at = ""  # where others come in, without a port
         self.relays = Relays(node, self)
@@ -228,20 +230,34 @@ class Peers:
         elif peer.wire is None or not peer.wire.open:  # it has not called us either
             self.node.lan_lost(peer.member)
 
-    def admitted(self, admission: Admission) -> None:
-        """Somebody has called us."""
-        peer = self.by_home.get(admission.peer.host)
-        if peer is None:  # it has joined, and we have not heard of it yet, or it is gone
-            self.node.after(0.05, lambda: self._admitted_late(admission))
-        else:
-            self._attach(peer, admission)
+    def admitted(
+        self, admission: Admission, attach: Callable[[Peer, Admission], None] | None = None
+    ) -> None:
+        """Somebody has called us. It may have joined before the manager's word of it is here: then
+        it waits for that, as long as a handshake may take. attach: what to do with it; None: it is
+        a wire for messages."""
+        home, attach = admission.peer.host, attach or self._attach
+        peer = self.by_home.get(home)
+        if peer is not None:
+            attach(peer, admission)
+            return
+        self.unknown.setdefault(home, []).append((admission, attach))
+        self.node.after(self.lan.handshake_timeout_s, lambda: self._too_late(home, admission))
 
-    def _admitted_late(self, admission: Admission) -> None:
-        peer = self.by_home.get(admission.peer.host)
-        if peer is None:
+    def let_in(self, home: int) -> None:
+        """That node is a member now, and everybody here knows."""
+        peer = self.by_home.get(home)
+        if peer is not None:
+            for admission, attach in self.unknown.pop(home, ()):
+                attach(peer, admission)
+
+    def _too_late(self, home: int, admission: Admission) -> None:
+        waiting = self.unknown.get(home, [])
+        for one in [one for one in waiting if one[0] is admission]:
+            waiting.remove(one)
             admission.stream.close()
-        else:
-            self._attach(peer, admission)
+        if not waiting:
+            self.unknown.pop(home, None)
 
     def _attach(self, peer: Peer, admission: Admission) -> None:
         home = peer.member.home

@@ -128,7 +128,7 @@ class Places:
         """The block holds the whole payload."""
         place = self.places.pop(oid)
         if not self.client.restore(oid, place.payload):
-            self.store.free(place.payload)  # dropped or deleted meanwhile
+            self._forget(oid, place)  # dropped or deleted; whoever is served from it lets go first
         _close(place)
 
     def lost(self, oid: int, why: str) -> None:

@@ -45,6 +45,7 @@ class Pool:
     closing: bool = False
     broken: str = ""
     host_lost: bool = False  # that is why it is broken
+    failing: bool = False  # what comes into its queue fails
     startup_deaths: int = 0
     surplus_since: float | None = None
     stuck_since: float | None = None

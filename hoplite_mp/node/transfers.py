@@ -265,7 +265,7 @@ class Transfers:
         if transfer.missing:
             return
         plan = transfer.plan
-        oid = self.fetching.pop(plan.object, None)
+        oid = self.fetching.get(plan.object)
         if not any(
             serve.cell.stripe in transfer.cells
             for serve in program_of(plan, self.node.number).serves
@@ -273,12 +273,15 @@ class Transfers:
             self._end(plan.epoch)  # nobody reads from here
         if oid is not None and oid in self.node.places:
             self.node.places.arrived(oid)
+            if plan.object not in self.fetching:
+                return  # nobody wanted it any more: `forget` has said so
             # As long as others read from here, by whichever plan, it stays pinned.
             if any(other.ground is transfer.ground for other in self.by_epoch.values()):
                 transfer.ground.keep.append(self.node.client.view(oid))
             self.copies.add(plan.object)
             self.kept.tell(plan.object, plan.nbytes)
             self.node.send_manager(FetchComplete(self.node.number, plan.object, plan.epoch))
+        self.fetching.pop(plan.object, None)
 
     def describe(self, cell: int) -> dict[str, Any]:
         """For people: a stripe of which object."""

@@ -226,13 +226,15 @@ class Workers:
                 self.node.after(LOOK_AGAIN_S, lambda: self.post_queued(pool))
                 return
 
-    def fail_queued(self, pool: Pool) -> None:
+    def fail_queued(self, pool: Pool, *, again: bool = False) -> None:
+        """All that is queued now, and what comes later until it is closed."""
         if self.pools.get(pool.number) is not pool:
             return  # its number is another pool's by now
         for oid in self.queued(pool.number):
             self.fail(oid, pool.broken, pool.setup_text, pool.host_lost)
-        if not pool.closing:  # later submits fail as well
-            self.node.after(LOOK_AGAIN_S / 10, lambda: self.fail_queued(pool))
+        if not pool.closing and (again or not pool.failing):
+            pool.failing = True  # there will be another look
+            self.node.after(LOOK_AGAIN_S / 10, lambda: self.fail_queued(pool, again=True))
 
     def fail_waited_for(self, pool: Pool) -> None:
         """The waiting workers' own tasks: each of them, and who waits for it, learns why."""

@@ -1,7 +1,7 @@
 """Which links a plan fills, if all are alike.
 
 Why it exists: a rate that was reached says what a link can do only where the link was what the
-bytes waited for. By the bounds of a star (the table in docs/architecture.md) that is so for who
+bytes waited for. By the bounds of a star (planner/cost.py) that is so for who
 sends or receives as many bytes as the busiest of all directions.
 
 This module must never know how fast anything was.

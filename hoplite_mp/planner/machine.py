@@ -19,7 +19,7 @@ from hoplite_mp.planner.membership import Membership
 from hoplite_mp.planner.packing import TreesPacked
 from hoplite_mp.planner.plan import Plan
 from hoplite_mp.planner.reduce import Reductions
-from hoplite_mp.planner.topology import Topology, levelled
+from hoplite_mp.planner.topology import Topology
 from hoplite_mp.protocol.messages import (
     ClientLost,
     CopyDropped,
@@ -66,8 +66,6 @@ class Planner:
     ) -> None:
         self.membership = Membership()
         self.topology = Topology()
-        self._reported: dict[int, tuple[float | None, float | None]] = {}  # up, down
-        self._fastest = 0.0, 0.0  # of the living, when last somebody reported
         self.copies = Copies(self.membership, self.topology)
         self.reductions = Reductions(operations_max, self.membership, self.topology, self.copies)
         self.groups = Groups(boards_max, self.topology)
@@ -131,7 +129,6 @@ class Planner:
     def _end(self, node: int, now: float) -> list[Send]:
         self.membership.lose(node)
         self.topology.lose(node)
-        self._reported.pop(node, None)
         # Who asks for nothing any more is not told of the refusals that its death causes.
         sends = self.reductions.lose_requester(node)
         sends += self._heard(self.copies.lose(node, now), now)
@@ -175,18 +172,8 @@ class Planner:
     def _host_measured(self, message: HostMeasured, now: float) -> list[Send]:
         if not self.membership.is_living(message.node):
             return []
-        self._reported[message.node] = message.up_bytes_per_s, message.down_bytes_per_s
-        ups, downs = zip(*self._reported.values(), strict=True)
-        fastest = max(filter(None, ups), default=0.0), max(filter(None, downs), default=0.0)
-        # Another fastest one shows all of them in another light.
-        about = (message.node,) if fastest == self._fastest else tuple(self._reported)
-        self._fastest = fastest
-        for node in about:
-            up, down = (
-                rate and levelled(rate, most)
-                for rate, most in zip(self._reported[node], fastest, strict=True)
-            )
-            self.topology.measure_host(node, up, down)
+        up, down = message.up_bytes_per_s, message.down_bytes_per_s
+        self.topology.measure_host(message.node, up, down)
         return []
 
     def _trees_packed(self, message: TreesPacked, now: float) -> list[Send]:

@@ -117,8 +117,13 @@ class Topology:
         if self._hosts is None:
             ups, downs = self._up.by_node, self._down.by_node
             unknown = Host(self._up.guess, self._down.guess)
+            up, down = (max(rates.values(), default=0.0) for rates in (ups, downs))
             known = {
-                n: Host(ups.get(n, unknown.up), downs.get(n, unknown.down)) for n in (*ups, *downs)
+                n: Host(
+                    levelled(ups[n], up) if n in ups else unknown.up,
+                    levelled(downs[n], down) if n in downs else unknown.down,
+                )
+                for n in (*ups, *downs)
             }
             self._hosts = known, unknown
         known, unknown = self._hosts
