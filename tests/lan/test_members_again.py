@@ -1,0 +1,105 @@
+"""Members of a Group that die and come again, on their own host and on one that had none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lan import Lan
+from tests.lan.test_cluster import TLS_OR_PLAIN, UpCluster
+from tests.lan.test_leaving import WAIT_FOR_ALL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module", params=TLS_OR_PLAIN)
+def cluster(lan_permitted: None, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
+    with Lan(3) as lan:
+        made = UpCluster(lan, tls=request.param)
+        yield made
+        assert made.end() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("count", [10, 300_000])
+def test_a_member_comes_again(cluster: UpCluster, count: int) -> None:
+    """Two stay on the first host and call all the time; the third comes to the second host, to the
+    third, which has never heard of a call, and to the second again, and dies after three calls."""
+    out = cluster.run(
+        cluster.lan[0],
+        WAIT_FOR_ALL
+        + f"""
+import signal
+count = {count}
+name = "again {count}"
+hosts = sorted((n for n in c.nodes if n.workers), key=lambda node: node.host)
+def stay(rank):
+    seen = []
+    with hoplite_mp.current().group(name, 3, rank, timeout=30) as g:
+        while len(seen) < 7:
+            got = g.allreduce(np.ones(count))
+            assert got[0] == got[-1] == len(g.contributors), (got, g.contributors)
+            if not seen or seen[-1] != g.contributors:
+                seen.append(g.contributors)
+            time.sleep(0.005)
+    return seen
+def come(dies):
+    with hoplite_mp.current().group(name, 3, 2, timeout=30) as g:
+        for _ in range(3):
+            got = g.allreduce(np.ones(count))
+            assert got[0] == got[-1] == len(g.contributors)
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while len(g.contributors) > 1:
+            g.allreduce(np.ones(count))
+pool = c.executor(2, node=hosts[0])
+staying = [pool.submit(stay, rank) for rank in range(2)]
+for number in (1, 2, 1):
+    with c.executor(1, node=hosts[number]) as there:
+        died = there.options(retries=0).submit(come, True).exception(40)
+        assert type(died) is hoplite_mp.WorkerLostError, died
+    time.sleep(0.2)  # the others make some calls alone
+there = c.executor(1, node=hosts[2])
+last = there.submit(come, False)
+for future in staying:
+    print(*map(len, future.result(40)))
+""",
+    )
+    assert out.splitlines() == ["3 2 3 2 3 2 3"] * 2
+
+
+def test_one_of_two_dies_while_a_call_has_begun_without_it(cluster: UpCluster) -> None:
+    """Its neighbour on the host, and the others, end that call without it."""
+    out = cluster.run(
+        cluster.lan[0],
+        WAIT_FOR_ALL
+        + """
+hosts = sorted((n for n in c.nodes if n.workers), key=lambda node: node.host)
+import signal
+where = [hosts[0], hosts[1], hosts[2], hosts[2]]
+def received():
+    counted = hoplite_mp.current().stats()["nodes"].values()
+    return sum(one["bytes_received"] for one in counted)
+def member(rank):
+    mine = np.full(1 << 21, rank + 1, np.float32)
+    with hoplite_mp.current().group("neighbours", 4, rank, timeout=30) as g:
+        before = received()
+        g.barrier()
+        if rank == 3:
+            deadline = time.monotonic() + 20
+            while received() - before < mine.nbytes // 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in range(2):
+            got = g.allreduce(mine)
+            assert np.all(got == sum(r + 1 for r in g.contributors))
+        return g.contributors
+pools = [c.executor(1, node=node) for node in where]
+futures = [pool.options(retries=0).submit(member, r) for r, pool in enumerate(pools)]
+for future in futures[:3]:
+    print(*future.result(40))
+print(type(futures[3].exception(40)).__name__)
+""",
+    )
+    assert out.splitlines() == ["0 1 2"] * 3 + ["WorkerLostError"]
