@@ -30,6 +30,8 @@ from hoplite_mp.protocol.group_calls import (
 from hoplite_mp.protocol.messages import GroupAdmitted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hoplite_mp.node.group_results import GroupResults
     from hoplite_mp.node.groups import Known
     from hoplite_mp.node.main import Node
@@ -230,6 +232,10 @@ class GroupCalls:
         elif node in self.peers.by_number:
             self.peers.send(self.peers.by_number[node].member.home, message)
 
+    def _this_last(self, nodes: Iterable[int]) -> list[int]:
+        """In this order they are told: this node acts at once, and the others would wait."""
+        return sorted(nodes, key=lambda node: node == self.node.number)
+
     # -- what nodes say ------------------------------------------------------------------------
 
     def receive(self, node: int, message: GroupMessage) -> None:
@@ -333,7 +339,7 @@ class GroupCalls:
             outcome.plans,
             tuple(sorted(outcome.waits)),
         )
-        for node in sorted(outcome.nodes):
+        for node in self._this_last(outcome.nodes):
             self._send(state, node, go)
 
     def _wait(self, state: State, first: GroupPart) -> None:
@@ -380,7 +386,7 @@ class GroupCalls:
         members = state.members
         admitted = [r for r in outcome.ranks if members.joining >> r & 1]
         state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
-        for node in sorted(state.nodes, key=lambda node: node == self.node.number):
+        for node in self._this_last(state.nodes):
             self._send(state, node, outcome.commit(members, state.calls, node))
         for rank in admitted:
             self.node.send_manager(GroupAdmitted(members.name, members.generation, rank))
