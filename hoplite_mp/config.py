@@ -190,6 +190,15 @@ class Config:
     """How long one who connects may take for everything until both sides believe each other.
     Higher: loaded hosts and far ones get in. Lower: who only holds the door open leaves sooner."""
 
+    beat_interval_s: float = 0.2
+    """How often nodes and the manager tell each other that they live.
+    Higher: less to do in a cluster of many hosts. Lower: silence_s can be shorter."""
+
+    silence_s: float = 1.5
+    """How long a host may be silent before it is taken for dead: stopped, or cut off. It gets four
+    times the longest silence of the last minute, if that is more, up to eight times this.
+    Higher: hosts that stand still now and then stay. Lower: the others go on sooner."""
+
     unauthenticated_max: int = 64
     """Connections that are not believed yet, at a time and at each door; each can make the process
     hold some 100 KiB. One more takes the place of the oldest of the host that has the most.
@@ -211,6 +220,11 @@ class Config:
             raise ConfigError(
                 f"small_object_bytes_max={self.small_object_bytes_max} does not fit: at least two "
                 f"objects must fit a span, so at most span_bytes // 2 = {self.span_bytes // 2}"
+            )
+        if self.silence_s < 3 * self.beat_interval_s:
+            raise ConfigError(
+                f"silence_s={self.silence_s:g} is too short: hosts say each beat_interval_s="
+                f"{self.beat_interval_s:g} that they live; at least three times that"
             )
 
     @classmethod
@@ -259,7 +273,9 @@ _LARGEST: dict[str, int] = {
     "output_line_bytes_max": 1 * MIB,  # protocol/output.py: LINE_BYTES_MAX
     "unauthenticated_max": 4096,
 }
-_ABOVE_ZERO = {"drain_interval_s", "handshake_timeout_s", "start_timeout_s"}
+_ABOVE_ZERO = {
+    "beat_interval_s", "drain_interval_s", "handshake_timeout_s", "silence_s", "start_timeout_s",
+}  # fmt: skip
 _POWERS_OF_TWO = {"span_bytes"}  # spans are aligned to their size
 _MULTIPLES: dict[str, int] = {"span_bytes": 4096}
 

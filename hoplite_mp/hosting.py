@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["join", "up"]
 
 FROM_STDIN = "-"  # as --token-file: the token is the first line; the end of input ends the node
+# How long a host that was given up looks for its cluster. Higher: longer cuts are bridged.
+REJOIN_S = 30.0
 LOOK_S = 0.2  # for a token file that is not there yet
 
 
@@ -64,15 +66,24 @@ def join(arguments: argparse.Namespace) -> int:
         if ending.wait(LOOK_S):
             return 0
     left = max(0.1, deadline - time.monotonic())
-    config = dataclasses.replace(Config.from_environment(), connect_timeout_s=left)
     if common["workers"] is None:
         common["workers"] = cpu_count()
-    try:
-        cluster = HostCluster(address=arguments.address, config=config, **common)
-    except (AuthError, ManagerLostError, HopliteError) as error:
-        return _say(error)
-    with cluster:
-        return _stay(cluster, ending)
+    again = False
+    while True:
+        config = dataclasses.replace(Config.from_environment(), connect_timeout_s=left)
+        try:
+            cluster = HostCluster(address=arguments.address, config=config, **common)
+        except (AuthError, ManagerLostError, HopliteError) as error:
+            if again and isinstance(error, ManagerLostError):
+                return 0  # the cluster has ended
+            return _say(error)
+        host = cluster._host
+        with cluster:
+            _stay(cluster, ending)
+        if ending.is_set() or host is None or not host.given_up:
+            return 0
+        print("hoplite-mp: this host joins the cluster again", file=sys.stderr, flush=True)
+        again, left = True, REJOIN_S
 
 
 def _common(arguments: argparse.Namespace) -> dict[str, Any]:

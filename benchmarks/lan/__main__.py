@@ -1,7 +1,7 @@
 """`python -m benchmarks.lan [-n 4] [--sections ...]`: collectives over emulated hosts.
 
-Needs root. The bound of each row is that of a star of links (Blink, MLSys 2020; the table in
-docs/architecture.md). groups: Group calls. tls: the same over TLS. refs: collectives on results of
+Needs root. The bound of each row is that of a star of links (Blink, MLSys 2020; planner/cost.py has
+the formulas). groups: Group calls. tls: the same over TLS. refs: collectives on results of
 tasks. apart: ranks that arrive 0.3 s after each other. unequal: one link of a quarter. fast: links
 that nothing limits. Beside each row what Gloo needs for the same on the same hosts, if its
 environment is there (`make peers`). Everything found is left in benchmarks/results/lan-*.json.

@@ -26,7 +26,7 @@ from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.config import SPAN_BYTES_MIN
 from hoplite_mp.errors import ConfigError, HopliteError, ManagerLostError, NodeLostError
-from hoplite_mp.protocol.local import Shutdown, Start
+from hoplite_mp.protocol.local import GIVEN_UP, Shutdown, Start
 from hoplite_mp.store.limits import cpu_count, total_bytes
 
 if TYPE_CHECKING:
@@ -187,6 +187,11 @@ class Host:
         self.runtime.close()
         client.give_back_all()
         os.close(self._event_fd)
+
+    @property
+    def given_up(self) -> bool:
+        """After `end`: the cluster has lost this host, and the host lives."""
+        return self.process.returncode == GIVEN_UP
 
     def _join_reader(self) -> None:
         if self._reader is not threading.current_thread():

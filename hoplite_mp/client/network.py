@@ -136,6 +136,8 @@ class Network:
             handshake_timeout_s=self.config.handshake_timeout_s,
             unauthenticated_max=self.config.unauthenticated_max,
             connect_timeout_s=self.config.connect_timeout_s,
+            beat_interval_s=self.config.beat_interval_s,
+            silence_s=self.config.silence_s,
             tls=self.tls,
             manager_fd=-1 if self._manager_socket is None else self._manager_socket.fileno(),
             cluster=b"" if self._manager_socket is None else secrets.token_bytes(CLUSTER_BYTES),

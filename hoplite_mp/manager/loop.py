@@ -21,10 +21,11 @@ import time
 from typing import TYPE_CHECKING
 
 from hoplite_mp.errors import ProtocolError
+from hoplite_mp.manager.beats import Beats
 from hoplite_mp.planner.machine import BOARDS_MAX, OPERATIONS_MAX, Planner
 from hoplite_mp.planner.packing import pack
-from hoplite_mp.protocol.codec import encode, manager_decoder
-from hoplite_mp.protocol.messages import Credentials, NodeAdmitted, NodeJoined, NodeLost
+from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
+from hoplite_mp.protocol.messages import Credentials, GivenUp, NodeAdmitted, NodeJoined, NodeLost
 from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Link:
         self.decoder = manager_decoder()
         self.joined = False
         self.admitted: NodeAdmitted | None = None
+        self.near = True  # of this host: its end is always seen
         self.broken = False  # it takes no more; ended at the next flush
 
     def read(self) -> list[NodeToManager] | None:
@@ -86,6 +88,7 @@ class Loop:
         self._wake_at: float | None = None
         self._door: Door | None = None
         self._credentials = b""
+        self._beats: Beats[Link] | None = None
         self._packed: list[TreesPacked] = []  # by threads that were asked for by a plan
         self._packed_lock = threading.Lock()
 
@@ -93,9 +96,11 @@ class Loop:
         """Serve this connected stream socket until it ends."""
         self._serve_stream(TcpStream(sock, self._outgoing_bytes_max))
 
-    def open(self, door: Door, credentials: bytes = b"") -> None:
-        """Serve whom the door lets in, too; each is given these credentials first."""
+    def open(self, door: Door, credentials: bytes = b"", beats: Beats[Link] | None = None) -> None:
+        """Serve whom the door lets in, too; each is given these credentials first, and given up
+        when it is silent."""
         self._door = door
+        self._beats = beats
         self._credentials = credentials
         self._selector.register(door.fileno(), selectors.EVENT_READ, door)
 
@@ -112,6 +117,7 @@ class Loop:
                 admission.stream.close()
                 continue
             link = self._serve_stream(admission.stream)
+            link.near = False
             if self._credentials:
                 link.write(encode(Credentials(self._credentials)))
             self._serve(link)  # what came with the handshake's last bytes is announced by no loop
@@ -134,7 +140,22 @@ class Loop:
         if self._wake_at is not None and self._wake_at <= now:
             self._carry_out(self._planner.tick(now))
         self._take_packed(now)
+        if self._beats is not None:
+            self._look_at_beats(self._beats, now)
         self._flush()
+
+    def _look_at_beats(self, beats: Beats[Link], now: float) -> None:
+        due, silent = beats.look(now)
+        for link in due:
+            link.write(BEAT)
+        for link, seconds in silent.items():
+            assert link.admitted is not None
+            _log.warning(
+                "node h%d has said nothing for %.1f s: it is given up", link.admitted.node, seconds
+            )
+            link.write(encode(GivenUp(seconds)))  # should it be there again one day
+            link.stream.flush()
+            self._end(link)
 
     def _pack(self, wanted: PackingWanted) -> None:
         """In a thread of its own: it may take seconds."""
@@ -150,7 +171,11 @@ class Loop:
             self._carry_out(self._planner.step(trees, now))
 
     def _timeout(self) -> float | None:
-        times = [self._wake_at, None if self._door is None else self._door.deadline]
+        times = [
+            self._wake_at,
+            None if self._door is None else self._door.deadline,
+            None if self._beats is None else self._beats.wake_at,
+        ]
         known = [at for at in times if at is not None]
         if not known:
             return None
@@ -162,6 +187,8 @@ class Loop:
             if messages is None:
                 self._end(link)
                 return
+            if self._beats is not None:
+                self._beats.heard(link, self._clock())
             for message in messages:
                 self._take(link, message)
         except ProtocolError as error:
@@ -178,6 +205,8 @@ class Loop:
                 if isinstance(answer, NodeAdmitted) and answer.incarnation == message.incarnation:
                     link.admitted = answer
                     self._routes[node] = link
+                    if self._beats is not None and not link.near:
+                        self._beats.add(link, now)
             self._carry_out(plan)
             return
         if not link.joined:
@@ -223,6 +252,8 @@ class Loop:
         self._selector.unregister(link.stream.fileno())
         link.stream.close()
         self._links.discard(link)
+        if self._beats is not None:
+            self._beats.drop(link)
         admitted = link.admitted
         # A later connection of the same node may have taken its place.
         if admitted is not None and self._routes.get(admitted.node) is link:
@@ -243,7 +274,7 @@ def main(
     loop = Loop(Planner(boards_max=boards_max, operations_max=operations_max))
     loop.add(socket.socket(fileno=fd))
     if lan is not None:
-        loop.open(_door(lan), lan.certificate)
+        loop.open(_door(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))
     loop.run()
 
 

@@ -30,6 +30,7 @@ from hoplite_mp.node.groups import Groups
 from hoplite_mp.node.imports import Imports
 from hoplite_mp.node.operations import Operations
 from hoplite_mp.node.output import Output
+from hoplite_mp.node.pages import Pages
 from hoplite_mp.node.places import Places
 from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.requests import Requests
@@ -41,8 +42,17 @@ from hoplite_mp.node.waits import Waits
 from hoplite_mp.node.wires import Wire
 from hoplite_mp.node.workers import Workers
 from hoplite_mp.protocol.codec import encode, node_decoder
-from hoplite_mp.protocol.local import Exited, FromSupervisor, Reply, Request, Spawn, Spawned, Start
-from hoplite_mp.protocol.messages import ClientLost, NodeJoined
+from hoplite_mp.protocol.local import (
+    GIVEN_UP,
+    Exited,
+    FromSupervisor,
+    Reply,
+    Request,
+    Spawn,
+    Spawned,
+    Start,
+)
+from hoplite_mp.protocol.messages import ClientLost, GivenUp, NodeJoined
 from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
@@ -50,6 +60,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.lan import Lan
     from hoplite_mp.node.pools import Pool
+    from hoplite_mp.node.pulse import Pulse
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.protocol.peers import PeerMessage
 
@@ -58,10 +69,7 @@ __all__ = ["Node", "main"]
 _log = logging.getLogger("hoplite_mp")
 
 NODE_SLOT, DRIVER_SLOT = 0, 1
-POPULATE_DELAY_S = 0.3
-IDLE_LOOK_S = 0.1
 OUTPUT_PATIENCE_S = 0.8
-POPULATE_STEP_BYTES = 2 << 20
 
 
 class Node:
@@ -79,6 +87,8 @@ class Node:
         self.supervisor = socket.socket(fileno=supervisor_fd)
         self.manager_fd = manager_fd  # -1: the manager is on another host
         self.manager: Wire | None = None
+        self.pulse: Pulse | None = None
+        self.given_up = False  # this host lives, and the others have lost it, or it them
         self.lan: Lan | None = None
         self.join_error: tuple[str, str] | None = None
         self.number = 0  # among the nodes of the cluster
@@ -125,7 +135,7 @@ class Node:
         self._packet = memoryview(bytearray(PACKET_BYTES_MAX))  # what a client has just sent
         self._encode = msgspec.msgpack.Encoder().encode
         self._stop = self._orderly = False
-        self._watching = False
+        self.pages = Pages(self)
 
     # -- wiring --------------------------------------------------------------------------------
 
@@ -158,6 +168,12 @@ class Node:
         if not self._stop and self.manager_fd < 0:
             _log.info("the connection to the manager ended: %s", reason)
         self._stop = True
+
+    def manager_silent(self, seconds: float) -> None:
+        """Nothing has been heard of the manager for so long: this host is cut off, or that one."""
+        assert self.manager is not None
+        self.given_up = True
+        self.manager.close(f"it has been silent for {seconds:.1f} s")
 
     def leave(self) -> None:
         """Nobody needs this node any more."""
@@ -289,6 +305,10 @@ class Node:
             self.exited(message)
 
     def from_manager(self, message: Any) -> None:
+        if isinstance(message, GivenUp):
+            _log.warning("this host was silent for %.1f s, and was given up", message.silent_s)
+            self.given_up = True
+            return
         if self.lan is not None and self.lan.receive(message):
             return
         if not self.operations.receive(message):
@@ -322,8 +342,25 @@ class Node:
             else:
                 stream = TcpStream(socket.socket(fileno=self.manager_fd))
         self.manager = Wire(
-            self.poll, self.handlers, stream, node_decoder(), self.from_manager, self.manager_lost
+            self.poll,
+            self.handlers,
+            stream,
+            node_decoder(),
+            self.from_manager,
+            self.manager_lost,
+            threading.Lock() if self.manager_fd < 0 else None,
         )
+        if lan is not None and self.manager_fd < 0:
+            from hoplite_mp.node.pulse import Pulse
+
+            self.pulse = Pulse(
+                self.manager.beat,
+                self.after,
+                self.manager_silent,
+                interval_s=lan.beat_interval_s,
+                patience_s=lan.silence_s,
+            )
+            self.manager.heard = self.pulse.heard
         self.send_manager(joined)
         self.manager.ready()  # what came with the handshake's last bytes is announced by no loop
 
@@ -390,14 +427,15 @@ class Node:
         self.workers.open_first(self.start.workers, DRIVER_SLOT)
         for slot, line, out, err in self.start.first_workers:
             self.connect(slot, socket.socket(fileno=line), out, err)
-        if self.config.populate_ahead_bytes and self.start.workers:
-            self.after(POPULATE_DELAY_S, self.populate)
+        self.pages.begin()
         try:
             while not self._stop:
                 self.turn()
         finally:
             if self.lan is not None:
                 self.lan.drivers.close()
+        if self.pulse is not None:
+            self.pulse.stop()
         self.finish_output()
 
     def finish_output(self) -> None:
@@ -419,6 +457,8 @@ class Node:
 
     def turn(self) -> None:
         now = time.monotonic()
+        if self.pulse is not None:
+            self.pulse.turned_at = now
         while self.timers and self.timers[0][0] <= now:
             heapq.heappop(self.timers)[2]()
         self.client.set_sleeping(True)
@@ -441,55 +481,10 @@ class Node:
         with contextlib.suppress(BlockingIOError):
             os.read(self.event_fd, 8)
 
-    # -- pages ahead of demand -----------------------------------------------------------------
-
-    def populate(self) -> None:
-        """Pages for the first large objects, asked for in a thread that yields between steps."""
-        wanted = min(self.config.populate_ahead_bytes, self.store.limit // 4) & -4096
-        if not wanted:
-            return
-        start = self.store.reserve(wanted)
-        if start is None:
-            return
-
-        def work() -> None:
-            for offset in range(start, start + wanted, POPULATE_STEP_BYTES):
-                self.client.populate(offset, min(POPULATE_STEP_BYTES, start + wanted - offset))
-                os.sched_yield()
-            with self._populated_lock:
-                self._populated.append(start)
-            self.tasks.wake_node()
-
-        self._populated_lock = threading.Lock()
-        self._populated: list[int] = []
-        threading.Thread(target=work, name="hoplite_mp populate", daemon=True).start()
-        self._await_populated()
-
-    def _await_populated(self) -> None:
-        with self._populated_lock:
-            done, self._populated = self._populated, []
-        for start in done:
-            self.store.release(start)
-            self.watch_idle()
-        if not done:
-            self.after(0.02, self._await_populated)
-
-    def watch_idle(self) -> None:
-        """The store has grown: what it will not need for memory_idle_s goes back."""
-        if not self._watching:
-            self._watching = True
-            self.after(max(IDLE_LOOK_S, self.config.memory_idle_s), self.give_idle_back)
-
-    def give_idle_back(self) -> None:
-        due = self.store.give_idle_back(time.monotonic())
-        self._watching = due is not None
-        if due is not None:
-            self.after(max(IDLE_LOOK_S, due - time.monotonic()), self.give_idle_back)
-
 
 def main(start: Start, supervisor_fd: int, manager_fd: int) -> int:
     """Runs in the forked child until the host ends."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     node = Node(start, supervisor_fd, manager_fd)
     node.run()
-    return 0
+    return GIVEN_UP if node.given_up else 0

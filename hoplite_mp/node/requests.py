@@ -169,7 +169,7 @@ class Requests:
             value = attempt()
             if value is not None:
                 self.client.set_hungry(False)
-                self.node.watch_idle()
+                self.node.pages.watch_idle()
                 self.node.reply(slot, Reply(request.number, value))
             elif self.store.returned_to == slot:  # there is room in its own spans now
                 self.client.set_hungry(False)

@@ -7,6 +7,7 @@ It must never know: what messages mean, who is at the other end.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from hoplite_mp.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from hoplite_mp.protocol.codec import Decoder
     from hoplite_mp.transport.stream import TcpStream
@@ -35,7 +37,9 @@ class Wire:
         decoder: Decoder[Any],
         take: Callable[[Any], None],
         ended: Callable[[str], None],
+        lock: AbstractContextManager[object] | None = None,
     ) -> None:
+        """lock: of the stream, if another thread writes to it too (`beat`)."""
         self._poll = poll
         self._handlers = handlers
         self._decoder = decoder
@@ -43,6 +47,8 @@ class Wire:
         self._ended = ended
         self.stream = stream
         self.open = True
+        self.heard: Callable[[], None] | None = None  # called when anything comes, a beat too
+        self._lock = lock or contextlib.nullcontext()
         self._events = select.EPOLLIN
         poll.register(stream.fileno(), self._events)
         handlers[stream.fileno()] = self.ready
@@ -52,11 +58,20 @@ class Wire:
         if not self.open:
             return False
         try:
-            self.stream.write(frame)
+            with self._lock:
+                self.stream.write(frame)
         except ConnectionError as error:
             self.close(str(error))
             return False
         return self._flush()
+
+    def beat(self, frame: bytes) -> None:
+        """As `send`, in another thread. What breaks here the loop learns when it uses the wire."""
+        with self._lock:
+            if self.open:
+                if not self.stream.wants_write:  # else there is more to hear than this
+                    self.stream.write(frame)
+                self.stream.flush()
 
     @property
     def sending(self) -> bool:
@@ -67,10 +82,13 @@ class Wire:
         """Something can be read or written."""
         if not self._flush():
             return
-        data = self.stream.read()
+        with self._lock:
+            data = self.stream.read()
         if data is None:
             self.close(self.stream.failure or "the other side closed the connection")
             return
+        if self.heard is not None:
+            self.heard()
         try:
             for message in self._decoder.feed(data) if data else ():
                 if not self.open:
@@ -81,7 +99,9 @@ class Wire:
             self.close(str(error))
 
     def _flush(self) -> bool:
-        if not self.stream.flush():
+        with self._lock:
+            flushed = self.stream.flush()
+        if not flushed:
             self.close(self.stream.failure or "the connection is broken")
             return False
         events = select.EPOLLIN | (select.EPOLLOUT if self.stream.wants_write else 0)
@@ -94,8 +114,9 @@ class Wire:
         """The end, told to whoever made this wire."""
         if not self.open:
             return
-        self.open = False
-        self._handlers.pop(self.stream.fileno(), None)
-        self._poll.unregister(self.stream.fileno())
-        self.stream.close()
+        with self._lock:
+            self.open = False
+            self._handlers.pop(self.stream.fileno(), None)
+            self._poll.unregister(self.stream.fileno())
+            self.stream.close()
         self._ended(reason)

@@ -1,6 +1,7 @@
 """Messages as bytes: frames of a length and a body, and a decoder that is fed in any pieces.
 
     frame   | body length u32, little-endian | body: MessagePack array [name, field, ...] |
+    beat    | 0 u32 |                        it says only that the sender lives
 
 Sans-io: bytes in, messages out. A length is compared with the limit before anything is set aside
 for it. Whoever reads from a peer says which messages that peer may send; everything else, and
@@ -22,6 +23,8 @@ from hoplite_mp.protocol.messages import AnyMessage, ManagerToNode, NodeToManage
 
 # A request with SOURCES_MAX sources has 4.7 MB. Raising it lets one peer make us hold more.
 FRAME_BYTES_MAX = 16 << 20
+
+BEAT = bytes(4)
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
@@ -79,14 +82,15 @@ class Decoder(Generic[T]):
                 if filled - body < length:
                     break
                 begin = body + length
-                messages.append(self._decode(view[body:begin]))
+                if length:
+                    messages.append(self._decode(view[body:begin]))
         del self._buffer[:begin]
         return messages
 
     def _check(self, length: int) -> None:
-        if not 0 < length <= self._frame_bytes_max:
+        if length > self._frame_bytes_max:
             raise ProtocolError(
-                f"a frame of {length} bytes was announced; 1 to {self._frame_bytes_max} are allowed"
+                f"a frame of {length} bytes was announced; {self._frame_bytes_max} are allowed"
             )
 
     def _decode(self, body: memoryview) -> T:

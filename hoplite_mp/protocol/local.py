@@ -395,6 +395,8 @@ class LanStart(msgspec.Struct, frozen=True, kw_only=True):
     handshake_timeout_s: float
     unauthenticated_max: int
     connect_timeout_s: float
+    beat_interval_s: float
+    silence_s: float
     tls: bool
     # On the manager's host: its listening socket, the cluster's id and certificate.
     manager_fd: int = -1
@@ -442,6 +444,11 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 ToSupervisor: TypeAlias = Spawn | Shutdown
+
+
+# Exit code of a node, and of its supervisor, when the others have lost this host and it lives:
+# it may join again.
+GIVEN_UP = 75
 
 
 class Spawned(msgspec.Struct, frozen=True, tag=True, array_like=True):

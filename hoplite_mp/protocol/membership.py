@@ -178,6 +178,15 @@ class MembersChanged(Message, frozen=True):
             raise ValueError("came and went are both empty: nothing has changed")
 
 
+class GivenUp(Message, frozen=True):
+    """The node was silent for so long that it was taken for dead; this life of it is over."""
+
+    silent_s: float
+
+    def __post_init__(self) -> None:
+        seconds("silent_s", self.silent_s)
+
+
 class Leave(Message, frozen=True):
     """The answer to NodeLeaving: no operation that runs needs the node; it may end."""
 

@@ -49,6 +49,7 @@ from hoplite_mp.protocol.groups import (
 )
 from hoplite_mp.protocol.membership import (
     Credentials,
+    GivenUp,
     HostMeasured,
     Leave,
     LinkMeasured,
@@ -88,6 +89,7 @@ __all__ = [
     "FetchRefused",
     "FetchRequested",
     "Forget",
+    "GivenUp",
     "GroupAdmitted",
     "GroupClosed",
     "GroupJoinRequested",
@@ -158,6 +160,7 @@ ManagerToNode: TypeAlias = (
     Credentials
     | NodeAdmitted
     | MembersChanged
+    | GivenUp
     | Leave
     | Distribute
     | Withdraw

@@ -26,6 +26,7 @@ import msgspec
 
 from hoplite_mp.client.channel import seqpacket_pair
 from hoplite_mp.protocol.local import (
+    GIVEN_UP,
     Exited,
     LanStart,
     Shutdown,
@@ -68,6 +69,7 @@ class Supervisor:
         self.node: socket.socket
         self.workers: dict[int, tuple[int, int]] = {}  # pid -> (slot, pool)
         self.node_pid = self.manager_pid = 0
+        self.given_up = False
         self.first: list[tuple[int, list[int]]] = []  # first workers: (slot, rpc, stdout, stderr)
         self.ending = self.orderly = False
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -216,11 +218,17 @@ class Supervisor:
                 kill_group(pid)  # what a task started and did not put into a session of its own
                 self.tell_node(Exited(slot, pid, os.waitstatus_to_exitcode(status)))
             elif pid in (self.node_pid, self.manager_pid):
+                self.note_end(pid, status)
                 if pid == self.node_pid:
                     self.node_pid = 0
                 else:
                     self.manager_pid = 0
                 self.ending = True
+
+    def note_end(self, pid: int, status: int) -> None:
+        """Whether it is the node's, and that says that the others have lost this host."""
+        if pid == self.node_pid:
+            self.given_up = os.waitstatus_to_exitcode(status) == GIVEN_UP
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -278,9 +286,10 @@ class Supervisor:
             for pid in _children():  # adopted too: what tasks had started goes with the host
                 self.kill(pid)
             try:
-                pid, _ = os.waitpid(-1, 0)
+                pid, status = os.waitpid(-1, 0)
             except ChildProcessError:
                 return
+            self.note_end(pid, status)
             kill_group(pid)
 
     def let_node_finish(self) -> None:
@@ -406,4 +415,4 @@ def main(start: Start) -> None:
     finally:
         grace_s = float(start.config.get("cancel_grace_s", 2.0))
         supervisor.end(grace_s if supervisor.orderly else 0.0)
-    os._exit(0)
+    os._exit(GIVEN_UP if supervisor.given_up else 0)

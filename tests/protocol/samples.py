@@ -38,6 +38,7 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.Credentials(b"-----BEGIN CERTIFICATE-----"),
     m.NodeAdmitted(0, 1, (MEMBER,)),
     m.MembersChanged((MEMBER,), (0, 3)),
+    m.GivenUp(1.75),
     m.Leave(0, 1),
     m.Distribute(1 << 63, ID, 3, 64 << 20, (0,), (1, 2), WHOLE, "stripes"),
     m.Withdraw(1 << 63, ID, 3),

@@ -1,0 +1,67 @@
+"""Which nodes are heard, and which have been silent for too long.
+
+Why it exists: the manager sends every node on the network a beat at fixed intervals and listens for
+theirs. Time in which this process itself did not run is nobody's silence.
+
+This module must never know connections, nor what becomes of a node that is given up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from hoplite_mp.transport.silence import Silence
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+__all__ = ["Beats"]
+
+Who = TypeVar("Who", bound="Hashable")
+
+
+class Beats(Generic[Who]):
+    """Everybody who is listened to, by whatever names them."""
+
+    def __init__(self, interval_s: float, patience_s: float) -> None:
+        self._interval_s = interval_s
+        self._patience_s = patience_s
+        self._silences: dict[Who, Silence] = {}
+        self._due = 0.0
+
+    def add(self, who: Who, now: float) -> None:
+        """From now on."""
+        if not self._silences:
+            self._due = now + self._interval_s
+        self._silences[who] = Silence(now, self._patience_s)
+
+    def drop(self, who: Who) -> None:
+        """No more."""
+        self._silences.pop(who, None)
+
+    def heard(self, who: Who, now: float) -> None:
+        """Something has come from there."""
+        silence = self._silences.get(who)
+        if silence is not None:
+            silence.heard(now)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `look` has something to do."""
+        return self._due if self._silences else None
+
+    def look(self, now: float) -> tuple[list[Who], dict[Who, float]]:
+        """Who is due a beat, and who has been silent for too many seconds. To be called after what
+        had come was read."""
+        if not self._silences or now < self._due:
+            return [], {}
+        late, self._due = now - self._due, now + self._interval_s
+        if late > self._interval_s:  # this process did not run
+            for silence in self._silences.values():
+                silence.excuse(late)
+        lost = {
+            who: now - silence.heard_at
+            for who, silence in self._silences.items()
+            if silence.deadline <= now
+        }
+        return [who for who in self._silences if who not in lost], lost

@@ -1,0 +1,79 @@
+"""This node lives: the manager hears it at fixed intervals, and is listened to.
+
+Why it exists: a host that is stopped or cut off closes no connection. The beats of a node come from
+a thread, so that a loop which reads a large file is not taken for dead; but not for longer than
+HUNG_S after the loop's last turn, so that one that hangs is not taken for alive.
+It must never know: what else is said to the manager.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from hoplite_mp.protocol.codec import BEAT
+from hoplite_mp.transport.silence import Silence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Pulse"]
+
+# How long the loop may be busy with one thing. Higher: slower disks are not death. Lower: a loop
+# that hangs holds the others up for less.
+HUNG_S = 30.0
+
+
+class Pulse:
+    """The beats of one node. Its loop calls `turned` each turn, and `look` when it is due."""
+
+    def __init__(
+        self,
+        send: Callable[[bytes], object],
+        after: Callable[[float, Callable[[], None]], None],
+        lost: Callable[[float], None],
+        *,
+        interval_s: float,
+        patience_s: float,
+    ) -> None:
+        """send: to the manager, in a thread. after: in the loop. lost: the manager has been silent
+        for so many seconds."""
+        self._send = send
+        self._after = after
+        self._lost = lost
+        self._interval_s = interval_s
+        self._over = threading.Event()
+        now = time.monotonic()
+        self.turned_at = now
+        self._silence = Silence(now, patience_s)
+        self._look_at = now + interval_s
+        threading.Thread(target=self._beat, name="hoplite_mp pulse", daemon=True).start()
+        after(interval_s, self._look)
+
+    def heard(self) -> None:
+        """The manager has said something."""
+        self._silence.heard(time.monotonic())
+
+    def stop(self) -> None:
+        """No more beats."""
+        self._over.set()
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._interval_s):
+            if time.monotonic() - self.turned_at < HUNG_S:
+                self._send(BEAT)
+
+    def _look(self) -> None:
+        """In the loop, after everything that had come was read."""
+        if self._over.is_set():
+            return
+        now = time.monotonic()
+        late = now - self._look_at
+        if late > self._interval_s:
+            self._silence.excuse(late)
+        elif self._silence.deadline <= now:
+            self._lost(now - self._silence.heard_at)
+            return
+        self._look_at = now + self._interval_s
+        self._after(self._interval_s, self._look)
