@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hoplite_mp.node.forward import Forward
 from hoplite_mp.transport.addresses import Endpoint
-from hoplite_mp.transport.forward import Forward
 from hoplite_mp.transport.listen import listen
 from tests.lan import Lan
 from tests.lan.test_cluster import TLS_OR_PLAIN, UpCluster
