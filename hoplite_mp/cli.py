@@ -66,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="command")
     _add_demo(commands)
     members = _add_members(commands)
+    _, join = members
     for command in members:
         command.add_argument(
             "--workers", type=_count, metavar="N", help="default: the CPUs of this host"
@@ -77,8 +78,8 @@ def parser() -> argparse.ArgumentParser:
             "--token-file",
             type=Path,
             metavar="F",
-            help="the cluster's secret; join: - reads it "
-            "from standard input, whose end ends the node",
+            help="the cluster's secret"
+            + ("; - reads it from standard input, whose end ends the node" * (command is join)),
         )
         command.add_argument("--no-tls", action="store_true", help="send everything in the clear")
     return top

@@ -388,7 +388,9 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
     ) -> list[Future[T]]:
         """`size` peers in processes of their own, all at once: fn(rank, *args).
 
-        node: where they are, a node or several; None: all that have workers, in proportion.
+        node: where they are, a node or several; None: all that have workers, in proportion. One
+        that dies begins again like any task (`options(retries=0)`: it does not), and may join its
+        Group again as long as that lives.
         """
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= SPMD_SIZE_MAX:
             raise ValueError(f"size={size!r}: it must be from 1 to {SPMD_SIZE_MAX}")

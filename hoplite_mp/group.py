@@ -273,6 +273,8 @@ class Group:
         """What this rank contributes; raises for what is wrong with it."""
         if not 0 <= root < self.size:
             raise ValueError(f"root={root}: it must be from 0 to {self.size - 1}")
+        if kind == "broadcast" and self.rank == root and x is None:
+            raise ValueError("the root of a broadcast must give x, not None")
         name = operation_name(op) if kind in ("allreduce", "reduce", "reduce_scatter") else ""
         if kind == "alltoall" and len(x) != self.size:
             raise ValueError(f"alltoall needs {self.size} parts, one for each rank: {len(x)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import socket
 import sys
 import threading
 import time
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp.cluster import Cluster
 from hoplite_mp.config import Config
 from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError
+from hoplite_mp.nodes import node_id
 from hoplite_mp.store.limits import cpu_count
+from hoplite_mp.transport.addresses import parse_address, resolve
 from hoplite_mp.transport.tokens import token_path
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ __all__ = ["join", "up"]
 FROM_STDIN = "-"  # as --token-file: the token is the first line; the end of input ends the node
 # How long a host that was given up looks for its cluster. Higher: longer cuts are bridged.
 REJOIN_S = 30.0
+# How often in succession, if each life was shorter than LIVED_S.
+REJOINS_MAX = 5
+LIVED_S = 120.0
 LOOK_S = 0.2  # for a token file that is not there yet
 
 
@@ -68,7 +74,8 @@ def join(arguments: argparse.Namespace) -> int:
     left = max(0.1, deadline - time.monotonic())
     if common["workers"] is None:
         common["workers"] = cpu_count()
-    again = False
+    again, begun = False, time.monotonic()
+    tries = REJOINS_MAX
     while True:
         config = dataclasses.replace(Config.from_environment(), connect_timeout_s=left)
         try:
@@ -79,11 +86,33 @@ def join(arguments: argparse.Namespace) -> int:
             return _say(error)
         host = cluster._host
         with cluster:
+            name = node_id(cluster._runtime.tasks.node_number)
+            print(f"node {name} of the cluster at {arguments.address}", flush=True)
             _stay(cluster, ending)
-        if ending.is_set() or host is None or not host.given_up:
+        if ending.is_set() or host is None or not host.given_up or _refuses(arguments.address):
             return 0
+        if time.monotonic() - begun > LIVED_S:
+            tries = REJOINS_MAX
+        if not tries:
+            print("hoplite-mp: this host is given up again and again", file=sys.stderr)
+            return 1
         print("hoplite-mp: this host joins the cluster again", file=sys.stderr, flush=True)
-        again, left = True, REJOIN_S
+        again, left, begun, tries = True, REJOIN_S, time.monotonic(), tries - 1
+
+
+def _refuses(address: str) -> bool:
+    """Does that host live, and nobody listens there? Then the cluster has ended."""
+    try:
+        for endpoint in resolve(parse_address(address)):
+            with socket.socket(endpoint.family) as sock:
+                sock.settimeout(LOOK_S)
+                sock.connect(endpoint.sockaddr)
+                return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # cut off, or a name that nobody knows now
+        return False
+    return False
 
 
 def _common(arguments: argparse.Namespace) -> dict[str, Any]:

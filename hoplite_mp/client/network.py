@@ -58,7 +58,6 @@ class Network:
         self.config = config
         self.tls = tls is not False
         self.stays = stays or listen_at is not None
-        self.token = load_token(token, make=listen_at is not None)
         self.sockets: list[socket.socket] = []
         self.manager: list[Endpoint] = []
         self._manager_socket: socket.socket | None = None
@@ -69,6 +68,8 @@ class Network:
             else:
                 assert address is not None
                 self._find(parse_address(address))
+            # Last: where nobody could listen no new token is left behind.
+            self.token = load_token(token, make=listen_at is not None)
         except BaseException:
             self.close()
             raise

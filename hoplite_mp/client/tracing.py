@@ -44,8 +44,11 @@ class Trace:
         self._begin_ns = 0
         if self.path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path))
-        with self._beside() as (_, made):
-            made.unlink()
+        try:
+            with self._beside() as (_, made):
+                made.unlink()
+        except OSError as error:  # of the file that the user has named
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[tuple[TextIO, Path]]:

@@ -53,7 +53,7 @@ class Link:
         self.joined = False
         self.admitted: NodeAdmitted | None = None
         self.near = True  # of this host: its end is always seen
-        self.broken = False  # it takes no more; ended at the next flush
+        self.broken = False  # it takes no more, or is to hear no more; ended at the next flush
 
     def read(self) -> list[NodeToManager] | None:
         """Whole messages that have come, or None at the end of the connection."""
@@ -225,6 +225,7 @@ class Loop:
             if encoded[0] is not message:
                 encoded = (message, encode(message))
             link.write(encoded[1])
+            link.broken = link.broken or isinstance(message, GivenUp)  # that was the last word
         for note in plan.notes:
             _log.info("%s", note)
         for wanted in plan.packing:

@@ -40,6 +40,7 @@ from hoplite_mp.protocol.messages import (
     Leave,
     MembersChanged,
     NodeAdmitted,
+    PeerLost,
     Withdraw,
 )
 from hoplite_mp.protocol.peers import (
@@ -90,6 +91,9 @@ __all__ = ["Lan"]
 # How long a task may wait behind another one although a worker is idle. Lower: more turns of the
 # node while tasks are queued at others.
 STEAL_LOOK_S = 0.02
+# How long the manager has to notice a death that this node has noticed, in silences that it allows.
+# Lower: a node that lives is sooner given up because one other has lost it.
+PEER_LOST_SILENCES = 2.0
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -103,6 +107,7 @@ class Lan:
         self.certificate = lan.certificate
         self.members: dict[int, Member] = {}  # by number, in order of joining
         self.door: Door | None = None
+        self.missed: set[int] = set()  # lost by this node, and not yet by the manager's word
         self._stealing = False  # there will be another look
         self.workers_now: int | None = None  # if it is not what this node has joined with
         self.mine = Introduction(node.client.home, software_versions())
@@ -225,6 +230,7 @@ class Lan:
                     self._came(member)
                 self.probing.begin(m for m in message.members if m.node != message.node)
             case MembersChanged():
+                self.missed.difference_update(message.went)
                 for number in message.went:
                     self._went(number)
                 for member in message.came:
@@ -303,8 +309,18 @@ class Lan:
         self.node.places.lose_node(number)
 
     def lost(self, member: Member) -> None:
-        """This node has noticed by itself."""
-        self._went(member.node)
+        """This node has noticed by itself. If both live the manager must choose."""
+        number = member.node
+        self._went(number)
+
+        def still() -> None:
+            if number in self.missed:
+                self.missed.discard(number)
+                _log.warning("node h%d is lost to this host, and the manager hears it", number)
+                self.node.send_manager(PeerLost(self.node.number, number))
+
+        self.missed.add(number)
+        self.node.after(PEER_LOST_SILENCES * self.lan.silence_s, still)
 
     def freed(self, oid: int) -> None:
         """A header of the node's own has been collected."""

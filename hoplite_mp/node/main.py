@@ -167,6 +167,8 @@ class Node:
         """Without a manager there is no cluster: the supervisor ends the rest of the host."""
         if not self._stop and self.manager_fd < 0:
             _log.info("the connection to the manager ended: %s", reason)
+            if self.manager is None or self.manager.stream.failure is not None:
+                self.given_up = True  # cut, perhaps: nobody has said that it is the end
         self._stop = True
 
     def manager_silent(self, seconds: float) -> None:
@@ -306,7 +308,10 @@ class Node:
 
     def from_manager(self, message: Any) -> None:
         if isinstance(message, GivenUp):
-            _log.warning("this host was silent for %.1f s, and was given up", message.silent_s)
+            silent = (
+                f"was silent for {message.silent_s:.1f} s" if message.silent_s else "lost another"
+            )
+            _log.warning("this host %s, and was given up", silent)
             self.given_up = True
             return
         if self.lan is not None and self.lan.receive(message):

@@ -27,6 +27,7 @@ from hoplite_mp.protocol.messages import (
     FetchComplete,
     FetchFailed,
     FetchRequested,
+    GivenUp,
     GroupAdmitted,
     GroupJoinRequested,
     GroupLeft,
@@ -40,6 +41,7 @@ from hoplite_mp.protocol.messages import (
     NodeLost,
     ObjectGone,
     OperationDropped,
+    PeerLost,
     ReduceRequested,
     SourceFailed,
     SourceReady,
@@ -116,6 +118,15 @@ class Planner:
             return []
         sends = self._end(message.node, now)
         return [*self._tell_others(message.node, (), (message.node,)), *sends]
+
+    def _peer_lost(self, message: PeerLost, now: float) -> list[Send]:
+        """Two that live cannot go on as members of one cluster: the later one begins anew."""
+        living = self.membership.is_living
+        if not (living(message.node) and living(message.peer)):
+            return []
+        later = max(message.node, message.peer)
+        lost = NodeLost(later, self.membership.incarnation(later))
+        return [(later, GivenUp(0.0)), *self._node_lost(lost, now)]
 
     def _tell_others(
         self, node: int, came: tuple[Member, ...], went: tuple[int, ...]
@@ -252,6 +263,7 @@ _HANDLERS: dict[type, Callable[[Planner, Any, float], list[Send]]] = {
     NodeLost: Planner._node_lost,
     ClientLost: Planner._client_lost,
     NodeLeaving: Planner._node_leaving,
+    PeerLost: Planner._peer_lost,
     LinkMeasured: Planner._link_measured,
     HostMeasured: Planner._host_measured,
     TreesPacked: Planner._trees_packed,

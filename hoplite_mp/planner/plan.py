@@ -188,7 +188,7 @@ _DRAWN: dict[type, Callable[..., list[str]]] = {
     Credentials: _credentials,
     NodeAdmitted: _admitted,
     MembersChanged: _changed,
-    GivenUp: lambda m: [f"you were silent for {m.silent_s:.1f} s, and are given up"],
+    GivenUp: lambda m: [f"you are given up, after a silence of {m.silent_s:.1f} s"],
     Leave: _leave,
     Distribute: _distribute,
     Withdraw: _withdraw,

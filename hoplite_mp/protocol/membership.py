@@ -93,6 +93,17 @@ class NodeLeaving(Message, frozen=True):
         counts(node=self.node, incarnation=self.incarnation)
 
 
+class PeerLost(Message, frozen=True):
+    """`node` has lost its connection to `peer`, or found no way to it, and has not heard since that
+    it is gone: the manager, which hears both, must choose."""
+
+    node: int
+    peer: int
+
+    def __post_init__(self) -> None:
+        counts(node=self.node, peer=self.peer)
+
+
 class LinkMeasured(Message, frozen=True):
     """`node` has measured its link to `peer`: half a round trip, and the rate if it sent enough."""
 
@@ -179,7 +190,8 @@ class MembersChanged(Message, frozen=True):
 
 
 class GivenUp(Message, frozen=True):
-    """The node was silent for so long that it was taken for dead; this life of it is over."""
+    """This life of the node is over: it was silent for so long that it was taken for dead, or (0)
+    another node and this one have lost each other, and this one joined later."""
 
     silent_s: float
 

@@ -59,6 +59,7 @@ from hoplite_mp.protocol.membership import (
     NodeJoined,
     NodeLeaving,
     NodeLost,
+    PeerLost,
 )
 from hoplite_mp.protocol.operations import (
     Commit,
@@ -111,6 +112,7 @@ __all__ = [
     "ObjectGone",
     "OperationDropped",
     "OperationFailed",
+    "PeerLost",
     "ReduceRequested",
     "SourceFailed",
     "SourceReady",
@@ -139,6 +141,7 @@ NodeToManager: TypeAlias = (
     | NodeLost
     | NodeLeaving
     | ClientLost
+    | PeerLost
     | LinkMeasured
     | HostMeasured
     | FetchRequested

@@ -36,6 +36,7 @@ __all__ = ["Caller"]
 
 # How long one address may be silent before the next is tried: one lost packet costs the kernel 1 s.
 ARRIVE_S = 2.0
+NO_HANDSHAKE = "it answers, but not to the handshake"
 ROUND_PAUSE_S = 0.2  # between two rounds over all addresses
 
 
@@ -141,7 +142,10 @@ class Caller:
                 self._fail(error.strerror or str(error), now)
             else:
                 return None if outcome is None else self._admit(outcome)
-        seconds = f"{self._timeout_s:g} s"
+        if self._again_at is None:
+            why = "no answer" if self._coming is not None else NO_HANDSHAKE
+            self._last = f"{self._endpoints[self._next]}: {why}"
+        seconds = f"{self._timeout_s:.3g} s"
         raise self._lost(f"{self._name} did not answer within {seconds} ({self._last})")
 
     # -- one attempt ---------------------------------------------------------------------------
@@ -166,7 +170,7 @@ class Caller:
         outcome = self._conversation.go_on()
         if outcome is None:
             if self._attempt_ends <= now:
-                raise TimeoutError("it answers, but not to the handshake")
+                raise TimeoutError(NO_HANDSHAKE)
             self._poll.modify(self._stream.fileno(), self._events(self._stream))
         elif self._host is not None and outcome.peer.host != self._host:
             raise ConnectionError("another host answers there")

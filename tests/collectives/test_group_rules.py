@@ -245,7 +245,7 @@ def _settled(cluster: Cluster) -> int:
     return first if first == cluster.stats()["objects"] else 0
 
 
-@pytest.mark.parametrize("mistake", ["op", "parts", "pickle"])
+@pytest.mark.parametrize("mistake", ["op", "parts", "root", "pickle"])
 def test_a_mistake_of_one_rank_is_a_value_error_of_all(cluster: Cluster, mistake: str) -> None:
     def peer(rank: int, size: int, mistake: str) -> list[str]:
         group = hoplite_mp.current().group(f"mistake {mistake}", size, rank)
@@ -257,6 +257,8 @@ def test_a_mistake_of_one_rank_is_a_value_error_of_all(cluster: Cluster, mistake
                     group.allreduce(1.0, "plus" if wrong else "sum")
                 elif mistake == "parts":
                     group.alltoall([1.0] * (size - wrong))
+                elif mistake == "root":
+                    group.broadcast(None, root=1)
                 else:
                     group.allgather((lambda: (yield))() if wrong else 1.0)
             except (ValueError, TypeError) as error:

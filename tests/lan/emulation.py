@@ -119,7 +119,9 @@ class Host:
         """This process's environment, but with places of the host's own."""
         places = {"HOME": "home", "TMPDIR": "tmp"}
         places |= {
-            f"XDG_{kind}_HOME": f"home/{kind.lower()}" for kind in ("CONFIG", "CACHE", "DATA")
+            "XDG_CONFIG_HOME": "home/.config",
+            "XDG_CACHE_HOME": "home/.cache",
+            "XDG_DATA_HOME": "home/.local/share",
         }
         places["XDG_RUNTIME_DIR"] = "runtime"
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "HOPLITE_MP_"))}

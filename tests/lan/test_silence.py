@@ -24,10 +24,9 @@ deadline = time.monotonic() + 30
 while sum(node.workers for node in c.nodes) < 3 and time.monotonic() < deadline:
     time.sleep(0.02)
 third = [n for n in c.nodes if n.host == "h3" and n.workers][0]
+assert c.options(node=third).submit(abs, -1).result(30) == 1
 futures = [c.options(node=third, retries=0).submit(time.sleep, 60)]
 free = [c.submit(time.sleep, 0.2) for _ in range(20)]
-while c.stats()["nodes"][third.id]["tasks_done"] < 1 and time.monotonic() < deadline:
-    time.sleep(0.02)
 print("ready", flush=True)
 input()
 begun = time.monotonic()
@@ -65,6 +64,50 @@ def everything(host: Host, number: int) -> None:
     for process in host.processes:  # nsenter stops with what it has started
         if number == signal.SIGCONT and process.poll() is None:
             process.send_signal(number)
+
+
+def test_a_cut_between_two_that_are_not_the_first(cluster: UpCluster) -> None:
+    """The manager hears both: the later one joins again, and then the first host is between."""
+    lan = cluster.lan
+    program = """
+    deadline = time.monotonic() + 30
+    while sum(node.workers for node in c.nodes) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    hosts = lambda: {n.host: n for n in c.nodes if n.workers}
+    def make(i):
+        return np.full(300_000, i, np.float64)
+    def total(*arrays):
+        return float(sum(array[-1] for array in arrays))
+    def round():
+        found = hosts()
+        refs = [c.options(node=found[f"h{i}"]).submit(make, i) for i in (1, 2, 3)]
+        return c.options(node=found["h3"]).submit(total, *refs).result(30)
+    assert round() == 6.0
+    before = hosts()["h3"].id
+    print("ready", flush=True)
+    input()
+    deadline = time.monotonic() + 45
+    while hosts().get("h3") is None or hosts()["h3"].id == before:
+        time.sleep(0.05)
+        assert time.monotonic() < deadline
+    print(round(), flush=True)
+    """
+    with lan[1].popen(
+        cluster.program(program),
+        env=cluster.driver_env(lan[1]),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as driver:
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "ready\n"
+        lan[1].separate(lan[2], "blackhole")
+        lan[2].separate(lan[1], "blackhole")
+        driver.stdin.write("\n")
+        driver.stdin.flush()
+        assert driver.stdout.readline() == "6.0\n"
+        assert driver.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("how", ["stopped", "cut"])

@@ -106,6 +106,26 @@ def test_the_end_of_one_connection_is_news_to_the_other(stage: Stage) -> None:
     assert members.alive == 0b01
 
 
+def test_two_that_have_lost_each_other_do_not_both_stay(stage: Stage) -> None:
+    """The later one hears so, and its connection ends; who reports is not asked."""
+    nodes = []
+    for home in (70, 71, 72):
+        nodes.append(stage.connect())
+        nodes[-1].say(m.NodeJoined(home, 1, 2))
+        stage.loop.turn()
+    nodes[1].say(m.PeerLost(1, 2))
+    stage.loop.turn()
+    assert nodes[2].hear() == [m.GivenUp(0.0)]
+    assert nodes[2].sock.recv(1) == b""
+    nodes[2].sock.close()
+    for node in nodes[:2]:
+        said = node.decoder.feed(node.sock.recv(1 << 20))
+        assert said[-1] == m.MembersChanged((), (2,))
+    nodes[1].say(m.PeerLost(1, 2), m.ReduceRequested(7, 1, 1, (ID,), "sum", 1, ready=(0,)))
+    stage.loop.turn()
+    assert isinstance(nodes[1].hear()[0], m.ExecuteReduce)
+
+
 @pytest.mark.parametrize(
     "data",
     [b"GET / HTTP/1.1\r\n\r\n", encode(m.SourceReady(1, 0, 0)), encode(m.Forget(1))],

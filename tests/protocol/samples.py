@@ -17,6 +17,7 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.NodeLost(0, 1),
     m.NodeLeaving(0, 1),
     m.ClientLost(0, 3, 17),
+    m.PeerLost(1, 0),
     m.LinkMeasured(0, 1, 0.0002, 1.25e8),
     m.HostMeasured(0, 1.25e8, None),
     m.FetchRequested(1, ID, 64 << 20, (0, 2)),
