@@ -51,3 +51,10 @@ def test_fields_have_their_words(page: str) -> None:
     words = html.unescape(re.sub("<[^>]+>", "", page))
     assert "How long a put waits for room in a full store before StoreFullError." in words
     assert "HOPLITE_MP_<FIELD>, else the defaults" in words
+
+
+def test_the_table_of_failures_names_tests_that_are_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "failures.md").read_text())
+    assert len(named) > 20
+    for path, test in named:
+        assert f"def {test}(" in (ROOT / path).read_text(), f"{path}::{test}"

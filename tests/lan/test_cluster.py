@@ -76,14 +76,16 @@ class UpCluster:
         hidden = {"XDG_RUNTIME_DIR": "", "TMPDIR": str(host.root / "home")}
         return self.env | ({} if self.attaches else hidden)
 
-    def run(self, host: Host, program: str, *, check: bool = True) -> str:
+    def run(
+        self, host: Host, program: str, *, check: bool = True, patience_s: float = PATIENCE_S
+    ) -> str:
         """A driver on that host; `c` is the cluster, `np` is numpy. Returns what it prints."""
         done = host.run(
             self.program(program),
             env=self.driver_env(host),
             stdout=subprocess.PIPE,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=patience_s,
         )
         assert not check or done.returncode == 0
         return str(done.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import statistics
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -142,3 +143,80 @@ def test_the_others_go_on_and_it_comes_again(cluster: UpCluster, how: str) -> No
         driver.stdin.flush()
         assert driver.stdout.readline() == "True\n"
         assert driver.wait(PATIENCE_S) == 0
+
+
+LOADED_S = 600.0
+
+
+@pytest.mark.soak
+def test_loaded_hosts_are_not_dead(cluster: UpCluster) -> None:
+    """Every core is wanted by several processes that never sleep, and objects move meanwhile."""
+    out = cluster.run(
+        cluster.lan[0],
+        f"""
+        deadline = time.monotonic() + 30
+        while sum(node.workers for node in c.nodes) < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        c.add_workers(2, node=[n for n in c.nodes if n.workers])
+        before = [n.id for n in c.nodes if n.workers]
+        end = time.time() + {LOADED_S}
+        def burn(array):
+            while time.time() < end:
+                array = np.sort(array)[::-1].copy()
+            return os.uname().nodename
+        burning = [c.submit(burn, np.random.default_rng(i).random(1 << 16)) for i in range(6)]
+        def touch(array):
+            return float(array[0])
+        while time.time() < end:
+            for node in before:
+                assert c.options(node=node).submit(touch, np.ones(1 << 18)).result(60) == 1.0
+        assert [n.id for n in c.nodes if n.workers] == before
+        print(len([future.result(60) for future in burning]))
+        """,
+        patience_s=LOADED_S + PATIENCE_S,
+    )
+    assert out.strip() == "6"
+
+
+@pytest.mark.soak
+def test_how_soon_it_is_noticed(cluster: UpCluster) -> None:
+    """Twenty hosts are stopped, one after the other comes again; prints median and maximum."""
+    lan = cluster.lan
+    program = """
+    hosts = lambda: {n.host: n.id for n in c.nodes if n.workers}
+    while True:
+        while "h3" not in hosts():
+            time.sleep(0.02)
+        print("ready", flush=True)
+        if input() == "over":
+            break
+        before, begun = hosts()["h3"], time.monotonic()
+        while before in [n.id for n in c.nodes]:
+            time.sleep(0.005)
+        print(time.monotonic() - begun, flush=True)
+        input()
+    """
+    found = []
+    with lan[0].popen(
+        cluster.program(program),
+        env=cluster.driver_env(lan[0]),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as driver:
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        for turn in range(21):
+            assert driver.stdout.readline() == "ready\n"
+            if turn < 20:
+                everything(lan[2], signal.SIGSTOP)
+            driver.stdin.write("go\n" if turn < 20 else "over\n")
+            driver.stdin.flush()
+            if turn < 20:
+                found.append(float(driver.stdout.readline()))
+                everything(lan[2], signal.SIGCONT)
+                driver.stdin.write("\n")
+                driver.stdin.flush()
+        assert driver.wait(PATIENCE_S) == 0
+    print(f"noticed after {statistics.median(found):.2f} s, at most {max(found):.2f} s")
+    assert max(found) < DETECTED_S_MAX
