@@ -102,14 +102,16 @@ class Alone:
 
     def __init__(self, rank: int, spoil: Callable[[Any], Any] = lambda got: got) -> None:
         self.rank = rank
-        self.turns = 0
+        self.barriers = 0
         self._spoil = spoil
 
     def barrier(self) -> None:
-        self.turns += 1
+        self.barriers += 1
 
     def prepared(self, kind: str, mine: Any) -> Callable[[], Any]:
-        parts = [part(kind, rank, NBYTES, self.turns) for rank in range(self.size)]
+        turn, more = divmod(self.barriers, 2)  # one before the call, one before its check
+        assert not more
+        parts = [part(kind, rank, NBYTES, turn) for rank in range(self.size)]
         assert np.array_equal(parts[self.rank], mine)
         total = parts[0] + parts[1]
         got = {
