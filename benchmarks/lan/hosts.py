@@ -86,7 +86,10 @@ def cluster(lan: Lan, tls: bool, workers: int, memory: str) -> Iterator[str]:
     assert up.stdout is not None
     up.stdout.readline()
     others = list(lan)[1:] if workers else []
-    joined = [host.popen([*command, "join", address, *options], env=ENV) for host in others]
+    joined = [
+        host.popen([*command, "join", address, *options], env=ENV, stdout=subprocess.DEVNULL)
+        for host in others
+    ]
     yield address
     first.signal(up, signal.SIGTERM)
     up.stdout.close()
