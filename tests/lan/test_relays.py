@@ -18,7 +18,7 @@ from tests.lan import Lan
 from tests.lan.test_cluster import TLS_OR_PLAIN, UpCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(scope="module", params=TLS_OR_PLAIN)
@@ -120,12 +120,14 @@ def echo() -> Iterator[socket.socket]:
         yield server
 
 
+def lent(behind: socket.socket, welcome: Callable[[str], bool] = lambda host: True) -> Forward:
+    """A port that leads to that one."""
+    endpoint = Endpoint(socket.AF_INET, behind.getsockname())
+    return Forward(listen("127.0.0.1", range(1)), [endpoint], welcome)
+
+
 def test_a_port_carries_both_ways_to_the_last_byte(echo: socket.socket) -> None:
-    forward = Forward(
-        listen("127.0.0.1", range(1)),
-        [Endpoint(socket.AF_INET, echo.getsockname())],
-        lambda host: host == "127.0.0.1",
-    )
+    forward = lent(echo, lambda host: host == "127.0.0.1")
     sent = bytes(range(256)) * 20_000
     came: list[bytes] = []
     with socket.create_connection(("127.0.0.1", forward.port)) as caller:
@@ -152,11 +154,7 @@ def test_a_port_carries_both_ways_to_the_last_byte(echo: socket.socket) -> None:
 
 
 def test_an_end_of_the_port_ends_what_it_carries(echo: socket.socket) -> None:
-    forward = Forward(
-        listen("127.0.0.1", range(1)),
-        [Endpoint(socket.AF_INET, echo.getsockname())],
-        lambda host: True,
-    )
+    forward = lent(echo)
     with socket.create_connection(("127.0.0.1", forward.port)) as caller:
         callee, _ = echo.accept()
         with callee:
@@ -172,11 +170,7 @@ def test_an_end_of_the_port_ends_what_it_carries(echo: socket.socket) -> None:
 
 
 def test_a_reset_is_the_end_on_both_sides(echo: socket.socket) -> None:
-    forward = Forward(
-        listen("127.0.0.1", range(1)),
-        [Endpoint(socket.AF_INET, echo.getsockname())],
-        lambda host: True,
-    )
+    forward = lent(echo)
     with socket.create_connection(("127.0.0.1", forward.port)) as caller:
         callee, _ = echo.accept()
         caller.sendall(b"x")
@@ -193,11 +187,7 @@ def test_a_reset_is_the_end_on_both_sides(echo: socket.socket) -> None:
 
 
 def test_strangers_get_no_way(echo: socket.socket) -> None:
-    forward = Forward(
-        listen("127.0.0.1", range(1)),
-        [Endpoint(socket.AF_INET, echo.getsockname())],
-        lambda host: False,
-    )
+    forward = lent(echo, lambda host: False)
     with socket.create_connection(("127.0.0.1", forward.port)) as caller:
         caller.settimeout(10)
         assert caller.recv(1) == b""

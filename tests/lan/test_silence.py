@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import statistics
 import subprocess
@@ -67,6 +68,32 @@ def everything(host: Host, number: int) -> None:
             process.send_signal(number)
 
 
+class Driver:
+    """A program on a host; it prints lines, and waits for some."""
+
+    def __init__(self, cluster: UpCluster, host: Host, program: str) -> None:
+        self.process = host.popen(
+            cluster.program(program),
+            env=cluster.driver_env(host),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        return str(self.process.stdout.readline()).rstrip("\n")
+
+    def say(self, line: str = "") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        with self.process:
+            assert self.process.wait(PATIENCE_S) == 0
+
+
 @pytest.mark.soak
 def test_a_cut_between_two_that_are_not_the_first(cluster: UpCluster) -> None:
     """The manager hears both: the later one joins again, and then the first host is between."""
@@ -96,59 +123,40 @@ def test_a_cut_between_two_that_are_not_the_first(cluster: UpCluster) -> None:
         third = hosts().get("h3")
     print(round(), flush=True)
     """
-    with lan[1].popen(
-        cluster.program(program),
-        env=cluster.driver_env(lan[1]),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as driver:
-        assert driver.stdin is not None
-        assert driver.stdout is not None
-        assert driver.stdout.readline() == "ready\n"
-        lan[1].separate(lan[2], "blackhole")
-        lan[2].separate(lan[1], "blackhole")
-        driver.stdin.write("\n")
-        driver.stdin.flush()
-        assert driver.stdout.readline() == "6.0\n"
-        assert driver.wait(PATIENCE_S) == 0
+    driver = Driver(cluster, lan[1], program)
+    assert driver.hear() == "ready"
+    lan[1].separate(lan[2], "blackhole")
+    lan[2].separate(lan[1], "blackhole")
+    driver.say()
+    assert driver.hear() == "6.0"
+    driver.end()
 
 
 @pytest.mark.parametrize("how", ["stopped", "cut"])
 def test_the_others_go_on_and_it_comes_again(cluster: UpCluster, how: str) -> None:
     lan = cluster.lan
     third = lan[2]
-    with lan[0].popen(
-        cluster.program(WORKS),
-        env=cluster.driver_env(lan[0]),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as driver:
-        assert driver.stdin is not None
-        assert driver.stdout is not None
-        assert driver.stdout.readline() == "ready\n"
-        if how == "cut":
-            third.cut()
-        else:
-            everything(third, signal.SIGSTOP)
-        driver.stdin.write("\n")
-        driver.stdin.flush()
-        name, seconds = driver.stdout.readline().split()
-        assert name == "NodeLostError"
-        assert float(seconds) < DETECTED_S_MAX
-        assert driver.stdout.readline() == "20\n"
-        if how == "cut":
-            third.mend()
-        else:
-            everything(third, signal.SIGCONT)
-        driver.stdin.write("\n")
-        driver.stdin.flush()
-        assert driver.stdout.readline() == "True\n"
-        assert driver.wait(PATIENCE_S) == 0
+    driver = Driver(cluster, lan[0], WORKS)
+    assert driver.hear() == "ready"
+    if how == "cut":
+        third.cut()
+    else:
+        everything(third, signal.SIGSTOP)
+    driver.say()
+    name, seconds = driver.hear().split()
+    assert name == "NodeLostError"
+    assert float(seconds) < DETECTED_S_MAX
+    assert driver.hear() == "20"
+    if how == "cut":
+        third.mend()
+    else:
+        everything(third, signal.SIGCONT)
+    driver.say()
+    assert driver.hear() == "True"
+    driver.end()
 
 
-LOADED_S = 600.0
+LOADED_S = float(os.environ.get("HOPLITE_MP_LOADED_S", "600"))
 
 
 @pytest.mark.soak
@@ -160,14 +168,16 @@ def test_loaded_hosts_are_not_dead(cluster: UpCluster) -> None:
         deadline = time.monotonic() + 30
         while sum(node.workers for node in c.nodes) < 3 and time.monotonic() < deadline:
             time.sleep(0.02)
-        c.add_workers(2, node=[n for n in c.nodes if n.workers])
+        for node in [n for n in c.nodes if n.workers]:
+            c.add_workers(2, node=node)
         before = [n.id for n in c.nodes if n.workers]
         end = time.time() + {LOADED_S}
         def burn(array):
             while time.time() < end:
                 array = np.sort(array)[::-1].copy()
             return os.uname().nodename
-        burning = [c.submit(burn, np.random.default_rng(i).random(1 << 16)) for i in range(6)]
+        burning = [c.options(node=node).submit(burn, np.random.default_rng(i).random(1 << 16))
+                   for node in before for i in range(2)]
         def touch(array):
             return float(array[0])
         while time.time() < end:
@@ -200,26 +210,16 @@ def test_how_soon_it_is_noticed(cluster: UpCluster) -> None:
         input()
     """
     found = []
-    with lan[0].popen(
-        cluster.program(program),
-        env=cluster.driver_env(lan[0]),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as driver:
-        assert driver.stdin is not None
-        assert driver.stdout is not None
-        for turn in range(21):
-            assert driver.stdout.readline() == "ready\n"
-            if turn < 20:
-                everything(lan[2], signal.SIGSTOP)
-            driver.stdin.write("go\n" if turn < 20 else "over\n")
-            driver.stdin.flush()
-            if turn < 20:
-                found.append(float(driver.stdout.readline()))
-                everything(lan[2], signal.SIGCONT)
-                driver.stdin.write("\n")
-                driver.stdin.flush()
-        assert driver.wait(PATIENCE_S) == 0
+    driver = Driver(cluster, lan[0], program)
+    for _ in range(20):
+        assert driver.hear() == "ready"
+        everything(lan[2], signal.SIGSTOP)
+        driver.say("go")
+        found.append(float(driver.hear()))
+        everything(lan[2], signal.SIGCONT)
+        driver.say()
+    assert driver.hear() == "ready"
+    driver.say("over")
+    driver.end()
     print(f"noticed after {statistics.median(found):.2f} s, at most {max(found):.2f} s")
     assert max(found) < DETECTED_S_MAX
