@@ -103,16 +103,20 @@ def join(arguments: argparse.Namespace) -> int:
 def _refuses(address: str) -> bool:
     """Does that host live, and nobody listens there? Then the cluster has ended."""
     try:
-        for endpoint in resolve(parse_address(address)):
+        endpoints = resolve(parse_address(address))
+    except OSError:  # a name that nobody knows now
+        return False
+    for endpoint in endpoints:
+        try:
             with socket.socket(endpoint.family) as sock:
                 sock.settimeout(LOOK_S)
                 sock.connect(endpoint.sockaddr)
-                return False
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # cut off, or a name that nobody knows now
+        except ConnectionRefusedError:
+            continue
+        except OSError:  # cut off
+            return False
         return False
-    return False
+    return True
 
 
 def _common(arguments: argparse.Namespace) -> dict[str, Any]:

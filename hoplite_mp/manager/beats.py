@@ -43,7 +43,7 @@ class Beats(Generic[Who]):
         """Something has come from there."""
         silence = self._silences.get(who)
         if silence is not None:
-            silence.heard(now)
+            silence.heard(min(now, self._due))  # if this process is late, that was there in time
 
     @property
     def wake_at(self) -> float | None:

@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from hoplite_mp.transport.listen import bound_address, prepare
@@ -34,6 +35,7 @@ ARRIVE_S = 2.0
 CONNECTIONS_MAX = 64
 # What the kernel holds between the two sockets, each way. Higher: fewer turns of the threads.
 PIPE_BYTES = 1 << 20
+AGAIN_S = 0.1  # without descriptors or memory accepting would fail again at once
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -71,6 +73,7 @@ class Forward:
         self._endpoints = endpoints
         self._welcome = welcome
         self._lock = threading.Lock()
+        self._callers: set[socket.socket] = set()  # also those for whom nobody answers yet
         self._carried: set[socket.socket] = set()
         self._closed = False
         listener.setblocking(True)
@@ -86,7 +89,7 @@ class Forward:
     @property
     def connections(self) -> int:
         """That are carried now."""
-        return len(self._carried) // 2
+        return len(self._callers)
 
     def _begin(self, work: Callable[..., None], *args: object) -> threading.Thread:
         thread = threading.Thread(
@@ -101,34 +104,46 @@ class Forward:
                 try:
                     caller, where = listener.accept()
                 except OSError as error:
-                    if not self._closed:
-                        _log.error("port %d leads nowhere any more: %s", self.port, error)
-                    return
+                    if self._closed:
+                        return
+                    _log.warning("port %d takes nobody just now: %s", self.port, error)
+                    time.sleep(AGAIN_S)
+                    continue
                 host = where[0].removeprefix("::ffff:")
-                if self.connections < CONNECTIONS_MAX and self._welcome(host):
+                if len(self._callers) >= CONNECTIONS_MAX or not self._welcome(host):
+                    caller.close()
+                    continue
+                self._callers.add(caller)
+                try:
                     self._begin(self._carry, caller)
-                else:
+                except RuntimeError:  # no thread is left
+                    self._callers.discard(caller)
                     caller.close()
 
     def _carry(self, caller: socket.socket) -> None:
         """One connection, to its end."""
-        callee = reach(self._endpoints)
-        if callee is None:
-            caller.close()
-            return
-        with caller, callee:
-            prepare(caller).setblocking(True)
+        try:
+            with caller:
+                callee = reach(self._endpoints)
+                if callee is not None:
+                    with callee:
+                        self._join(caller, callee)
+        finally:
+            self._callers.discard(caller)
+
+    def _join(self, caller: socket.socket, callee: socket.socket) -> None:
+        prepare(caller).setblocking(True)
+        with self._lock:
+            if self._closed:
+                return
+            self._carried |= {caller, callee}
+        try:
+            back = self._begin(_pour, callee, caller)
+            _pour(caller, callee)
+            back.join()
+        finally:
             with self._lock:
-                if self._closed:
-                    return
-                self._carried |= {caller, callee}
-            try:
-                back = self._begin(_pour, callee, caller)
-                _pour(caller, callee)
-                back.join()
-            finally:
-                with self._lock:
-                    self._carried -= {caller, callee}
+                self._carried -= {caller, callee}
 
 
 def _pour(source: socket.socket, sink: socket.socket) -> None:

@@ -320,7 +320,13 @@ class Lan:
                 self.node.send_manager(PeerLost(self.node.number, number))
 
         self.missed.add(number)
+        self.node.after(PEER_LOST_SILENCES / 2 * self.lan.silence_s, self._cut_off)
         self.node.after(PEER_LOST_SILENCES * self.lan.silence_s, still)
+
+    def _cut_off(self) -> None:
+        """Who has lost most of the others is the one that is cut off: the others need not go."""
+        if self.node.manager_fd < 0 and len(self.missed) > max(1, len(self.peers.by_home)):
+            self.node.cut_off(f"this host has lost {len(self.missed)} others")
 
     def freed(self, oid: int) -> None:
         """A header of the node's own has been collected."""

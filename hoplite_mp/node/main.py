@@ -70,6 +70,8 @@ _log = logging.getLogger("hoplite_mp")
 
 NODE_SLOT, DRIVER_SLOT = 0, 1
 OUTPUT_PATIENCE_S = 0.8
+# How long the manager may be silent, in silences of a node: its end is that of all.
+MANAGER_SILENCES = 5.0
 
 
 class Node:
@@ -173,9 +175,13 @@ class Node:
 
     def manager_silent(self, seconds: float) -> None:
         """Nothing has been heard of the manager for so long: this host is cut off, or that one."""
-        assert self.manager is not None
+        self.cut_off(f"it has been silent for {seconds:.1f} s")
+
+    def cut_off(self, why: str) -> None:
+        """This life of the node is over; the host may join again."""
         self.given_up = True
-        self.manager.close(f"it has been silent for {seconds:.1f} s")
+        if self.manager is not None:
+            self.manager.close(why)
 
     def leave(self) -> None:
         """Nobody needs this node any more."""
@@ -308,11 +314,9 @@ class Node:
 
     def from_manager(self, message: Any) -> None:
         if isinstance(message, GivenUp):
-            silent = (
-                f"was silent for {message.silent_s:.1f} s" if message.silent_s else "lost another"
-            )
-            _log.warning("this host %s, and was given up", silent)
-            self.given_up = True
+            why = f"was silent for {message.silent_s:.1f} s"
+            _log.warning("this host %s: given up", why if message.silent_s else "lost another")
+            self.given_up = not self._stop  # else it was leaving
             return
         if self.lan is not None and self.lan.receive(message):
             return
@@ -363,7 +367,7 @@ class Node:
                 self.after,
                 self.manager_silent,
                 interval_s=lan.beat_interval_s,
-                patience_s=lan.silence_s,
+                patience_s=MANAGER_SILENCES * lan.silence_s,
             )
             self.manager.heard = self.pulse.heard
         self.send_manager(joined)
@@ -439,9 +443,9 @@ class Node:
         finally:
             if self.lan is not None:
                 self.lan.drivers.close()
+        self.finish_output()
         if self.pulse is not None:
             self.pulse.stop()
-        self.finish_output()
 
     def finish_output(self) -> None:
         """The host ends: what its workers wrote goes to their drivers, to the last byte, and what

@@ -36,6 +36,8 @@ __all__ = ["Peers"]
 # Rounds over a node's addresses before another node is asked for a way to it. Higher: a packet that
 # is lost costs less often a way round, and a cut is noticed later (2 s a round and address).
 DIRECT_ROUNDS_MAX = 2
+# A call between nodes may take so long, however little time there was to find the manager.
+CONNECT_S_MIN = 10.0
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -182,13 +184,21 @@ class Peers:
         way = self.relays.way(member.home)
         others = len(self.by_home) > 1
 
+        def met() -> bool:
+            peer = self.by_home.get(member.home)
+            return role == "peer" and peer is not None and peer.wire is not None and peer.wire.open
+
         def called(admission: Admission | None) -> None:
-            if admission is None and others and not way and member.home in self.by_home:
+            lost = admission is None and member.home in self.by_home
+            if lost and others and not way and not met():
                 self.relays.find(member, found)
             else:
                 done(admission)
 
         def found(way: list[Endpoint]) -> None:
+            if met():  # it has called us
+                done(None)
+                return
             # Nobody has a way: it is not there yet, or gone, and then the manager will say so.
             self._call_at(way or endpoints_of(member.addresses), member, role, done)
 
@@ -212,7 +222,7 @@ class Peers:
             mine=self.mine,
             tls=self.lan.tls,
             now=time.monotonic(),
-            timeout_s=self.lan.connect_timeout_s,
+            timeout_s=max(self.lan.connect_timeout_s, CONNECT_S_MIN),
             handshake_timeout_s=self.lan.handshake_timeout_s,
             cluster=self.cluster,
             host=member.home,

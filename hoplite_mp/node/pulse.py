@@ -53,7 +53,7 @@ class Pulse:
 
     def heard(self) -> None:
         """The manager has said something."""
-        self._silence.heard(time.monotonic())
+        self._silence.heard(min(time.monotonic(), self._look_at))  # a late loop finds it late
 
     def stop(self) -> None:
         """No more beats."""

@@ -10,6 +10,7 @@ It must never know: what the connections are for.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -160,10 +161,14 @@ class Relays:
             return 0
         try:
             listener = listen(self.peers.listens_at, range(*self.peers.lan.ports))
-        except ConfigError as error:
+            with contextlib.ExitStack() as stack:
+                stack.callback(listener.close)
+                endpoints = endpoints_of(peer.member.addresses)
+                forward = Forward(listener, endpoints, self.peers.is_member)
+                stack.pop_all()
+        except (ConfigError, OSError, RuntimeError) as error:  # no port, descriptor, thread is left
             _log.error("no way can be lent to node h%d: %s", peer.member.node, error)
             return 0
-        forward = Forward(listener, endpoints_of(peer.member.addresses), self.peers.is_member)
         self.forwards[home] = forward
         return forward.port
 
