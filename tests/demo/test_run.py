@@ -34,6 +34,7 @@ def test_short_training(train, kill):
     assert (run.lost_seconds is not None) == kill
 
 
+@pytest.mark.soak
 def test_the_demo_from_end_to_end(tmp_path):
     command = [*DEMO, "--workers=3", "--steps=60", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)

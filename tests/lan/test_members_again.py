@@ -22,7 +22,7 @@ def cluster(lan_permitted: None, request: pytest.FixtureRequest) -> Iterator[UpC
         assert made.end() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("count", [10, 300_000])
+@pytest.mark.parametrize("count", [pytest.param(10, marks=pytest.mark.soak), 300_000])
 def test_a_member_comes_again(cluster: UpCluster, count: int) -> None:
     """Two stay on the first host and call all the time; the third comes to the second host, to the
     third, which has never heard of a call, and to the second again, and dies after three calls."""
