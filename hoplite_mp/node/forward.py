@@ -44,7 +44,10 @@ def reach(endpoints: Sequence[Endpoint]) -> socket.socket | None:
     """A blocking connection to the first of these that answers; None: none does. Waits up to
     ARRIVE_S for each."""
     for endpoint in endpoints:
-        sock = socket.socket(endpoint.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock = socket.socket(endpoint.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        except OSError:  # no descriptor is left
+            return None
         try:
             prepare(sock)
             sock.settimeout(ARRIVE_S)
@@ -148,7 +151,12 @@ class Forward:
 
 def _pour(source: socket.socket, sink: socket.socket) -> None:
     """Until one of them ends; an orderly end is passed on, another one ends both ways."""
-    come, go = os.pipe2(os.O_CLOEXEC)
+    try:
+        come, go = os.pipe2(os.O_CLOEXEC)
+    except OSError:  # no descriptor is left: the other way must not wait for this one
+        _shut(source)
+        _shut(sink)
+        return
     try:
         with contextlib.suppress(OSError):  # above the user's limit: it stays as it is
             fcntl.fcntl(go, fcntl.F_SETPIPE_SZ, PIPE_BYTES)

@@ -26,7 +26,7 @@ HUNG_S = 30.0
 
 
 class Pulse:
-    """The beats of one node. Its loop calls `turned` each turn, and `look` when it is due."""
+    """The beats of one node, whose loop writes down in `turned_at` when it last turned."""
 
     def __init__(
         self,
@@ -65,7 +65,8 @@ class Pulse:
                 self._send(BEAT)
 
     def _look(self) -> None:
-        """In the loop, after everything that had come was read."""
+        """In the loop. What has come since its last turn is read only afterwards: of a loop that is
+        late that may be much, so the time is excused."""
         if self._over.is_set():
             return
         now = time.monotonic()

@@ -134,7 +134,6 @@ class Relays:
         elif home in self.trying:
             self.trying[home].append(asker)
         else:
-            self.trying[home] = [asker]
             endpoints = endpoints_of(peer.member.addresses)
 
             def look() -> None:
@@ -145,6 +144,7 @@ class Relays:
                 os.eventfd_write(self._event, 1)
 
             threading.Thread(target=look, name="hoplite_mp reach", daemon=True).start()
+            self.trying[home] = [asker]  # the thread's word is read in a later turn
 
     def _looked(self) -> None:
         os.eventfd_read(self._event)
