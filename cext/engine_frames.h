@@ -44,7 +44,7 @@ enum frame_type { FRAME_REQUEST = 1, FRAME_DATA, FRAME_REFUSED, FRAME_CANCEL, FR
 enum frame_reason {
     REASON_NONE,
     REASON_CLOSED,    /* the cell was closed while it was served */
-    REASON_SIZE,      /* the cell has another size than the one asked for */
+    REASON_SIZE,      /* the cell ends before what is asked for */
     REASON_FULL,      /* too many requests of this link wait already */
     REASON_CANCELLED, /* the answer to CANCEL */
     REASON_END

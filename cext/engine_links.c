@@ -107,7 +107,7 @@ static void next_block(struct engine *engine, struct link *link) {
     struct serve *serve = FROM(link->ready.next, struct serve, in_ready);
     struct cell *cell = serve->cell;
     const struct frame_key key = cell->key;
-    const uint32_t length = (uint32_t)(cell_goal(cell, serve->next) - serve->next);
+    const uint32_t length = (uint32_t)(serve_goal(serve) - serve->next);
     link->out_cell = cell;
     link->out_block = cell->bytes + serve->next;
     link->out = (struct frame){
@@ -213,7 +213,7 @@ static const char *end_block(struct engine *engine, struct link *link) {
 
 static const char *const REASONS[REASON_END] = {
     [REASON_CLOSED] = "the peer has closed the cell",
-    [REASON_SIZE] = "the peer's cell has another size",
+    [REASON_SIZE] = "the peer's cell ends before that",
     [REASON_FULL] = "too many requests wait at the peer",
     [REASON_CANCELLED] = "cancelled",
 };

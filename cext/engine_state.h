@@ -7,7 +7,7 @@
  *     cell    bytes [0, watermark) are valid and final; filled from the start, by a pull or a fold
  *     link    a connected, authenticated stream socket; both sides may pull over it
  *     pull    fills a cell of ours over a link          (the peer has a serve for it)
- *     serve   a peer's request: it gets a cell's bytes as far as they have come
+ *     serve   a peer's request: it gets a cell's bytes, or some of them, as far as they have come
  *     fold    fills a cell with the element-wise reduction of other cells
  *     spot    what is known under a key: the cell that has it, the requests that wait for it
  *
@@ -299,6 +299,7 @@ void pull_end(struct pull *pull);
 struct pull *pull_of(const struct link *link, uint32_t number);
 const char *serve_request(struct engine *engine, struct link *link, const struct frame *frame);
 void serve_attach(struct engine *engine, struct serve *serve, struct cell *cell);
+uint64_t serve_goal(const struct serve *serve);
 void serve_look(struct engine *engine, struct serve *serve);
 void serve_refuse(struct engine *engine, struct serve *serve, int reason);
 void serve_cancel(struct engine *engine, struct link *link, uint32_t number);

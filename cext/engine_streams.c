@@ -112,18 +112,24 @@ static void refuse(struct engine *engine, struct link *link, uint32_t number, in
     link_notify(engine, link, &frame);
 }
 
+/* How far its next block reaches: who asks for a part of a cell gets no more. */
+uint64_t serve_goal(const struct serve *serve) {
+    const uint64_t goal = cell_goal(serve->cell, serve->next);
+    return goal < serve->end ? goal : serve->end;
+}
+
 /* If the next block is there, the serve takes its turn. */
 void serve_look(struct engine *engine, struct serve *serve) {
     if (!chain_empty(&serve->in_ready)) return;
     const uint64_t come = atomic_load_explicit(&serve->cell->watermark, memory_order_relaxed);
-    if (serve->next >= serve->end || come < cell_goal(serve->cell, serve->next)) return;
+    if (serve->next >= serve->end || come < serve_goal(serve)) return;
     chain_append(&serve->link->ready, &serve->in_ready);
     link_wake(engine, serve->link);
 }
 
 void serve_attach(struct engine *engine, struct serve *serve, struct cell *cell) {
     chain_remove(&serve->in_source);
-    if (serve->end != cell->nbytes) {
+    if (serve->end > cell->nbytes) {
         serve_refuse(engine, serve, REASON_SIZE);
         return;
     }

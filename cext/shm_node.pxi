@@ -342,9 +342,35 @@ cdef class NodeClient(Client):
             OR8(&h.flags, FLAG_REFS)
         return finish(self.c, oid, NODE_SLOT, ST_SPILLED)
 
-    def restore(self, uint64_t oid, uint64_t payload, uint64_t nbytes=0) -> bool:
+    def hand_over(self, uint64_t source, uint64_t oid) -> bool:
+        """The block of a SEALED object that only the node holds becomes that of a SPILLED one, which
+        is SEALED with it. False: the one is being read, or the other has gone."""
+        self.check(source)
+        self.check(oid)
+        cdef shm_header *s = header_of(self.c, source)
+        cdef shm_header *h = header_of(self.c, oid)
+        if s.flags & FLAG_INLINE or not self.spill_begin(source):
+            return False
+        if not change_state(self.c, oid, ST_SPILLED, ST_SPILLING, -1, -1):
+            self.spill_abort(source)
+            return False
+        STORE64(&block_of(self.map.store, s.block).owner, oid)
+        h.block = s.block
+        h.size = s.size
+        h.stamp = now_stamp()
+        s.block = 0
+        change_state(self.c, oid, ST_SPILLING, ST_SEALED, -1, -1)
+        announce_done(self.c, oid)
+        try_free(self.c, oid)
+        change_state(self.c, source, ST_SPILLING, ST_SPILLED, -1, -1)
+        announce_done(self.c, source)
+        try_free(self.c, source)
+        return True
+
+    def restore(self, uint64_t oid, uint64_t payload, uint64_t nbytes=0, bint failed=False) -> bool:
         """SPILLED -> SPILLING -> SEALED over a LEASED block that holds the bytes again; False: it
-        has gone. `nbytes`: others than before (an error in place of a lost value)."""
+        has gone. `nbytes`: others than before. `failed`: FAILED with an error in place of a value
+        that is lost."""
         cdef shm_header *h = header_of(self.c, oid)
         # By way of SPILLING: written into a SPILLED header, the location could land in the next
         # object of that header, if the last holder leaves just now.
@@ -355,7 +381,7 @@ cdef class NodeClient(Client):
         if nbytes:
             h.size = nbytes
         h.stamp = now_stamp()
-        change_state(self.c, oid, ST_SPILLING, ST_SEALED, -1, -1)
+        change_state(self.c, oid, ST_SPILLING, ST_FAILED if failed else ST_SEALED, -1, -1)
         announce_done(self.c, oid)
         try_free(self.c, oid)
         return True

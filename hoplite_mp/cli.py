@@ -47,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hoplite_mp.bench.main import bench
 
         return bench(arguments)
+    if arguments.command == "simulate":
+        from hoplite_mp.simulation.main import simulate
+
+        return simulate(arguments)
     if arguments.command == "top":
         return _top(arguments)
     if arguments.command == "dump":
@@ -65,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"hoplite-mp {__version__}")
     commands = top.add_subparsers(dest="command", metavar="command")
     _add_demo(commands)
+    _add_simulate(commands)
     members = _add_members(commands)
     _, join = members
     for command in members:
@@ -104,6 +109,46 @@ def _add_demo(commands: Commands) -> None:
     demo.add_argument(
         "--out", type=Path, metavar="DIR", help="write result.json and accuracy.png there"
     )
+
+
+def _add_simulate(commands: Commands) -> None:
+    simulate = commands.add_parser(
+        "simulate",
+        help="the real planner on a simulated network",
+        description="Plays operations on hosts that are not there, in virtual time: the planner "
+        "and the programs are the real ones. Without faults: how long each takes, beside what no "
+        "plan could beat, and what it costs the manager. With --faults random: clusters, work and "
+        "faults drawn from seeds, every block judged; exit code 1 if anything does not hold. A "
+        "seed replays a run exactly.",
+    )
+    simulate.add_argument(
+        "--nodes", metavar="N", help='default: 8; several as "8,64,1000"; with faults: drawn'
+    )
+    simulate.add_argument(
+        "--seed", type=_count, default=0, metavar="S", help="the first one; default: %(default)s"
+    )
+    simulate.add_argument(
+        "--seeds", type=_positive, default=1, metavar="COUNT", help="with faults: so many runs"
+    )
+    simulate.add_argument("--faults", choices=("none", "random"), default="none")
+    simulate.add_argument(
+        "--operations",
+        metavar="NAMES",
+        help="of broadcast, get, reduce, allreduce, reduce_scatter, gather, allgather, with commas "
+        "between; default: the first five",
+    )
+    simulate.add_argument("--bytes", metavar="SIZE", help="of each source; default: 64MiB")
+    simulate.add_argument(
+        "--rate", metavar="RATE", help="of each host's link, each way; default: 1Gbit"
+    )
+    simulate.add_argument("--latency", metavar="TIME", help="one way; default: 100us")
+    simulate.add_argument(
+        "--block",
+        metavar="SIZE",
+        help="move at least so much at a time: coarser, and faster; default: as the engine does, "
+        "64KiB for more than 128 nodes",
+    )
+    simulate.add_argument("--json", type=Path, metavar="FILE", help="write the table there, too")
 
 
 def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:

@@ -23,7 +23,7 @@ from hoplite_mp.client.entering import enter
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
 from hoplite_mp.client.runtime import Runtime, current_runtime
-from hoplite_mp.collectives import CollectiveCalls, as_refs
+from hoplite_mp.collectives import CollectiveCalls, as_refs, place_copies
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.errors import ConfigError, HopliteTimeoutError
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
@@ -37,6 +37,7 @@ from hoplite_mp.nodes import (
     list_nodes,
     named_places,
     node_id,
+    other_places,
     shrink,
     working_places,
 )
@@ -272,10 +273,16 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
 
         Waits up to Config.put_wait_s for room, then StoreFullError; at once for more than the
         limit. An array of `empty()` is published without a copy and becomes read-only.
+
+        copies: on how many nodes it is then held, this one among them, so that it outlives the
+        death of one less; it returns when all have it. ValueError: there are fewer nodes. A copy
+        that is lost later is not replaced.
         """
-        if copies != 1:
-            raise NotImplementedError("copies= needs several hosts; this version has one")
-        return self._runtime.memory.put(value)
+        to = other_places(self._runtime, copies)
+        ref = self._runtime.memory.put(value)
+        if to:
+            place_copies(self._runtime, [ref], "broadcast", to).result()
+        return ref
 
     def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Array:
         """A writable array inside the store, uninitialised. `put(a)`, or returning it from a task,

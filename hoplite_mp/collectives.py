@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
 
-__all__ = ["OPS", "CollectiveCalls", "as_refs", "operation_name"]
+__all__ = ["OPS", "CollectiveCalls", "as_refs", "operation_name", "place_copies"]
 
 OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
 DEADLINE_S_MAX = 1e9  # 31 years; more is none
@@ -108,7 +108,7 @@ def _reduce(
     return [runtime.memory.own_ref(oid) for oid in results]
 
 
-def _copies(
+def place_copies(
     runtime: Runtime, refs: Sequence[ObjectRef[Any]], kind: str, to: Sequence[int]
 ) -> Future[None]:
     """A Future that is done when every ref is where that kind puts it. `to`: numbers of nodes."""
@@ -178,17 +178,17 @@ class CollectiveCalls:
         """Done when every node in `to` (default: all) holds the object."""
         found = as_refs(ref)
         kind = "broadcast" if len(found) == 1 else "allgather"  # the same for several
-        return _copies(self._runtime, found, kind, node_numbers(self._runtime, to))
+        return place_copies(self._runtime, found, kind, node_numbers(self._runtime, to))
 
     def gather(self, refs: Any, to: Any = None) -> Future[None]:
         """Done when the caller's node (or `to`) holds all of them."""
         to = node_numbers(self._runtime, to, "to= of gather")
-        return _copies(self._runtime, as_refs(refs), "gather", to)
+        return place_copies(self._runtime, as_refs(refs), "gather", to)
 
     def allgather(self, refs: Any, to: Any = None) -> Future[None]:
         """Done when every node in `to` (default: all) holds all of them."""
         to = node_numbers(self._runtime, to)
-        return _copies(self._runtime, as_refs(refs), "allgather", to)
+        return place_copies(self._runtime, as_refs(refs), "allgather", to)
 
     def reduce_scatter(self, refs: Any, op: Any = "sum", to: Any = None) -> list[ObjectRef[Array]]:
         """The reduction in slices as np.array_split(axis=0), one for each ref; slice i at to[i]
@@ -220,4 +220,4 @@ class CollectiveCalls:
             raise ValueError("alltoall needs to=: one node for each column of the matrix")
         numbers = node_numbers(self._runtime, to)
         refs = [ref for row in rows for ref in row]
-        return _copies(self._runtime, refs, "alltoall", numbers)
+        return place_copies(self._runtime, refs, "alltoall", numbers)

@@ -127,6 +127,13 @@ class Config:
     """How often a task is started again after the death of its worker; never after an exception.
     Higher: work survives an unstable host. Lower: a task that kills its worker stops sooner."""
 
+    lineage_bytes_max: int = 64 * MIB
+    """Several hosts: how much each host keeps in order to make lost results again: functions and
+    arguments by value (in the store), and 1 KiB for each result above 64 KiB, as long as somebody
+    holds that. Of what exceeds it the oldest goes; a result that is lost then stays lost.
+    Higher: longer chains of tasks, and larger arguments, survive the death of a host. Lower: less
+    of the store is kept for what may never be needed; 0: nothing is made again."""
+
     cancel_grace_s: float = 2.0
     """How long an interrupted task may clean up before its worker is killed.
     Higher: files are closed, locks released. Lower: cancelling is prompt."""

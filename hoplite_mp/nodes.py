@@ -30,6 +30,7 @@ __all__ = [
     "named_places",
     "node_id",
     "node_numbers",
+    "other_places",
     "shrink",
     "working_places",
 ]
@@ -142,6 +143,24 @@ def working_places(runtime: Runtime) -> list[tuple[int, int]]:
     """(number, workers) of all that have workers; this host if there are none."""
     found = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime) if one.workers]
     return found or [(runtime.tasks.node_number, 1)]
+
+
+def other_places(runtime: Runtime, copies: Any) -> list[int]:
+    """Where the further ones of so many copies go: after this node in order of joining, so that
+    not all go to the same; first those with workers, which do not end with a program."""
+    count = whole(copies)
+    if count is None or count < 1:
+        raise ValueError(f"copies={copies!r}: it must be a whole number from 1")
+    if count == 1:
+        return []
+    nodes = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime)]
+    if count > len(nodes):
+        raise ValueError(
+            f"copies={count}: each needs a node of its own, and this cluster has {len(nodes)}"
+        )
+    own = runtime.tasks.node_number
+    after = sorted(nodes, key=lambda node: (not node[1], node[0] < own, node[0]))
+    return [number for number, _ in after if number != own][: count - 1]
 
 
 def grow(runtime: Runtime, n: Any, node: Any) -> None:

@@ -6,7 +6,8 @@ with bytes; here cells are numbers, and `tests/cext/test_engine_rule.py` lets ra
 in both and compares.
 
     cell    bytes [0, watermark) are valid and final
-    pull    copies the next block of another cell, as soon as all of it is there
+    pull    copies the next block of another cell, as soon as all of it is there; a shorter cell
+            wants the beginning
     fold    computes the next block of its cell, as soon as all sources have come as far
 
 Where blocks end is fixed by the size of a cell (`block_bytes_for`, `goal`), so the watermarks that
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-__all__ = ["Rule", "block_bytes_for", "goal"]
+__all__ = ["Rule", "block_bytes_for", "fold_goal", "goal", "serve_goal"]
 
 LINE_BYTES = 64
 BLOCK_BYTES_LEAST = 16 * 1024
@@ -43,6 +44,16 @@ def block_bytes_for(nbytes: int, block_bytes_max: int) -> int:
 def goal(nbytes: int, watermark: int, block_bytes: int) -> int:
     """Where the block ends that holds byte `watermark`; the last one ends with the cell."""
     return min(nbytes, (watermark // block_bytes + 1) * block_bytes)
+
+
+def serve_goal(nbytes: int, watermark: int, block_bytes: int, end: int) -> int:
+    """The same for who wants the bytes up to `end` of that cell: it gets no more."""
+    return min(end, goal(nbytes, watermark, block_bytes))
+
+
+def fold_goal(nbytes: int, watermark: int, block_bytes: int) -> int:
+    """Where the step of a fold ends that begins at `watermark`."""
+    return goal(nbytes, watermark, min(block_bytes, FOLD_BYTES_MAX))
 
 
 @dataclasses.dataclass
@@ -126,10 +137,10 @@ class Rule:
         if cell.watermark == cell.nbytes:
             return cell.watermark
         if cell.source is not None and (source := self._cells.get(cell.source)) is not None:
-            end = goal(source.nbytes, cell.watermark, source.block_bytes)
+            end = serve_goal(source.nbytes, cell.watermark, source.block_bytes, cell.nbytes)
             return end if source.watermark >= end else cell.watermark
         if cell.sources:
-            end = goal(cell.nbytes, cell.watermark, min(cell.block_bytes, FOLD_BYTES_MAX))
+            end = fold_goal(cell.nbytes, cell.watermark, cell.block_bytes)
             items = end // cell.item_bytes
             if all(self._cells[name].watermark // size >= items for name, size in cell.sources):
                 return end

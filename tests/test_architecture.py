@@ -26,7 +26,7 @@ FLOORS = [
     {"member"},
     {"group"},
     {"cluster"},
-    {"drop_in", "hosting", "looking", "doctor", "bench"},
+    {"drop_in", "hosting", "looking", "doctor", "bench", "simulation"},
     {"__main__", "cli", "demo"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -39,6 +39,7 @@ FACE = "__init__"
 
 PURE_ROOM = "planner"
 IMPURE = {"time", "socket", "threading", "random", "os", "numpy"}
+SIMULATED_WITH = {"simulation", "planner", "protocol", "rule", *FLOORS[0]}
 UNSAFE = {"pickle", "cloudpickle", "marshal", "shelve", "asyncio", "threading", "subprocess"}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -154,6 +155,14 @@ def test_the_planner_is_pure() -> None:
         for line, name in imports_of(path):
             where = f"{path.relative_to(ROOT)}:{line}"
             assert name.split(".")[0] not in IMPURE, f"{where}: the planner imports {name}"
+
+
+def test_the_simulation_plays_without_what_it_imitates() -> None:
+    """Its nodes and sockets are its own; planner, messages and rule are the real ones."""
+    for path in sorted((PACKAGE / "simulation").rglob("*.py")):
+        for line, name in own_imports_of(path):
+            where = f"{path.relative_to(ROOT)}:{line}"
+            assert room_of(name) in SIMULATED_WITH, f"{where}: the simulation imports {name}"
 
 
 def test_strangers_meet_nothing_that_unpickles_or_runs_by_itself() -> None:

@@ -184,7 +184,8 @@ class Memory:
                 return self._publish_block(value, block)
         return self.put_encoded(serial.encode(value))
 
-    def put_encoded(self, encoded: serial.Encoded) -> ObjectRef[Any]:
+    def put_encoded(self, encoded: serial.Encoded, held: bool = False) -> ObjectRef[Any]:
+        """`held`: the caller holds the refs inside it as long as somebody may read them."""
         refs = bool(encoded.refs)
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
             oid = self.client.publish_inline(
@@ -193,7 +194,7 @@ class Memory:
         else:
             payload = self.write(encoded)
             oid = self.client.publish(payload, encoded.nbytes, refs)
-        if refs:
+        if refs and not held:
             self.inner[oid] = list(encoded.refs)
         return self.own_ref(oid)
 

@@ -135,7 +135,7 @@ class Submitter:
             if call.nbytes <= _tasks.ARGS_INLINE_BYTES:
                 inline = _flat(call)
             else:
-                ref = memory.put_encoded(call)
+                ref = memory.put_encoded(call, held=True)
                 holds.append(ref)
                 inline, args_oid = b"", memory.local_id(ref)
         queue = self.queue(pool)

@@ -14,7 +14,9 @@ are looked into, for the number that says which connection leads to which node.
 from __future__ import annotations
 
 import logging
+import os
 import selectors
+import signal
 import socket
 import threading
 import time
@@ -25,16 +27,25 @@ from hoplite_mp.manager.beats import Beats
 from hoplite_mp.planner.machine import BOARDS_MAX, OPERATIONS_MAX, Planner
 from hoplite_mp.planner.packing import pack
 from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
-from hoplite_mp.protocol.messages import Credentials, GivenUp, NodeAdmitted, NodeJoined, NodeLost
+from hoplite_mp.protocol.messages import (
+    ClusterEnded,
+    Credentials,
+    GivenUp,
+    NodeAdmitted,
+    NodeJoined,
+    NodeLost,
+)
+from hoplite_mp.protocol.reports import NodeReturned
 from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hoplite_mp.planner.packing import PackingWanted, TreesPacked
     from hoplite_mp.planner.plan import Plan
     from hoplite_mp.protocol.local import LanStart
     from hoplite_mp.protocol.messages import NodeToManager
+    from hoplite_mp.protocol.reports import Report
     from hoplite_mp.transport.door import Door
 
 READ_BYTES = 256 << 10  # taken from a connection before the others get their turn
@@ -55,7 +66,7 @@ class Link:
         self.near = True  # of this host: its end is always seen
         self.broken = False  # it takes no more, or is to hear no more; ended at the next flush
 
-    def read(self) -> list[NodeToManager] | None:
+    def read(self) -> Sequence[NodeToManager | Report] | None:
         """Whole messages that have come, or None at the end of the connection."""
         data = self.stream.read(READ_BYTES)
         if data is None:
@@ -86,9 +97,11 @@ class Loop:
         self._links: set[Link] = set()
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None
+        self._ending = False
         self._door: Door | None = None
         self._credentials = b""
         self._beats: Beats[Link] | None = None
+        self._newcomers: list[tuple[Link, NodeJoined]] = []  # until those of before are known
         self._packed: list[TreesPacked] = []  # by threads that were asked for by a plan
         self._packed_lock = threading.Lock()
 
@@ -122,10 +135,24 @@ class Loop:
                 link.write(encode(Credentials(self._credentials)))
             self._serve(link)  # what came with the handshake's last bytes is announced by no loop
 
+    def end_with(self, number: int) -> None:
+        """That signal is the end of the cluster, which the nodes are told."""
+        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+        def end(_number: int, _frame: object) -> None:
+            self._ending = True
+
+        signal.signal(number, end)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        self._selector.register(read, selectors.EVENT_READ, None)
+
     def run(self) -> None:
-        """Serve until no connection is left."""
-        while self._links:
+        """Serve until no connection is left, or it is the end."""
+        while self._links and not self._ending:
             self.turn()
+        for link in self._links:
+            link.write(encode(ClusterEnded()))
+            link.stream.flush()
         self._selector.close()
 
     def turn(self) -> None:
@@ -195,10 +222,16 @@ class Loop:
             _log.error("manager gives up a connection: %s", error)
             self._end(link)
 
-    def _take(self, link: Link, message: NodeToManager) -> None:
+    def _take(self, link: Link, message: NodeToManager | Report) -> None:
         now = self._clock()
+        if isinstance(message, NodeReturned):
+            self._returned(link, message, now)
+            return
         if isinstance(message, NodeJoined):
             link.joined = True
+            if self._planner.restoring is not None:
+                self._newcomers.append((link, message))
+                return
             plan = self._planner.step(message, now)
             for node, answer in plan.sends:
                 # The later life of a node is the one that is spoken to.
@@ -214,6 +247,19 @@ class Loop:
         # What a former life of a node still had under way is not the word of the present one.
         if link.admitted is not None and self._routes.get(link.admitted.node) is link:
             self._carry_out(self._planner.step(message, now))
+
+    def _returned(self, link: Link, message: NodeReturned, now: float) -> None:
+        """A node that the manager before this one has let in."""
+        if self._planner.restoring is None:  # the others have gone on without it
+            link.write(encode(GivenUp(0.0)))
+            link.broken = True
+            return
+        link.joined = True
+        link.admitted = NodeAdmitted(message.node, message.incarnation, message.members)
+        self._routes[message.node] = link
+        if self._beats is not None and not link.near:
+            self._beats.add(link, now)
+        self._carry_out(self._planner.step(message, now))
 
     def _carry_out(self, plan: Plan) -> None:
         encoded: tuple[object, bytes] = (None, b"")
@@ -232,6 +278,10 @@ class Loop:
             name = "hoplite_mp pack"
             threading.Thread(target=self._pack, args=(wanted,), name=name, daemon=True).start()
         self._wake_at = plan.wake_at
+        while self._newcomers and self._planner.restoring is None:
+            newcomer, joined = self._newcomers.pop(0)
+            if newcomer in self._links:
+                self._take(newcomer, joined)
 
     def _flush(self) -> None:
         """Send; give up who cannot take it. An end can cause messages to others: until none."""
@@ -266,16 +316,18 @@ class Loop:
 def main(
     fd: int,
     lan: LanStart | None = None,
+    again: bool = False,
     *,
     boards_max: int = BOARDS_MAX,
     operations_max: int = OPERATIONS_MAX,
 ) -> None:
     """Be the manager of the node at the other end of the connected stream socket `fd`, and with
-    `lan` of all nodes that join over the network."""
-    loop = Loop(Planner(boards_max=boards_max, operations_max=operations_max))
+    `lan` of all nodes that join over the network. again: in the place of one that has died."""
+    loop = Loop(Planner(boards_max=boards_max, operations_max=operations_max, again=again))
     loop.add(socket.socket(fileno=fd))
     if lan is not None:
         loop.open(_door(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))
+        loop.end_with(signal.SIGTERM)
     loop.run()
 
 

@@ -31,6 +31,7 @@ class Counters:
         """Since this node's start."""
         node = self.node
         client, store, workers = node.client, node.store, node.workers
+        store.unwanted()
         client.reclaim_freed()
         store.take_returns()
         store.purge_spilled()

@@ -85,6 +85,8 @@ class Delegation:
         self.deserted: Callable[[int, str], None] = lambda pool, why: None
         # Told of tasks that speak to a driver elsewhere: of which home, and where they are sent.
         self.sends_on: Callable[[int, int], None] = lambda audience, home: None
+        # Told of tasks whose result is on another host alone, before anybody else is.
+        self.ends_elsewhere: Callable[[int], None] = lambda oid: None
         self._offered: set[int] = set()
         self._capacity = 0  # workers of all runners
 
@@ -288,6 +290,7 @@ class Delegation:
 
     def _elsewhere(self, oid: int, peer: int, message: TaskEnded) -> None:
         runner = self._take_back(oid)
+        self.ends_elsewhere(oid)
         if self.client.finish_elsewhere(oid, message.nbytes, message.refs):
             self.places.add(oid, message.task, message.nbytes, (runner.number,), message.layout)
             self.places.places[oid].released = lambda: self.send(peer, Release(message.task, 0))

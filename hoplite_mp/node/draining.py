@@ -98,8 +98,8 @@ class Draining:
             if not place.holders or not going.issuperset(place.holders):
                 continue
             if self.node.store.impossible(place.nbytes):
-                why = f"object {place.object.hex()} is lost: the node that had it leaves, and "
-                self.node.places.lost(oid, f"{why}{place.nbytes} bytes never fit here")
+                why = f"the node that had it leaves, and {place.nbytes} bytes never fit here"
+                self.node.places.lost(oid, why)
                 continue
             needed.update(place.holders)
             if not place.payload:

@@ -242,6 +242,7 @@ class Drivers:
         self.lan.far_output.ask_last_lines(self.lan.peers.met, driver.name)
         driver.output_until = time.monotonic() + OUTPUT_PATIENCE_S
         self._finish_output(driver, driver.output_until)
+        node.groups.forget_client(slot)
         node.send_manager(ClientLost(node.number, slot, driver.generation))
         node.requests.forget_client(slot)
         node.workers.close_owned(slot)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.places import Places
     from hoplite_mp.node.results import Results
-    from hoplite_mp.protocol.peers import Acquire, PeerMessage, Release
+    from hoplite_mp.protocol.peers import Acquire, MakeAgain, PeerMessage, Release
 
 __all__ = ["Exports"]
 
@@ -34,6 +34,7 @@ class Export:
     """One object that other hosts hold."""
 
     oid: int
+    object: bytes
     hold: Any
     importers: set[tuple[int, int]] = field(default_factory=set)  # (home of the host, number)
 
@@ -57,38 +58,60 @@ class Exports:
         self.send = send
         self.node = node  # this node's number
         self.elsewhere = elsewhere
+        # Where an object lies that this host counts the holders of; 0: it is another's.
+        self.own: Callable[[bytes], int] = self._made_here
         self.exports: dict[int, Export] = {}
         self.pending: dict[int, list[int]] = {}  # not done yet -> where this process is parked
+        # Lost -> who wants it all the same: (home of the host, object, number).
+        self.again: dict[int, set[tuple[int, bytes, int]]] = {}
+
+    def _made_here(self, object_id: bytes) -> int:
+        home, oid = ids.unpack_id(object_id)
+        return oid if home == self.client.home else 0
 
     def acquire(self, peer: int, message: Acquire) -> None:
         """A host holds one of our objects from now on."""
-        home, oid = ids.unpack_id(message.object)
-        export = self.exports.get(oid)
-        hold = None
-        if export is None and home == self.client.home:
-            hold = self.client.hold(oid)
-        if export is None and hold is None:
+        if not self.count(message.object, peer, message.number):
             self.send(peer, Described(message.object, message.number, "gone"))
-            return
+
+    def count(self, object_id: bytes, peer: int, number: int) -> bool:
+        """That host holds it by that number, and is told how it stands. False: it is gone."""
+        oid = self.own(object_id)
+        export = self.exports.get(oid)
         if export is None:
-            export = self.exports[oid] = Export(oid, hold)
-        export.importers.add((peer, message.number))
+            hold = self.client.hold(oid) if oid else None
+            if hold is None:
+                return False
+            export = self.exports[oid] = Export(oid, object_id, hold)
+        export.importers.add((peer, number))
         if not self.tasks.done(oid) and oid not in self.pending:
             self.pending[oid] = self.tasks.park([oid])  # first parked, then looked at again
-        self.send(peer, self.describe(oid, message.object, message.number))
+        self.send(peer, self.describe(oid, object_id, number))
+        return True
 
-    def release(self, peer: int, message: Release) -> None:
-        """Nobody holds it there any more."""
-        _, oid = ids.unpack_id(message.object)
-        export = self.exports.get(oid)
-        if export is not None:
-            export.importers.discard((peer, message.number))
-            self._forget_if_unused(export)
+    def release(self, peer: int, message: Release) -> bool:
+        """Nobody holds it there any more. False: nobody did."""
+        export = self.exports.get(self.own(message.object))
+        if export is None or (peer, message.number) not in export.importers:
+            return False
+        export.importers.discard((peer, message.number))
+        self._forget_if_unused(export)
+        return True
+
+    def make_again(self, peer: int, message: MakeAgain) -> None:
+        """A host needs an object of ours of which it knows no holder."""
+        oid = self.own(message.object)
+        if self.places.needs_making(oid):
+            self.again.setdefault(oid, set()).add((peer, message.object, message.number))
+        elif oid:
+            self.send(peer, self.describe(oid, message.object, message.number))
+        else:
+            self.send(peer, Described(message.object, message.number, "gone"))
 
     def drop(self, object_id: bytes) -> None:
         """Another host's process has deleted it."""
-        home, oid = ids.unpack_id(object_id)
-        if home == self.client.home:
+        oid = self.own(object_id)
+        if oid:
             self.client.delete(oid)
 
     def lose_peer(self, peer: int) -> None:
@@ -107,8 +130,10 @@ class Exports:
         """Something has become done: were others waiting for it?"""
         for oid in [oid for oid in self.pending if self.tasks.done(oid)]:
             self.tasks.unpark(self.pending.pop(oid))
-            object_id = ids.pack_id(self.client.home, oid)
             for peer, number in self.exports[oid].importers:
+                self.send(peer, self.describe(oid, self.exports[oid].object, number))
+        for oid in [oid for oid in self.again if not self.places.needs_making(oid)]:
+            for peer, object_id, number in self.again.pop(oid):
                 self.send(peer, self.describe(oid, object_id, number))
 
     def describe(self, oid: int, object_id: bytes, number: int) -> Described:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.node.parts import NotNow
-from hoplite_mp.node.transfers import copy_offset
+from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.protocol.messages import Distribute
+from hoplite_mp.protocol.stripes import copy_offset
 
 if TYPE_CHECKING:
     from hoplite_mp.node.folding import MakeCell
@@ -34,24 +35,41 @@ def fill_blocks(node: Node, part: Part, make: MakeCell) -> None:
         _gather(node, part, make, plan)
 
 
-def _block(node: Node, part: Part, index: int, nbytes: int) -> Any:
+def _block(node: Node, part: Part, index: int, object_id: bytes, nbytes: int) -> Any:
+    """Fresh, or the one that an earlier plan has begun to fill."""
     if index not in part.blocks:
-        payload = node.results.lease(nbytes)
+        begun = part.left.copies.pop(object_id, None)
+        payload = node.results.lease(nbytes) if begun is None else begun.payload
         if payload is None:
             raise NotNow("what comes does not fit beside what is in use")
         part.blocks[index] = payload, nbytes
+        part.come[object_id] = Ranges() if begun is None else begun.come
     return node.client.memory(part.blocks[index][0], nbytes)
 
 
-def _pulled(part: Part, cell: int, node: int, key: Key) -> None:
-    part.pulls[cell] = node, key
-    part.queue.append(cell)
-    part.missing.add(cell)
+def _pulled(
+    part: Part,
+    make: MakeCell,
+    object_id: bytes,
+    memory: Any,
+    stripe: tuple[int, int],
+    shown: Key | None,
+    pull: tuple[int, Key],
+) -> None:
+    """What is missing of a stripe, from its first gap on."""
+    begin, end = stripe
+    there = part.come[object_id].reach(begin, end)
+    cell = make(part, shown, memory, begin, end - begin, there)
+    if there < end - begin:
+        part.fills[cell] = object_id, begin, begin + there
+        part.pulls[cell] = pull
+        part.queue.append(cell)
+        part.missing.add(cell)
 
 
 def _own(part: Part, make: MakeCell, index: int, key: Key | None, begin: int, nbytes: int) -> None:
     """A cell over bytes of a member that is here."""
-    come = part.come(index, begin, nbytes)
+    come = part.written(index, begin, nbytes)
     cell = make(part, key, part.views[index], begin, nbytes, come)
     part.follow(index, cell, begin, nbytes)
 
@@ -59,7 +77,7 @@ def _own(part: Part, make: MakeCell, index: int, key: Key | None, begin: int, nb
 def _spread(node: Node, part: Part, make: MakeCell, plan: Distribute) -> None:
     program = part.program
     receives = node.number in plan.receivers
-    memory = _block(node, part, 0, plan.nbytes) if receives else part.views[0]
+    memory = _block(node, part, 0, plan.object, plan.nbytes) if receives else part.views[0]
     pulled: dict[int, Pull] = {pull.cell.stripe: pull for pull in program.pulls}
     served = {serve.cell.stripe for serve in program.serves}
     for index, stripe in enumerate(plan.stripes):
@@ -70,8 +88,8 @@ def _spread(node: Node, part: Part, make: MakeCell, plan: Distribute) -> None:
         key = (plan.operation, plan.epoch, index, 0)
         shown = key if index in served else None
         if index in pulled:
-            cell = make(part, shown, memory, begin, end - begin, False)
-            _pulled(part, cell, pulled[index].parent, key)
+            pull = pulled[index].parent, key
+            _pulled(part, make, plan.object, memory, (begin, end), shown, pull)
         else:
             _own(part, make, 0, shown, begin, end - begin)
 
@@ -80,8 +98,9 @@ def _gather(node: Node, part: Part, make: MakeCell, plan: ExecuteReduce) -> None
     program = part.program
     # First all room, then the cells: whoever comes back for room makes no cell twice.
     blocks = {
-        pull.cell: _block(node, part, pull.cell.stripe, plan.sizes[pull.cell.stripe])
+        pull.cell: _block(node, part, index, plan.objects[index], plan.sizes[index])
         for pull in program.pulls
+        for index in [pull.cell.stripe]
     }
     for serve in program.serves:
         index = serve.cell.stripe
@@ -90,6 +109,7 @@ def _gather(node: Node, part: Part, make: MakeCell, plan: ExecuteReduce) -> None
         _own(part, make, member, key, 0, len(part.views[member]))
     for pull in program.pulls:
         index = pull.cell.stripe
-        cell = make(part, None, blocks[pull.cell], 0, plan.sizes[index], False)
         key = (plan.operation, plan.epoch, index, pull.cell.part)
-        _pulled(part, cell, pull.parent, key)
+        whole = 0, plan.sizes[index]
+        memory = blocks[pull.cell]
+        _pulled(part, make, plan.objects[index], memory, whole, None, (pull.parent, key))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from hoplite_mp.node.execute import check_alike
+from hoplite_mp.node.leftovers import Slot, slot_name
 from hoplite_mp.node.parts import NotNow
 from hoplite_mp.node.shares import Shares
 from hoplite_mp.planner.program import Cell, members_in
@@ -57,7 +58,7 @@ class Folding:
         memory, at = self.arrays[index]
         size = self.shares.member_itemsize
         begin, end = (element * size for element in self.shares.elements(stripe))
-        come = self.part.come(index, at + begin, end - begin)
+        come = self.part.written(index, at + begin, end - begin)
         cell = self.make(self.part, key, memory, begin, end - begin, come)
         self.part.follow(index, cell, at + begin, end - begin)
         return cell
@@ -106,10 +107,13 @@ class Folding:
         for pull in program.pulls:
             cell = pull.cell
             name = names.get(cell, cell)
-            memory, begin, nbytes = self._memory(
-                name if name in result else cell, {cell, name} & result
-            )
-            found[cell] = self.cell(key(name), memory, begin, nbytes, False)
+            if {cell, name} & result or name in served:
+                memory, begin, nbytes = self._memory(
+                    name if name in result else cell, {cell, name} & result
+                )
+                found[cell] = self.cell(key(name), memory, begin, nbytes, False)
+            else:
+                found[cell] = self._slot(cell)
             self.part.pulls[found[cell]] = (
                 cell.node,
                 (plan.operation, plan.epoch, cell.stripe, cell.part),
@@ -143,8 +147,28 @@ class Folding:
                 ],
                 self.shares.is_final(cell),
             )
-        self.part.queue = [found[pull.cell] for pull in program.pulls]
+        come = links.engine.watermark
+        pulls = [found[pull.cell] for pull in program.pulls]
+        self.part.queue = [cell for cell in pulls if come(cell) < max(1, self.part.sizes[cell])]
         self.part.missing.update(self.part.queue)
+
+    def _slot(self, cell: Cell) -> int:
+        """A contribution by itself, kept until the commit; maybe some of it has come already."""
+        bounds = self.shares.elements(cell.stripe)
+        nbytes = (bounds[1] - bounds[0]) * self.shares.itemsize(cell)
+        name = slot_name(self.plan, cell, bounds)
+        slot = None if name is None else self.part.left.slots.pop(name, None)
+        if slot is None or slot.nbytes != nbytes:
+            payload, memory = self._scratch(nbytes)
+            number = self.cell(None, memory, 0, nbytes, False)
+            slot = Slot(number, nbytes, payload, memory)
+        self.part.cells[slot.cell] = self.part.ground
+        self.part.sizes[slot.cell] = nbytes
+        if name is not None:
+            self.part.slots[name] = slot
+        elif slot.payload:
+            self.part.scratch.append(slot.payload)
+        return slot.cell
 
     def _is_name(self, member: Cell, cell: Cell, result: set[Cell]) -> bool:
         """Is `cell` nothing but another name of a member that is here?"""
@@ -168,26 +192,29 @@ class Folding:
             found[index] = raw, info.offset
         return found
 
-    def _scratch(self, nbytes: int) -> Any:
-        """Room for what only passes through: a block of the store, whose pages are warm, rather
-        than fresh memory, whose pages cost as much as receiving them; that if there is no room."""
+    def _scratch(self, nbytes: int) -> tuple[int, Any]:
+        """(payload, memory) of room for what only passes through: a block of the store, whose
+        pages are warm, rather than fresh memory, whose pages cost as much as receiving them; that,
+        and payload 0, if there is no room."""
         payload = None
         if nbytes > self.node.config.small_object_bytes_max:
             payload = self.node.results.lease(nbytes)
         if payload is None:
             memory: Any = np.empty(nbytes, np.uint8)
         else:
-            self.part.scratch.append(payload)
             memory = self.node.client.memory(payload, nbytes)
         self.part.ground.keep.append(memory)
-        return memory
+        return payload or 0, memory
 
     def _memory(self, cell: Cell, result: set[Cell]) -> tuple[Any, int, int]:
         """Where a cell lies: in the result's block if it belongs there."""
         begin, end = self.shares.elements(cell.stripe)
         if not result:
             nbytes = (end - begin) * self.shares.itemsize(cell)
-            return self._scratch(nbytes), 0, nbytes
+            payload, memory = self._scratch(nbytes)
+            if payload:
+                self.part.scratch.append(payload)
+            return memory, 0, nbytes
         index = cell.stripe if self.plan.kind == "reduce_scatter" else 0
         payload, whole = self.part.blocks[index]
         _, offset, _ = self.shares.head(index)

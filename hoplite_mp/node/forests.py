@@ -9,6 +9,7 @@ It must never know: who decided the plan, which call asked for it, what user cla
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids
@@ -17,23 +18,24 @@ from hoplite_mp.node.execute import PlanError, SourcesGone
 from hoplite_mp.node.filling import fill_blocks
 from hoplite_mp.node.folding import Folding
 from hoplite_mp.node.layouts import layout_of
+from hoplite_mp.node.leftovers import Leftovers
 from hoplite_mp.node.meter import Meter
 from hoplite_mp.node.parts import NotNow, Part
-from hoplite_mp.node.shares import result_head
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.planner.loads import filled_links
 from hoplite_mp.planner.program import program_of
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Distribute,
+    ExecuteReduce,
     ExecutionFailed,
     HostMeasured,
     StripesComplete,
 )
-from hoplite_mp.protocol.peers import Kept
+from hoplite_mp.protocol.reports import ReduceHeld
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterator
 
     from hoplite_mp.node.given import Given, GivenBlocks
     from hoplite_mp.node.ground import Ground
@@ -41,9 +43,10 @@ if TYPE_CHECKING:
     from hoplite_mp.node.links import Key, Links
     from hoplite_mp.node.main import Node
     from hoplite_mp.node.places import Place
+    from hoplite_mp.planner.program import Program
     from hoplite_mp.protocol.group_calls import Plan
-    from hoplite_mp.protocol.local import Collective
-    from hoplite_mp.protocol.messages import Commit, ExecuteReduce
+    from hoplite_mp.protocol.messages import Commit
+    from hoplite_mp.protocol.reports import Report
 
 __all__ = ["Forests"]
 
@@ -73,26 +76,31 @@ class Forests:
 
     def execute(self, plan: ExecuteReduce) -> None:
         """Takes up this node's part; a later epoch takes the place of an earlier one."""
-        self.drop(plan.operation)
         program = program_of(plan, self.node.number)
         if program.is_empty:
-            return
-        until = time.monotonic() + self.node.config.put_wait_s
-        part = self.parts[plan.operation] = Part(plan, program, until)
-        self._begin(part)
+            self.drop(plan.operation)
+        else:
+            self._begin(self._part(plan, program))
 
     def execute_privately(self, plan: Plan, done: Callable[[str], None]) -> bool:
         """The same for a call of a Group: nobody else learns of what comes here. `done` hears ""
         when this node has what it is to have, or why it cannot; then `take` or `drop`. Returns
         whether it is to have anything."""
-        self.drop(plan.operation)
         program = program_of(plan, self.node.number)
         if program.is_empty:
+            self.drop(plan.operation)
             return False
-        until = time.monotonic() + self.node.config.put_wait_s
-        part = self.parts[plan.operation] = Part(plan, program, until, done=done)
-        self._begin(part)
+        self._begin(self._part(plan, program, done))
         return program.reports
+
+    def _part(
+        self, plan: Plan, program: Program, done: Callable[[str], None] | None = None
+    ) -> Part:
+        """In the place of the one before, of which it takes over what it can use."""
+        until = time.monotonic() + self.node.config.put_wait_s
+        part = Part(plan, program, until, left=self._end(plan.operation), done=done)
+        self.parts[plan.operation] = part
+        return part
 
     def take(self, operation: int) -> dict[int, tuple[int, int]]:
         """The end of a private part: the blocks that it has filled, (payload, bytes)."""
@@ -118,49 +126,11 @@ class Forests:
             self.kept.seal(part.plan.results[index], payload, nbytes)
         return {}
 
-    def finish(
-        self,
-        ask: Collective,
-        layout: bytes,
-        blocks: dict[int, tuple[int, int]],
-        message: Commit,
-    ) -> None:
-        """The end of this host's own operation: its results are here, or at other nodes."""
-        for index, oid in enumerate(ask.results):
-            if index in blocks:
-                self.results.store_block(oid, *blocks[index])
-                if ask.kind != "reduce_scatter":  # there each has one of its own
-                    self._say_kept(self.public(oid), message.destinations)
-                continue
-            holders = message.destinations
-            if ask.kind == "reduce_scatter":
-                holders = (holders[index],)
-            _, own, nbytes = result_head(
-                ask.op, layout, len(ask.results), index, message.contributors
-            )
-            if self.client.finish_elsewhere(oid, nbytes, False):
-                self.node.places.add(oid, self.public(oid), nbytes, holders, own)
-            else:
-                self.node.tasks.settle(oid)
-
-    def placed(self, ask: Collective, message: Commit) -> None:
-        """Copies that this host has asked for are made: their homes know it from now on."""
-        others = [n for n in message.destinations if n in self.links.peers.by_number]
-        if not others:
-            return
-        for index in message.contributors:
-            at = others
-            if ask.kind == "alltoall":
-                place = message.destinations[index % len(message.destinations)]
-                at = [place] if place in others else []
-            self._say_kept(self.public(ask.sources[index]), at)
-
-    def _say_kept(self, object_id: bytes, nodes: Iterable[int]) -> None:
-        """These nodes, of which this one may be one, keep a copy: the home knows it at once."""
-        peers = self.links.peers.by_number
-        hosts = tuple(peers[node].member.home for node in nodes if node in peers)
-        if hosts:
-            self.kept.say(Kept(object_id, 0, hosts))
+    def report(self) -> Iterator[Report]:
+        """What a manager must know that has not heard of any operation."""
+        for part in self.parts.values():
+            if part.done is None and isinstance(part.plan, ExecuteReduce):
+                yield ReduceHeld(self.node.number, part.plan, part.reported)
 
     # -- what this node knows of objects -------------------------------------------------------
 
@@ -179,24 +149,31 @@ class Forests:
 
     def drop(self, operation: int) -> None:
         """Nobody needs that part any more."""
+        self._end(operation).discard(self.links, self.client.give_back)
+
+    def _end(self, operation: int) -> Leftovers:
+        """That part is over; another one may go on with what it leaves."""
         part = self.parts.get(operation)
         if part is None:
-            return
+            return Leftovers()
         for oid in list(part.copies.values()):  # others may wait for what does not come this way
             self.node.places.let_go(oid)
+        del self.parts[operation]
+        stay = {slot.cell for slot in part.slots.values()}
+        left = part.leave(self.engine.watermark)
         for cell, ground in part.cells.items():
-            self.links.close(cell, ground)
+            if cell not in stay:
+                self.links.close(cell, ground)
             self.by_cell.pop(cell, None)
         part.cells = {}
-        del self.parts[operation]
         self._note(part)
         if part.measured:
             self.meter.end()
         for given in part.given.values():
             self._leave(part, given)
-        payloads = [*part.scratch, *(payload for payload, _ in part.blocks.values())]
-        if payloads:
-            part.ground.when_free(lambda: self._give_back(payloads))
+        for payload in (*part.scratch, *(payload for payload, _ in part.blocks.values())):
+            part.ground.when_free(partial(self.client.give_back, payload))
+        return left
 
     def _note(self, part: Part) -> None:
         """For a trace: this node's part of a plan."""
@@ -219,10 +196,6 @@ class Forests:
         for cell in [cell for cell in given.cells if self.by_cell.get(cell) is None]:
             del given.cells[cell]
         part.ground.when_free(lambda: self.given.leave(given))
-
-    def _give_back(self, payloads: list[int]) -> None:
-        for payload in payloads:
-            self.client.give_back(payload)
 
     # -- the filler of places ------------------------------------------------------------------
 
@@ -276,6 +249,8 @@ class Forests:
             self._fail(part, str(error), ())
             return
         part.begun = True
+        self.by_cell.update(dict.fromkeys(part.cells, part))  # those too that the part before made
+        part.left.discard(self.links, self.client.give_back)
         if part.pulls or part.program.serves:
             part.measured = True
             self.meter.begin(filled_links(plan, self.node.number))
@@ -450,6 +425,9 @@ class Forests:
     def _look(self, part: Part) -> None:
         plan = part.plan
         if part.missing or part.waiting or not part.begun or not part.program.reports:
+            return
+        if part.ground.closing:  # what an earlier plan has begun to write is to be out of the way
+            part.ground.when_free(lambda: self._look(part))
             return
         if part.done is not None:
             done, part.done = part.done, _heard

@@ -9,12 +9,12 @@ It must never know: plans, calls, who receives the bytes.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hoplite_mp import ids
+from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.node.store import NODE_SLOT
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Given:
     payload: int
     nbytes: int
     slot: int  # of the process that writes it
-    written: list[tuple[int, int]] = field(default_factory=list)  # in order, with gaps between
+    written: Ranges = field(default_factory=Ranges)
     cells: dict[int, tuple[int, int]] = field(default_factory=dict)  # cell -> (begin, bytes)
     needed: bool = True  # by a call that is not over
     users: int = 0  # parts of plans with cells in it
@@ -44,26 +44,7 @@ class Given:
 
     @property
     def whole(self) -> bool:
-        return self.written == [(0, self.nbytes)]
-
-    def write(self, begin: int, end: int) -> None:
-        """These bytes are final."""
-        first = bisect.bisect_left(self.written, (begin, 0))
-        if first and self.written[first - 1][1] >= begin:
-            first -= 1
-            begin = self.written[first][0]
-        last = first
-        while last < len(self.written) and self.written[last][0] <= end:
-            end = max(end, self.written[last][1])
-            last += 1
-        self.written[first:last] = [(begin, end)]
-
-    def watermark(self, begin: int, nbytes: int) -> int:
-        """How many of these bytes are final, from `begin` on."""
-        for low, high in self.written:
-            if low <= begin < high:
-                return min(high - begin, nbytes)
-        return 0
+        return self.written.reach(0, self.nbytes) == self.nbytes
 
 
 class GivenBlocks:
@@ -93,7 +74,7 @@ class GivenBlocks:
             raise ValueError(f"{written} of {nbytes} bytes are not in that block")
         self.store.leases[payload] = NODE_SLOT
         given = self.blocks[payload] = Given(payload, nbytes, slot)
-        given.write(0, written)
+        given.written.add(0, written)
         return given
 
     def write(self, slot: int, payload: int, ranges: list[tuple[int, int]]) -> None:
@@ -103,10 +84,10 @@ class GivenBlocks:
             return
         for begin, end in ranges:
             if 0 <= begin < end <= given.nbytes:
-                given.write(begin, end)
+                given.written.add(begin, end)
         for cell, (begin, nbytes) in given.cells.items():
             with contextlib.suppress(KeyError):
-                self.engine.advance(cell, given.watermark(begin, nbytes))
+                self.engine.advance(cell, given.written.reach(begin, begin + nbytes))
         if given.whole:
             actions, given.then = given.then, []
             for action in actions:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.groups import Known
     from hoplite_mp.node.main import Node
     from hoplite_mp.node.peers import Peers
-    from hoplite_mp.protocol.group_calls import GroupMessage
+    from hoplite_mp.protocol.group_calls import GroupMessage, Plan
     from hoplite_mp.protocol.local import GroupCall
     from hoplite_mp.protocol.messages import GroupMembers
 
@@ -115,6 +115,12 @@ class State:
     def nodes(self) -> set[int]:
         """Where members live, joining ones too."""
         return {node for node in self.members.nodes if node is not None}
+
+    @property
+    def attempted(self) -> Plan | None:
+        """By which the next call was begun already."""
+        go = self.go
+        return go.plans[0] if go is not None and go.call == self.calls and go.plans else None
 
     @property
     def leader(self) -> int | None:
@@ -319,7 +325,7 @@ class GroupCalls:
         about = state.members, state.calls, attempt, expected, given, state.rates
         missing: set[int] = set()
         if all(rank in given for rank in expected):
-            outcome = decide(*about)
+            outcome = decide(*about, before=state.attempted)
         elif not late:
             self._wait(state, next(iter(given.values())))
             return
@@ -398,8 +404,8 @@ class GroupCalls:
             return
         if message.attempt >> ATTEMPT_BITS < state.members.version:
             return  # made for other members: the leader will begin again
-        if state.go is not None:
-            self.results.drop(state.go)
+        if state.go is not None:  # what of it is planned anew goes on
+            self.results.drop(state.go, {plan.operation for plan in message.plans})
         state.go, state.early = message, False
         asks = self._asks(state)
         if asks is not None:

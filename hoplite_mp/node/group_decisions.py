@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from hoplite_mp import serial
@@ -17,6 +18,7 @@ from hoplite_mp.node.layouts import can_fold, parse_layout
 from hoplite_mp.planner import cost
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.planner.program import participants, waits_for
+from hoplite_mp.planner.repair import kept_cut
 from hoplite_mp.planner.topology import Host, levelled
 from hoplite_mp.protocol.fields import FOLDING, SHARES
 from hoplite_mp.protocol.group_calls import GroupCommit, Piece
@@ -89,9 +91,11 @@ def decide(
     given: dict[int, GroupPart],
     rates: Mapping[int, Host],
     owners: Collection[int] = (),
+    before: Plan | None = None,
 ) -> Outcome:
     """The decision over these ranks, whose parts are `given`. `rates`: of nodes, as far as they
-    are known. `owners`: of an allreduce's stripes, if not all nodes."""
+    are known. `owners`: of an allreduce's stripes, if not all nodes. `before`: the plan of an
+    earlier attempt, whose cut is kept."""
     first = given[ranks[0]]
     outcome = Outcome(tuple(ranks), first.kind, first.op, first.root)
     for rank in ranks:
@@ -118,7 +122,23 @@ def decide(
         _fold(outcome, members, call, attempt, pieces, rates, owners)
     elif first.kind != "barrier":
         _copy(outcome, members, call, attempt, pieces, rates)
+    if before is not None:
+        outcome.plans = tuple(_cut_as(before, plan) for plan in outcome.plans)
     return outcome
+
+
+def _cut_as(before: Plan, plan: Plan) -> Plan:
+    """The plan with the stripes of an earlier one, as far as that can be."""
+    if isinstance(before, ExecuteReduce) and isinstance(plan, ExecuteReduce):
+        owners = {stripe.owner for stripe in plan.stripes}
+        if before.kind != plan.kind or plan.kind not in ("reduce", "allreduce"):
+            return plan
+    elif isinstance(before, Distribute) and isinstance(plan, Distribute):
+        owners = {*plan.sources, *plan.receivers}
+    else:
+        return plan
+    kept = kept_cut(before.stripes, owners, plan.stripes)
+    return plan if kept is None else msgspec.structs.replace(plan, stripes=kept)
 
 
 def _described(part: GroupPart) -> str:

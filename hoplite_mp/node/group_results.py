@@ -23,7 +23,7 @@ from hoplite_mp.protocol.messages import Distribute
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from hoplite_mp.node.forests import Forests
     from hoplite_mp.node.main import Node
@@ -146,10 +146,11 @@ class GroupResults:
         if not reports and self.node.number in message.waits:
             done("")
 
-    def drop(self, message: GroupGo) -> None:
-        """That attempt is over."""
+    def drop(self, message: GroupGo, but: Collection[int] = ()) -> None:
+        """That attempt is over, except these operations of it."""
         for plan in message.plans:
-            self.forests.drop(plan.operation)
+            if plan.operation not in but:
+                self.forests.drop(plan.operation)
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ It must never know: what members send each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks
@@ -22,11 +22,13 @@ from hoplite_mp.protocol.messages import (
     GroupRefused,
     NodeToManager,
 )
+from hoplite_mp.protocol.reports import GroupHeld
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hoplite_mp.node.group_calls import GroupCalls
+    from hoplite_mp.protocol.reports import Report
 
 __all__ = ["Groups"]
 
@@ -39,6 +41,8 @@ class Known:
     generation: int
     board: _tasks.Board
     size: int = 0
+    shown: GroupMembers | None = None
+    here: dict[int, tuple[int, int]] = field(default_factory=dict)  # rank -> slot, generation
     hold: Any = None  # of a committed result whose leader has died
     held_call: int = 0
 
@@ -63,7 +67,9 @@ class Groups:
         self.known: dict[int, Known] = {}  # board -> group
         # request -> (slot, number of its call, name)
         self.joining: dict[int, tuple[int, int, str]] = {}
+        self.asked: dict[int, GroupJoinRequested] = {}  # the same requests
         self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
+        self.generations = 0  # the highest that was heard of
         self.hosts: GroupCalls | None = None  # set when there are other hosts
         self._next = 1
 
@@ -71,43 +77,73 @@ class Groups:
         request, self._next = self._next, self._next + 1
         self.joining[request] = (slot, number, ask.name)
         generation = self.client.client_info(slot)["generation"]
-        self.send(
-            GroupJoinRequested(
-                request, self.node(), slot, generation, ask.name, ask.size, ask.rank, members_max
-            )
+        self.asked[request] = GroupJoinRequested(
+            request, self.node(), slot, generation, ask.name, ask.size, ask.rank, members_max
         )
+        self.send(self.asked[request])
 
     def leave(self, ask: GroupLeave, slot: int, number: int) -> None:
         """The reply comes when what this member had committed is held for those still reading."""
         self.hold_committed(slot)
         self.reply(slot, Reply(number))
+        for known in self.known.values():
+            if known.generation == ask.generation:
+                known.here.pop(ask.rank, None)
         generation = self.client.client_info(slot)["generation"]
         self.send(GroupLeft(ask.name, ask.generation, ask.rank, self.node(), slot, generation))
 
     def admitted(self, name: str, generation: int, rank: int) -> None:
         self.send(GroupAdmitted(name, generation, rank))
 
+    def forget_client(self, slot: int) -> None:
+        """That process is gone."""
+        for known in self.known.values():
+            for rank in [rank for rank, one in known.here.items() if one[0] == slot]:
+                del known.here[rank]
+        gone = [request for request, one in self.asked.items() if one.client == slot]
+        for request in gone:
+            del self.asked[request]
+
+    def report(self) -> Iterator[NodeToManager | Report]:
+        """What a manager must know that has not heard of any group."""
+        for known in self.known.values():
+            if known.shown is not None:
+                here = tuple((rank, *one) for rank, one in known.here.items())
+                yield GroupHeld(self.node(), known.shown, here)
+        yield from self.asked.values()
+
     def receive(self, message: Any) -> bool:
         """A message from the manager; False if it is not about a group."""
         if isinstance(message, GroupMembers):
+            self.generations = max(self.generations, message.generation)
             known = self.known.get(message.board)
             if known is None or known.generation != message.generation:
                 board = _tasks.Board(self.tasks, message.board)
                 board.reset(message.size, message.generation)
                 known = Known(message.name, message.generation, board, message.size)
                 self.known[message.board] = known
+            known.shown = message
             known.board.set_masks(
                 message.alive, message.joining, message.formed, self.hosts is None
             )
             if self.hosts is not None:
                 self.hosts.changed(message, known)
         elif isinstance(message, GroupJoined):
+            if message.request not in self.joining:
+                return True  # answered already, by the manager before this one
             slot, number, _ = self.joining.pop(message.request)
-            self.known[message.board].board.set_client(message.rank, slot)
+            asked = self.asked.pop(message.request, None)
+            known = self.known[message.board]
+            known.board.set_client(message.rank, slot)
+            if asked is not None:  # else the process is gone already
+                known.here[message.rank] = slot, asked.client_generation
             place = message.board, message.generation, message.rank, self.hosts is not None
             self.reply(slot, Reply(number, place))
         elif isinstance(message, GroupRefused):
+            if message.request not in self.joining:
+                return True
             slot, number, name = self.joining.pop(message.request)
+            self.asked.pop(message.request, None)
             if any(known.name == name for known in self.known.values()):
                 self.refused[name] = message.message
             self.reply(slot, Reply(number, None, message.message))

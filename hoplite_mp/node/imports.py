@@ -40,6 +40,7 @@ class Import:
     hold: Any  # the node's own, until somebody else holds it
     described: bool = False
     kept: bool = False  # by a hold of the node's, whether processes hold it or not
+    moved: int = -1  # number of the node after whose death another home was named
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -56,6 +57,11 @@ class Imports:
         self.send = send  # to the node whose host has this home id; False: there is none
         self.by_object: dict[bytes, Import] = {}
         self.by_oid: dict[int, Import] = {}
+        self.by_number: dict[int, Import] = {}  # those that their home counts
+        # Told when a home names nobody who has what all known holders have taken along.
+        self.nobody_named: Callable[[int], None] = lambda oid: None
+        # Told of an import whose home is not there; False: there cannot be another.
+        self.homeless: Callable[[Import], bool] = lambda one: False
         self._next = 1
 
     def ask(self, objects: list[bytes], done: Callable[[list[Any]], None]) -> None:
@@ -85,7 +91,7 @@ class Imports:
         if known is not None:
             hold = self.client.hold(known.oid)
             if hold is not None:
-                if known.kept and not known.number:
+                if known.kept and not known.number and known.home != self.client.home:
                     self._acquire(known)
                 return known, hold
         one = self._new(object_id)
@@ -102,10 +108,12 @@ class Imports:
 
     def _acquire(self, one: Import) -> None:
         """Tells the home that it is held here; its answer is on the way from now on."""
+        self.by_number.pop(one.number, None)
         one.number, self._next = self._next, self._next + 1
+        self.by_number[one.number] = one
         one.described = False
-        if not self.send(one.home, Acquire(one.object, one.number)):
-            self._fail(one, "its host is not in this cluster, or has left it")
+        if not self.send(one.home, Acquire(one.object, one.number)) and not self.homeless(one):
+            self.fail(one, "its host is not in this cluster, or has left it")
 
     def keep(self, object_id: bytes) -> Any:
         """A hold on the header here, which the home does not count."""
@@ -123,23 +131,52 @@ class Imports:
         if one is None or not one.number or not one.described:
             return False
         self.send(one.home, Release(object_id, one.number))
+        self.by_number.pop(one.number, None)
         one.number = 0
         return True
 
     def adopt(self, object_id: bytes, oid: int) -> None:
-        """A header of this host's that stands for that object already (a task that runs here)."""
+        """A header of this host's that stands for that object already (a task that runs here). One
+        that processes have waited with so far is told by the home, as others are."""
         self.by_object[object_id] = self.by_oid[oid] = Import(
             object_id, ids.unpack_id(object_id)[0], 0, oid, None, True
         )
+
+    def near(self, object_id: bytes, oid: int) -> memoryview | None:
+        """The payload of that object, if this host has it under another header than that one: a
+        process has held a ref to a task that was then sent here."""
+        one = self.by_object.get(object_id)
+        if one is None or one.oid == oid:
+            return None
+        got = self.client.view(one.oid)
+        if isinstance(got, int) and self.results.store.restore(one.oid):
+            got = self.client.view(one.oid)
+        return None if isinstance(got, int) else memoryview(got)
+
+    def own(self, object_id: bytes) -> int:
+        """Where an object lies of which this host is the home: it was made here, or this host has
+        taken it over. 0: it is another's."""
+        home, oid = ids.unpack_id(object_id)
+        if home == self.client.home:
+            return oid
+        one = self.by_object.get(object_id)
+        return one.oid if one is not None and one.home == self.client.home else 0
+
+    def home_of(self, object_id: bytes) -> int:
+        """Who counts its holders."""
+        one = self.by_object.get(object_id)
+        return ids.unpack_id(object_id)[0] if one is None else one.home
 
     # -- what the home says --------------------------------------------------------------------
 
     def described(self, message: Described) -> None:
         """How an object of ours stands at its home: at once, and when a pending one is done."""
-        one = self.by_object.get(message.object)
-        if one is None or one.number != message.number or one.oid not in self.by_oid:
+        one = self.by_number.get(message.number, self.by_object.get(message.object))
+        if one is None or (one.object, one.number) != (message.object, message.number):
             return
         if self.client.state(one.oid) not in _UNWRITTEN:
+            if self.places.absent(one.oid):
+                self._there_again(one, message)
             self._answer(one)  # said before, or placed here by a collective
             return
         if message.standing == "ready":
@@ -148,8 +185,20 @@ class Imports:
             assert message.payload is not None
             self._store(one, message.payload, True)
         elif message.standing == "gone":
-            self._fail(one, "it was deleted, or nobody held it any more")
+            self.fail(one, "it was deleted, or nobody held it any more")
         self._answer(one)
+
+    def _there_again(self, one: Import, message: Described) -> None:
+        """What the home says of an object whose holders have died."""
+        if message.payload is not None:
+            self.places.replace(one.oid, message.payload)
+        elif message.standing == "gone":
+            why = f"object {one.object.hex()} is lost: it was deleted, or nobody held it any more"
+            self.places.fail(one.oid, ObjectLostError(why))
+        elif message.holders:
+            self.places.found(one.oid, message.holders)
+        elif message.standing == "ready":
+            self.nobody_named(one.oid)
 
     def _ready(self, one: Import, message: Described) -> None:
         if message.payload is None or not self._store(one, message.payload, False):
@@ -169,7 +218,7 @@ class Imports:
             got = self.results.lease(len(payload))
             if got is None:
                 if failed:
-                    self._fail(one, "its error found no room here")
+                    self.fail(one, "its error found no room here")
                 return failed
             at = got
             self.client.write(at, payload, [], [])
@@ -180,7 +229,8 @@ class Imports:
             self.tasks.settle(one.oid)
         return True
 
-    def _fail(self, one: Import, why: str) -> None:
+    def fail(self, one: Import, why: str) -> None:
+        """Its value will never be known here."""
         if self.client.state(one.oid) == STATE["CLAIMED"]:
             error = ObjectLostError(f"object {one.object.hex()} is lost: {why}")
             self._store(one, serial.encode_error(error, "").tobytes(), True)
@@ -201,6 +251,7 @@ class Imports:
         if one is None or self.client.state(oid) not in (STATE["FREE"], STATE["FREED"]):
             return
         del self.by_oid[oid]
+        self.by_number.pop(one.number, None)
         if self.by_object.get(one.object) is one:
             del self.by_object[one.object]
         self.places.drop(oid)
@@ -216,7 +267,7 @@ class Imports:
     def lose_home(self, home: int) -> None:
         """That host is gone: what it had not finished is lost."""
         for one in [one for one in self.by_oid.values() if one.home == home and one.number]:
-            self._fail(one, "its host is gone")
+            self.fail(one, "its host is gone")
 
 
 _UNWRITTEN = (STATE["CLAIMED"], STATE["ABORTED"])

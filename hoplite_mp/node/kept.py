@@ -21,7 +21,7 @@ from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.peers import Kept, LetGo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from hoplite_mp.node.imports import Imports
     from hoplite_mp.node.places import Places
@@ -40,6 +40,7 @@ class Lent:
     """An object of this host that other nodes keep copies of."""
 
     hold: Any
+    object: bytes
     peers: set[int] = field(default_factory=set)  # homes of the hosts
 
 
@@ -63,6 +64,8 @@ class KeptCopies:
         self.after = after
         self.holds: dict[bytes, Any] = {}  # objects of others
         self.lent: dict[int, Lent] = {}  # objects of this host
+        # How many holds on an object are there for other reasons than that somebody wants it.
+        self.unwanted: Callable[[int], int] = lambda oid: 0
         self._looking = False
 
     # -- copies here ---------------------------------------------------------------------------
@@ -91,19 +94,21 @@ class KeptCopies:
         oid = self._header(object_id)
         if self.client.state(oid) == STATE["CLAIMED"]:
             self.results.store_block(oid, payload, nbytes)
+        elif oid in self.places:  # its home has said before the manager that it is here
+            self.places.brought(oid, payload)
         else:
             self.client.give_back(payload)
         self.tell(object_id, nbytes)
 
     def tell(self, object_id: bytes, nbytes: int) -> None:
         """A copy is whole: its home must know."""
-        home, _ = ids.unpack_id(object_id)
+        home = self.imports.home_of(object_id)
         if home != self.client.home:
             self.send(home, Kept(object_id, nbytes))
 
     def say(self, message: Kept) -> None:
         """Tells the object's home, which may be this host."""
-        home, _ = ids.unpack_id(message.object)
+        home = self.imports.home_of(message.object)
         if home == self.client.home:
             self.kept(home, message)
         else:
@@ -129,20 +134,25 @@ class KeptCopies:
 
     def kept(self, peer: int, message: Kept) -> None:
         """Another node keeps a copy of an object of this host."""
-        home, oid = ids.unpack_id(message.object)
+        if not self.lend(message.object, message.hosts or (peer,)):
+            self.send(peer, LetGo(message.object))
+
+    def lend(self, object_id: bytes, hosts: Iterable[int]) -> bool:
+        """Hosts with these homes keep a copy of an object of this one; False: it is gone."""
+        oid = self.imports.own(object_id)
         lent = self.lent.get(oid)
         if lent is None:
-            hold = self.client.hold(oid) if home == self.client.home else None
+            hold = self.client.hold(oid) if oid else None
             if hold is None or self.client.state(oid) in _OVER:
-                self.send(peer, LetGo(message.object))
-                return
-            lent = self.lent[oid] = Lent(hold)
+                return False
+            lent = self.lent[oid] = Lent(hold, object_id)
             self._look_later()
-        lent.peers.update({*(message.hosts or (peer,))} - {self.client.home})
+        lent.peers.update({*hosts} - {self.client.home})
+        return True
 
     def released(self, peer: int, message: Release) -> None:
         """No process there holds it any more; a copy that is kept all the same is told again."""
-        lent = self.lent.get(ids.unpack_id(message.object)[1])
+        lent = self.lent.get(self.imports.own(message.object))
         if lent is not None:
             lent.peers.discard(peer)
 
@@ -155,8 +165,13 @@ class KeptCopies:
         """That host is gone, with its copies and its objects."""
         for lent in self.lent.values():
             lent.peers.discard(peer)
-        for object_id in [one for one in self.holds if ids.unpack_id(one)[0] == peer]:
+        for object_id in [one for one in self.holds if self.imports.home_of(one) == peer]:
             del self.holds[object_id]
+
+    def keep_on(self, object_id: bytes, hold: Any) -> None:
+        """A copy that is here stays, though the home that knew of it is gone: there is another."""
+        self.holds[object_id] = hold
+        self._look_later()
 
     # -- who still wants them ------------------------------------------------------------------
 
@@ -171,7 +186,7 @@ class KeptCopies:
                 continue
             del self.lent[oid]
             for peer in lent.peers:
-                self.send(peer, LetGo(ids.pack_id(self.client.home, oid)))
+                self.send(peer, LetGo(lent.object))
         for object_id, hold in list(self.holds.items()):
             if object_id not in self.holds:
                 continue  # its home has turned out to be gone
@@ -184,7 +199,8 @@ class KeptCopies:
     def _only_ours(self, oid: int) -> bool:
         """Is this file's the last hold on it?"""
         counts = self.client.private_counts(oid)
-        return counts[0] == 1 and self.client.inspect(oid)["refs"] == [NODE_SLOT]
+        ours = 1 + self.unwanted(oid)
+        return counts[0] == ours and self.client.inspect(oid)["refs"] == [NODE_SLOT]
 
 
 _OVER = (STATE["DELETED"], STATE["ABORTED"], STATE["CANCELLED"], STATE["FREE"], STATE["FREED"])

@@ -28,8 +28,9 @@ from hoplite_mp.node.guests import Guests
 from hoplite_mp.node.kept import KeptCopies
 from hoplite_mp.node.links import Links
 from hoplite_mp.node.locations import Locations
-from hoplite_mp.node.peers import Peers
+from hoplite_mp.node.peers import Call, Peers
 from hoplite_mp.node.probing import Probing
+from hoplite_mp.node.recovering import Recovering
 from hoplite_mp.node.transfers import Transfers
 from hoplite_mp.protocol.greetings import Introduction
 from hoplite_mp.protocol.looking import ClockAsked, DumpAsked, LookTold, TraceAsked, TraceRead
@@ -61,6 +62,7 @@ from hoplite_mp.protocol.peers import (
     LetGo,
     Locate,
     Located,
+    MakeAgain,
     OpenFarPool,
     Printed,
     PrintedTaken,
@@ -80,20 +82,25 @@ from hoplite_mp.transport.addresses import Endpoint
 from hoplite_mp.transport.caller import Caller
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from hoplite_mp.node.main import Node
     from hoplite_mp.protocol.local import LanStart
-    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.protocol.messages import Member, NodeToManager
+    from hoplite_mp.protocol.reports import Report
+    from hoplite_mp.transport.conversation import Admission
     from hoplite_mp.transport.door import Door
     from hoplite_mp.transport.stream import TcpStream
 
 __all__ = ["Lan"]
 
-# How long a task may wait behind another one although a worker is idle. Lower: more turns of the
-# node while tasks are queued at others.
+# How long a task may wait although a worker is idle elsewhere. Lower: more turns of the node.
 STEAL_LOOK_S = 0.02
-# How long the manager has to notice a death that this node has noticed, in silences that it allows.
-# Lower: a node that lives is sooner given up because one other has lost it.
+# How long the manager has to notice a death that this node has noticed, in silences. Lower: a node
+# that lives is sooner given up because one other has lost it.
 PEER_LOST_SILENCES = 2.0
+# Rounds over a lost manager's addresses: while there may be another one, its supervisor listens.
+MANAGER_ROUNDS_MAX = 3
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -106,6 +113,7 @@ class Lan:
         self.cluster = lan.cluster
         self.certificate = lan.certificate
         self.members: dict[int, Member] = {}  # by number, in order of joining
+        self.numbers = 1  # so many were given, as far as this node knows
         self.door: Door | None = None
         self.missed: set[int] = set()  # lost by this node, and not yet by the manager's word
         self._stealing = False  # there will be another look
@@ -139,6 +147,9 @@ class Lan:
         self.given = GivenBlocks(node.store, node.client, self.links.engine)
         self.forests = Forests(node, self.links, self.kept, self.given)
         self.transfers = Transfers(node, self.links, self.kept, self.forests.meter)
+        self.transfers.makes = lambda object_id: any(
+            part.makes(object_id) for part in self.forests.parts.values()
+        )
         self.group_calls = GroupCalls(node, self.peers, GroupResults(node, self.forests))
         node.groups.hosts = self.group_calls
         node.places.fetcher = self.transfers
@@ -149,6 +160,7 @@ class Lan:
         self.locations = Locations(node, self.peers, self.kept)
         self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager)
         node.exports.elsewhere = self.locations.kept_at
+        self.recovering = Recovering(node, self)
         if not lan.manager:
             self._open()
 
@@ -165,21 +177,25 @@ class Lan:
     def connect(self) -> TcpStream:
         """The connection to a manager on another host; blocks. AuthError, ManagerLostError,
         ProtocolError as `Caller` raises them."""
-        caller = Caller(
+        admission = self._caller(self.lan.connect_timeout_s).wait()
+        self.cluster = self.peers.cluster = admission.cluster
+        if not self.lan.tls:
+            self._open()
+        return admission.stream
+
+    def _caller(self, timeout_s: float, rounds_max: int = 0, cluster: bytes = b"") -> Caller:
+        return Caller(
             [Endpoint(socket.AddressFamily(f), tuple(where)) for f, where in self.lan.manager],
             key=self.lan.key,
             role="node",
             mine=self.mine,
             tls=self.lan.tls,
             now=time.monotonic(),
-            timeout_s=self.lan.connect_timeout_s,
+            timeout_s=timeout_s,
             handshake_timeout_s=self.lan.handshake_timeout_s,
+            cluster=cluster,
+            rounds_max=rounds_max,
         )
-        admission = caller.wait()
-        self.cluster = self.peers.cluster = admission.cluster
-        if not self.lan.tls:
-            self._open()
-        return admission.stream
 
     def _open(self) -> None:
         """Lets other nodes in."""
@@ -222,8 +238,11 @@ class Lan:
         """A message from the manager; False if it is not about other hosts."""
         match message:
             case Credentials():
-                self.certificate = message.pem
-                self._open()
+                if self.door is None:  # else by another manager than the one that let this node in
+                    self.certificate = message.pem
+                    self._open()
+            case NodeAdmitted() if self.node.standing and self.members:
+                self._again(message)
             case NodeAdmitted():
                 self.node.set_number(message.node)
                 for member in message.members:
@@ -233,6 +252,7 @@ class Lan:
                 self.missed.difference_update(message.went)
                 for number in message.went:
                     self._went(number)
+                    self.recovering.report(number)
                 for member in message.came:
                     self._came(member)
             case Distribute():
@@ -244,10 +264,35 @@ class Lan:
             case Leave():
                 self.node.leave()
             case _:
-                return False
+                return self.recovering.receive(message)
         return True
 
+    def _again(self, message: NodeAdmitted) -> None:
+        """Another manager has taken over; it may know of others who came, or are lost."""
+        found = {member.node: member for member in message.members}
+        for number, member in list(self.members.items()):
+            if number not in found or found[number].incarnation != member.incarnation:
+                self._went(number)
+        for number in set(range(self.numbers)) - set(found):  # it may wait to hear of any of them
+            self.missed.discard(number)
+            self.recovering.report(number)
+        for number, member in found.items():
+            if number not in self.members and number not in self.missed:
+                self._came(member)
+
+    def report(self) -> Iterator[NodeToManager | Report]:
+        """What a manager must know."""
+        yield from self.transfers.report()
+        yield from self.forests.report()
+        yield from self.recovering.homes.report_again()
+
+    def call_manager(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
+        """A connection to the manager that takes over; None: there is none."""
+        caller = self._caller(timeout_s, MANAGER_ROUNDS_MAX, self.cluster)
+        Call(self.node, caller, "the manager", done).turn()
+
     def _came(self, member: Member) -> None:
+        self.numbers = max(self.numbers, member.node + 1)
         self.members[member.node] = member
         self.peers.came(member)
         if member.home != self.node.client.home:
@@ -293,6 +338,7 @@ class Lan:
         if member is None:
             return
         self.peers.went(number)
+        self.recovering.begin(member)
         self.delegation.lose_runner(member.home)
         self.guests.lose_peer(member.home)
         self.links.lose_node(number)
@@ -304,7 +350,6 @@ class Lan:
         self.probing.lose_peer(member.home)
         self.node.tracing.went(member.home, number, member.workers)
         self.node.questions.lose_peer(member.home)
-        self.node.imports.lose_home(member.home)
         self.node.exports.lose_peer(member.home)
         self.node.places.lose_node(number)
 
@@ -314,9 +359,11 @@ class Lan:
         self._went(number)
 
         def still() -> None:
-            if number in self.missed:
+            if number in self.missed and self.node.management.wire is None:
+                self.node.after(PEER_LOST_SILENCES * self.lan.silence_s, still)  # nobody hears it
+            elif number in self.missed:
                 self.missed.discard(number)
-                _log.warning("node h%d is lost to this host, and the manager hears it", number)
+                _log.warning("node h%d is lost to this host; the manager hears it", number)
                 self.node.send_manager(PeerLost(self.node.number, number))
 
         self.missed.add(number)
@@ -325,8 +372,8 @@ class Lan:
 
     def _cut_off(self) -> None:
         """Who has lost most of the others is the one that is cut off: the others need not go."""
-        if self.node.manager_fd < 0 and len(self.missed) > max(1, len(self.peers.by_home)):
-            self.node.cut_off(f"this host has lost {len(self.missed)} others")
+        if not self.node.management.is_near and len(self.missed) > max(1, len(self.peers.by_home)):
+            self.node.management.cut_off(f"this host has lost {len(self.missed)} others")
 
     def freed(self, oid: int) -> None:
         """A header of the node's own has been collected."""
@@ -334,6 +381,7 @@ class Lan:
         self.node.imports.freed(oid)
         if one is not None and oid not in self.node.imports.by_oid:
             self.transfers.dropped(one.object)
+            self.recovering.freed(one)
 
     # -- peers ---------------------------------------------------------------------------------
 
@@ -351,8 +399,10 @@ class Lan:
                 node.exports.acquire(home, message)
             case Release():
                 if not self.guests.release(home, message):
-                    node.exports.release(home, message)
+                    self.recovering.released(home, message)
                     self.kept.released(home, message)
+            case MakeAgain():
+                node.exports.make_again(home, message)
             case Drop():
                 node.exports.drop(message.object)
             case Kept():
@@ -443,6 +493,7 @@ class Lan:
             self.node.after(STEAL_LOOK_S, self._look_for_idle)
         self.far_output.look()
         self.node.places.purge()
+        self.recovering.look()
 
     def _look_for_idle(self) -> None:
         """Nobody tells this node that a worker has become idle; its next turn steals."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Key", "Links", "Pulling", "Wanting"]
 
+# No connection could be made, on any way: to try again at once would take as long.
+UNREACHABLE = "the node cannot be reached"
 BLOCK_BYTES = 256 << 10  # 2 ms at 1 Gbit/s
 _log = logging.getLogger("hoplite_mp")
 Key = tuple[int, int, int, int]
@@ -161,7 +163,7 @@ class Links:
             if wanting is None:
                 continue
             if admission is None:
-                wanting.failed(cell, "the node cannot be reached")
+                wanting.failed(cell, UNREACHABLE)
             else:
                 self.engine.pull(cell, self.links[member.node], key)
 

@@ -14,7 +14,6 @@ import os
 import select
 import signal
 import socket
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +22,11 @@ import msgspec
 from hoplite_mp import _shm, _tasks, ids
 from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
 from hoplite_mp.config import Config
-from hoplite_mp.errors import HopliteError
 from hoplite_mp.node.counters import Counters
 from hoplite_mp.node.exports import Exports
 from hoplite_mp.node.groups import Groups
 from hoplite_mp.node.imports import Imports
+from hoplite_mp.node.management import Management
 from hoplite_mp.node.operations import Operations
 from hoplite_mp.node.output import Output
 from hoplite_mp.node.pages import Pages
@@ -39,9 +38,7 @@ from hoplite_mp.node.store import Store
 from hoplite_mp.node.sweeper import Sweeper
 from hoplite_mp.node.tracing import Tracing
 from hoplite_mp.node.waits import Waits
-from hoplite_mp.node.wires import Wire
 from hoplite_mp.node.workers import Workers
-from hoplite_mp.protocol.codec import encode, node_decoder
 from hoplite_mp.protocol.local import (
     GIVEN_UP,
     Exited,
@@ -52,16 +49,13 @@ from hoplite_mp.protocol.local import (
     Spawned,
     Start,
 )
-from hoplite_mp.protocol.messages import ClientLost, GivenUp, NodeJoined
-from hoplite_mp.transport.stream import TcpStream
+from hoplite_mp.protocol.messages import ClientLost, ClusterEnded, GivenUp, Member
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.lan import Lan
     from hoplite_mp.node.pools import Pool
-    from hoplite_mp.node.pulse import Pulse
-    from hoplite_mp.protocol.messages import Member
     from hoplite_mp.protocol.peers import PeerMessage
 
 __all__ = ["Node", "main"]
@@ -70,8 +64,6 @@ _log = logging.getLogger("hoplite_mp")
 
 NODE_SLOT, DRIVER_SLOT = 0, 1
 OUTPUT_PATIENCE_S = 0.8
-# How long the manager may be silent, in silences of a node: its end is that of all.
-MANAGER_SILENCES = 5.0
 
 
 class Node:
@@ -87,12 +79,9 @@ class Node:
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer = 0
         self.supervisor = socket.socket(fileno=supervisor_fd)
-        self.manager_fd = manager_fd  # -1: the manager is on another host
-        self.manager: Wire | None = None
-        self.pulse: Pulse | None = None
+        self.management = Management(self, manager_fd)
         self.given_up = False  # this host lives, and the others have lost it, or it them
         self.lan: Lan | None = None
-        self.join_error: tuple[str, str] | None = None
         self.number = 0  # among the nodes of the cluster
         self.standing = start.lan is None  # has it been said what the number is?
         self.event_fd = start.event_fd
@@ -162,30 +151,24 @@ class Node:
             sock.close()
 
     def send_manager(self, message: Any) -> None:
-        if self.manager is not None:
-            self.manager.send(encode(message))
-
-    def manager_lost(self, reason: str) -> None:
-        """Without a manager there is no cluster: the supervisor ends the rest of the host."""
-        if not self._stop and self.manager_fd < 0:
-            _log.info("the connection to the manager ended: %s", reason)
-            if self.manager is None or self.manager.stream.failure is not None:
-                self.given_up = True  # cut, perhaps: nobody has said that it is the end
-        self._stop = True
-
-    def manager_silent(self, seconds: float) -> None:
-        """Nothing has been heard of the manager for so long: this host is cut off, or that one."""
-        self.cut_off(f"it has been silent for {seconds:.1f} s")
-
-    def cut_off(self, why: str) -> None:
-        """This life of the node is over; the host may join again."""
-        self.given_up = True
-        if self.manager is not None:
-            self.manager.close(why)
+        self.management.send(message)
 
     def leave(self) -> None:
-        """Nobody needs this node any more."""
+        """Nobody needs this node any more, or there is no cluster: the supervisor ends the rest of
+        the host."""
         self._stop = True
+
+    @property
+    def stopping(self) -> bool:
+        """Is this the last turn?"""
+        return self._stop
+
+    @property
+    def members(self) -> tuple[tuple[Member, ...], int]:
+        """All nodes of the cluster, and so many numbers were given to some."""
+        if self.lan is None:
+            return (Member(0, 0, self.client.home, self.start.workers),), 1
+        return tuple(self.lan.members.values()), self.lan.numbers
 
     def send_peer(self, home: int, message: PeerMessage) -> bool:
         """To the node of the host with that id; False if there is none."""
@@ -302,7 +285,7 @@ class Node:
             self.operations.refuse(ask[1], why)
 
     def from_supervisor(self) -> None:
-        data = self.supervisor.recv(PACKET_BYTES_MAX)
+        data, fds, _, _ = socket.recv_fds(self.supervisor, PACKET_BYTES_MAX, 1)
         if not data:  # all workers have ended
             self._stop = self._orderly = True
             return
@@ -311,8 +294,13 @@ class Node:
             self.workers.spawned(message.slot, message.pid)
         elif isinstance(message, Exited):
             self.exited(message)
+        elif fds:
+            self.management.again(fds[0])
 
     def from_manager(self, message: Any) -> None:
+        if isinstance(message, ClusterEnded):
+            self.management.ended = True
+            return
         if isinstance(message, GivenUp):
             why = f"was silent for {message.silent_s:.1f} s"
             _log.warning("this host %s: given up", why if message.silent_s else "lost another")
@@ -322,56 +310,6 @@ class Node:
             return
         if not self.operations.receive(message):
             self.groups.receive(message)
-
-    def join(self) -> None:
-        """Begins to speak with the manager; with one on another host this takes its time."""
-        lan = self.start.lan
-        joined = NodeJoined(self.client.home, 0, self.start.workers)
-        if lan is None:
-            stream = TcpStream(socket.socket(fileno=self.manager_fd))
-        else:
-            from hoplite_mp.node.lan import Lan
-
-            self.lan = Lan(self, lan)
-            self.sweeper.freed = self.lan.freed
-            self.sweeper.is_guest = self.lan.guests.__contains__
-            joined = msgspec.structs.replace(
-                joined,
-                host=lan.host,
-                addresses=tuple(lan.addresses),
-                memory_total=self.store.limit,
-            )
-            if lan.manager:
-                try:
-                    stream = self.lan.connect()
-                except HopliteError as error:
-                    self.join_error = type(error).__name__, str(error)
-                    self.requests.answer_standing()
-                    return
-            else:
-                stream = TcpStream(socket.socket(fileno=self.manager_fd))
-        self.manager = Wire(
-            self.poll,
-            self.handlers,
-            stream,
-            node_decoder(),
-            self.from_manager,
-            self.manager_lost,
-            threading.Lock() if self.manager_fd < 0 else None,
-        )
-        if lan is not None and self.manager_fd < 0:
-            from hoplite_mp.node.pulse import Pulse
-
-            self.pulse = Pulse(
-                self.manager.beat,
-                self.after,
-                self.manager_silent,
-                interval_s=lan.beat_interval_s,
-                patience_s=MANAGER_SILENCES * lan.silence_s,
-            )
-            self.manager.heard = self.pulse.heard
-        self.send_manager(joined)
-        self.manager.ready()  # what came with the handshake's last bytes is announced by no loop
 
     def from_pipe(self, fd: int) -> None:
         if fd in self.output.pipes and not self.output.read(fd):
@@ -393,6 +331,7 @@ class Node:
         self.groups.hold_committed(slot)
         self.tracing.recording.exited(slot, worker)
         again = self.sweeper.sweep(slot, worker, message.code)
+        self.groups.forget_client(slot)
         self.send_manager(ClientLost(self.number, slot, generation))
         self.requests.forget_client(slot)
         if self.lan is not None:
@@ -432,7 +371,13 @@ class Node:
         self.tasks.set_pid(DRIVER_SLOT, self.start.driver_pid)
         self.tasks.set_pid(NODE_SLOT, os.getpid())
         self.add_client(DRIVER_SLOT, socket.socket(fileno=self.start.rpc_fd))
-        self.join()
+        if self.start.lan is not None:
+            from hoplite_mp.node.lan import Lan
+
+            self.lan = Lan(self, self.start.lan)
+            self.sweeper.freed = self.lan.freed
+            self.sweeper.is_guest = self.lan.recovering.is_run_here
+        self.management.join()
         self.workers.open_first(self.start.workers, DRIVER_SLOT)
         for slot, line, out, err in self.start.first_workers:
             self.connect(slot, socket.socket(fileno=line), out, err)
@@ -444,8 +389,8 @@ class Node:
             if self.lan is not None:
                 self.lan.drivers.close()
         self.finish_output()
-        if self.pulse is not None:
-            self.pulse.stop()
+        if self.management.pulse is not None:
+            self.management.pulse.stop()
 
     def finish_output(self) -> None:
         """The host ends: what its workers wrote goes to their drivers, to the last byte, and what
@@ -466,8 +411,8 @@ class Node:
 
     def turn(self) -> None:
         now = time.monotonic()
-        if self.pulse is not None:
-            self.pulse.turned_at = now
+        if self.management.pulse is not None:
+            self.management.pulse.turned_at = now
         while self.timers and self.timers[0][0] <= now:
             heapq.heappop(self.timers)[2]()
         self.client.set_sleeping(True)

@@ -13,9 +13,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
+from hoplite_mp.node.endings import finish, placed
 from hoplite_mp.node.execute import Execution, PlanError, SourcesGone, prepare
 from hoplite_mp.node.layouts import can_fold
 from hoplite_mp.node.notes import Notes
@@ -35,16 +38,20 @@ from hoplite_mp.protocol.messages import (
     SourceReady,
     StripesComplete,
 )
+from hoplite_mp.protocol.reports import ReduceHeld
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hoplite_mp.node.forests import Forests
     from hoplite_mp.node.results import Results
     from hoplite_mp.protocol.local import Collective
+    from hoplite_mp.protocol.reports import Report
 
 __all__ = ["Operations"]
 
+# What an operation fails with when too few of its sources are there.
+_FOR_WANT_OF_SOURCES = ("reduce", "source", "lost")
 READY = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
 SPACE_RETRY_S = 0.02
 NUMBER_BITS = 40  # of an operation's number; the requesting node's number stands above
@@ -64,6 +71,7 @@ class Operation:
     epoch: int = 0
     space_deadline: float = 0.0
     plan: ExecuteReduce | None = None
+    executed: ExecuteReduce | None = None  # the latest plan that is this node's alone
     results: list[int] = field(default_factory=list)
     layout: bytes = b""  # of a source; all are alike
     slot: int = 0  # of the caller
@@ -92,6 +100,8 @@ class Operations:
         self.threads = threads
         self.node = node
         self.forests: Forests | None = None  # set when there is a network
+        # Is that done object held by nobody? If so, it is made again. Set when there is a network.
+        self.lost: Callable[[int], bool] = lambda oid: False
         self.notes = Notes()
         self.operations: dict[int, Operation] = {}
         self.finished: list[tuple[int, int, Execution, BaseException | None]] = []
@@ -105,44 +115,60 @@ class Operations:
         number, self._next = self.node() << NUMBER_BITS | self._next, self._next + 1
         holds = [self.client.hold(oid) for oid in dict.fromkeys((*ask.sources, *ask.results))]
         waiting: dict[int, list[int]] = {}
-        ready: list[int] = []
-        failed: list[int] = []
         for index, oid in enumerate(ask.sources):
-            if not self.tasks.done(oid):
+            if not self.tasks.done(oid) or self.lost(oid):
                 waiting.setdefault(oid, []).append(index)
-            elif self.client.state(oid) in READY:
-                ready.append(index)
-            else:
-                failed.append(index)
         operation = Operation(number, ask, holds, waiting, self.tasks.park(list(waiting)))
         operation.results = list(ask.results)
         operation.slot, operation.asked_ns = slot, time.monotonic_ns()
         self.operations[number] = operation
+        for message in self._request(operation):
+            self.send(message)
+        self.look()
+
+    def report(self) -> Iterator[NodeToManager | Report]:
+        """What a manager must know that has not heard of any."""
+        for operation in self.operations.values():
+            yield from self._request(operation)
+            if operation.executed is not None:
+                reported = operation.execution is not None
+                yield ReduceHeld(self.node(), operation.executed, reported)
+
+    def _request(self, operation: Operation) -> Iterator[NodeToManager]:
+        """As things stand now."""
+        ask = operation.ask
+        ready: list[int] = []
+        failed: list[int] = []
+        for oid in {oid for oid in ask.sources if oid not in operation.waiting and self.lost(oid)}:
+            operation.waiting[oid] = [at for at, one in enumerate(ask.sources) if one == oid]
+        for index, oid in enumerate(ask.sources):
+            if oid not in operation.waiting:
+                (ready if self.client.state(oid) in READY else failed).append(index)
         told = [self._about(operation, oid) for oid in (ask.sources[index] for index in ready)]
         in_lan = self.forests is not None
         home = self.client.home
-        self.send(
-            ReduceRequested(
-                number,
-                self.node(),
-                slot,
-                tuple(self.public(oid) for oid in ask.sources),
-                ask.op,
-                ask.num,
-                ask.deadline_s,
-                ask.reproducible,
-                tuple(ids.pack_id(home, oid) for oid in ask.results),
-                ask.kind,
-                tuple(ready),
-                tuple(ask.to),
-                tuple(nbytes for nbytes, _, _ in told) if in_lan else (),
-                tuple(layout for _, layout, _ in told) if in_lan else (),
-                tuple(holders for _, _, holders in told) if in_lan else (),
-            )
+        deadline_s = ask.deadline_s
+        if deadline_s is not None:
+            deadline_s = max(0.0, deadline_s - (time.monotonic_ns() - operation.asked_ns) / 1e9)
+        yield ReduceRequested(
+            operation.number,
+            self.node(),
+            operation.slot,
+            tuple(self.public(oid) for oid in ask.sources),
+            ask.op,
+            ask.num,
+            deadline_s,
+            ask.reproducible,
+            tuple(ids.pack_id(home, oid) for oid in ask.results),
+            ask.kind,
+            tuple(ready),
+            tuple(ask.to),
+            tuple(nbytes for nbytes, _, _ in told) if in_lan else (),
+            tuple(layout for _, layout, _ in told) if in_lan else (),
+            tuple(holders for _, _, holders in told) if in_lan else (),
         )
         for index in failed:
-            self.send(SourceFailed(number, index, self._reason(ask.sources[index])))
-        self.look()
+            yield SourceFailed(operation.number, index, self._reason(ask.sources[index]))
 
     def public(self, oid: int) -> bytes:
         """The id under which all nodes know it."""
@@ -172,14 +198,15 @@ class Operations:
     def look(self) -> None:
         """Something has become done: is it a source of ours? Has a result lost its readers?"""
         for operation in list(self.operations.values()):
-            done = [oid for oid in operation.waiting if self.tasks.done(oid)]
+            waiting = operation.waiting
+            done = [oid for oid in waiting if self.tasks.done(oid) and not self.lost(oid)]
             for oid in done:
                 ready = self.client.state(oid) in READY
                 for index in operation.waiting.pop(oid):
                     if ready:
                         nbytes, layout, holders = self._about(operation, oid)
-                        for node in holders:
-                            self.send(SourceReady(operation.number, index, node, nbytes, layout))
+                        about = holders[0], nbytes, layout, tuple(holders[1:])
+                        self.send(SourceReady(operation.number, index, *about))
                     else:
                         self.send(SourceFailed(operation.number, index, self._reason(oid)))
             if all(self.client.state(oid) == STATE["ABORTED"] for oid in operation.results):
@@ -220,7 +247,7 @@ class Operations:
         operation = self.operations.get(plan.operation)
         if operation is not None:
             self._drop_portions(operation)
-            operation.plan = None
+            operation.plan = operation.executed = None
             self._note(operation, "planned again" if operation.planned_ns else "planned")
             operation.planned_ns = time.monotonic_ns()
             operation.waits_for = tuple(sorted(waits_for(plan)))
@@ -234,7 +261,7 @@ class Operations:
                 self.forests.execute(plan)
                 return
         if operation is not None:
-            operation.plan = plan
+            operation.plan = operation.executed = plan
             operation.space_deadline = time.monotonic() + self.results.config.put_wait_s
             self.execute(operation)
 
@@ -382,12 +409,12 @@ class Operations:
                 self.results.store_block(oid, payload, nbytes)
         elif operation.ask.kind not in FOLDING:  # what was to be copied is where it should be
             if self.forests is not None:
-                self.forests.placed(operation.ask, message)
+                placed(self.forests, operation.ask, message)
             for oid in operation.results:
                 self.results.store_value(oid, serial.encode(None), False)
         else:
             assert self.forests is not None
-            self.forests.finish(operation.ask, operation.layout, blocks, message)
+            finish(self.forests, operation.ask, operation.layout, blocks, message)
         self._note(operation, "committed", message.contributors)
         self.end(operation)
 
@@ -395,10 +422,25 @@ class Operations:
         operation = self.operations.get(message.operation)
         if operation is None:
             return
+        if message.error in _FOR_WANT_OF_SOURCES and self._begin_again(operation):
+            return
         for oid in operation.results:
             self.results.store_value(oid, self._error(operation, message), True)
         self._note(operation, "failed")
         self.end(operation)
+
+    def _begin_again(self, operation: Operation) -> bool:
+        """If sources were lost that can be made again, it waits for those. False: none were."""
+        ask = operation.ask
+        if not any([self.lost(oid) for oid in dict.fromkeys(ask.sources)]):
+            return False
+        if ask.deadline_s is not None:
+            passed = (time.monotonic_ns() - operation.asked_ns) / 1e9
+            ask = msgspec.structs.replace(ask, deadline_s=max(0.0, ask.deadline_s - passed))
+        self._note(operation, "begun again")
+        self.begin(ask, operation.slot)  # which holds everything, before the other lets go
+        self.end(operation)
+        return True
 
     def _error(self, operation: Operation, message: OperationFailed) -> serial.Encoded:
         index = message.cause_index

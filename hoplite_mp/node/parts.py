@@ -10,12 +10,17 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hoplite_mp.node.ground import Ground
+from hoplite_mp.node.leftovers import Copy, Leftovers
+from hoplite_mp.node.ranges import Ranges
+from hoplite_mp.protocol.fields import FOLDING
+from hoplite_mp.protocol.messages import Distribute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.given import Given
+    from hoplite_mp.node.ground import Ground
+    from hoplite_mp.node.leftovers import Slot, SlotName
     from hoplite_mp.node.links import Key
     from hoplite_mp.planner.program import Program
     from hoplite_mp.protocol.group_calls import Plan
@@ -36,7 +41,11 @@ class Part:
     until: float  # when to give up waiting for room
     views: dict[int, memoryview] = field(default_factory=dict)  # members here, pinned
     given: dict[int, Given] = field(default_factory=dict)  # those that are still being written
-    ground: Ground = field(default_factory=Ground)
+    left: Leftovers = field(default_factory=Leftovers)  # by the part before, not yet taken
+    slots: dict[SlotName, Slot] = field(default_factory=dict)  # contributions that are pulled
+    come: dict[bytes, Ranges] = field(default_factory=dict)  # of blocks, when they were taken
+    # Cell -> the object in whose block it lies, and the bytes where it begins, and fills from.
+    fills: dict[int, tuple[bytes, int, int]] = field(default_factory=dict)
     cells: dict[int, Ground] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)  # cell -> bytes
     missing: set[int] = field(default_factory=set)  # cells that are not full yet
@@ -55,10 +64,43 @@ class Part:
     measured: bool = False  # its bytes are counted
     done: Callable[[str], None] | None = None  # not the manager's: who hears of the end instead
 
-    def come(self, index: int, begin: int, nbytes: int) -> bool | int:
+    @property
+    def ground(self) -> Ground:
+        """Shared with the part before."""
+        return self.left.ground
+
+    def leave(self, watermark: Callable[[int], int]) -> Leftovers:
+        """What the part after this one may go on with. Blocks of copies are no more this one's."""
+        left = Leftovers(self.ground, self.left.slots | self.slots, dict(self.left.copies))
+        names = self.block_objects()
+        for index in [index for index in self.blocks if index in names]:
+            payload, nbytes = self.blocks.pop(index)
+            arrived = self.come.get(names[index], Ranges()).copy()
+            for cell, (object_id, begin, first) in self.fills.items():
+                if object_id == names[index]:
+                    arrived.add(first, begin + watermark(cell))
+            left.copies[names[index]] = Copy(payload, nbytes, arrived)
+        self.slots, self.left = {}, Leftovers(self.ground)
+        return left
+
+    def written(self, index: int, begin: int, nbytes: int) -> bool | int:
         """Which bytes of a member here are there: True for all, or how many from `begin` on."""
         given = self.given.get(index)
-        return True if given is None else given.watermark(begin, nbytes)
+        return True if given is None else given.written.reach(begin, begin + nbytes)
+
+    def block_objects(self) -> dict[int, bytes]:
+        """The objects of which `blocks` are copies; none for what is made here."""
+        plan = self.plan
+        if isinstance(plan, Distribute):
+            return {0: plan.object}
+        return {} if plan.kind in FOLDING else dict(enumerate(plan.objects))
+
+    def makes(self, object_id: bytes) -> bool:
+        """Will that object be here when the plan is committed?"""
+        plan = self.plan
+        if isinstance(plan, Distribute) or self.done is not None:
+            return False
+        return any(plan.results[index] == object_id for index in self.blocks if plan.results)
 
     def follow(self, index: int, cell: int, begin: int, nbytes: int) -> None:
         """The cell lies in those bytes of a member here, and advances with them."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hoplite_mp.transport.caller import Caller
     from hoplite_mp.transport.conversation import Admission
 
-__all__ = ["Peers"]
+__all__ = ["Call", "Peers"]
 
 # Rounds over a node's addresses before another node is asked for a way to it. Higher: a packet that
 # is lost costs less often a way round, and a cut is noticed later (2 s a round and address).
@@ -52,17 +52,17 @@ class Peer:
         self.calling = False
 
 
-class _Call:
+class Call:
     """One call in the node's loop: turned when something comes and when its time has come."""
 
     def __init__(
         self,
         node: Node,
         caller: Caller,
-        member: Member,
+        whom: str,
         done: Callable[[Admission | None], None],
     ) -> None:
-        self.node, self.caller, self.member, self.done = node, caller, member, done
+        self.node, self.caller, self.whom, self.done = node, caller, whom, done
         self.fd = caller.fileno()
         self.over = False
         node.add(self.fd, self.turn)
@@ -74,7 +74,7 @@ class _Call:
         try:
             admission = self.caller.turn(time.monotonic())
         except (HopliteError, OSError) as error:
-            _log.warning("node h%d cannot be reached: %s", self.member.node, error)
+            _log.warning("%s cannot be reached: %s", self.whom, error)
             self._end(None)
             return
         if admission is not None:
@@ -228,7 +228,7 @@ class Peers:
             host=member.home,
             rounds_max=rounds_max,
         )
-        _Call(self.node, caller, member, done).turn()
+        Call(self.node, caller, f"node h{member.node}", done).turn()
 
     def _answered(self, peer: Peer, admission: Admission | None) -> None:
         peer.calling = False

@@ -1,19 +1,23 @@
 """Values of which this host knows only where they are: which nodes hold the bytes, who waits here.
 
 Why it exists: an object whose bytes are on another host looks like a spilled one to every process
-of this host: done, to be asked for. Asked for, it is fetched once, whoever else comes meanwhile;
-what cannot be fetched any more becomes an error that readers raise.
-It must never know: sockets, plans, user classes; how bytes move is the fetcher's.
+of this host: done, to be asked for. Asked for, it is fetched once, whoever else comes meanwhile.
+What no node is known to hold is *absent*: it stays done, and whoever asks for it waits until its
+maker has found it, or made it again; what cannot be had any more becomes an error that readers
+raise.
+It must never know: sockets, plans, user classes; how bytes move is the fetcher's, how a value is
+made again the maker's.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import serial
 from hoplite_mp.client.memory import STATE
-from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.errors import ObjectLostError, StoreFullError
 from hoplite_mp.node.ground import Ground
 from hoplite_mp.node.store import NODE_SLOT
 
@@ -22,7 +26,11 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.results import Results
 
-__all__ = ["Fetcher", "Filler", "Place", "Places"]
+__all__ = ["Fetcher", "Filler", "Maker", "Place", "Places"]
+
+# How often it is looked whether there is room for a value that was found again. Lower: more looks
+# while the store is full.
+ROOM_LOOK_S = 0.02
 
 
 @dataclass(slots=True)
@@ -31,13 +39,16 @@ class Place:
 
     object: bytes
     nbytes: int
-    holders: tuple[int, ...]  # numbers of nodes that hold the whole value
+    holders: tuple[int, ...]  # numbers of nodes that hold the whole value; none: it is absent
     waiting: list[Callable[[], None]] = field(default_factory=list)
     payload: int = 0  # the block that is being filled; 0: nothing has begun
     released: Callable[[], Any] | None = None  # called when this host needs no holder any more
     layout: bytes = b""  # see node/layouts.py
     filler: Filler | None = None  # who fills the block, while there is one
     ground: Ground = field(default_factory=Ground)  # of the block
+    why: str = ""  # nobody holds it
+    making: bool = False  # the maker has been asked
+    asked: int = 0  # how often the maker has tried to find it
 
 
 class Filler(Protocol):
@@ -54,6 +65,19 @@ class Fetcher(Filler, Protocol):
         """Fills `place.payload`, then calls `arrived` or `lost`."""
 
 
+class Maker(Protocol):
+    """Who finds a value that no node is known to hold, or makes it again."""
+
+    def why_not(self, oid: int, place: Place) -> str:
+        """Why it cannot; "": it can try."""
+
+    def make(self, oid: int, place: Place) -> None:
+        """Ends with `found`, `replace` or `fail`; never before it returns."""
+
+    def forget(self, oid: int) -> None:
+        """Nobody wants it any more."""
+
+
 class Places:
     """All values of this host's headers whose bytes are elsewhere."""
 
@@ -62,6 +86,10 @@ class Places:
         self.client = results.client
         self.store = results.store
         self.fetcher: Fetcher | None = None  # set when there is a network
+        self.maker: Maker | None = None  # likewise
+        # The payload, if it is on this host after all.
+        self.near: Callable[[bytes, int], memoryview | None] = lambda object_id, oid: None
+        self.after: Callable[[float, Callable[[], None]], None] = lambda seconds, action: None
         self.places: dict[int, Place] = {}
 
     def __contains__(self, oid: int) -> bool:
@@ -82,6 +110,10 @@ class Places:
         """Calls `done` when the bytes are here, or will never be. False: there is no room for them
         now, and nothing has been begun."""
         place = self.places[oid]
+        if self.absent(oid):
+            place.waiting.append(done)
+            self.make(oid)
+            return True
         if not place.payload:
             payload = self.store.lease(place.nbytes, NODE_SLOT)
             if payload is None:
@@ -93,7 +125,65 @@ class Places:
             done()
         return True
 
+    def absent(self, oid: int) -> bool:
+        """Is it done, and no node known to hold it?"""
+        place = self.places.get(oid)
+        return place is not None and not place.holders and not place.payload
+
+    def needs_making(self, oid: int) -> bool:
+        """Is no node known to hold it? Then it is made from now on, or is on its way already."""
+        place = self.places.get(oid)
+        if place is None or place.holders:
+            return False
+        if not place.payload:
+            self.make(oid)
+        return True
+
+    def make(self, oid: int) -> None:
+        """Somebody needs an absent value; several who do cause one attempt."""
+        place = self.places[oid]
+        if not place.making and self.maker is not None:
+            place.making = True
+            self.maker.make(oid, place)
+
+    def found(self, oid: int, holders: tuple[int, ...]) -> None:
+        """These nodes hold what was absent."""
+        if not self.absent(oid):
+            return
+        place = self.places[oid]
+        place.holders, place.making, place.why = holders, False, ""
+        if place.waiting:
+            until = time.monotonic() + self.results.config.put_wait_s
+            self._fetch_when_room(oid, place, until)
+
+    def bring(self, oid: int) -> None:
+        """Fetches it though nobody waits for it; it fails if there is no room for a while."""
+        place = self.places[oid]
+        place.waiting.append(_nothing)
+        if self.absent(oid):
+            self.make(oid)
+        elif not place.payload:
+            self._fetch_when_room(oid, place, time.monotonic() + self.results.config.put_wait_s)
+
+    def _fetch_when_room(self, oid: int, place: Place, until: float) -> None:
+        if self.places.get(oid) is not place or place.payload or not place.holders:
+            return
+        payload = self.store.lease(place.nbytes, NODE_SLOT)
+        if payload is not None:
+            place.payload = payload
+            self._fetch(oid, place)
+        elif time.monotonic() >= until or self.store.impossible(place.nbytes):
+            name = f"object {place.object.hex()} of {place.nbytes} bytes"
+            self.fail(oid, StoreFullError(f"{name}: {self.store.full_message()}"))
+        else:
+            self.after(ROOM_LOOK_S, lambda: self._fetch_when_room(oid, place, until))
+
     def _fetch(self, oid: int, place: Place) -> None:
+        near = self.near(place.object, oid)
+        if near is not None:
+            self.client.memory(place.payload, place.nbytes)[:] = near
+            self.arrived(oid)
+            return
         assert self.fetcher is not None
         place.filler = self.fetcher
         self.fetcher.fetch(oid, place)
@@ -131,19 +221,55 @@ class Places:
             self._forget(oid, place)  # dropped or deleted; whoever is served from it lets go first
         _close(place)
 
-    def lost(self, oid: int, why: str) -> None:
-        """No living node holds it: whoever reads it learns that."""
-        place = self.places.pop(oid)
+    def brought(self, oid: int, payload: int) -> None:
+        """The whole value is in a block of its own: it has come in another way than was asked."""
+        place = self.places[oid]
         self._forget(oid, place)
-        encoded = serial.encode_error(ObjectLostError(why), "")
-        payload = self.results.lease(encoded.nbytes)
+        place.payload = payload
+        self.arrived(oid)
+
+    def lost(self, oid: int, why: str) -> None:
+        """No living node is known to hold it. Who reads it waits for the maker, or learns why."""
+        place = self.places[oid]
+        why = place.why or f"object {place.object.hex()} is lost: {why}"
+        not_again = "" if self.maker is None else self.maker.why_not(oid, place)
+        if self.maker is None or not_again:
+            self.fail(oid, ObjectLostError(f"{why}; {not_again}" if not_again else why))
+            return
+        self._forget(oid, place)
+        if place.released is not None:
+            place.released()
+        place.holders, place.why, place.making, place.released = (), why, False, None
+        if place.waiting:
+            self.make(oid)
+
+    def fail(self, oid: int, error: BaseException) -> None:
+        """It will never be had: readers raise this."""
+        self.replace(oid, serial.encode_error(error, "").tobytes())
+
+    def replace(self, oid: int, data: bytes | memoryview) -> None:
+        """This payload is what the object is from now on: an error, or the value itself."""
+        place = self.places.pop(oid, None)
+        if place is None:
+            return
+        self._forget(oid, place)
+        mem = memoryview(data)
+        payload = self.results.lease(mem.nbytes)
         if payload is None:  # not even for that: to be deleted says nearly the same
             self.client.delete(oid)
         else:
-            self.client.write(payload, encoded.head, encoded.buffers, encoded.offsets)
-            if not self.client.restore(oid, payload, encoded.nbytes):
+            self.client.memory(payload, mem.nbytes)[:] = mem
+            failed = serial.payload_kind(mem) == serial.ERROR
+            if not self.client.restore(oid, payload, mem.nbytes, failed):
                 self.store.free(payload)
         _close(place)
+
+    def settled(self, oid: int) -> None:
+        """The header holds the value: it has come by another way."""
+        place = self.places.pop(oid, None)
+        if place is not None:
+            self._forget(oid, place)
+            _close(place)
 
     def drop(self, oid: int) -> Place | None:
         """The header is gone, or holds something else now."""
@@ -151,6 +277,8 @@ class Places:
         if place is None:
             return None
         self._forget(oid, place)
+        if place.making and self.maker is not None:
+            self.maker.forget(oid)
         _close(place)
         return place
 
@@ -160,11 +288,21 @@ class Places:
         return [place for oid in gone if (place := self.drop(oid)) is not None]
 
     def lose_node(self, number: int) -> None:
-        """What only that node held, and nobody is fetching from others, is lost."""
+        """What only that node held is lost. What is just being fetched may have other holders:
+        who plans the fetch goes on with them, or says that it is lost."""
         for oid, place in list(self.places.items()):
+            if number not in place.holders:
+                continue
             place.holders = tuple(holder for holder in place.holders if holder != number)
-            if not place.holders:
-                self.lost(oid, f"object {place.object.hex()} is lost: node h{number} had it")
+            if place.holders:
+                continue
+            place.why = f"object {place.object.hex()} is lost: node h{number} had it"
+            if not place.payload or place.filler is not self.fetcher:
+                self.lost(oid, place.why)
+
+
+def _nothing() -> None:
+    """Who waits for it is woken by its header."""
 
 
 def _close(place: Place) -> None:

@@ -128,6 +128,9 @@ class Requests:
             self.node.reply(slot, Reply(request.number, "never", self.store.full_message(), True))
             return
 
+        if self.node.lan is not None:
+            self.node.lan.recovering.leases(slot)
+
         def attempt() -> int | None:
             payload = self.store.lease(nbytes, slot)
             if payload is not None:
@@ -284,12 +287,12 @@ class Requests:
     def answer_standing(self) -> None:
         """As soon as it is known whether this node is in a cluster, and as which."""
         node = self.node
-        if not node.standing and node.join_error is None:
+        if not node.standing and node.management.join_error is None:
             return
         cluster = node.lan.cluster if node.lan is not None else b""
         waiting, self.waiting_standing = self.waiting_standing, []
         for slot, number in waiting:
-            node.reply(slot, Reply(number, node.join_error or (node.number, cluster)))
+            node.reply(slot, Reply(number, node.management.join_error or (node.number, cluster)))
 
     def members(self, slot: int, request: Request) -> None:
         node = self.node

@@ -57,6 +57,8 @@ class Store:
         self.number: Callable[[], int] = lambda: 0  # of this node
         # Of an object whose bytes may be on another host: None: on their way; False: it has gone.
         self.elsewhere: Callable[[int], bool | None] = lambda oid: False
+        # Lets bytes go that are kept although nobody wants them.
+        self.unwanted: Callable[[], None] = lambda: None
         self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
         self.spill_error = ""  # why the disk took nothing
         self._spill_again = 0.0
@@ -134,6 +136,7 @@ class Store:
         return max(0, self.arena.resident - os.fstat(self.store_fd).st_blocks * BLOCKS_UNIT)
 
     def _make_room(self, nbytes: int, align: int, slot: int) -> bool:
+        self.unwanted()
         self.client.reclaim_freed()
         self.take_returns()
         self.sweep_spans()
@@ -313,6 +316,13 @@ class Store:
         data = bytearray(max(0, min(nbytes, whole - offset)))
         self.spill.read(position + offset, memoryview(data))
         return bytes(data)
+
+    def forget_spilled(self, oid: int) -> bool:
+        """Nobody will read it from the file any more. False: it is not there."""
+        if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
+            return False
+        self.spill.free(self.spilled.pop(oid)[0])
+        return True
 
     def purge_spilled(self) -> None:
         """Room in the file of objects that nobody wants any more."""

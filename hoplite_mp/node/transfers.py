@@ -14,64 +14,70 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.node.ground import Ground
+from hoplite_mp.node.links import UNREACHABLE
+from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.planner.loads import filled_links
 from hoplite_mp.planner.program import program_of
-from hoplite_mp.protocol.fields import SHARES
 from hoplite_mp.protocol.messages import (
     CopyDropped,
     FetchComplete,
     FetchFailed,
     FetchRequested,
 )
+from hoplite_mp.protocol.operations import COPY_OPERATION
+from hoplite_mp.protocol.reports import CopyHeld, DistributeHeld
+from hoplite_mp.protocol.stripes import copy_offset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hoplite_mp.node.kept import KeptCopies
-    from hoplite_mp.node.links import Links
+    from hoplite_mp.node.links import Key, Links
     from hoplite_mp.node.main import Node
     from hoplite_mp.node.meter import Meter
     from hoplite_mp.node.places import Place
-    from hoplite_mp.planner.program import Pull
-    from hoplite_mp.protocol.messages import Distribute, FetchRefused, Withdraw
+    from hoplite_mp.planner.program import Program, Pull
+    from hoplite_mp.protocol.messages import Distribute, FetchRefused, NodeToManager, Withdraw
+    from hoplite_mp.protocol.reports import Report
 
 __all__ = ["Transfers"]
 
-COPY_ALIGN = 64
 # How often what is received by one plan and served by another is looked at.
 # Higher: fewer wake-ups; lower: who joins a running broadcast late is less far behind.
 WINDOW_S = 0.004
 SPACE_RETRY_S = 0.02
-
-
-def copy_offset(nbytes: int, share: int) -> int:
-    """Where a share of an object begins, in bytes."""
-    return nbytes if share == SHARES else (nbytes * share >> 20) // COPY_ALIGN * COPY_ALIGN
+# How often, and after how long, a parent that lives is asked again before the manager is asked for
+# another one. Higher: longer breaks of a connection are ridden out, and a parent that cannot be
+# reached holds the copy up for longer.
+PULL_RETRY_S = 0.05
+PULL_TRIES_MAX = 4
 
 
 @dataclass(slots=True)
 class Transfer:
-    """This node's part in one plan. A cell is known by its stripe."""
+    """This node's part in one plan."""
 
     plan: Distribute
     memory: Any  # a pinned view, or the block that is being filled
     ground: Ground
-    cells: dict[int, int] = field(default_factory=dict)  # stripe -> cell of the engine
+    watermark: Callable[[int], int]
+    receives: bool  # the object is on its way to this node by this plan
+    come: Ranges = field(default_factory=Ranges)  # what was here when the plan came
+    cells: list[int] = field(default_factory=list)
+    # cell -> bytes of the object that it brings [first, last), and where it begins itself.
+    pulled: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)  # cells that this node's copy still needs
-    ranges: dict[int, tuple[int, int]] = field(default_factory=dict)  # cell -> bytes of the object
+    # Cells that others read, and that grow with what comes by other cells: [begin, end).
+    followed: dict[int, tuple[int, int]] = field(default_factory=dict)
+    served: bool = False  # others read from here
 
-    def progress(self, begin: int, end: int) -> int:
-        """How many bytes from `begin` on have come, up to `end`."""
-        at = begin
-        for cell, (first, last) in sorted(self.ranges.items(), key=lambda item: item[1]):
-            if first <= at < last:
-                at = min(last, first + self.watermark(cell))
-                if at < last:
-                    break
-        return min(at, end) - begin
-
-    watermark: Callable[[int], int] = int
+    def arrived(self) -> Ranges:
+        """Which bytes of the object are here by now."""
+        found = self.come.copy()
+        for cell, (first, _, begin) in self.pulled.items():
+            found.add(first, begin + self.watermark(cell))
+        return found
 
 
 class Transfers:
@@ -83,25 +89,34 @@ class Transfers:
         self.kept = kept
         self.meter = meter
         self.engine = links.engine
-        self.pulls: dict[int, tuple[Transfer, int]] = {}  # cell -> (transfer, parent)
+        self.pulls: dict[int, tuple[Transfer, int, Key]] = {}  # cell -> (transfer, parent, key)
+        self.tries: dict[int, int] = {}  # cell -> pulls of it that have failed
         self.by_epoch: dict[int, Transfer] = {}
         self.fetching: dict[bytes, int] = {}  # object -> its header here
+        self.epochs = self.copied = 0  # the highest that this node has heard of
+        # (object, block) -> what has come by plans that are over: the next one goes on there.
+        self.come: dict[tuple[bytes, int], Ranges] = {}
+        self.expected: set[int] = set()  # epochs of plans for what a collective is bringing
         self.roomless: dict[int, float] = {}  # epoch of a plan that finds no room -> until when
+        # Is that the result of an operation which this node is about to hear of?
+        self.makes: Callable[[bytes], bool] = lambda object_id: False
         self.copies: set[bytes] = set()  # objects of other hosts that the manager knows to be here
 
     # -- the fetcher of places -----------------------------------------------------------------
 
     def fetch(self, oid: int, place: Place) -> None:
         """The block at `place.payload` is to be filled."""
+        if self.makes(place.object):
+            return  # its home has heard of the commit before this node: it is here in a moment
         self.fetching[place.object] = oid
-        number = self.node.number
-        holders = tuple(holder for holder in place.holders if holder != number)
-        self.node.send_manager(FetchRequested(number, place.object, place.nbytes, holders))
+        asked = FetchRequested(self.node.number, place.object, place.nbytes, self._others(place))
+        self.node.send_manager(asked)
 
     def forget(self, oid: int, place: Place) -> None:
         """Nobody wants it any more."""
         if self.fetching.get(place.object) == oid:
             del self.fetching[place.object]
+            self._forget_come(place.object)
             for epoch, transfer in list(self.by_epoch.items()):
                 if transfer.ground is place.ground:  # also what was served as far as it had come
                     self._end(epoch)
@@ -117,10 +132,16 @@ class Transfers:
 
     def distribute(self, plan: Distribute) -> None:
         """Takes up this node's part of a plan."""
+        self.epochs = max(self.epochs, plan.epoch)
+        self.copied = max(self.copied, (plan.operation ^ COPY_OPERATION) + 1)
         number = self.node.number
         receiving = number in plan.receivers
         if receiving and plan.object not in self.fetching and not self._expect(plan):
             return
+        self._take_up(plan, receiving)
+
+    def _take_up(self, plan: Distribute, receiving: bool) -> None:
+        number = self.node.number
         program = program_of(plan, number)
         older = None if receiving else self._receiving(plan.object)
         if receiving:
@@ -131,33 +152,63 @@ class Transfers:
             self.node.send_manager(CopyDropped(number, plan.object))
             return
         if receiving:
-            ground = self.node.places.places[self.fetching[plan.object]].ground
+            place = self.node.places.places[self.fetching[plan.object]]
+            ground = place.ground
+            come = self.come.pop((plan.object, place.payload), Ranges())
         else:
-            ground = Ground() if older is None else older.ground
-        transfer = Transfer(plan, memory, ground, watermark=self.engine.watermark)
+            ground, come = Ground() if older is None else older.ground, Ranges()
+        transfer = Transfer(plan, memory, ground, self.engine.watermark, receiving, come)
         self.by_epoch[plan.epoch] = transfer
         self.meter.begin(filled_links(plan, number))
-        pulled: dict[int, Pull] = {pull.cell.stripe: pull for pull in program.pulls}
+        self._make(transfer, program, older)
+        if transfer.followed:
+            self.node.after(0.0, lambda: self._advance(plan.epoch))
+        if receiving and not transfer.missing:
+            self._whole(transfer)
+
+    def _make(self, transfer: Transfer, program: Program, older: Transfer | None) -> None:
+        """The cells: of each stripe what is missing, and what others read."""
+        plan = transfer.plan
+        pulled: dict[int, Pull] = {}
+        if transfer.receives:
+            pulled = {pull.cell.stripe: pull for pull in program.pulls}
         served = {serve.cell.stripe for serve in program.serves}
+        transfer.served = bool(served)
+        begun: dict[int, list[int]] = {index: [] for index in pulled}
         for index, stripe in enumerate(plan.stripes):
             if index not in pulled and index not in served:
                 continue
             begin = copy_offset(plan.nbytes, stripe.begin_share)
             end = copy_offset(plan.nbytes, stripe.end_share)
-            key = (plan.operation, plan.epoch, index, 0) if index in served else None
-            there = index not in pulled and older is None
-            cell = self.engine.cell(key, memory, begin, end - begin, there)
-            transfer.cells[index] = cell
-            transfer.ranges[cell] = (begin, end)
-            if index in pulled:
+            shown = (plan.operation, plan.epoch, index, 0) if index in served else None
+            gaps = transfer.come.gaps(begin, end) if index in pulled else []
+            if shown and not (len(gaps) == 1 and gaps[0][1] == end):  # not what one pull fills
+                follows = bool(gaps) if index in pulled else older is not None
+                there = transfer.come.reach(begin, end) if follows else end - begin
+                cell = self._cell(transfer, shown, begin, end, there)
+                if follows:
+                    transfer.followed[cell] = begin, end
+                shown = None
+            for first, last in gaps:
+                cell = self._cell(transfer, shown, begin, last, first - begin)
+                transfer.pulled[cell] = first, last, begin
                 transfer.missing.add(cell)
-                self.pulls[cell] = (transfer, pulled[index].parent)
-        for index, pull in pulled.items():
-            key = (plan.operation, plan.epoch, index, 0)
-            self.links.pull(transfer.cells[index], pull.parent, key, self)
+                key = (plan.operation, plan.epoch, index, 0)
+                self.pulls[cell] = transfer, pulled[index].parent, key
+                begun[index].append(cell)
+        for cell in (cell for cells in begun.values() for cell in cells):
+            self._pull(cell)
 
-        if older is not None:
-            self.node.after(0.0, lambda: self._advance(plan.epoch))
+    def _pull(self, cell: int) -> None:
+        if cell in self.pulls:  # else withdrawn
+            _, parent, key = self.pulls[cell]
+            self.links.pull(cell, parent, key, self)
+
+    def _cell(self, transfer: Transfer, key: Key | None, begin: int, end: int, there: int) -> int:
+        whole = there == end - begin  # then the memory may be one that is only read
+        cell = self.engine.cell(key, transfer.memory, begin, end - begin, whole or there)
+        transfer.cells.append(cell)
+        return cell
 
     def _expect(self, plan: Distribute) -> bool:
         """A copy that nobody here has asked for; False: not now, or there is nothing to do."""
@@ -165,10 +216,11 @@ class Transfers:
         place = self.node.places.places.get(oid)
         if place is None:  # it has come by another way, or is deleted
             self.kept.tell(plan.object, plan.nbytes)
-            self._say_complete(plan)
+            self._is_here(plan)
             return False
         if place.payload:  # a collective that copies is filling it
-            place.waiting.append(lambda: self._say_complete(plan))
+            self.expected.add(plan.epoch)
+            place.waiting.append(lambda: self._has_come(plan))
             return False
         payload = self.node.store.lease(place.nbytes, NODE_SLOT)
         if payload is not None:
@@ -190,20 +242,30 @@ class Transfers:
         if plan.epoch in self.roomless:  # else withdrawn
             self.distribute(plan)
 
-    def _say_complete(self, plan: Distribute) -> None:
+    def _has_come(self, plan: Distribute) -> None:
+        if plan.epoch in self.expected:  # else withdrawn
+            self.expected.discard(plan.epoch)
+            self._is_here(plan)
+
+    def _is_here(self, plan: Distribute) -> None:
+        """A receiver that needs nothing, because its last report has crossed with this plan: others
+        may have been told all the same to get the object from here."""
         number = self.node.number
         oid = self.node.local_oid(plan.object)
         if oid is None or isinstance(self.node.client.view(oid), int):
             self.node.send_manager(CopyDropped(number, plan.object))
             return
         self.copies.add(plan.object)
+        if program_of(plan, number).serves:
+            self._take_up(plan, False)
         self.node.send_manager(FetchComplete(number, plan.object, plan.epoch))
 
     def _receiving(self, object_id: bytes) -> Transfer | None:
         """The plan by which this node is just receiving that object."""
-        for transfer in self.by_epoch.values():
-            if transfer.plan.object == object_id and transfer.missing:
-                return transfer
+        if object_id in self.fetching:
+            for transfer in self.by_epoch.values():
+                if transfer.receives and transfer.plan.object == object_id:
+                    return transfer
         return None
 
     def _advance(self, epoch: int) -> None:
@@ -213,9 +275,10 @@ class Transfers:
             return
         object_id = transfer.plan.object
         source = self._receiving(object_id)  # another one by now, perhaps
-        for cell, (begin, end) in transfer.ranges.items():
-            come = end - begin if source is None else source.progress(begin, end)
-            if source is None and object_id in self.fetching:
+        arrived = None if source is None else source.arrived()
+        for cell, (begin, end) in transfer.followed.items():
+            come = end - begin if arrived is None else arrived.reach(begin, end)
+            if arrived is None and object_id in self.fetching:
                 come = 0  # the plan has been withdrawn, and the next is on its way
             if come > self.engine.watermark(cell):
                 self.engine.advance(cell, come)
@@ -229,23 +292,25 @@ class Transfers:
         if place is None:
             return None
         for epoch, older in list(self.by_epoch.items()):
-            if older.plan.object == plan.object and older.missing:
-                self._end(epoch)  # a later plan for the same block: it begins again
+            if older.receives and older.plan.object == plan.object:
+                self._end(epoch)  # a later plan for the same block goes on where it was
         return self.node.client.memory(place.payload, place.nbytes)
 
     def _source(self, plan: Distribute) -> Any:
-        """The whole object, pinned; None if it is not here."""
+        """The whole object, pinned; None if it is not here, or an error is in its place."""
         oid = self.node.local_oid(plan.object)
         if oid is None:
             return None
         got = self.node.client.view(oid)
         if isinstance(got, int) and self.node.store.restore(oid):
             got = self.node.client.view(oid)
-        return None if isinstance(got, int) else memoryview(got)
+        mem = None if isinstance(got, int) else memoryview(got)
+        return mem if mem is not None and mem.nbytes == plan.nbytes else None
 
     def withdraw(self, message: Withdraw) -> None:
         """That plan is over."""
         self.roomless.pop(message.epoch, None)
+        self.expected.discard(message.epoch)
         self._end(message.epoch)
 
     def refused(self, message: FetchRefused) -> None:
@@ -255,21 +320,50 @@ class Transfers:
         if oid is not None and oid in self.node.places:
             self.node.places.lost(oid, message.message)  # by way of `forget`
         self.fetching.pop(message.object, None)
+        self._forget_come(message.object)
+
+    def report(self) -> Iterator[NodeToManager | Report]:
+        """What a manager must know that has not heard of any copy."""
+        number = self.node.number
+        moving = set()
+        for transfer in self.by_epoch.values():
+            yield DistributeHeld(number, transfer.plan, transfer.receives)
+            if transfer.receives:
+                moving.add(transfer.plan.object)
+        for object_id in self.copies:
+            oid = self.node.local_oid(object_id)
+            if oid is not None and oid not in self.node.places:
+                yield CopyHeld(number, object_id, self.node.client.inspect(oid)["size"])
+        for object_id, oid in self.fetching.items():
+            place = self.node.places.places.get(oid)
+            if object_id not in moving and place is not None:
+                yield FetchRequested(number, object_id, place.nbytes, self._others(place))
+
+    def _others(self, place: Place) -> tuple[int, ...]:
+        return tuple(holder for holder in place.holders if holder != self.node.number)
 
     # -- what the links say --------------------------------------------------------------------
 
     def filled(self, cell: int) -> None:
         """One stripe is there."""
-        transfer, _ = self.pulls.pop(cell)
+        transfer, *_ = self.pulls.pop(cell)
+        self.tries.pop(cell, None)
         transfer.missing.discard(cell)
-        if transfer.missing:
-            return
+        if not transfer.missing:
+            self._whole(transfer)
+
+    def _whole(self, transfer: Transfer) -> None:
+        """All bytes are there. What an earlier plan has begun to write is out of the way first."""
+        transfer.ground.when_free(lambda: self._finish(transfer))
+
+    def _finish(self, transfer: Transfer) -> None:
         plan = transfer.plan
+        if self.by_epoch.get(plan.epoch) is not transfer:
+            return  # withdrawn meanwhile
+        transfer.receives = False
         oid = self.fetching.get(plan.object)
-        if not any(
-            serve.cell.stripe in transfer.cells
-            for serve in program_of(plan, self.node.number).serves
-        ):
+        self._forget_come(plan.object)
+        if not transfer.served:
             self._end(plan.epoch)  # nobody reads from here
         if oid is not None and oid in self.node.places:
             self.node.places.arrived(oid)
@@ -288,15 +382,22 @@ class Transfers:
         found = self.pulls.get(cell)
         if found is None:
             return {}
-        begin, end = found[0].ranges[cell]
-        return {"object": found[0].plan.object, "bytes": end - begin, "offset": begin}
+        transfer, *_ = found
+        first, last, _ = transfer.pulled[cell]
+        return {"object": transfer.plan.object, "bytes": last - first, "offset": first}
 
     def failed(self, cell: int, reason: str) -> None:
-        """One stripe will not come as planned."""
+        """One stripe will not come as planned; if its parent lives it is asked again first: a
+        connection may break without an end of either side."""
         found = self.pulls.get(cell)
         if found is None:
             return
-        transfer, parent = found
+        transfer, parent, _ = found
+        tries = self.tries[cell] = self.tries.get(cell, 0) + 1
+        lives = parent in self.links.peers.by_number and reason != UNREACHABLE
+        if lives and tries <= PULL_TRIES_MAX:
+            self.node.after(PULL_RETRY_S, lambda: self._pull(cell))
+            return
         plan = transfer.plan
         self.node.send_manager(
             FetchFailed(self.node.number, plan.object, plan.epoch, parent, reason[:1000])
@@ -307,7 +408,15 @@ class Transfers:
         if transfer is None:
             return
         self.meter.end()
-        for cell in transfer.cells.values():
+        place = self.node.places.places.get(self.fetching.get(transfer.plan.object, 0))
+        if transfer.receives and place is not None and place.payload:
+            self.come[transfer.plan.object, place.payload] = transfer.arrived()
+        for cell in transfer.cells:
             self.links.close(cell, transfer.ground)
             self.pulls.pop(cell, None)
-        transfer.cells = {}
+            self.tries.pop(cell, None)
+        transfer.cells, transfer.pulled, transfer.followed = [], {}, {}
+
+    def _forget_come(self, object_id: bytes) -> None:
+        for known in [known for known in self.come if known[0] == object_id]:
+            del self.come[known]

@@ -324,6 +324,8 @@ class Waits:
             return "gone"
         if state in READY:
             place = self.node.places.places.get(oid)
+            if place is not None and place.making:
+                return "lost, and is being found or made again"
             if place is None or not place.payload:
                 return ""
             return "ready, its bytes are on their way from another host"

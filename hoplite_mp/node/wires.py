@@ -98,6 +98,11 @@ class Wire:
             _log.error("a connection is given up: %s", error)
             self.close(str(error))
 
+    def drain(self) -> None:
+        """The other side has ended: all that it has said is taken, to the end."""
+        while self.open:
+            self.ready()
+
     def _flush(self) -> bool:
         with self._lock:
             flushed = self.stream.flush()

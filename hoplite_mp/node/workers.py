@@ -209,6 +209,13 @@ class Workers:
             self.queues[pool, here] = self.tasks.open_queue(pool, here)
         return self.queues[pool, here]
 
+    def queue_for(self, number: int, here: bool) -> int | str:
+        """As queue(), or why nobody will run that pool's tasks."""
+        pool = self.pools.get(number)
+        if pool is None or pool.closing:
+            return "the executor that ran its task is closed"
+        return pool.broken or self.queue(number, here)
+
     def queued(self, pool: int) -> list[int]:
         return [
             header["id"]

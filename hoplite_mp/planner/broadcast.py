@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp.planner import forest
 from hoplite_mp.planner.directory import Directory, Entry, Transfer
-from hoplite_mp.planner.packing import PackingWanted
 from hoplite_mp.planner.program import participants
+from hoplite_mp.planner.repair import kept_cut
+from hoplite_mp.planner.trees import Trees
 from hoplite_mp.protocol.messages import (
     SHARES,
     CopyDropped,
@@ -44,9 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hoplite_mp.planner.membership import Membership
-    from hoplite_mp.planner.packing import TreesPacked
     from hoplite_mp.planner.plan import Send
+    from hoplite_mp.planner.restoring import RunningCopy
     from hoplite_mp.planner.topology import Host, Topology
+    from hoplite_mp.protocol.reports import CopyHeld
 
 # Holders of each sort that are looked at for a new receiver, the latest first: they have served
 # least. Higher: a slightly better parent in large clusters, for more of the manager's time.
@@ -60,11 +62,6 @@ UNUSED_MAX = 0.1
 SPARE_MIN = 0.25
 # Sources that a spread names: more would only lengthen the message.
 SOURCES_NAMED_MAX = 16
-# Nodes of the largest spread for which trees are packed when the LAN is no star. Packing 16 takes
-# 4 s of a thread that shares the interpreter with the manager's loop, 32 would take 50 s.
-PACKED_NODES_MAX = 16
-# Packings that are kept: one a few kilobytes.
-PACKINGS_MAX = 64
 
 
 class Copies:
@@ -76,9 +73,8 @@ class Copies:
         self._directory = Directory(membership)
         self._epoch = 0  # plans made so far
         self._busy: dict[int, float] = {}  # node -> bytes a second that it is counted for
-        self._packed: dict[PackingWanted, TreesPacked | None] = {}  # None: asked for
+        self.trees = Trees(topology)
         self.notes: list[str] = []  # why plans are as they are; taken by the machine
-        self.wanted: list[PackingWanted] = []  # trees to be packed; taken by the machine
 
     @property
     def entries(self) -> dict[bytes, Entry]:
@@ -179,11 +175,48 @@ class Copies:
             for transfer in entry.transfers.values()
         )
 
-    def take_trees(self, trees: TreesPacked) -> None:
-        """The answer to a PackingWanted: for the next spread between these nodes."""
-        while len(self._packed) >= PACKINGS_MAX:
-            del self._packed[next(iter(self._packed))]
-        self._packed[trees.wanted] = trees
+    def go_on(self, epochs: int, copied: int) -> None:
+        """What a planner before this one has counted: no number is used twice."""
+        self._epoch = max(self._epoch, epochs)
+        self._directory.go_on(copied)
+
+    def restore(
+        self, held: Iterable[CopyHeld], running: dict[int, RunningCopy], now: float
+    ) -> list[Send]:
+        """What nodes have and do by the plans of a planner before this one."""
+        sends: list[Send] = []
+        for epoch in sorted(running):
+            self._epoch = max(self._epoch, epoch)
+            plan = running[epoch].plan
+            entry = self._directory.restore(plan)
+            living = self._membership.is_living
+            entry.whole.update({node: None for node in plan.sources if living(node)})
+        for one in held:
+            self._directory.entry(one.object, one.nbytes, (one.node,))
+        broken: list[int] = []
+        for epoch, copy in sorted(running.items()):
+            entry, plan = self.entries[copy.plan.object], copy.plan
+            seconds = plan.nbytes / min(self._topology.hosts(participants(plan))).up
+            self._start(entry, plan, now, seconds)
+            for node in plan.receivers:
+                if node not in copy.receiving:
+                    del entry.receiving[node]
+                    del entry.transfers[epoch].waiting[node]
+            entry.whole = {node: None for node in entry.whole if node not in entry.receiving}
+            without = [node for node in participants(plan) if node not in copy.at]
+            if not copy.receiving:
+                sends += self._withdraw(entry, epoch)
+            elif all(node in entry.whole for node in without):
+                sends += [(node, plan) for node in without]
+            else:
+                broken.append(epoch)
+        for epoch in broken:
+            entry = self.entries[running[epoch].plan.object]
+            waiting = list(entry.transfers[epoch].waiting)
+            sends += self._replace(entry, [epoch], [waiting], now)
+        for entry in list(self.entries.values()):
+            self._directory.forget_if_over(entry)
+        return sends
 
     # ---- plans
 
@@ -206,6 +239,7 @@ class Copies:
         self, entry: Entry, epochs: list[int], receivers: list[list[int]], now: float
     ) -> list[Send]:
         """New plans instead of these: the new ones are said first, so nobody lets go between."""
+        before = [entry.transfers[epoch].plan for epoch in epochs]
         old: list[Send] = []
         for epoch in epochs:
             old += self._withdraw(entry, epoch)
@@ -213,16 +247,18 @@ class Copies:
         for node in (node for group in receivers for node in group):
             entry.receiving.pop(node, None)
         sends: list[Send] = []
-        for group in receivers:
+        for index, group in enumerate(receivers):
             if len(group) == 1:
                 sends += self._single(entry, group[0], now)
             elif group:
-                sends += self._spread(entry, group, now)
+                sends += self._spread(entry, group, now, before[min(index, len(before) - 1)])
         self._directory.forget_if_over(entry)
         return sends + old
 
-    def _spread(self, entry: Entry, receivers: list[int], now: float) -> list[Send]:
-        """One plan for all of them."""
+    def _spread(
+        self, entry: Entry, receivers: list[int], now: float, before: Distribute | None = None
+    ) -> list[Send]:
+        """One plan for all of them; `before`: the one that they had."""
         living = [node for node in receivers if self._membership.is_living(node)]
         if not living:
             return []
@@ -238,7 +274,14 @@ class Copies:
             key=lambda node: (self._busy.get(node, 0.0), node),
         )
         best = forest.spread(entry.nbytes, sources[0], living, self._topology, leaving)
-        self.notes.append(best.why)
+        stripes, shape = best.stripes, best.shape
+        kept = None
+        if before is not None and before.rule == "stripes" and len(before.receivers) > 1:
+            kept = kept_cut(before.stripes, {*living, *entry.whole} - leaving, stripes)
+        if kept is not None:  # receivers have their bytes along this cut
+            stripes, shape = kept, "stripes"
+        else:
+            self.notes.append(best.why)
         plan = Distribute(
             entry.operation,
             entry.object,
@@ -246,40 +289,13 @@ class Copies:
             entry.nbytes,
             tuple(sources),
             tuple(living),
-            best.stripes,
-            best.shape,
+            stripes,
+            shape,
         )
-        if best.shape == "stripes":
-            plan = self._with_trees(plan)
+        if shape == "stripes" and stripes is not kept:
+            plan = self.trees.used_by(plan, self.notes)
         self._start(entry, plan, now, best.seconds)
         return [(node, plan) for node in participants(plan)]
-
-    def _with_trees(self, plan: Distribute) -> Distribute:
-        """On a LAN that is no star: packed trees, if there are any yet; else they are asked for."""
-        nodes = (plan.sources[0], *plan.receivers)
-        if len(nodes) > PACKED_NODES_MAX or self._topology.is_star(nodes):
-            return plan
-        wanted = PackingWanted.between(nodes, self._topology)
-        packed = self._packed.get(wanted)
-        if packed is None:
-            if wanted not in self._packed:
-                self._packed[wanted] = None  # asked for once
-                self.wanted.append(wanted)
-            return plan
-        stripes = forest.cut([(plan.sources[0], rate) for rate, _ in packed.trees])
-        rows = tuple(parents for _, parents in packed.trees)[: len(stripes)]
-        self.notes.append(f"the LAN is no star: {len(rows)} packed trees, {packed.rate:.3g} B/s")
-        return Distribute(
-            plan.operation,
-            plan.object,
-            plan.epoch,
-            plan.nbytes,
-            plan.sources[:1],
-            plan.receivers,
-            stripes,
-            "parents",
-            rows,
-        )
 
     def _single(
         self, entry: Entry, receiver: int, now: float, *, waited_for: bool = True
@@ -438,11 +454,11 @@ class Copies:
     def _withdraw(self, entry: Entry, epoch: int) -> list[Send]:
         transfer = entry.transfers.pop(epoch)
         for node, rate in transfer.rates.items():
-            left = self._busy[node] - rate
+            left = self._busy.get(node, 0.0) - rate
             if left > 1.0:
                 self._busy[node] = left
-            else:
-                del self._busy[node]
+            else:  # what is left of others is as little as what rounding leaves
+                self._busy.pop(node, None)
         message = Withdraw(entry.operation, entry.object, epoch)
         living = self._membership.is_living
         return [(node, message) for node in participants(transfer.plan) if living(node)]

@@ -4,18 +4,19 @@ A LAN is taken for a star: host i sends u_i and receives d_i bytes a second, bot
 switch does not block. An operation of S bytes needs, with latency L and o seconds for each stream
 that a node opens:
 
-    chain            n (L + o) + S/B
-    tree of degree d log_d(n) (L + d o) + d S/B
+    chain            n (L + o + b/B) + S/B
+    tree of degree d log_d(n) (L + d (o + b/B)) + d S/B
     star             L + n o + n S/B
     one-hop stripes  2 L + (streams of the busiest node) o + T
 
-where T is what the busiest direction of any host needs for its bytes. Streams run in blocks, each
-node forwards what has come so far, and a stripe's bytes flow at the same rate on both hops, so T
-is reached by giving every stream the rate (its bytes / T): no direction is asked for more than it
-has, and no child for more than its parent gets. `broadcast` and `allreduce` choose the shares of
-the stripes such that T is the least possible. Chain, tree and star after Hoplite (Zhuang et al.,
-SIGCOMM 2021), section 3; the star's bounds are those of Blink's one-hop trees (Wang et al., MLSys
-2020) with unequal links.
+where b is a block, which a node has whole before it passes it on (of a stripe it is an eighth of
+little, and left out), and T is what the busiest direction of any host needs for its bytes. Streams
+run in blocks, each node forwards what has come so far, and a stripe's bytes flow at the same rate
+on both hops, so T is reached by giving every stream the rate (its bytes / T): no direction is asked
+for more than it has, and no child for more than its parent gets. `broadcast` and `allreduce` choose
+the shares of the stripes such that T is the least possible. Chain, tree and star after Hoplite
+(Zhuang et al., SIGCOMM 2021), section 3; the star's bounds are those of Blink's one-hop trees (Wang
+et al., MLSys 2020) with unequal links.
 
 This module must never know nodes' numbers, nor which plan is taken in the end.
 """
@@ -26,6 +27,8 @@ import math
 from operator import truediv
 from typing import TYPE_CHECKING
 
+from hoplite_mp.rule import block_bytes_for
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 # What one more stream costs the node that opens it: a request, a cell, a wake-up. Higher: trees
 # with few children are preferred earlier to one hop from everybody to everybody.
 STREAM_S = 20e-6
+# The longest block of a node's engine (node/links.py). Less than it is: long chains are preferred
+# where each hop holds up the bytes for milliseconds.
+BLOCK_BYTES_MAX = 256 << 10
 # Halvings of the interval in which the least T is looked for. 24 leave an error below 1e-6.
 _HALVINGS = 24
 
@@ -53,7 +59,8 @@ def tree_s(
     else:
         depth = max(1.0, math.log(count * (degree - 1) + 1, degree))
     children = min(degree, count)
-    setup = depth * (latency_s + children * STREAM_S)
+    block_s = block_bytes_for(nbytes, BLOCK_BYTES_MAX) / rate
+    setup = depth * (latency_s + children * (STREAM_S + min(block_s, nbytes / rate)))
     if both_ways:
         return 2 * setup + (children + (count > 1)) * nbytes / rate
     return setup + children * nbytes / rate

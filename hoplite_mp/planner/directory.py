@@ -70,6 +70,19 @@ class Directory:
                 entry.whole.setdefault(holder)
         return entry
 
+    def go_on(self, entries_ever: int) -> None:
+        """So many there were before this directory was made."""
+        self._entries_ever = max(self._entries_ever, entries_ever)
+
+    def restore(self, plan: Distribute) -> Entry:
+        """The entry of a plan that ran before this directory was made."""
+        self._entries_ever = max(self._entries_ever, (plan.operation ^ COPY_OPERATION) + 1)
+        entry = self.entries.get(plan.object)
+        if entry is None:
+            entry = Entry(plan.object, plan.operation, plan.nbytes)
+            self.entries[plan.object] = entry
+        return entry
+
     def forget_if_over(self, entry: Entry) -> None:
         """Nothing runs, and no copy but the home's is known: the entry goes."""
         if entry.transfers:

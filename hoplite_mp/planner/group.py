@@ -37,9 +37,15 @@ from hoplite_mp.protocol.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hoplite_mp.planner.plan import Send
     from hoplite_mp.planner.topology import Topology
     from hoplite_mp.protocol.messages import ManagerToNode, Stripe
+    from hoplite_mp.protocol.reports import GroupHeld
+
+
+NO_REQUEST = -1  # of a member whose join was answered by a planner before this one
 
 
 class Identity(NamedTuple):
@@ -164,6 +170,49 @@ class Groups:
             sends += self._remove(group, lost)
         return sends
 
+    def go_on(self, generations: int) -> None:
+        """So many groups were made by a planner before this one."""
+        self._generation = max(self._generation, generations)
+
+    def restore(self, held: Sequence[GroupHeld]) -> list[Send]:
+        """The groups of a planner before this one, as the nodes of their members know them."""
+        sends: list[Send] = []
+        latest: dict[str, GroupMembers] = {}
+        for one in held:
+            known = latest.get(one.shown.name)
+            if known is None or _order(known) < _order(one.shown):
+                latest[one.shown.name] = one.shown
+            self._generation = max(self._generation, one.shown.generation)
+        for one in held:
+            shown = latest[one.shown.name]
+            if one.shown.generation != shown.generation:
+                old = one.shown
+                sends.append((one.node, GroupClosed(old.name, old.generation, old.board)))
+                continue
+            group = self.groups.get(shown.name)
+            if group is None:
+                group = Group(shown.name, shown.generation, shown.board, shown.size)
+                group.phase = Phase.FORMED if shown.formed else Phase.FORMING
+                group.shown, group.versions = shown, shown.version
+                self.groups[shown.name] = group
+            group.nodes.add(one.node)
+            for rank, client, generation in one.here:
+                if shown.nodes[rank] == one.node:
+                    joining = shown.joining >> rank & 1
+                    standing = Standing.JOINING if joining else Standing.ALIVE
+                    identity = Identity(one.node, client, generation)
+                    group.members[rank] = Member(identity, NO_REQUEST, standing)
+        for group in list(self.groups.values()):
+            told = self._settle(group)
+            if not told and group.shown is not None:  # not all may have heard the latest
+                told = [
+                    (one.node, group.shown)
+                    for one in held
+                    if one.shown.name == group.name and one.shown.version < group.versions
+                ]
+            sends += told
+        return sends
+
     def _remove(self, group: Group, ranks: list[int]) -> list[Send]:
         for rank in ranks:
             del group.members[rank]
@@ -235,6 +284,10 @@ class Groups:
         nodes = list(dict.fromkeys(nodes))
         _, shares = cost.allreduce(SHARES, self._topology.hosts(nodes))
         return forest.cut(zip(nodes, shares, strict=True))
+
+
+def _order(shown: GroupMembers) -> tuple[int, int]:
+    return shown.generation, shown.version
 
 
 def _to_all(group: Group, message: ManagerToNode) -> list[Send]:

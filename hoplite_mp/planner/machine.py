@@ -13,12 +13,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from hoplite_mp.planner.broadcast import Copies
 from hoplite_mp.planner.group import Groups
+from hoplite_mp.planner.homes import Homes
 from hoplite_mp.planner.membership import Membership
 from hoplite_mp.planner.packing import TreesPacked
 from hoplite_mp.planner.plan import Plan
 from hoplite_mp.planner.reduce import Reductions
+from hoplite_mp.planner.restoring import Restoring
 from hoplite_mp.planner.topology import Topology
 from hoplite_mp.protocol.messages import (
     ClientLost,
@@ -31,6 +35,8 @@ from hoplite_mp.protocol.messages import (
     GroupAdmitted,
     GroupJoinRequested,
     GroupLeft,
+    HoldingsReported,
+    HomeAsked,
     HostMeasured,
     Leave,
     LinkMeasured,
@@ -53,6 +59,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.planner.plan import Send
     from hoplite_mp.protocol.messages import Member, NodeToManager
+    from hoplite_mp.protocol.reports import Report
 
 # Groups at one time: as many as there are boards in a node's shared memory.
 BOARDS_MAX = 64
@@ -64,32 +71,79 @@ class Planner:
     """All that a manager knows, and what follows from it."""
 
     def __init__(
-        self, *, boards_max: int = BOARDS_MAX, operations_max: int = OPERATIONS_MAX
+        self,
+        *,
+        boards_max: int = BOARDS_MAX,
+        operations_max: int = OPERATIONS_MAX,
+        again: bool = False,
     ) -> None:
+        """again: there was one before, whose nodes come back and report."""
+        self.restoring = Restoring() if again else None
         self.membership = Membership()
         self.topology = Topology()
         self.copies = Copies(self.membership, self.topology)
         self.reductions = Reductions(operations_max, self.membership, self.topology, self.copies)
         self.groups = Groups(boards_max, self.topology)
+        self.homes = Homes(self.membership)
 
-    def step(self, message: NodeToManager | TreesPacked, now: float) -> Plan:
+    def step(self, message: NodeToManager | Report | TreesPacked, now: float) -> Plan:
         """What follows from one message that came at `now`, or from an answer to Plan.packing."""
-        return self._plan(_HANDLERS[type(message)](self, message, now))
+        if self.restoring is not None:
+            self.restoring.take(message, now)
+            return self._restore(self.restoring, now)
+        handler = _HANDLERS.get(type(message))  # none: a report that nobody has asked for
+        return self._plan([] if handler is None else handler(self, message, now))
 
     def tick(self, now: float) -> Plan:
         """What follows from its being `now`."""
+        if self.restoring is not None:
+            return self._restore(self.restoring, now)
         return self._plan(self.reductions.tick(now))
+
+    def _restore(self, restoring: Restoring, now: float) -> Plan:
+        """Goes on where the planner before this one was, as soon as its nodes have reported."""
+        if not restoring.is_over(now):
+            return Plan((), restoring.until)
+        self.restoring = None
+        sends: list[Send] = []
+        if restoring.returned:
+            self.membership.restore(restoring.members, restoring.numbers)
+            epochs, copied, generations = restoring.counted
+            self.copies.go_on(epochs, copied)
+            self.groups.go_on(generations)
+            sends += self.copies.restore(restoring.held, restoring.copies, now)
+            requests, ended = restoring.requests(), restoring.ended
+            ends = {number: one.end for number, one in ended.items()}
+            sends += self.reductions.restore(requests, restoring.folds, ends, now)
+            sends += self.groups.restore(restoring.groups)
+            for node in self.membership.nodes:
+                if node not in restoring.returned:
+                    sends += self._end(node, now)
+            sends += self.homes.restore(restoring.homes, restoring.holdings)
+        living = self.membership.is_living
+        plan = self._plan(
+            [
+                *(
+                    (node, NodeAdmitted(node, report.incarnation, self.membership.members))
+                    for node, report in restoring.returned.items()
+                ),
+                *(send for send in sends if living(send[0])),
+            ]
+        )
+        for message in restoring.later:
+            plan = plan.followed_by(self.step(message, now))
+        return plan
 
     def _plan(self, sends: list[Send]) -> Plan:
         if self.membership.leaving:
             sends = sends + self._let_go()
         notes = (*self.copies.notes, *self.reductions.notes)
-        wanted = tuple(self.copies.wanted)
+        wanted = tuple(self.copies.trees.wanted)
         if notes:
             self.copies.notes.clear()
             self.reductions.notes.clear()
         if wanted:
-            self.copies.wanted.clear()
+            self.copies.trees.wanted.clear()
         return Plan(tuple(sends), self.reductions.wake_at, wanted, notes)
 
     # ---- who is there
@@ -144,7 +198,7 @@ class Planner:
         sends = self.reductions.lose_requester(node)
         sends += self._heard(self.copies.lose(node, now), now)
         sends += self.reductions.lose_holder(node, now)
-        return sends + self.groups.lose_node(node)
+        return sends + self.groups.lose_node(node) + self.homes.lose(node)
 
     def _node_leaving(self, message: NodeLeaving, now: float) -> list[Send]:
         if self.membership.is_living(message.node, message.incarnation):
@@ -188,7 +242,7 @@ class Planner:
         return []
 
     def _trees_packed(self, message: TreesPacked, now: float) -> list[Send]:
-        self.copies.take_trees(message)
+        self.copies.trees.take(message)
         return []
 
     # ---- copies
@@ -215,7 +269,14 @@ class Planner:
         return sends + self.reductions.copy_refused(message.node, message.object, reason, now)
 
     def _object_gone(self, message: ObjectGone, now: float) -> list[Send]:
+        self.homes.gone(message)
         return self._heard(self.copies.gone(message), now)
+
+    def _holdings_reported(self, message: HoldingsReported, now: float) -> list[Send]:
+        return self.homes.report(message)
+
+    def _home_asked(self, message: HomeAsked, now: float) -> list[Send]:
+        return self.homes.asked(message)
 
     def _heard(self, sends: list[Send], now: float) -> list[Send]:
         return sends + self.reductions.hear_refusals(sends, now)
@@ -230,10 +291,22 @@ class Planner:
         return self.reductions.request(message, now)
 
     def _source_ready(self, message: SourceReady, now: float) -> list[Send]:
-        # A holder that is no more gives nothing: who reports it has not yet heard.
-        if not self.membership.is_living(message.node):
-            return []
-        return self.reductions.step(message, now)
+        holders = [
+            node for node in (message.node, *message.others) if self.membership.is_living(node)
+        ]
+        if not holders:
+            # Who reports it had not yet heard, and says nothing more of this source.
+            op = self.reductions.operations.get(message.operation)
+            if op is None or message.index in op.ready:
+                return []
+            reason = f"node {message.node}, which held it, is gone"
+            gone = SourceFailed(message.operation, message.index, reason)
+            return self.reductions.step(gone, now)
+        sends: list[Send] = []
+        for holder in holders:
+            one = msgspec.structs.replace(message, node=holder, others=())
+            sends += self.reductions.step(one, now)
+        return sends
 
     def _operation(
         self,
@@ -272,6 +345,8 @@ _HANDLERS: dict[type, Callable[[Planner, Any, float], list[Send]]] = {
     FetchFailed: Planner._fetch_failed,
     CopyDropped: Planner._copy_dropped,
     ObjectGone: Planner._object_gone,
+    HoldingsReported: Planner._holdings_reported,
+    HomeAsked: Planner._home_asked,
     ReduceRequested: Planner._reduce_requested,
     SourceReady: Planner._source_ready,
     SourceFailed: Planner._operation,

@@ -122,6 +122,8 @@ class Operation:
     def commit(self) -> Commit:
         """Its good end."""
         at = self.destinations if self.plan is None else self.plan.destinations
+        if self.request.kind != "alltoall":  # whose destinations are told by their places
+            at = tuple(node for node in at if node not in self.lost)
         return Commit(self.request.operation, self.epoch, self.members, at)
 
     def everybody(self) -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from hoplite_mp.protocol.fields import SHARES
+from hoplite_mp.protocol.fields import NODES_MAX, SHARES
 from hoplite_mp.protocol.messages import (
     Commit,
     Credentials,
@@ -24,6 +24,8 @@ from hoplite_mp.protocol.messages import (
     GroupJoined,
     GroupMembers,
     GroupRefused,
+    HomesNamed,
+    HomeTold,
     Leave,
     MembersChanged,
     NodeAdmitted,
@@ -56,6 +58,15 @@ class Plan:
     packing: tuple[PackingWanted, ...] = ()
     # Why the plans are as they are, for the log.
     notes: tuple[str, ...] = ()
+
+    def followed_by(self, later: Plan) -> Plan:
+        """Both, as one."""
+        return Plan(
+            self.sends + later.sends,
+            later.wake_at,
+            self.packing + later.packing,
+            self.notes + later.notes,
+        )
 
     def as_text(self) -> str:
         """One line per message, more for a reduction's stripes: the text of golden scenarios."""
@@ -121,6 +132,17 @@ def _withdraw(m: Withdraw) -> list[str]:
 
 def _refused_fetch(m: FetchRefused) -> list[str]:
     return [f"fetch of {_object(m.object)} refused, {m.error}: {m.message}"]
+
+
+def _homes_named(m: HomesNamed) -> list[str]:
+    found = zip(m.objects, m.homes, strict=True)
+    at = [(_object(one), "nobody" if home == NODES_MAX else f"node {home}") for one, home in found]
+    return [f"homes after node {m.lost}", *(f"{one} at {home}" for one, home in at)]
+
+
+def _home_told(m: HomeTold) -> list[str]:
+    home = "nobody" if m.home == NODES_MAX else f"node {m.home}"
+    return [f"home of {_object(m.object)}: {home}"]
 
 
 def _object(object_id: bytes) -> str:
@@ -193,6 +215,8 @@ _DRAWN: dict[type, Callable[..., list[str]]] = {
     Distribute: _distribute,
     Withdraw: _withdraw,
     FetchRefused: _refused_fetch,
+    HomesNamed: _homes_named,
+    HomeTold: _home_told,
     ExecuteReduce: _execute,
     Commit: _commit,
     OperationFailed: _failed,

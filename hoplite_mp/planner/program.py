@@ -104,8 +104,8 @@ class Program:
 
     @property
     def is_empty(self) -> bool:
-        """Has this node nothing to do with the plan?"""
-        return not (self.pulls or self.folds or self.serves or self.result)
+        """Has this node nothing to do with the plan? Who gets nothing may have to say so."""
+        return not (self.pulls or self.folds or self.serves or self.result or self.reports)
 
 
 def program_of(plan: Distribute | ExecuteReduce, node: int) -> Program:

@@ -32,7 +32,7 @@ from hoplite_mp.planner.operation import (
     note_ready,
 )
 from hoplite_mp.planner.program import participants, waits_for
-from hoplite_mp.planner.repair import KEPT_WIDTH_MAX, repaired, widest
+from hoplite_mp.planner.repair import kept_cut
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Commit,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from hoplite_mp.planner.membership import Membership
     from hoplite_mp.planner.operation import Report
     from hoplite_mp.planner.plan import Send
+    from hoplite_mp.planner.restoring import RunningFold
     from hoplite_mp.planner.topology import Topology
     from hoplite_mp.protocol.messages import ManagerToNode
 
@@ -91,6 +92,9 @@ class Reductions:
         refusal = self._refusal(message)
         if refusal is not None:
             return [(message.node, refusal)]
+        return self._conclude(self._open(message, now), None, now)
+
+    def _open(self, message: ReduceRequested, now: float) -> Operation:
         op = Operation(message, message.num, _find_twins(message.sources))
         self.operations[message.operation] = op
         if message.deadline_s is not None and message.deadline_s <= 0:
@@ -111,7 +115,56 @@ class Reductions:
             if not found:
                 reason = f"node {at[0]}, which held it, is gone"
                 note_failed(op, SourceFailed(number, index, reason))
-        return self._conclude(op, None, now)
+        return op
+
+    def restore(
+        self,
+        requests: dict[int, ReduceRequested],
+        running: dict[int, RunningFold],
+        ended: dict[int, Commit | OperationFailed | Forget],
+        now: float,
+    ) -> list[Send]:
+        """What is open, and what runs by the plans of a planner before this one. What has ended for
+        one node ends for all."""
+        sends: list[Send] = []
+        for number in sorted({*requests, *running}):
+            request, fold, end = requests.get(number), running.get(number), ended.get(number)
+            if request is not None and isinstance(end, Forget):
+                end = None  # of one who took part no more: who asked still waits
+            if request is None or end is not None:
+                at = set() if fold is None else fold.at | fold.older
+                told = [] if request is None else [request.node]
+                sends += self._living(told, end or Forget(number))
+                old = set() if fold is None else fold.older
+                for node in sorted(at - {*told}):
+                    commits = isinstance(end, Commit) and node not in old
+                    sends += self._living((node,), end if commits and end else Forget(number))
+            elif fold is None:
+                sends += self.request(request, now)
+            else:
+                sends += self._resume(self._open(request, now), fold, now)
+        return sends
+
+    def _resume(self, op: Operation, fold: RunningFold, now: float) -> list[Send]:
+        """An operation that is being executed."""
+        plan = fold.plan
+        op.state = State.EXECUTING
+        op.epoch, op.members, op.plan = plan.epoch, plan.members, plan
+        taking = participants(plan)
+        op.unfinished = waits_for(plan) - fold.reported
+        op.told = dict.fromkeys(node for node in taking if self._membership.is_living(node))
+        sends = self._living((node for node in taking if node not in fold.at), plan)
+        forget = Forget(op.request.operation)
+        sends += self._living((node for node in fold.older if node not in taking), forget)
+        # Who died before the manager may still stand in the plan, and will not be lost again.
+        living = self._membership.is_living
+        op.unfinished = {node for node in op.unfinished if living(node)}
+        for node in (node for node in taking if not living(node)):
+            if op.plan is plan and op.request.operation in self.operations:
+                sends += self._apply(op, HolderLost(node), now)
+        if op.plan is plan and op.request.operation in self.operations and not op.unfinished:
+            sends += self._end(op, op.commit())
+        return sends
 
     def step(self, message: Report, now: float) -> list[Send]:
         """One message about one operation; ignored if that is over or unknown."""
@@ -208,10 +261,13 @@ class Reductions:
             text = "no node, where its result was to be, is left"
             return self._end(op, OperationFailed(op.request.operation, "lost", text))
         op.members = tuple(sorted(chosen))
+        op.lost.difference_update(destinations)  # those that live again
         if op.request.kind == "broadcast":
             return self._begin_broadcast(op, destinations, now)
         holder_of = self._holders(op, chosen, destinations)
         if op.request.kind not in FOLDING and not _moves(op, holder_of, destinations):
+            if op.plan is not None:  # what was to move is where it should be by now
+                op.plan, op.destinations = None, destinations
             return self._end(op, op.commit())
         request = op.request
         before = op.told
@@ -260,8 +316,15 @@ class Reductions:
         if request.kind in FOLDING:
             best = self._forest(op, chosen, holder_of, destinations, nbytes)
             stripes, shape = best.stripes, best.shape
-            kept = self._kept_stripes(op, holder_of, destinations)
-            if kept is not None and widest(kept) <= KEPT_WIDTH_MAX * widest(stripes):
+            kept = None
+            if (
+                op.plan is not None
+                and op.plan.shape == "stripes"
+                and request.kind != "reduce_scatter"
+            ):  # after a loss
+                able = {*holder_of.values(), *destinations}
+                kept = kept_cut(op.plan.stripes, able, stripes)
+            if kept is not None:
                 stripes, shape = kept, "stripes"
             elif len(set(holder_of.values()) | set(destinations)) > 1:
                 self.notes.append(f"operation {request.operation}: {best.why}")
@@ -305,15 +368,6 @@ class Reductions:
             ordered=op.request.reproducible,
             leaving=self._membership.leaving,
         )
-
-    def _kept_stripes(
-        self, op: Operation, holder_of: dict[int, int], destinations: tuple[int, ...]
-    ) -> tuple[Stripe, ...] | None:
-        """After a loss: the stripes of the epoch before, as far as their owners take part."""
-        plan = op.plan
-        if plan is None or plan.shape != "stripes" or plan.kind == "reduce_scatter":
-            return None
-        return repaired(plan.stripes, {*holder_of.values(), *destinations})
 
     def _holders(
         self, op: Operation, chosen: Iterable[int], destinations: tuple[int, ...]

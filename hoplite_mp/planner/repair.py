@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 KEPT_WIDTH_MAX = 2
 
 
+def kept_cut(
+    before: Sequence[Stripe], able: Collection[int], fresh: Sequence[Stripe]
+) -> tuple[Stripe, ...] | None:
+    """The stripes of the plan before, repaired, if they are nearly as good as the `fresh` ones."""
+    kept = repaired(before, able)
+    if kept is None or widest(kept) > KEPT_WIDTH_MAX * widest(fresh):
+        return None
+    return kept
+
+
 def widest(stripes: Sequence[Stripe]) -> int:
     """The shares of the owner that has the most."""
     widths: dict[int, int] = {}

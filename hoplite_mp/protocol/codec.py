@@ -20,6 +20,7 @@ import msgspec
 
 from hoplite_mp.errors import ProtocolError
 from hoplite_mp.protocol.messages import AnyMessage, ManagerToNode, NodeToManager
+from hoplite_mp.protocol.reports import Report
 
 # A request with SOURCES_MAX sources has 4.7 MB. Raising it lets one peer make us hold more.
 FRAME_BYTES_MAX = 16 << 20
@@ -32,7 +33,7 @@ _encoder = msgspec.msgpack.Encoder()
 T = TypeVar("T")
 
 
-def encode(message: AnyMessage) -> bytes:
+def encode(message: AnyMessage | Report) -> bytes:
     """The frame of one message. ValueError if it is longer than any peer would accept."""
     body = _encoder.encode(message)
     if len(body) > FRAME_BYTES_MAX:
@@ -103,9 +104,9 @@ class Decoder(Generic[T]):
                 ) from error
 
 
-def manager_decoder() -> Decoder[NodeToManager]:
+def manager_decoder() -> Decoder[NodeToManager | Report]:
     """What a manager reads from a node."""
-    return Decoder(NodeToManager)
+    return Decoder(NodeToManager | Report)
 
 
 def node_decoder() -> Decoder[ManagerToNode]:

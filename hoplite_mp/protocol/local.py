@@ -45,6 +45,7 @@ __all__ = [
     "Lease",
     "LeaseSpan",
     "Locate",
+    "ManagerStarted",
     "Members",
     "NotAttached",
     "OpenPool",
@@ -466,4 +467,8 @@ class Exited(msgspec.Struct, frozen=True, tag=True, array_like=True):
     code: int
 
 
-FromSupervisor: TypeAlias = Spawned | Exited
+class ManagerStarted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The manager has ended, and there is another one; with the connection to it."""
+
+
+FromSupervisor: TypeAlias = Spawned | Exited | ManagerStarted

@@ -199,6 +199,10 @@ class GivenUp(Message, frozen=True):
         seconds("silent_s", self.silent_s)
 
 
+class ClusterEnded(Message, frozen=True):
+    """The manager's last word: all of it ends, and nobody will be at its address again."""
+
+
 class Leave(Message, frozen=True):
     """The answer to NodeLeaving: no operation that runs needs the node; it may end."""
 

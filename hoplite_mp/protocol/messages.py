@@ -7,11 +7,12 @@ incarnation, node and stripe are in all of them, because they cannot be added to
 
     node    ──  NodeJoined NodeLost NodeLeaving ClientLost LinkMeasured HostMeasured  ─►  manager
             ──  FetchRequested FetchComplete FetchFailed CopyDropped ObjectGone       ─►
+            ──  HoldingsReported HomeAsked                                            ─►
             ──  ReduceRequested SourceReady SourceFailed StripesComplete
                 ExecutionFailed OperationDropped                                      ─►
             ──  GroupJoinRequested GroupAdmitted GroupLeft                            ─►
-            ◄─  Credentials NodeAdmitted MembersChanged Leave                         ──
-            ◄─  Distribute Withdraw FetchRefused                                      ──
+            ◄─  Credentials NodeAdmitted MembersChanged Leave GivenUp ClusterEnded    ──
+            ◄─  Distribute Withdraw FetchRefused HomesNamed HomeTold                  ──
             ◄─  ExecuteReduce Commit OperationFailed Forget                           ──
             ◄─  GroupMembers GroupJoined GroupRefused GroupClosed                     ──
 
@@ -47,7 +48,9 @@ from hoplite_mp.protocol.groups import (
     GroupMembers,
     GroupRefused,
 )
+from hoplite_mp.protocol.homes import HoldingsReported, HomeAsked, HomesNamed, HomeTold
 from hoplite_mp.protocol.membership import (
+    ClusterEnded,
     Credentials,
     GivenUp,
     HostMeasured,
@@ -79,6 +82,7 @@ __all__ = [
     "SHARES",
     "AnyMessage",
     "ClientLost",
+    "ClusterEnded",
     "Commit",
     "CopyDropped",
     "Credentials",
@@ -98,6 +102,10 @@ __all__ = [
     "GroupLeft",
     "GroupMembers",
     "GroupRefused",
+    "HoldingsReported",
+    "HomeAsked",
+    "HomeTold",
+    "HomesNamed",
     "HostMeasured",
     "Leave",
     "LinkMeasured",
@@ -149,6 +157,8 @@ NodeToManager: TypeAlias = (
     | FetchFailed
     | CopyDropped
     | ObjectGone
+    | HoldingsReported
+    | HomeAsked
     | ReduceRequested
     | SourceReady
     | SourceFailed
@@ -164,10 +174,13 @@ ManagerToNode: TypeAlias = (
     | NodeAdmitted
     | MembersChanged
     | GivenUp
+    | ClusterEnded
     | Leave
     | Distribute
     | Withdraw
     | FetchRefused
+    | HomesNamed
+    | HomeTold
     | ExecuteReduce
     | Commit
     | OperationFailed

@@ -112,7 +112,8 @@ class ReduceRequested(Message, frozen=True):
 
 
 class SourceReady(Message, frozen=True):
-    """`node` holds source `index` as a whole. A second node that says so is a spare holder.
+    """`node` holds source `index` as a whole, and so do `others`: the first that lives will do, all
+    are spare holders. If none of them lives the source has failed.
 
     `layout` describes dtype, shape and order in words that only nodes know; it must be the same
     for all members of a reduction, else the operation fails and names two that differ.
@@ -123,10 +124,12 @@ class SourceReady(Message, frozen=True):
     node: int
     nbytes: int = 0
     layout: bytes = b""
+    others: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         counts(operation=self.operation, index=self.index, node=self.node, nbytes=self.nbytes)
         layout("layout", self.layout)
+        numbers("others", self.others, NODES_MAX - 1)
 
 
 class SourceFailed(Message, frozen=True):

@@ -2,6 +2,7 @@
 
     importer ── Acquire Release Drop ─►  home          the home counts which hosts hold an object
              ◄─ Described ──                           at once, and again when a pending one is done
+             ── MakeAgain ─►                           all that held it are dead; Described again
     sender   ── RunTask CancelTask RecallTasks ─►  runner
              ◄─ TaskEnded ──
     runner   ── Printed LastLinesSent ─►  the host of the driver that the lines are for
@@ -60,6 +61,7 @@ __all__ = [
     "LetGo",
     "Locate",
     "Located",
+    "MakeAgain",
     "OpenFarPool",
     "PeerMessage",
     "Printed",
@@ -114,7 +116,8 @@ class Acquire(Message, frozen=True):
 
 class Described(Message, frozen=True):
     """How the object stands. `payload`: the whole payload, if it is small and at hand; without it
-    the bytes are at `holders` (numbers of nodes). Pending: another one follows. `layout`: of an
+    the bytes are at `holders` (numbers of nodes); none: it is lost, and made again when somebody
+    asks for it (MakeAgain). Pending: another one follows. `layout`: of an
     array whose bytes do not come along, its shape and dtype in words (node/layouts.py)."""
 
     object: bytes
@@ -132,10 +135,20 @@ class Described(Message, frozen=True):
         one_of("standing", self.standing, STANDINGS)
         _payload(self.payload)
         between("number of holders", len(self.holders), 0, HOLDERS_MAX)
-        if self.standing == "ready" and self.payload is None and not self.holders:
-            raise ValueError("a ready object has a payload or holders")
         if self.standing == "failed" and self.payload is None:
             raise ValueError("a failed object has its error as payload")
+
+
+class MakeAgain(Message, frozen=True):
+    """The importer needs this object of the receiver's host, and knows no living node that holds
+    it. Answered by Described, after it has been made again if nobody has it any more."""
+
+    object: bytes
+    number: int
+
+    def __post_init__(self) -> None:
+        _object("object", self.object)
+        counts(number=self.number)
 
 
 class Release(Message, frozen=True):
@@ -285,6 +298,7 @@ class RecallTasks(Message, frozen=True):
 PeerMessage: TypeAlias = (
     Acquire
     | Described
+    | MakeAgain
     | Release
     | Kept
     | LetGo

@@ -15,6 +15,8 @@ import msgspec
 
 from hoplite_mp.protocol.fields import SHARES, U64_MAX, between, counts
 
+COPY_ALIGN = 64
+
 
 class Stripe(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Shares [begin_share, end_share) of SHARES of an object, whose tree begins at `owner`."""
@@ -45,3 +47,8 @@ def whole_object(name: str, stripes: Any) -> None:
         end = stripe.end_share
     if end != SHARES:
         raise ValueError(f"{name} must cover all {SHARES} shares: {stripes!r}")
+
+
+def copy_offset(nbytes: int, share: int) -> int:
+    """Where a share of a copied object begins, in bytes."""
+    return nbytes if share == SHARES else (nbytes * share >> 20) // COPY_ALIGN * COPY_ALIGN

@@ -29,6 +29,7 @@ from hoplite_mp.protocol.local import (
     GIVEN_UP,
     Exited,
     LanStart,
+    ManagerStarted,
     Shutdown,
     Spawn,
     Spawned,
@@ -52,9 +53,12 @@ BLAS_VARIABLES = (
 )
 PACKET_BYTES_MAX = 1 << 16
 DESCRIPTORS_MAX = 4096
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 ENDING_POLL_MS = 20
 NODE_PATIENCE_S = 1.0
+FAREWELL_S = 1.0  # for the manager to tell other hosts that it is over
+# A manager that ends so often within so long would do it again.
+MANAGER_STARTS_MAX, MANAGER_STARTS_S = 10, 10.0
 FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -69,6 +73,7 @@ class Supervisor:
         self.node: socket.socket
         self.workers: dict[int, tuple[int, int]] = {}  # pid -> (slot, pool)
         self.node_pid = self.manager_pid = 0
+        self.manager_starts: list[float] = []  # when, the latest last
         self.given_up = False
         self.first: list[tuple[int, list[int]]] = []  # first workers: (slot, rpc, stdout, stderr)
         self.ending = self.orderly = False
@@ -76,8 +81,11 @@ class Supervisor:
 
     # -- children ------------------------------------------------------------------------------
 
-    def fork(self, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]) -> int:
-        """A child in a session of its own that ends with this process."""
+    def fork(
+        self, name: bytes, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]
+    ) -> int:
+        """A child in a session of its own that ends with this process. name: as ps and top show
+        it, at most 15 bytes."""
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -87,6 +95,7 @@ class Supervisor:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
+            _libc.prctl(PR_SET_NAME, name, 0, 0, 0)
             os.setsid()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -94,8 +103,8 @@ class Supervisor:
             for thing in close:
                 thing.close() if hasattr(thing, "close") else os.close(thing)
             gc.enable()
-            module, name = entry
-            code = getattr(importlib.import_module(module), name)(*args) or 0
+            module, main_of = entry
+            code = getattr(importlib.import_module(module), main_of)(*args) or 0
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
         except BaseException:
@@ -120,6 +129,7 @@ class Supervisor:
         given = msgspec.structs.replace(s, first_workers=nodes_ends)
         workers_ends = [fd for _, fds in self.first for fd in fds]
         self.node_pid = self.fork(
+            b"hoplite node",
             NODE_MAIN,
             (given, node_end.fileno(), to_manager.fileno() if manages else -1),
             [*mine, manager_end, *workers_ends, *_descriptors(lan, "manager_fd")],
@@ -129,21 +139,45 @@ class Supervisor:
         node_end.close()
         to_manager.close()
         if manages:
-            self.manager_pid = self.fork(
-                MANAGER_MAIN,
-                (manager_end.fileno(), lan),
-                [
-                    *mine,
-                    s.control_fd,
-                    s.store_fd,
-                    s.event_fd,
-                    *workers_ends,
-                    *_descriptors(lan, "peer_fd"),
-                ],
-            )
+            self.start_manager(manager_end)
         manager_end.close()
-        for fd in _descriptors(lan, "manager_fd", "peer_fd"):
+        for fd in _descriptors(lan, "peer_fd"):
             os.close(fd)
+
+    def start_manager(self, end: socket.socket, *nodes_end: socket.socket) -> None:
+        """At the other end of the node's connection, and at the listening socket, which stays
+        open here: who calls while no manager is there is answered by the next one. nodes_end: that
+        of one which is not the first."""
+        s = self.start
+        others = [fd for _, fds in self.first for fd in fds]
+        here = [self.driver, self.node, self.wake_read, self.wake_write, *nodes_end]
+        fds = [s.control_fd, s.store_fd, s.event_fd]
+        if not nodes_end:
+            fds += _descriptors(s.lan, "peer_fd")
+        self.manager_starts.append(time.monotonic())
+        self.manager_pid = self.fork(
+            b"hoplite manager",
+            MANAGER_MAIN,
+            (end.fileno(), s.lan, bool(nodes_end)),
+            [*here, *fds, *others],
+        )
+
+    def restart_manager(self) -> None:
+        """Nodes come back to it, and tell it what they know."""
+        self.manager_starts = self.manager_starts[-MANAGER_STARTS_MAX:]
+        first = self.manager_starts[0]
+        often = len(self.manager_starts) == MANAGER_STARTS_MAX
+        if often and time.monotonic() - first < MANAGER_STARTS_S:
+            _say(f"the manager has ended {MANAGER_STARTS_MAX} times: it is not started again")
+            self.ending = True
+            return
+        _say("the manager has ended; it is started again")
+        to_manager, manager_end = socket.socketpair()
+        with to_manager, manager_end:
+            self.start_manager(manager_end, to_manager)
+            with contextlib.suppress(OSError):
+                message = msgspec.msgpack.encode(ManagerStarted())
+                socket.send_fds(self.node, [message], [to_manager.fileno()])
 
     def make_lines(self, slot: int) -> tuple[int, int, int, int]:
         """A first worker's line and pipes; its own ends wait in `first`."""
@@ -191,10 +225,12 @@ class Supervisor:
 
         self._run_child = run
         pid = self.fork(
+            b"hoplite worker",
             (__name__, "_run_in_child"),
             (run,),
             [self.driver, self.node, self.wake_read, self.wake_write]
-            + [fd for _, others in self.first for fd in others],
+            + [fd for _, others in self.first for fd in others]
+            + _descriptors(s.lan, "manager_fd"),
         )
         for fd in fds:
             os.close(fd)
@@ -219,11 +255,16 @@ class Supervisor:
                 self.tell_node(Exited(slot, pid, os.waitstatus_to_exitcode(status)))
             elif pid in (self.node_pid, self.manager_pid):
                 self.note_end(pid, status)
-                if pid == self.node_pid:
-                    self.node_pid = 0
-                else:
+                if pid == self.manager_pid:
                     self.manager_pid = 0
-                self.ending = True
+                    # 0: it has nothing to do any more, as the node has ended.
+                    if not self.ending and self.node_pid and status:
+                        self.restart_manager()
+                    else:
+                        self.ending = True
+                else:
+                    self.node_pid = 0
+                    self.ending = True
 
     def note_end(self, pid: int, status: int) -> None:
         """Whether it is the node's, and that says that the others have lost this host."""
@@ -258,7 +299,10 @@ class Supervisor:
                         self.orderly = True  # workers have been told, and may end by themselves
                     self.ending = True
                 elif fd == self.node.fileno():
-                    data, fds, _, _ = socket.recv_fds(self.node, PACKET_BYTES_MAX, 3)
+                    try:
+                        data, fds, _, _ = socket.recv_fds(self.node, PACKET_BYTES_MAX, 3)
+                    except OSError:  # it has died without having read all
+                        data, fds = b"", []
                     if not data:
                         self.ending = True
                         poll.unregister(self.node)
@@ -279,6 +323,7 @@ class Supervisor:
             self.kill(pid)
         if self.orderly:
             self.let_node_finish()
+        self.let_manager_say_farewell()
         for pid in (self.node_pid, self.manager_pid):
             if pid:
                 self.kill(pid)
@@ -303,10 +348,30 @@ class Supervisor:
                 os.read(self.wake_read, 4096)
             self.reap()
 
+    def let_manager_say_farewell(self) -> None:
+        """Other hosts would wait for the next one."""
+        if not self.manager_pid or self.start.lan is None:
+            return
+        deadline = time.monotonic() + FAREWELL_S
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.manager_pid, signal.SIGTERM)
+        self.ending = True
+        while self.manager_pid and time.monotonic() < deadline:
+            select.select([self.wake_read], [], [], ENDING_POLL_MS / 1000)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wake_read, 4096)
+            self.reap()
+
     def kill(self, pid: int) -> None:
         kill_group(pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _say(line: str) -> None:
+    """There is no logging in this process: the user's standard error."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"hoplite_mp: {line}\n".encode())
 
 
 def _descriptors(lan: LanStart | None, *names: str) -> list[int]:

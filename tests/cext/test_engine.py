@@ -102,6 +102,22 @@ def test_parts_of_buffers(pair: tuple[Host, Host]) -> None:
     assert list(into[:502]) == [-1, *range(100, 600), -1]
 
 
+@pytest.mark.parametrize("begin", [0, 1, 70_000])
+@pytest.mark.parametrize("end", [70_001, 300_000, 999_999])
+def test_a_gap_in_the_middle(pair: tuple[Host, Host], begin: int, end: int) -> None:
+    """A part of the peer's cell, of which some bytes come only after they were asked for."""
+    server, client = pair
+    _, link = join(server, client)
+    data = content(1_000_000)
+    source = server.engine.cell((1, 0, 0, 0), bytearray(data), filled=min(begin + 10, end))
+    into = bytearray(1_000_000)
+    cell = client.engine.cell(None, into, nbytes=end, filled=begin)
+    client.engine.pull(cell, link, (1, 0, 0, 0))
+    server.engine.advance(source, end)
+    client.filled(cell)
+    assert into == bytes(begin) + data[begin:end] + bytes(1_000_000 - end)
+
+
 def test_both_sides_pull_over_one_link(pair: tuple[Host, Host]) -> None:
     links = join(*pair)
     data = [content(3_000_000, 0), content(3_000_000, 1)]

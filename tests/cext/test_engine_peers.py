@@ -265,7 +265,7 @@ def test_cancelled_data_is_judged_all_the_same(host: Host) -> None:
 # -- what a server makes of requests ---------------------------------------------------------------
 
 
-def test_a_cell_of_another_size(host: Host) -> None:
+def test_a_cell_that_ends_before_what_is_asked_for(host: Host) -> None:
     peer = Peer(host)
     host.engine.cell(KEY, bytearray(100), filled=True)
     peer.send(Frame(REQUEST, KEY, 1, end=101))

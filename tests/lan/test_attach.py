@@ -144,6 +144,7 @@ def test_two_drivers_of_a_host_one_is_killed(cluster: UpCluster, lan: Lan) -> No
     driver.stdout.close()
 
 
+@pytest.mark.soak
 def test_two_nodes_of_a_host(cluster: UpCluster, lan: Lan) -> None:
     """One of them has the name; when it goes, the other one takes it."""
     first, second = cluster.join(lan[2], 0), None
@@ -173,6 +174,7 @@ def test_two_nodes_of_a_host(cluster: UpCluster, lan: Lan) -> None:
                 process.wait(PATIENCE_S)
 
 
+@pytest.mark.soak
 def test_the_node_of_a_driver_is_killed_or_leaves(lan_permitted: None) -> None:
     program = (
         WAIT_FOR_BOTH

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import UpCluster
+from tests.lan.test_cluster import TLS_FIRST, UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ def lan(lan_permitted: None) -> Iterator[Lan]:
         yield made
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tls", "plain"])
+@pytest.fixture(scope="module", params=TLS_FIRST)
 def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
     made = UpCluster(lan, tls=request.param, attaches=not request.param)
     yield made

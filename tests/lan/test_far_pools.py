@@ -96,6 +96,7 @@ print(*[f.result(40) for f in c.options(node=there).spmd(peer, 2, 2, "two")][0])
     ]
 
 
+@pytest.mark.soak
 def test_the_host_of_an_executor_dies(lan_permitted: None) -> None:
     with Lan(3) as lan:
         cluster = UpCluster(lan, tls=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, ROOT, TOKEN
+from tests.lan.test_cluster import PATIENCE_S, ROOT, TLS_FIRST, TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ def nothing_left(lan: Lan) -> bool:
     return True
 
 
-@pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
+@pytest.mark.parametrize("tls", TLS_FIRST)
 def test_nodes_are_started_and_end_with_the_cluster(lan: Lan, tls: bool) -> None:
     names = [lan[1].address, f"somebody@{lan[2].address}"]
     done = run(
@@ -126,6 +126,7 @@ def test_they_end_with_a_program_that_is_killed(lan: Lan) -> None:
     assert nothing_left(lan)
 
 
+@pytest.mark.soak
 def test_a_host_that_cannot_join(lan: Lan) -> None:
     done = run(
         lan[0],

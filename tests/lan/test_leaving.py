@@ -66,12 +66,15 @@ def test_what_runs_there_is_run_to_its_end(lan: Lan) -> None:
         lan[1],
         WAIT_FOR_ALL
         + """
+import pathlib, tempfile
+begun = pathlib.Path(tempfile.mkdtemp()) / "begun"  # hosts share the disk
 def long():
+    begun.touch()
     inner = hoplite_mp.current().submit(time.sleep, 1.0)
     inner.result()
     return np.ones(1 << 18)
 future = c.options(node=there, retries=0).submit(long)
-while not future.running():
+while not begun.exists():  # one that has only been sent there is given back
     time.sleep(0.01)
 c.remove_node(there.id)
 assert future.done()
@@ -88,6 +91,7 @@ print(float(future.result().sum()))
     assert again.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.soak
 def test_who_cannot_leave(lan: Lan) -> None:
     cluster = UpCluster(lan, tls=False, workers=0)
     out = cluster.run(

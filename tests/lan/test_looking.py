@@ -366,6 +366,7 @@ def test_dump_of_tasks_and_a_group_over_hosts(cluster: UpCluster, lan: Lan, tmp_
     assert out == "go on\n[1.0, 1.0, 1.0, 1.0, 3.0, 3.0]\n"
 
 
+@pytest.mark.soak
 def test_a_node_that_hangs_and_then_is_gone(lan_permitted: None, tmp_path: Path) -> None:
     """All processes of a host are stopped while another one pulls an array from it."""
     path = tmp_path / "run.json"

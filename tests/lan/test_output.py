@@ -230,6 +230,7 @@ done = c.options(node=places["h3"]).submit(talk)
 """
 
 
+@pytest.mark.soak
 def test_a_slow_driver_misses_nothing(cluster: UpCluster, lan: Lan) -> None:
     """It takes pieces with pauses, in all longer than a node's patience with a deaf one."""
     process = start(cluster, lan[1], SPEAKING + "assert done.result()\n")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, ROOT, TOKEN, UpCluster
+from tests.lan.test_cluster import PATIENCE_S, ROOT, TLS_FIRST, TOKEN, UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +131,7 @@ def lan(lan_permitted: None) -> Iterator[Lan]:
         yield made
 
 
-@pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
+@pytest.mark.parametrize("tls", TLS_FIRST)
 def test_strangers_get_in_nowhere(lan: Lan, tls: bool) -> None:
     cluster = UpCluster(lan, tls=tls, attaches=False)
     counted = """

@@ -49,6 +49,7 @@ class Side(Host):
         self.places = Places(self.results)
         self.places.fetcher = self
         self.imports = Imports(self.results, self.places, self.send)
+        self.places.near = self.imports.near
         self.exports = Exports(self.results, self.places, self.send, lambda: number)
         self.delegation = Delegation(
             self.results, self.imports, self.places, self.send, self.post_again
@@ -250,9 +251,11 @@ class Side(Host):
 class Network:
     """Lines between sides; a message waits in its line until it is delivered."""
 
+    side = Side
+
     def __init__(self, size: int) -> None:
         self.lines: dict[tuple[int, int], deque[bytes]] = {}
-        self.sides = [Side(self, number) for number in range(size)]
+        self.sides = [self.side(self, number) for number in range(size)]
         self.by_home = {side.home: side for side in self.sides}
         self.dead: set[int] = set()
         self._decoder = msgspec.msgpack.Decoder(PeerMessage)
@@ -293,6 +296,9 @@ class Network:
                 other.imports.lose_home(side.home)
                 other.exports.lose_peer(side.home)
                 other.places.lose_node(side.number)
+                for oid, place in list(other.fetching.items()):
+                    if not place.holders:  # as who plans the fetches says
+                        other.places.lost(oid, "refused")
 
     def close(self) -> None:
         for side in self.sides:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from hypothesis import given as having
-from hypothesis import strategies as st
 
-from hoplite_mp.node.given import Given, GivenBlocks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from hoplite_mp.node.given import GivenBlocks
 
 SLOT = 7
 
@@ -47,22 +42,6 @@ class FakeEngine:
 @pytest.fixture
 def blocks() -> Any:
     return GivenBlocks(FakeStore(), FakeClient(), FakeEngine())  # type: ignore[arg-type]
-
-
-@having(st.lists(st.tuples(st.integers(0, 49), st.integers(1, 50)), max_size=30))
-def test_the_watermark_is_that_of_a_set_of_bytes(ranges: Sequence[tuple[int, int]]) -> None:
-    block = Given(1000, 50, SLOT)
-    written: set[int] = set()
-    for begin, end in ranges:
-        if begin < end:
-            block.write(begin, end)
-            written.update(range(begin, end))
-        for start in (0, 3, 25, 49):
-            reached = start
-            while reached in written and reached < 50:
-                reached += 1
-            assert block.watermark(start, 50 - start) == reached - start
-        assert block.whole == (written == set(range(50)))
 
 
 def test_cells_advance_with_what_is_written(blocks: Any) -> None:
@@ -107,4 +86,4 @@ def test_who_may_not_give_or_write(blocks: Any) -> None:
     block = blocks.take(SLOT, 1000, 80, 10)
     blocks.write(8, 1000, [(10, 80)])
     blocks.write(SLOT, 1000, [(-5, 20), (30, 20), (60, 81)])
-    assert block.written == [(0, 10)]
+    assert block.written.found == [(0, 10)]

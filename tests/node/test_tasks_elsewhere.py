@@ -323,3 +323,24 @@ def test_a_pool_for_one_host(network: Network) -> None:
     assert COMMON == 0
     assert [value(sender, oid) for oid in oids] == [3, 3, 3]
     done(network)
+
+
+@pytest.mark.parametrize("result", [BIG, "small", KeyError("k")], ids=["big", "small", "error"])
+def test_a_ref_to_a_task_that_is_then_sent_here(network: Network, result: Any) -> None:
+    """A process of the runner waits for a task by its ref, before the runner gets that task."""
+    sender, runner = network.sides[0], network.sides[1]
+    for side in network.sides[1:]:
+        sender.delegation.lose_runner(side.home)
+    oid = sender.submit()
+    holds = runner.hold(ids.pack_id(sender.home, oid))
+    network.pump()
+    assert runner.value(holds[0]) == "CLAIMED"
+    sender.delegation.set_runner(runner.home, runner.number, 2)
+    network.pump()
+    runner.answer(runner.take_task(), result)
+    network.pump()
+    if result is BIG:
+        assert runner.places.want(holds[0].oid, lambda: None)
+    assert str(runner.value(holds[0])) == str(result)
+    holds.clear()
+    done(network)

@@ -99,9 +99,14 @@ class ReduceWalk(Walk):
 
     def report(self, message: m.SourceReady | m.SourceFailed, what: str, node: int) -> None:
         op = self.operations.get(message.operation)
-        if op is None or (what == "ready" and node not in self.living):
+        if op is None:
             assert self.step(message) == []
             return
+        if what == "ready" and node not in self.living:
+            if message.index in op.replay()[0]:  # others hold it, too
+                assert self.step(message) == []
+                return
+            what = "failed"
         op.report(what, message.index, node)
         self.check_operation(message.operation, self.step(message))
 

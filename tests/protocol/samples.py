@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from hoplite_mp.protocol import messages as m
+from hoplite_mp.protocol import reports as r
 
 ID = bytes(range(16))
 WHOLE = (m.Stripe(0, 0, m.SHARES),)
@@ -12,7 +13,13 @@ WHOLE = (m.Stripe(0, 0, m.SHARES),)
 ADDRESSES = ("10.0.0.1:7001", "[fe80::1]:7001")
 MEMBER = m.Member(0, 1, 1 << 63, 8, "h0", ADDRESSES, 1 << 40)
 
-SAMPLES: tuple[m.AnyMessage, ...] = (
+DISTRIBUTE = m.Distribute(1 << 63, ID, 3, 64 << 20, (0,), (1, 2), WHOLE, "stripes")
+REDUCE = m.ExecuteReduce(
+    7, 1, (0, 2), (2, 0), WHOLE, "any", "reduce", "sum", 0, (ID, ID), (0, 1), (0,), (ID,)
+)
+GROUP = m.GroupMembers("run-1", 2, 0, 64, (1 << 64) - 2, 1, True, 3, (0,) * 64, WHOLE)
+
+SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     m.NodeJoined(1 << 63, 1, 8, "h0", ADDRESSES, 1 << 40),
     m.NodeLost(0, 1),
     m.NodeLeaving(0, 1),
@@ -25,6 +32,8 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.FetchFailed(1, ID, 3, 0, "connection reset"),
     m.CopyDropped(1, ID),
     m.ObjectGone(ID),
+    m.HoldingsReported(2, 0, (ID, ID[::-1]), (0, 7), (1,)),
+    m.HomeAsked(2, ID),
     m.ReduceRequested(
         7, 0, 3, (ID, ID), "sum", 2, 0.5, True, (ID,), "reduce", (1,), (0,), (8,), (b"<f4",)
     ),
@@ -40,20 +49,29 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.NodeAdmitted(0, 1, (MEMBER,)),
     m.MembersChanged((MEMBER,), (0, 3)),
     m.GivenUp(1.75),
+    m.ClusterEnded(),
     m.Leave(0, 1),
-    m.Distribute(1 << 63, ID, 3, 64 << 20, (0,), (1, 2), WHOLE, "stripes"),
+    DISTRIBUTE,
     m.Withdraw(1 << 63, ID, 3),
     m.FetchRefused(ID, "lost", "no living node holds it"),
-    m.ExecuteReduce(
-        7, 1, (0, 2), (2, 0), WHOLE, "any", "reduce", "sum", 0, (ID, ID), (0, 1), (0,), (ID,)
-    ),
+    m.HomesNamed(0, (ID, ID[::-1]), (2, 1 << 16), ((2, 7, 3, 1), ()), ((3,), ())),
+    m.HomeTold(ID, 2),
+    REDUCE,
     m.Commit(7, 1, (0, 2)),
     m.OperationFailed(7, "reduce", "2 of 3 failed", 1),
     m.Forget(7),
-    m.GroupMembers("run-1", 2, 0, 64, (1 << 64) - 2, 1, True, 3, (0,) * 64, WHOLE),
+    GROUP,
     m.GroupJoined(5, "run-1", 2, 3, 4, 0, False, True),
     m.GroupRefused(5, "rank 3 is taken"),
     m.GroupClosed("run-1", 2, 0),
+    r.NodeReturned(0, 1, 3, (MEMBER,), 7, 8, 9),
+    r.CopyHeld(1, ID, 64 << 20),
+    r.DistributeHeld(1, DISTRIBUTE, True),
+    r.ReduceHeld(1, REDUCE, False),
+    r.OperationEnded(1, m.Commit(7, 1, (0, 2))),
+    r.GroupHeld(0, GROUP, ((1, 3, 17),)),
+    r.HomesKnown(0, (ID,), (2,)),
+    r.Reported(0),
 )
 
-MESSAGES = get_args(m.AnyMessage)
+MESSAGES = get_args(m.AnyMessage | r.Report)

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from hoplite_mp.errors import ProtocolError
 from hoplite_mp.protocol import codec
 from hoplite_mp.protocol import messages as m
+from hoplite_mp.protocol.reports import Report
 from tests.protocol.samples import ID, SAMPLES
+
+Anything = m.AnyMessage | Report
 
 WIRE = b"".join(map(codec.encode, SAMPLES))
 
@@ -27,8 +30,8 @@ def packed(value: Any) -> bytes:
     return frame(msgspec.msgpack.encode(value))
 
 
-def decoder(frame_bytes_max: int = codec.FRAME_BYTES_MAX) -> codec.Decoder[m.AnyMessage]:
-    return codec.Decoder(m.AnyMessage, frame_bytes_max)
+def decoder(frame_bytes_max: int = codec.FRAME_BYTES_MAX) -> codec.Decoder[Anything]:
+    return codec.Decoder(Anything, frame_bytes_max)
 
 
 @given(st.lists(st.integers(0, len(WIRE)), max_size=12))
@@ -61,7 +64,7 @@ def test_noise_is_a_protocol_error_or_nothing(noise: bytes) -> None:
     except ProtocolError:
         return
     if noise:
-        msgspec.msgpack.decode(noise, type=m.AnyMessage)
+        msgspec.msgpack.decode(noise, type=Anything)
 
 
 def test_a_beat_is_no_message() -> None:

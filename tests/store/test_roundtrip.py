@@ -323,8 +323,13 @@ def test_a_changed_original_changes_nothing(cluster: Cluster) -> None:
     assert cluster.get(refs[1]) == [1, 2]
 
 
-def test_only_one_copy_can_be_asked_for_on_one_host(cluster: Cluster) -> None:
-    with pytest.raises(NotImplementedError, match="copies"):
-        cluster.put(1, copies=2)
+@pytest.mark.parametrize("copies", [2, 0, -1, 1.5, True, None])
+def test_only_one_copy_can_be_asked_for_on_one_host(cluster: Cluster, copies: Any) -> None:
+    with pytest.raises(ValueError, match="copies"):
+        cluster.put(1, copies=copies)
+    assert cluster.get(cluster.put(1, copies=np.int64(1))) == 1  # type: ignore[arg-type]
+
+
+def test_a_ref_that_is_none(cluster: Cluster) -> None:
     with pytest.raises(hoplite_mp.ObjectLostError):
         cluster.get(hoplite_mp.ObjectRef(bytes(16)))

@@ -1,0 +1,241 @@
+"""This node and its manager: joining, what is said to it, and finding it again when it has died.
+
+Why it exists: the process of a manager may end while the cluster lives; its supervisor starts
+another one, at the same address. Until that one is found nothing stands still but what needs a new
+plan. Then this node says what it holds and waits for, as the new one begins with nothing else.
+It must never know: what the messages of the rooms are about.
+
+    joined ──► lost without farewell ──► called again ──► reported ──► as before
+                      │                       └─ nobody is there: the end, or to be joined anew
+                      └─ the manager's host is this one: its supervisor brings the connection
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.node.wires import Wire
+from hoplite_mp.protocol.codec import encode, node_decoder
+from hoplite_mp.protocol.messages import (
+    ClientLost,
+    Commit,
+    ExecutionFailed,
+    FetchFailed,
+    Forget,
+    GroupLeft,
+    HostMeasured,
+    LinkMeasured,
+    NodeJoined,
+    NodeLeaving,
+    OperationFailed,
+)
+from hoplite_mp.protocol.reports import NodeReturned, OperationEnded, Reported
+from hoplite_mp.transport.stream import TcpStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.pulse import Pulse
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["Management"]
+
+# How long the manager may be silent, in silences of a node: its end is that of all.
+MANAGER_SILENCES = 5.0
+# How long a manager may be away. Higher: slower restarts are waited for; lower: who is cut off from
+# it joins anew sooner.
+MANAGER_ABSENT_S = 10.0
+# Messages that nothing else would say again, and ends that others may not have been told: so many
+# are kept to be said to the next manager. Both are small; more than a manager can have left unread.
+SAID_MAX = 1024
+ENDED_MAX = 1024
+ONCE = (
+    FetchFailed,
+    ExecutionFailed,
+    ClientLost,
+    GroupLeft,
+    NodeLeaving,
+)
+ENDS = (Commit, OperationFailed, Forget)
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Management:
+    """What connects this node with its manager."""
+
+    def __init__(self, node: Node, fd: int) -> None:
+        """fd: the connection to a manager of this host; -1: it is on another one."""
+        self.node = node
+        self.is_near = fd >= 0
+        self._fd = fd
+        self.wire: Wire | None = None
+        self.pulse: Pulse | None = None
+        self.join_error: tuple[str, str] | None = None
+        self._losses = 0
+        self.ended = False  # the manager has said that the cluster ends
+        self._said: deque[Any] = deque(maxlen=SAID_MAX)
+        self._measured: dict[int, Any] = {}  # the latest, by peer; -1: of all together
+        self._ends: deque[Commit | OperationFailed | Forget] = deque(maxlen=ENDED_MAX)
+
+    # -- words ---------------------------------------------------------------------------------
+
+    def send(self, message: Any) -> None:
+        """To the manager. If there is none now, the next one is told what it needs to know."""
+        if isinstance(message, ONCE):
+            self._said.append(message)
+        elif isinstance(message, HostMeasured):
+            self._measured[-1] = message
+        elif isinstance(message, LinkMeasured):
+            self._measured[message.peer] = message
+        if self.wire is not None:
+            self.wire.send(encode(message))
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, ENDS):
+            self._ends.append(message)
+        self.node.from_manager(message)
+
+    # -- the beginning -------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Begins to speak with the manager; with one on another host this takes its time."""
+        node = self.node
+        joined = NodeJoined(node.client.home, 0, node.start.workers)
+        if node.lan is not None:
+            lan = node.lan.lan
+            joined = msgspec.structs.replace(
+                joined,
+                host=lan.host,
+                addresses=tuple(lan.addresses),
+                memory_total=node.store.limit,
+            )
+        if self.is_near:
+            stream = TcpStream(socket.socket(fileno=self._fd))
+        else:
+            assert node.lan is not None
+            try:
+                stream = node.lan.connect()
+            except HopliteError as error:
+                self.join_error = type(error).__name__, str(error)
+                node.requests.answer_standing()
+                return
+        self._speak(stream, [joined])
+
+    def _speak(self, stream: TcpStream, words: list[Any]) -> None:
+        node = self.node
+        wire = self.wire = Wire(
+            node.poll,
+            node.handlers,
+            stream,
+            node_decoder(),
+            self._take,
+            self._lost,
+            None if self.is_near else threading.Lock(),
+        )
+        if not self.is_near:
+            from hoplite_mp.node.pulse import Pulse
+
+            assert node.lan is not None
+            self.pulse = Pulse(
+                wire.beat,
+                node.after,
+                self._silent,
+                interval_s=node.lan.lan.beat_interval_s,
+                patience_s=MANAGER_SILENCES * node.lan.lan.silence_s,
+            )
+            wire.heard = self.pulse.heard
+        for word in words:
+            wire.send(encode(word))
+        if wire.open:  # what came with the handshake's last bytes is announced by no loop
+            wire.ready()
+
+    # -- the end, or not -----------------------------------------------------------------------
+
+    def _lost(self, reason: str) -> None:
+        """The connection is over. Without farewell there will be another manager."""
+        node, wire = self.node, self.wire
+        self.wire = None
+        if self.pulse is not None:
+            self.pulse.stop()
+        if self.ended or node.stopping or not node.standing or node.given_up:
+            node.leave()
+        elif self.is_near:
+            _log.info("the manager is gone: %s", reason)
+            self._losses += 1
+            losses = self._losses
+            node.after(MANAGER_ABSENT_S, lambda: self._still_alone(losses))
+        else:
+            _log.info("the connection to the manager ended: %s", reason)
+            assert node.lan is not None
+            broken = wire is None or wire.stream.failure is not None
+            node.lan.call_manager(lambda found: self._called(found, broken), MANAGER_ABSENT_S)
+
+    def _still_alone(self, losses: int) -> None:
+        if self.wire is None and self._losses == losses:
+            _log.error("nobody has started the manager again")
+            self.node.leave()
+
+    def _called(self, admission: Admission | None, broken: bool) -> None:
+        if admission is None:
+            # Cut, perhaps: then nobody has said that it is the end.
+            self.node.given_up = broken
+            self.node.leave()
+        else:
+            self._return(admission.stream)
+
+    def again(self, fd: int) -> None:
+        """The supervisor has started another manager for this host."""
+        if self.wire is not None:  # what the one before has said last is read first
+            self.wire.drain()
+        self._return(TcpStream(socket.socket(fileno=fd)))
+
+    def _silent(self, seconds: float) -> None:
+        """Nothing has been heard of the manager for so long: this host is cut off, or that one."""
+        self.cut_off(f"it has been silent for {seconds:.1f} s")
+
+    def cut_off(self, why: str) -> None:
+        """This life of the node is over; the host may join again."""
+        self.node.given_up = True
+        if self.wire is not None:
+            self.wire.close(why)
+        else:  # and it has no manager either
+            self.node.leave()
+
+    # -- another one ---------------------------------------------------------------------------
+
+    def _return(self, stream: TcpStream) -> None:
+        begun = time.monotonic()
+        words = list(self._report())
+        self._speak(stream, words)
+        _log.info("told another manager what is here, in %.3f s", time.monotonic() - begun)
+
+    def _report(self) -> Iterator[Any]:
+        node = self.node
+        number = node.number
+        members, numbers = node.members
+        generations = node.groups.generations
+        if node.lan is None:
+            yield NodeReturned(number, 0, numbers, members, generations=generations)
+        else:
+            transfers = node.lan.transfers
+            counted = transfers.epochs, transfers.copied, generations
+            yield NodeReturned(number, 0, numbers, members, *counted)
+        yield from node.operations.report()
+        yield from node.groups.report()
+        if node.lan is not None:
+            yield from node.lan.report()
+        for end in self._ends:
+            yield OperationEnded(number, end)
+        yield from self._measured.values()
+        yield from self._said
+        yield Reported(number)

@@ -1,0 +1,121 @@
+"""What this node does about values that a host has taken along: the rooms for it, joined.
+
+Why it exists: three rooms work on it. `lineage` keeps what results of this host's tasks were made
+from, `remaking` makes them again when they are asked for, `homes` finds out who has what the home
+of which is dead. The rest of the node knows this file alone.
+It must never know: how bytes move, what tasks do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.node.homes import Homes
+from hoplite_mp.node.lineage import Lineage
+from hoplite_mp.node.remaking import Remaking
+from hoplite_mp.protocol.messages import HomesNamed, HomeTold
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.imports import Import
+    from hoplite_mp.node.lan import Lan
+    from hoplite_mp.node.main import Node
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.protocol.peers import Release
+
+__all__ = ["Recovering"]
+
+
+class Recovering:
+    """Lost values, as far as this node can do something about them."""
+
+    def __init__(self, node: Node, lan: Lan) -> None:
+        self.node = node
+        self.lan = lan
+        self.lineage = Lineage(node.results, node.places, node.config.lineage_bytes_max, node.after)
+        self.homes = Homes(
+            node.imports,
+            node.exports,
+            node.places,
+            lan.kept,
+            lambda: node.number,
+            node.send_manager,
+            lan.peers.send,
+            self._home_at,
+            self._number_of,
+        )
+        self.remaking = remaking = Remaking(
+            node.results,
+            node.imports,
+            node.places,
+            self.lineage,
+            lan.peers.send,
+            node.after,
+            node.workers.queue_for,
+        )
+        node.places.near = node.imports.near
+        node.places.maker, node.places.after = remaking, node.after
+        node.store.unwanted = self.lineage.make_room
+        node.exports.own = self.homes.own
+        node.operations.lost = node.places.needs_making
+        node.imports.homeless = self.homes.homeless
+        node.imports.nobody_named = remaking.ask_again
+        remaking.copies_of = lan.locations.kept_at
+        remaking.is_there = lan.peers.by_home.__contains__
+        remaking.open = self.homes.is_open
+        lan.kept.unwanted = self.lineage.holds
+        lan.delegation.ends_elsewhere = self._keep
+
+    def _home_at(self, number: int) -> int | None:
+        member = self.lan.members.get(number)
+        return None if member is None else member.home
+
+    def _number_of(self, home: int) -> int | None:
+        if home == self.node.client.home:
+            return self.node.number
+        return self.lan.peers.number_of(home)
+
+    # -- what results were made from -----------------------------------------------------------
+
+    def _keep(self, oid: int) -> None:
+        """Not of tasks that are others' to make again, or that are just being made again."""
+        if oid not in self.lan.guests and oid not in self.remaking.by_run:
+            self.lineage.keep(oid)
+
+    def leases(self, slot: int) -> None:
+        """That process is about to get a block, for the big result of a task perhaps."""
+        running = self.node.tasks.running(slot)
+        if running and len(self.lan.members) > 1:
+            self._keep(running)
+
+    def is_run_here(self, oid: int) -> bool:
+        """Is this task of the node's own tables one that somebody waits for?"""
+        return oid in self.lan.guests or oid in self.remaking.by_run
+
+    def look(self) -> None:
+        """Once a turn."""
+        self.remaking.look()
+
+    # -- deaths --------------------------------------------------------------------------------
+
+    def begin(self, member: Member) -> None:
+        """That host is gone, before anything of it is let go."""
+        self.homes.begin(member.home, member.node)
+
+    def report(self, number: int) -> None:
+        """The manager has heard of it, too."""
+        self.homes.report(number)
+
+    def receive(self, message: Any) -> bool:
+        """The manager's word about objects whose home is gone; False: it is about others."""
+        if not isinstance(message, (HomesNamed, HomeTold)):
+            return False
+        self.homes.receive(message)
+        return True
+
+    def released(self, peer: int, message: Release) -> None:
+        """Another host lets go of an object of this one."""
+        self.homes.released(peer, message)
+
+    def freed(self, one: Import) -> None:
+        """A header of an object of another host has gone."""
+        self.homes.freed(one)

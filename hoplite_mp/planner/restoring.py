@@ -1,0 +1,173 @@
+"""A planner that begins with a cluster that is already at work: it asks, then knows, then decides.
+
+Why it exists: the process of a manager may die while nodes, transfers and Groups live. What it knew
+was what nodes had told it, and the plans that it had made of that; both are still with the nodes.
+Here their reports are collected until all that any of them knows have come back, or RESTORE_S is
+over; what is said meanwhile waits. Then each room of the planner takes up what concerns it, and who
+has not come back is lost, like any node.
+
+This module must never know what a plan means, nor why the manager was started again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.protocol.messages import Forget, HoldingsReported, NodeLost, ReduceRequested
+from hoplite_mp.protocol.reports import (
+    CopyHeld,
+    DistributeHeld,
+    GroupHeld,
+    HomesKnown,
+    NodeReturned,
+    OperationEnded,
+    ReduceHeld,
+    Reported,
+)
+
+if TYPE_CHECKING:
+    from hoplite_mp.protocol.messages import Distribute, ExecuteReduce, Member
+
+__all__ = ["RESTORE_S", "Restoring", "RunningCopy", "RunningFold"]
+
+# How long nodes have to come back, from the first one on. Higher: a node whose link is bad stays in
+# the cluster; lower: the others wait less when one has died together with the manager.
+RESTORE_S = 2.0
+# The same for the first node, that of the manager's host: its death is always seen and ends all, so
+# if it is late it is busy, as long as a loop may be (node/pulse.py).
+FIRST_S = 30.0
+
+
+@dataclass(slots=True)
+class RunningCopy:
+    """A plan for copies that some nodes have."""
+
+    plan: Distribute
+    at: set[int] = field(default_factory=set)
+    receiving: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class RunningFold:
+    """The latest plan of an operation; `older`: who has an earlier one."""
+
+    plan: ExecuteReduce
+    at: set[int] = field(default_factory=set)
+    reported: set[int] = field(default_factory=set)
+    older: set[int] = field(default_factory=set)
+
+
+class Restoring:
+    """Reports, as they come."""
+
+    def __init__(self) -> None:
+        self.returned: dict[int, NodeReturned] = {}  # by node
+        self.later: list[Any] = []  # ordinary messages, for when all is known
+        self._begun: float | None = None
+        self.held: list[CopyHeld] = []
+        self.groups: list[GroupHeld] = []
+        self.homes: list[HomesKnown] = []
+        self.holdings: list[HoldingsReported] = []
+        self.ended: dict[int, OperationEnded] = {}  # by operation
+        self.copies: dict[int, RunningCopy] = {}  # by epoch
+        self.folds: dict[int, RunningFold] = {}  # by operation
+        self._reported: set[int] = set()
+
+    def take(self, message: Any, now: float) -> None:
+        """One message of a node."""
+        if self._begun is None:
+            self._begun = now
+        match message:
+            case NodeReturned():
+                self.returned[message.node] = message
+            case Reported():
+                self._reported.add(message.node)
+            case NodeLost():
+                known = self.returned.get(message.node)
+                if known is not None and known.incarnation == message.incarnation:
+                    del self.returned[message.node]  # what it has said may be true or not
+                    self._reported.discard(message.node)
+            case CopyHeld():
+                self.held.append(message)
+            case GroupHeld():
+                self.groups.append(message)
+            case HomesKnown():
+                self.homes.append(message)
+            case HoldingsReported():
+                self.holdings.append(message)
+            case OperationEnded():
+                known_end = self.ended.get(message.end.operation)
+                if known_end is None or isinstance(known_end.end, Forget):
+                    self.ended[message.end.operation] = message
+            case DistributeHeld():
+                copy = self.copies.setdefault(message.plan.epoch, RunningCopy(message.plan))
+                copy.at.add(message.node)
+                if message.receiving:
+                    copy.receiving.add(message.node)
+            case ReduceHeld():
+                self._take_fold(message)
+            case _:
+                self.later.append(message)
+
+    def _take_fold(self, message: ReduceHeld) -> None:
+        plan = message.plan
+        fold = self.folds.setdefault(plan.operation, RunningFold(plan))
+        if plan.epoch > fold.plan.epoch:
+            older = fold.older | fold.at
+            fold = self.folds[plan.operation] = RunningFold(plan, older=older)
+        elif plan.epoch < fold.plan.epoch:
+            fold.older.add(message.node)
+            return
+        fold.at.add(message.node)
+        if message.reported:
+            fold.reported.add(message.node)
+
+    @property
+    def members(self) -> list[Member]:
+        """All that any of them knows, in order of joining."""
+        found: dict[int, Member] = {}
+        for report in self.returned.values():
+            for member in report.members:
+                known = found.get(member.node)
+                if known is None or known.incarnation < member.incarnation:
+                    found[member.node] = member
+        return [found[node] for node in sorted(found)]
+
+    @property
+    def counted(self) -> tuple[int, int, int]:
+        """(epochs, objects with an operation, generations) of before."""
+        reports = self.returned.values()
+        return (
+            max(report.epochs for report in reports),
+            max(report.copied for report in reports),
+            max(report.generations for report in reports),
+        )
+
+    @property
+    def numbers(self) -> int:
+        """So many numbers were given."""
+        return max(report.numbers for report in self.returned.values())
+
+    @property
+    def until(self) -> float | None:
+        """When it is over in any case."""
+        if self._begun is None:
+            return None
+        first = min((member.node for member in self.members), default=None)
+        patience_s = RESTORE_S if first is None or first in self._reported else FIRST_S
+        return self._begun + patience_s
+
+    def is_over(self, now: float) -> bool:
+        """Have all come back, or is it too late for the others?"""
+        until = self.until
+        if until is not None and now >= until:
+            return True
+        wanted = {member.node for member in self.members}
+        return bool(wanted) and wanted <= self._reported
+
+    def requests(self) -> dict[int, ReduceRequested]:
+        """The collectives that are open, taken from what is to be said later."""
+        found = {one.operation: one for one in self.later if isinstance(one, ReduceRequested)}
+        self.later = [one for one in self.later if not isinstance(one, ReduceRequested)]
+        return found

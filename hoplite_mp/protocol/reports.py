@@ -1,0 +1,165 @@
+"""What a node tells a manager that has been started again: everything it knew of this node.
+
+    NodeReturned ─► facts, in any order ─► what would be said again anyway ─► Reported
+
+A manager's knowledge is what nodes have told it, so what they still know is enough to rebuild it.
+The messages between NodeReturned and Reported that are not of this file are ordinary ones, said
+once more: requests without an answer, failures that the one before may not have read.
+
+This module must never know what the manager makes of it.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from hoplite_mp.protocol.copies import Distribute
+from hoplite_mp.protocol.fields import (
+    NODES_MAX,
+    Message,
+    between,
+    counts,
+    flags,
+    numbers,
+    object_id,
+    object_ids,
+)
+from hoplite_mp.protocol.groups import GroupMembers
+from hoplite_mp.protocol.membership import Member
+from hoplite_mp.protocol.operations import Commit, ExecuteReduce, Forget, OperationFailed
+
+__all__ = [
+    "CopyHeld",
+    "DistributeHeld",
+    "GroupHeld",
+    "HomesKnown",
+    "NodeReturned",
+    "OperationEnded",
+    "ReduceHeld",
+    "Report",
+    "Reported",
+]
+
+
+class NodeReturned(Message, frozen=True):
+    """First message to a manager that is not the one which has let this node in. `members`: as
+    this node knows them, itself included.
+
+    What was counted goes on, or what is late of one would be taken for another: so many numbers
+    were given to nodes, the highest epoch of a Distribute, so many objects had an operation for
+    their copies, the highest generation of a group; each as far as this node knows."""
+
+    node: int
+    incarnation: int
+    numbers: int
+    members: tuple[Member, ...]
+    epochs: int = 0
+    copied: int = 0
+    generations: int = 0
+
+    def __post_init__(self) -> None:
+        between("node", self.node, 0, NODES_MAX - 1)
+        counts(incarnation=self.incarnation, epochs=self.epochs, copied=self.copied)
+        counts(generations=self.generations)
+        between("numbers", self.numbers, self.node + 1, NODES_MAX)
+        if not any((m.node, m.incarnation) == (self.node, self.incarnation) for m in self.members):
+            raise ValueError(f"members must hold node {self.node} itself: {self.members!r}")
+
+
+class CopyHeld(Message, frozen=True):
+    """This node has the whole object of another host, and the manager knew it."""
+
+    node: int
+    object: bytes
+    nbytes: int
+
+    def __post_init__(self) -> None:
+        counts(node=self.node, nbytes=self.nbytes)
+        object_id("object", self.object)
+
+
+class DistributeHeld(Message, frozen=True):
+    """A plan that runs here; `receiving`: the object is on its way to this node by it."""
+
+    node: int
+    plan: Distribute
+    receiving: bool
+
+    def __post_init__(self) -> None:
+        counts(node=self.node)
+        flags(receiving=self.receiving)
+
+
+class ReduceHeld(Message, frozen=True):
+    """The latest plan of an operation, of which this node has a part; `reported`: it has said
+    StripesComplete."""
+
+    node: int
+    plan: ExecuteReduce
+    reported: bool
+
+    def __post_init__(self) -> None:
+        counts(node=self.node)
+        flags(reported=self.reported)
+
+
+class OperationEnded(Message, frozen=True):
+    """This node was told the end of an operation, not long ago; others may not have been."""
+
+    node: int
+    end: Commit | OperationFailed | Forget
+
+    def __post_init__(self) -> None:
+        counts(node=self.node)
+
+
+class GroupHeld(Message, frozen=True):
+    """A group with a board here, as it was shown last, and its members of this node: (rank, client
+    slot, generation of the slot)."""
+
+    node: int
+    shown: GroupMembers
+    here: tuple[tuple[int, int, int], ...]
+
+    def __post_init__(self) -> None:
+        counts(node=self.node)
+        for rank, client, generation in self.here:
+            between("rank", rank, 0, self.shown.size - 1)
+            counts(client=client, generation=generation)
+
+
+class HomesKnown(Message, frozen=True):
+    """Objects whose first home is gone, and the node that counts their holders since, as this node
+    was told. With it come HoldingsReported of every death that left such objects here, as if their
+    homes had still to be named: who is named has perhaps not been told."""
+
+    node: int
+    objects: tuple[bytes, ...]
+    homes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        counts(node=self.node)
+        object_ids("objects", self.objects, 0)
+        numbers("homes", self.homes, NODES_MAX - 1)
+        between("number of homes", len(self.homes), len(self.objects), len(self.objects))
+
+
+class Reported(Message, frozen=True):
+    """That was all."""
+
+    node: int
+
+    def __post_init__(self) -> None:
+        counts(node=self.node)
+
+
+Report: TypeAlias = (
+    NodeReturned
+    | CopyHeld
+    | DistributeHeld
+    | ReduceHeld
+    | OperationEnded
+    | GroupHeld
+    | HomesKnown
+    | Reported
+)

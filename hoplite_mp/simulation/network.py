@@ -1,0 +1,208 @@
+"""Hosts on a switch: rates, delays, and what is in the way of bytes.
+
+Why it exists: a block leaves its host at the host's up rate, one after the other, and reaches the
+next one at that one's down rate, behind what goes there already; both at once, as packets do.
+Streams that have a block ready take turns, and each has at most WINDOW_BLOCKS on the way, so one
+that is held up holds up no other. Messages go before blocks, in the order of their connection, and
+take from them what time their bytes need; those of different connections overtake each other.
+
+What is sent to a host that is stopped, or cut off, waits; a connection that ends loses what was on
+the way.
+It must never know: what blocks and messages are about.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.simulation.timeline import Timeline
+
+__all__ = ["Channel", "Network", "Port", "Sending"]
+
+# Blocks of one stream that are on the way. Higher: a busy receiver's queue fills with one stream;
+# one: a link stands still while the last byte arrives.
+WINDOW_BLOCKS = 2
+# Between processes of one host.
+NEAR_S = 20e-6
+
+
+class Sending(Protocol):
+    """A stream that has a block ready."""
+
+    to: int
+
+    def take(self) -> tuple[int, int] | None:
+        """The next block, to be sent now; None: it is not wanted any more."""
+
+    def arrive(self, begin: int, end: int) -> None:
+        """That block is there."""
+
+
+class Port:
+    """What a host is connected by."""
+
+    __slots__ = ("control_free", "debt_s", "down", "down_free", "host", "ready", "sending", "up")
+
+    def __init__(self, host: int, up: float, down: float) -> None:
+        self.host = host
+        self.up = up
+        self.down = down
+        self.ready: deque[Sending] = deque()
+        self.sending = False
+        self.down_free = 0.0  # when all that is on its way here has come
+        self.control_free = 0.0  # when the messages that wait to leave have left
+        self.debt_s = 0.0  # time that messages took from the next block
+
+
+class Network:
+    """Hosts by number, and what is between them."""
+
+    def __init__(self, timeline: Timeline, latency_s: float, jitter_s: float) -> None:
+        self.timeline = timeline
+        self.latency_s = latency_s
+        self.jitter_s = jitter_s
+        self.ports: list[Port] = []
+        self.stopped: set[int] = set()
+        self.cut: set[tuple[int, int]] = set()  # both directions
+        self.blocks = 0  # that have left
+        self._held: dict[tuple[int, int], list[tuple[Callable[..., object], tuple[Any, ...]]]] = {}
+
+    def add(self, up: float, down: float) -> int:
+        """One more host."""
+        self.ports.append(Port(len(self.ports), up, down))
+        return len(self.ports) - 1
+
+    def delay(self, one: int, other: int) -> float:
+        """Seconds on the way, this time."""
+        if one == other:
+            return NEAR_S
+        if not self.jitter_s:
+            return self.latency_s
+        return self.latency_s + self.jitter_s * self.timeline.chance.random()
+
+    # ---- blocks
+
+    def offer(self, host: int, stream: Sending) -> None:
+        """The stream has a block for its turn."""
+        port = self.ports[host]
+        port.ready.append(stream)
+        if not port.sending:
+            self._turn(port)
+
+    def _turn(self, port: Port) -> None:
+        port.sending = False
+        if port.host in self.stopped:
+            return
+        ready, timeline = port.ready, self.timeline
+        port.sending = True  # also while the stream offers its next block
+        while ready:
+            stream = ready.popleft()
+            block = stream.take()
+            if block is None:
+                continue
+            begin, end = block
+            there = self.ports[stream.to]
+            now, nbytes = timeline.now, end - begin
+            left = now + nbytes / port.up + port.debt_s
+            port.debt_s = 0.0
+            first = max(now + self.latency_s, there.down_free)
+            come = max(first + nbytes / there.down, left + self.latency_s)
+            there.down_free = come
+            self.blocks += 1
+            timeline.at(left, self._turn, port)
+            timeline.at(come, stream.arrive, begin, end)
+            return
+        port.sending = False
+
+    # ---- messages
+
+    def leaves_at(self, host: int, to: int, nbytes: int) -> float:
+        """When the last byte of a message has left."""
+        now = self.timeline.now
+        if host == to:
+            return now
+        port = self.ports[host]
+        seconds = nbytes / port.up
+        port.debt_s += seconds
+        port.control_free = max(now, port.control_free) + seconds
+        return port.control_free
+
+    # ---- what is in the way
+
+    def is_blocked(self, one: int, other: int) -> bool:
+        """Does nothing get from `one` to `other` for the time being?"""
+        return other in self.stopped or (one, other) in self.cut
+
+    def pass_on(self, one: int, other: int, call: Callable[..., object], *arguments: Any) -> None:
+        """What has come from `one` is handed over, as soon as it can be."""
+        if self.is_blocked(one, other):
+            self._held.setdefault((one, other), []).append((call, arguments))
+        else:
+            call(*arguments)
+
+    def stop(self, host: int) -> None:
+        """It neither sends nor takes."""
+        self.stopped.add(host)
+
+    def go_on(self, host: int) -> None:
+        """It does again."""
+        self.stopped.discard(host)
+        if not self.ports[host].sending:
+            self._turn(self.ports[host])
+        self._release()
+
+    def separate(self, some: set[int], others: set[int]) -> None:
+        """Nothing passes between these."""
+        for one in some:
+            for other in others:
+                self.cut |= {(one, other), (other, one)}
+
+    def join(self, some: set[int], others: set[int]) -> None:
+        """It does again."""
+        for one in some:
+            for other in others:
+                self.cut -= {(one, other), (other, one)}
+        self._release()
+
+    def _release(self) -> None:
+        for pair in [pair for pair in self._held if not self.is_blocked(*pair)]:
+            for call, arguments in self._held.pop(pair):
+                self.pass_on(*pair, call, *arguments)
+
+
+class Channel:
+    """Messages one way between two processes, in their order."""
+
+    __slots__ = ("_last", "ends", "is_open", "network", "receive")
+
+    def __init__(
+        self, network: Network, ends: tuple[int, int], receive: Callable[[Any], object]
+    ) -> None:
+        self.network = network
+        self.ends = ends
+        self.receive = receive
+        self.is_open = True
+        self._last = 0.0
+
+    def send(self, message: Any, nbytes: int) -> None:
+        """It arrives after those before it, unless the channel is closed by then."""
+        network, (here, there) = self.network, self.ends
+        at = network.leaves_at(here, there, nbytes) + network.delay(here, there)
+        self._last = max(self._last, at)
+        network.timeline.at(self._last, self._arrive, message)
+
+    def _arrive(self, message: Any) -> None:
+        if self.is_open:
+            self.network.pass_on(*self.ends, self._hand_over, message)
+
+    def _hand_over(self, message: Any) -> None:
+        if self.is_open:
+            self.receive(message)
+
+    def close(self) -> None:
+        """What is on the way is lost."""
+        self.is_open = False

@@ -1,0 +1,140 @@
+"""`hoplite-mp simulate`: what it plays is shown, judged and written; what it cannot is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hoplite_mp import cli
+from hoplite_mp.planner.reduce import Reductions
+from tests.cli.conftest import PATIENCE_S, ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def simulate(*words: str) -> int:
+    return cli.main(["simulate", *words])
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    words = ["--nodes", "4,8", "--operations", "allreduce,gather", "--bytes", "8MiB"]
+    assert simulate(*words, "--rate", "10Gbit", "--latency", "50us", "--json", str(file)) == 0
+    shown = capsys.readouterr()
+    first, head, _, *rows = shown.out.splitlines()
+    assert first == "8MiB a source, 10Gbit/s each way, 50us between any two hosts"
+    assert head.split()[:4] == ["operation", "nodes", "time", "bound"]
+    assert [row.split()[:2] for row in rows] == [
+        ["allreduce", "4"], ["allreduce", "8"], ["gather", "4"], ["gather", "8"]
+    ]  # fmt: skip
+    assert "stripes over 8 owners" in rows[1]
+    assert len(shown.err.splitlines()) == 4
+    written = json.loads(file.read_text())
+    assert written["rate"] == 1.25e9
+    for row in written["rows"]:
+        assert row["bound_s"] < row["seconds"] < 1.5 * row["bound_s"]
+        assert row["ratio"] == row["seconds"] / row["bound_s"]
+        assert row["messages_a_node"] > 1
+    bounds = {(row["operation"], row["nodes"]): row["bound_s"] for row in written["rows"]}
+    one = (8 << 20) / 1.25e9
+    assert bounds["allreduce", 8] == pytest.approx(2 * 7 / 8 * one)
+    assert bounds["gather", 4] == pytest.approx(3 * one)
+
+
+def test_time_is_virtual(capsys: pytest.CaptureFixture[str]) -> None:
+    """Minutes on a slow link are over as soon as moments on a fast one."""
+    assert simulate("--operations", "broadcast", "--rate", "1Mbit", "--bytes", "64MiB") == 0
+    assert " 537 s " in capsys.readouterr().out
+
+
+def test_random_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--faults", "random", "--seed", "7", "--seeds", "12") == 0
+    shown = capsys.readouterr().out
+    assert "12 runs of" in shown
+    assert " 0 failed" in shown
+    assert "that a fault explains" in shown
+
+
+def test_one_seed_has_one_log(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--faults", "random", "--seed", "7", "--nodes", "12"]
+    assert simulate(*words) == simulate(*words) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "its log is" in line]
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+
+
+def test_what_does_not_hold_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Reductions, "_forget", lambda self, op: None)
+    assert simulate("--faults", "random", "--seeds", "5") == 1
+    shown = capsys.readouterr()
+    assert "FAILED  --seed" in shown.out
+    assert "the planner has not forgotten" in shown.out
+    assert "NodeJoined" in shown.err  # the story of the first one
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--nodes", "1"], "whole numbers from 2 to 20000"),
+        (["--nodes", "8,x"], "whole numbers from 2"),
+        (["--nodes", "65", "--faults", "random"], "whole numbers from 2 to 64"),
+        (["--nodes", "4,8", "--faults", "random"], "takes one --nodes"),
+        (["--operations", "scan"], "'scan' is none of broadcast"),
+        (["--bytes", "some"], "--bytes: size 'some' is not understood"),
+        (["--bytes", "3"], "at least 64 bytes"),
+        (["--rate", "fast"], "bits a second"),
+        (["--rate", "0bit"], "bits a second"),
+        (["--rate", "1.2.3Gbit"], "bits a second"),
+        (["--latency=-1s"], "up to a minute"),
+        (["--latency", "soon"], "up to a minute"),
+        (["--block", "x"], "--block: size 'x'"),
+        (["--seeds", "5"], "--seeds goes with --faults random"),
+        (["--bytes", "1MiB", "--faults", "random"], "--bytes does not go with --faults random"),
+    ],
+)
+def test_bad_values(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(*(f"{word}" for word in words)) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert len(shown.err.splitlines()) == 1
+    assert why in shown.err
+
+
+def test_a_file_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--nodes", "4", "--json", "/nowhere/table.json") == 1
+    assert "/nowhere/table.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--seed", "-1"], ["--seeds", "0"], ["--faults", "some"]])
+def test_what_the_parser_refuses(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        simulate(*words)
+    assert ended.value.code == 2
+    assert words[0] in capsys.readouterr().err
+
+
+def test_as_a_command() -> None:
+    """It needs no host, no cluster, and none of what a node imports."""
+    code = (
+        "import sys; from hoplite_mp import cli; code = cli.main(['simulate', '--nodes', '3', "
+        "'--operations', 'reduce', '--bytes', '1MiB']); "
+        "assert 'hoplite_mp.node.main' not in sys.modules; sys.exit(code)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "reduce" in ended.stdout

@@ -1,0 +1,202 @@
+"""Hosts are killed, and what only they held is made again, was elsewhere, or is named as lost."""
+
+from __future__ import annotations
+
+import subprocess
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lan import Lan
+from tests.lan.test_cluster import PATIENCE_S, UpCluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# What a driver needs: where tasks run, counts of runs, and a way to have hosts killed.
+TOOLS = """
+deadline = time.monotonic() + 30
+while sum(n.workers for n in c.nodes) < {hosts} and time.monotonic() < deadline:
+    time.sleep(0.02)
+ids = {{n.host: n.id for n in c.nodes if n.workers}}
+def make(name, *args):
+    with open({runs!r} + name, "a") as file:
+        file.write("x")
+    return np.full(200_000, 1.0 + sum(float(a[0]) for a in args))
+GATE = {runs!r} + "gate"
+def runs(name):
+    return len(open({runs!r} + name).read())
+def killed(*hosts):
+    print("kill", *hosts, flush=True)
+    deadline = time.monotonic() + 30
+    while {{ids[host] for host in hosts}} & {{n.id for n in c.nodes}}:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+def only_at(host, name, *args, **options):
+    '''A result that only that host has, of a task that may run anywhere: the others are busy.'''
+    gate = {runs!r} + name + ".gate"
+    def busy():
+        open(gate + os.uname().nodename, "w").close()
+        while not os.path.exists(gate):
+            time.sleep(0.005)
+    living = {{n.id for n in c.nodes}}
+    others = [other for other, node in ids.items() if other != host and node in living]
+    held = [c.options(node=ids[other]).submit(busy) for other in others]
+    while not all(os.path.exists(gate + other) for other in others):
+        time.sleep(0.005)
+    future = c.options(**options).submit(make, name, *args)
+    c.wait(future)
+    open(gate, "w").close()
+    c.wait(held)
+    assert c.locations(future.ref) == [ids[host]]
+    return future
+def lost(ref):
+    try:
+        c.get(ref, timeout=30)
+    except hoplite_mp.ObjectLostError as error:
+        return str(error)
+def counts():
+    return {{node: (v["objects"], v["bytes_used"]) for node, v in c.stats()["nodes"].items()}}
+def grown(before):
+    '''Nodes that hold more than then, when there was time to let go: but for a span or two.'''
+    deadline = time.monotonic() + 10
+    while True:
+        more = {{
+            node: (now, before[node]) for node, now in counts().items()
+            if now[0] > before[node][0] or now[1] > before[node][1] + (2 << 20)
+        }}
+        if not more or time.monotonic() > deadline:
+            return more
+        time.sleep(0.05)
+"""
+
+
+def run(hosts: int, runs: Path, program: str) -> list[str]:
+    """A driver on the first host; hosts that it names are killed. Returns what else it prints."""
+    with Lan(hosts) as lan:
+        cluster = UpCluster(lan, tls=False)
+        text = TOOLS.format(hosts=hosts, runs=f"{runs}/") + textwrap.dedent(program)
+        driver = lan[0].popen(
+            cluster.program(text), env=cluster.env, stdout=subprocess.PIPE, text=True
+        )
+        assert driver.stdout is not None
+        said: list[str] = []
+        joined = {host.name: process for host, process in zip(lan[1:], cluster.joined, strict=True)}
+        for line in driver.stdout:
+            word, *names = line.split()
+            if word == "kill":
+                for host in [host for host in lan if host.name in names]:
+                    host.kill()
+                    cluster.joined.remove(joined[host.name])
+            else:
+                said.append(line.strip())
+        driver.stdout.close()
+        assert driver.wait(PATIENCE_S) == 0, said
+        assert cluster.end() == [0] * (len(cluster.joined) + 1)
+    return said
+
+
+@pytest.mark.usefixtures("lan_permitted")
+def test_results_are_made_again_and_what_was_put_is_lost(tmp_path: Path) -> None:
+    """Of a killed host: once for all who ask, not before; not what must not run twice. The error of
+    what was put there names it, and so does that of a lost result which needs that."""
+    said = run(
+        3,
+        tmp_path,
+        """
+        import threading
+        future = only_at("h3", "again")
+        other = only_at("h3", "once", retries=0)
+        early = only_at("h3", "early")
+        def put_there():
+            return hoplite_mp.current().put(np.ones(200_000))
+        ref = c.options(node=ids["h3"]).submit(put_there).result()
+        made = only_at("h3", "needs", ref)
+        def late():
+            while not os.path.exists(gate):
+                time.sleep(0.005)
+            return np.ones(200_000)
+        gate = GATE
+        begun = c.reduce([early, c.submit(late)])  # one source is ready, and lost before the other
+        killed("h3")
+        open(gate, "w").close()
+        print(float(c.get(begun)[0]), begun.contributors, runs("early"))
+        assert runs("again") == 1
+        got = []
+        def get(value=None):
+            got.append(float(c.get(future.ref)[-1] if value is None else value[-1]))
+        threads = [threading.Thread(target=get) for _ in range(4)]
+        [thread.start() for thread in threads]
+        tasks = [c.submit(lambda x: float(x[-1]), future) for _ in range(4)]
+        total = c.reduce([future, c.put(np.ones(200_000))])
+        got += [task.result(30) for task in tasks]
+        [thread.join(30) for thread in threads]
+        assert future.result()[0] == 1.0
+        print(got == [1.0] * 8, float(c.get(total)[0]), runs("again"))
+        why = lost(other)
+        print(ids["h3"] in why, "retries=0" in why, runs("once"))
+        print(ids["h3"] in lost(ref), ids["h3"] in lost(made))
+        """,
+    )
+    assert said == ["2.0 (0, 1) 2", "True 2.0 2", "True True 1", "True True"]
+
+
+@pytest.mark.usefixtures("lan_permitted")
+def test_a_chain_over_two_killed_hosts(tmp_path: Path) -> None:
+    """Steps that nobody holds any more are made again, too; without anybody's bytes meanwhile."""
+    said = run(
+        4,
+        tmp_path,
+        """
+        first = only_at("h3", "first")
+        second = only_at("h4", "second", first)
+        third = only_at("h3", "third", second)
+        del first, second
+        killed("h3", "h4")
+        print(float(third.result(30)[-1]), runs("first"), runs("second"), runs("third"))
+        """,
+    )
+    assert said == ["3.0 2 2 2"]
+
+
+@pytest.mark.usefixtures("lan_permitted")
+def test_a_second_copy_outlives_either_holder(tmp_path: Path) -> None:
+    said = run(
+        4,
+        tmp_path,
+        """
+        for wrong in (0, 9, True, 1.5):
+            try:
+                c.put(1, copies=wrong)
+            except ValueError as error:
+                pass
+            else:
+                raise AssertionError(wrong)
+        data = np.random.default_rng(3).standard_normal(300_000)
+        def put_there(data):
+            inner = hoplite_mp.current()
+            ref = inner.put(data, copies=2)
+            return ref, inner.locations(ref)
+        def place(data):
+            mine = c.put(data, copies=2)
+            (second,) = set(c.locations(mine)) - {ids["h1"]}
+            first = next(node for node in ids.values() if node not in (ids["h1"], second))
+            moved, at = c.options(node=first).submit(put_there, data).result()
+            assert len(at) == 2 and first in at
+            return mine, second, moved, first
+        def check(ref):
+            print(np.array_equal(c.get(ref), data), c.submit(np.sum, ref).result() == data.sum())
+        c.submit(np.sum, place(np.ones(3))[0]).result()
+        before = counts()
+        mine, second, moved, first = place(data)
+        hosts = {node: host for host, node in ids.items()}
+        killed(hosts[first])  # the home of this one
+        check(moved)
+        killed(hosts[second])  # who has the second copy of that one
+        check(mine)
+        del mine, moved
+        print(grown(before))
+        """,
+    )
+    assert said == ["True True", "True True", "{}"]

@@ -1,0 +1,219 @@
+"""Hosts of one process as in `pair`, with what nodes have against losses, and a planner."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.client.memory import STATE as STATES
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.node.kept import KeptCopies
+from hoplite_mp.node.recovering import Recovering
+from hoplite_mp.planner.machine import Planner
+from hoplite_mp.protocol.messages import HomesNamed, HomeTold, Member, NodeJoined, NodeLost
+from hoplite_mp.protocol.peers import Kept, LetGo, MakeAgain, Release
+from hoplite_mp.protocol.reports import NodeReturned, Reported
+from tests.cext.host import STATE
+from tests.node.pair import COMMON, Network, Side
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.places import Place
+
+__all__ = ["LossNetwork", "LossSide"]
+
+
+class LossSide(Side):
+    """One host; `after` is called by `LossNetwork.pass_time`."""
+
+    def __init__(self, network: LossNetwork, number: int) -> None:
+        super().__init__(network, number)
+        self.losses = network
+        self.timers: list[Callable[[], None]] = []
+        self.pools_gone: dict[int, str] = {}
+        self.kept = KeptCopies(self.results, self.imports, self.places, self.send, self.after)
+        node = SimpleNamespace(
+            results=self.results,
+            places=self.places,
+            config=self.results.config,
+            after=self.after,
+            imports=self.imports,
+            exports=self.exports,
+            number=number,
+            client=self.node,
+            send_manager=lambda message: network.to_manager(message),
+            workers=SimpleNamespace(queue_for=self.queue_for),
+            store=self.store,
+            operations=SimpleNamespace(lost=None),
+            tasks=self.node_tasks,
+        )
+        peers = SimpleNamespace(send=self.send, by_home=network.homes, number_of=network.homes.get)
+        lan = SimpleNamespace(
+            kept=self.kept,
+            peers=peers,
+            locations=SimpleNamespace(kept_at=self.kept_at),
+            guests=self.guests,
+            delegation=self.delegation,
+            members=network.members,
+        )
+        self.recovering = Recovering(node, lan)  # type: ignore[arg-type]
+        self.exports.elsewhere = self.kept_at
+        self.sweeper.is_guest = self.recovering.is_run_here
+        self._imports_freed = self.imports.freed
+        self.imports.freed = self._freed  # type: ignore[method-assign]
+
+    def _freed(self, oid: int) -> None:
+        one = self.imports.by_oid.get(oid)
+        self._imports_freed(oid)
+        if one is not None and oid not in self.imports.by_oid:
+            self.recovering.freed(one)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.timers.append(action)
+
+    def kept_at(self, oid: int) -> tuple[int, ...]:
+        homes = self.losses.homes
+        return tuple(homes[home] for home in self.kept.peers_of(oid) if home in homes)
+
+    def queue_for(self, pool: int, here: bool) -> int | str:
+        if pool in self.pools_gone:
+            return self.pools_gone[pool]
+        if self.again_queue is None:
+            self.again_queue = self.node_tasks.open_queue(COMMON)
+        return self.again_queue
+
+    def take(self, peer: int, message: Any) -> None:
+        match message:
+            case Release():
+                if not self.guests.release(peer, message):
+                    self.recovering.released(peer, message)
+                    self.kept.released(peer, message)
+            case MakeAgain():
+                self.exports.make_again(peer, message)
+            case Kept():
+                self.kept.kept(peer, message)
+            case LetGo():
+                self.kept.let_go(message.object)
+            case _:
+                super().take(peer, message)
+
+    def look(self) -> None:
+        super().look()
+        self.recovering.look()
+
+    def bring(self) -> None:
+        """What is being fetched comes from the first holder that has it; without one it is lost."""
+        for oid, place in list(self.fetching.items()):
+            sides = [self.network.sides[holder] for holder in place.holders]
+            living = [side for side in sides if side.home not in self.network.dead]
+            found = [got for side in living if not isinstance(got := _has(side, place), int)]
+            if not found:
+                self.places.lost(oid, "refused")
+                continue
+            self.node.memory(place.payload, place.nbytes)[:] = memoryview(found[0])
+            del self.fetching[oid], found
+            self.places.arrived(oid)
+            self.kept.tell(place.object, place.nbytes)
+
+    def keep(self, object_id: bytes, source: Side) -> None:
+        """A collective places a copy here."""
+        at = source.imports.own(object_id)
+        mem = memoryview(source.node.view(at))  # type: ignore[arg-type]
+        payload = self.store.lease(mem.nbytes, 0)
+        assert payload is not None
+        self.node.memory(payload, mem.nbytes)[:] = mem
+        self.kept.seal(object_id, payload, mem.nbytes)
+
+    def read(self, hold: Any) -> Any:
+        """What a process of this host gets; waits for what is fetched or made again."""
+        heard: list[int] = []
+        if self.node.state(hold.oid) == STATE["SPILLED"]:
+            assert self.places.want(hold.oid, lambda: heard.append(1))
+            self.losses.settle()
+        value = self.value(hold)
+        assert not isinstance(value, str) or value not in STATES, value
+        if isinstance(value, ObjectLostError):
+            return str(value)
+        return value
+
+
+def _has(side: Side, place: Place) -> Any:
+    there = side.imports.by_object.get(place.object)
+    return side.node.view(side.imports.own(place.object) if there is None else there.oid)
+
+
+class LossNetwork(Network):
+    """Hosts, a planner, and time that passes when it is told to."""
+
+    side = LossSide
+
+    def __init__(self, size: int) -> None:
+        self.planner = Planner()
+        self.members: dict[int, Any] = {}
+        self.homes: dict[int, int] = {}  # of living hosts -> number
+        for number in range(size):
+            home = 1000 + number
+            self.homes[home] = number
+            self.members[number] = SimpleNamespace(home=home, node=number)
+            self.planner.step(NodeJoined(home, 0, 2), 0.0)
+        self.held_back: list[tuple[int, Any]] | None = None  # words of the manager
+        super().__init__(size)
+
+    def to_manager(self, message: Any) -> None:
+        for number, answer in self.planner.step(message, 0.0).sends:
+            if not isinstance(answer, (HomesNamed, HomeTold)):
+                continue
+            if self.held_back is not None:
+                self.held_back.append((number, answer))
+            elif number in self.members:
+                self.sides[number].recovering.receive(answer)  # type: ignore[attr-defined]
+
+    def restart_manager(self) -> None:
+        """Another one, which knows what the nodes tell it."""
+        self.planner = Planner(again=True)
+        numbers = len(self.sides)
+        members = tuple(Member(one.node, 0, one.home, 2) for one in self.members.values())
+        for side in self.living:
+            self.to_manager(NodeReturned(side.number, 0, numbers, members))
+            for message in list(side.recovering.homes.report_again()):
+                self.to_manager(message)
+            self.to_manager(Reported(side.number))
+
+    @property
+    def living(self) -> list[LossSide]:
+        return [side for side in self.sides if side.home not in self.dead]  # type: ignore[misc]
+
+    def lose(self, side: Side, report: bool = True) -> None:
+        """That host dies; the others learn of it, then the manager, then all of that."""
+        self.dead.add(side.home)
+        del self.homes[side.home]
+        member = self.members.pop(side.number)
+        for other in self.living:
+            other.recovering.begin(member)
+            other.delegation.lose_runner(side.home)
+            other.guests.lose_peer(side.home)
+            other.kept.lose_peer(side.home)
+            other.exports.lose_peer(side.home)
+            other.places.lose_node(side.number)
+        self.to_manager(NodeLost(side.number, 0))
+        if report:
+            for other in self.living:
+                other.recovering.report(side.number)
+
+    def pass_time(self) -> None:
+        """Every timer that waits is called once."""
+        for side in self.living:
+            timers, side.timers = side.timers, []
+            for action in timers:
+                action()
+
+    def settle(self, rounds: int = 6) -> None:
+        """Messages, timers and fetched bytes, until nothing new can be expected."""
+        for _ in range(rounds):
+            self.pump()
+            for side in self.living:
+                side.bring()
+            self.pump()
+            self.pass_time()
+        self.pump()

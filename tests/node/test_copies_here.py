@@ -1,0 +1,173 @@
+"""Copies of which a node hears in an unusual order, as happens over different connections."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hoplite_mp import ids, serial
+from hoplite_mp.node.ground import Ground
+from hoplite_mp.node.kept import KeptCopies
+from hoplite_mp.node.links import UNREACHABLE
+from hoplite_mp.node.transfers import PULL_TRIES_MAX, Transfers
+from hoplite_mp.protocol import messages as m
+from tests.node.pair import Network, Side
+
+OBJECT = ids.pack_id(1000, 7)
+NBYTES = 100_000
+
+
+class FakeEngine:
+    """Writes down which cells it is told to make."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Any, ...]] = []
+
+    def cell(self, key: Any, memory: Any, begin: int, nbytes: int, filled: Any) -> int:
+        self.made.append((key, begin, nbytes, filled))
+        return len(self.made)
+
+    def watermark(self, cell: int) -> int:
+        return 0
+
+
+class OneNode:
+    """Node 1 of three, as far as copies need one; it holds OBJECT."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.closed: list[int] = []
+        self.engine = FakeEngine()
+        node = SimpleNamespace(
+            number=1,
+            send_manager=self.said.append,
+            local_oid=lambda object_id: 7,
+            client=SimpleNamespace(
+                view=lambda oid: memoryview(bytes(NBYTES)),
+                memory=lambda payload, nbytes: memoryview(bytearray(nbytes)),
+            ),
+            places=SimpleNamespace(places={}),
+            after=lambda seconds, call: self.later.append(call),
+        )
+        self.pulled: list[tuple[Any, ...]] = []
+        self.later: list[Any] = []
+        links = SimpleNamespace(
+            engine=self.engine,
+            close=lambda cell, ground: self.closed.append(cell),
+            pull=lambda *about: self.pulled.append(about[:3]),
+            peers=SimpleNamespace(by_number={0: None}),
+        )
+        kept = SimpleNamespace(expect=lambda *about: 7, tell=lambda *about: None)
+        meter = SimpleNamespace(begin=lambda filled: None, end=lambda: None)
+        self.places = node.places.places
+        self.transfers = Transfers(node, links, kept, meter)  # type: ignore[arg-type]
+
+
+CHAIN = m.Distribute(
+    1 << 63, OBJECT, 5, NBYTES, (0,), (1, 2), (m.Stripe(0, 0, m.SHARES),), "tree:1"
+)
+SERVED = ((1 << 63, 5, 0, 0), 0, NBYTES, True)
+
+
+def test_who_has_it_already_serves_by_the_new_plan() -> None:
+    """Its report crossed with a plan that makes it a parent: its child waited for ever."""
+    one = OneNode()
+    one.transfers.distribute(CHAIN)
+    assert one.engine.made == [SERVED]
+    assert one.said == [m.FetchComplete(1, OBJECT, 5)]
+    one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
+    assert one.closed == [1]
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_who_has_it_in_a_moment_serves_then(withdrawn: bool) -> None:
+    """A collective is bringing it; unless the plan is over by then."""
+    one = OneNode()
+    waiting: list[Any] = []
+    one.places[7] = SimpleNamespace(payload=1, waiting=waiting)
+    one.transfers.distribute(CHAIN)
+    assert one.said == []
+    if withdrawn:
+        one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
+    waiting[0]()
+    assert one.engine.made == ([] if withdrawn else [SERVED])
+    assert len(one.said) == (not withdrawn)
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_a_parent_that_lives_is_asked_again(withdrawn: bool) -> None:
+    """Before the manager hears that nothing comes from there."""
+    one = OneNode()
+    plan = m.Distribute(
+        1 << 63, OBJECT, 5, NBYTES, (0,), (1,), (m.Stripe(0, 0, m.SHARES),), "stripes"
+    )
+    one.places[7] = SimpleNamespace(payload=1, nbytes=NBYTES, ground=Ground(), holders=(0,))
+    one.transfers.fetching[OBJECT] = 7
+    one.transfers.distribute(plan)
+    asked = (1, 0, (1 << 63, 5, 0, 0))
+    assert one.pulled == [asked]
+    for tries in range(PULL_TRIES_MAX):
+        one.transfers.failed(1, "reset")
+        assert one.said == []
+        if withdrawn:
+            one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
+        one.later.pop()()
+        if withdrawn:
+            assert one.pulled == [asked]
+            return
+        assert one.pulled == [asked] * (tries + 2)
+    one.transfers.failed(1, "reset")
+    assert one.said == [m.FetchFailed(1, OBJECT, 5, 0, "reset")]
+    one.transfers.tries.clear()
+    one.transfers.failed(1, UNREACHABLE)
+    assert one.said[1:] == [m.FetchFailed(1, OBJECT, 5, 0, UNREACHABLE)]
+
+
+def test_what_is_made_here_is_not_asked_for() -> None:
+    one = OneNode()
+    place = SimpleNamespace(object=OBJECT, nbytes=NBYTES, holders=(1,))
+    one.transfers.makes = lambda object_id: object_id == OBJECT
+    one.transfers.fetch(7, place)  # type: ignore[arg-type]
+    assert one.said == []
+    one.transfers.makes = lambda object_id: False
+    one.transfers.fetch(7, place)  # type: ignore[arg-type]
+    assert one.said == [m.FetchRequested(1, OBJECT, NBYTES, ())]
+
+
+@pytest.fixture
+def side() -> Any:
+    network = Network(2)
+    yield network.sides[1]
+    network.close()
+
+
+def a_result(side: Side) -> tuple[int, int, bytes]:
+    """(payload, bytes, what it holds) of a block that a collective has filled."""
+    encoded = serial.encode(np.arange(5000))
+    payload = side.results.lease(encoded.nbytes)
+    assert payload is not None
+    side.node.write(payload, encoded.head, encoded.buffers, encoded.offsets)
+    return payload, encoded.nbytes, bytes(side.node.memory(payload, encoded.nbytes))
+
+
+def test_a_result_that_is_asked_for_where_it_is_made(side: Side) -> None:
+    """The home says that it is done, and here, before the commit has come: who reads it waits for
+    that, instead of being told that nobody holds it."""
+    kept = KeptCopies(
+        side.results, side.imports, side.places, side.send, lambda seconds, call: None
+    )
+    payload, nbytes, expected = a_result(side)
+    object_id = ids.pack_id(side.network.sides[0].home, 1 << 32 | 5)
+    oid = kept.expect(object_id, nbytes, (1,))
+    ended: list[int] = []
+    assert side.places.want(oid, lambda: ended.append(1))
+    assert oid in side.fetching
+    kept.seal(object_id, payload, nbytes)
+    assert ended == [1]
+    assert oid not in side.fetching
+    got = side.node.view(oid)
+    assert not isinstance(got, int)
+    assert bytes(got) == expected

@@ -1,0 +1,308 @@
+"""Objects whose home dies while others hold them: who has a copy counts from then on."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hoplite_mp.protocol.messages import HomesNamed
+from tests.node.losses import LossNetwork
+from tests.node.test_imports import away_hold
+from tests.node.test_remaking import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BIG = np.arange(40_000, dtype=np.float64)
+
+
+@pytest.fixture
+def network() -> Iterator[LossNetwork]:
+    made = LossNetwork(4)
+    yield made
+    made.close()
+
+
+def test_a_copy_that_is_kept_is_read_by_others_and_goes_with_the_last_ref(
+    network: LossNetwork,
+) -> None:
+    home, keeper, reader, other = network.living
+    object_id, mine = home.put(BIG)
+    keeper.keep(object_id, home)
+    network.pump()
+    (hold,) = away_hold(network, reader, object_id)
+    (further,) = away_hold(network, other, object_id)
+    network.lose(home)
+    network.settle()
+    assert network.planner.homes.named[object_id] == keeper.number
+    assert (reader.read(hold) == BIG).all()
+    del hold
+    network.settle()
+    assert (other.read(further) == BIG).all()
+    assert len(keeper.store.leases) == 1
+    del further, mine
+    clean(network)
+    assert not network.planner.homes.named
+
+
+def test_nobody_uses_it_any_more(network: LossNetwork) -> None:
+    home, keeper, second, _ = network.living
+    object_id, mine = home.put(BIG)
+    keeper.keep(object_id, home)
+    second.keep(object_id, home)
+    network.pump()
+    network.lose(home)
+    del mine
+    clean(network)
+    assert not network.planner.homes.named
+
+
+def test_who_has_fetched_it_gives_it_to_the_others(network: LossNetwork) -> None:
+    """The lowest one that has it whole counts, and its own process's hold counts, too."""
+    home, first, second, third = network.living
+    object_id, mine = home.put(BIG)
+    holds = [away_hold(network, side, object_id)[0] for side in (first, second, third)]
+    assert (second.read(holds[1]) == BIG).all()
+    assert (third.read(holds[2]) == BIG).all()
+    network.lose(home)
+    network.settle()
+    assert network.planner.homes.named[object_id] == second.number
+    holds[1] = None  # the new home's own process lets go: the others still count
+    network.settle()
+    assert (first.read(holds[0]) == BIG).all()
+    network.lose(second)  # and its home dies in its turn
+    network.settle()
+    assert network.planner.homes.named[object_id] in (first.number, third.number)
+    assert (third.read(holds[2]) == BIG).all()
+    holds.clear()
+    del mine
+    clean(network)
+
+
+def test_nobody_has_it(network: LossNetwork) -> None:
+    home, first, second, _ = network.living
+    object_id, mine = home.put(BIG)
+    pending, running = home.pending()
+    holds = [away_hold(network, side, object_id)[0] for side in (first, second)]
+    (waits,) = away_hold(network, first, pending)
+    network.lose(home)
+    network.settle()
+    for side, hold in zip((first, second), holds, strict=True):
+        assert "node h0 had it" in side.read(hold)
+    assert "node h0 had it" in str(first.value(waits))
+    holds.clear()
+    del hold, waits, mine, running
+    clean(network)
+
+
+def test_who_waits_when_the_home_dies(network: LossNetwork) -> None:
+    """It is being fetched from the home; a copy elsewhere is what it gets in the end."""
+    home, keeper, reader, _ = network.living
+    object_id, mine = home.put(BIG)
+    (hold,) = away_hold(network, reader, object_id)  # before there was a copy
+    keeper.keep(object_id, home)
+    network.pump()
+    heard: list[int] = []
+    oid = reader.imports.by_object[object_id].oid
+    assert reader.places.want(oid, lambda: heard.append(1))
+    network.lose(home, report=False)
+    network.settle()
+    assert heard == []  # nobody knows yet
+    for side in network.living:
+        side.recovering.report(home.number)
+    network.settle()
+    assert heard == [1]
+    assert (reader.value(hold) == BIG).all()
+    del hold, mine
+    clean(network)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_let_go_between_the_report_and_the_answer(network: LossNetwork, early: bool) -> None:
+    """What was counted has gone; the word of it comes before the manager's, or after."""
+    home, keeper, reader, *_ = network.living
+    object_id, mine = home.put(BIG)
+    keeper.keep(object_id, home)
+    network.pump()
+    (hold,) = away_hold(network, reader, object_id)
+    network.held_back = []
+    network.lose(home)
+    del hold
+    network.pump()
+    held = sorted(network.held_back, key=lambda one: (one[0] == keeper.number) == early)
+    network.held_back = None
+    for number, answer in held:
+        assert isinstance(answer, HomesNamed)
+        network.sides[number].recovering.receive(answer)  # type: ignore[attr-defined]
+        network.pump()
+    del mine
+    clean(network)
+
+
+def test_a_ref_that_is_met_after_the_death_of_its_home(network: LossNetwork) -> None:
+    home, keeper, late, other = network.living
+    object_id, mine = home.put(BIG)
+    unknown, gone = home.put(BIG)
+    (hold,) = away_hold(network, keeper, object_id)
+    assert (keeper.read(hold) == BIG).all()
+    network.lose(home, report=False)
+    found = late.hold(object_id)  # while it is being found out
+    network.pump()
+    for side in network.living:
+        side.recovering.report(home.number)
+    network.settle()
+    assert (late.read(found[0]) == BIG).all()
+    further = other.hold(object_id)  # when that is known
+    lost = other.hold(unknown)
+    network.settle()
+    del hold
+    network.settle()
+    assert (other.read(further[0]) == BIG).all()
+    assert "is lost" in other.read(lost[0])
+    found.clear()
+    further.clear()
+    lost.clear()
+    del mine, gone
+    clean(network)
+
+
+def test_a_reporter_dies_before_all_have_reported(network: LossNetwork) -> None:
+    home, first, second, reader = network.living
+    object_id, mine = home.put(BIG)
+    (hold,) = away_hold(network, reader, object_id)
+    first.keep(object_id, home)
+    second.keep(object_id, home)
+    network.pump()
+    network.lose(home, report=False)
+    first.recovering.report(home.number)
+    network.lose(first)
+    for side in network.living:
+        side.recovering.report(home.number)
+    network.settle()
+    assert (reader.read(hold) == BIG).all()
+    assert network.planner.homes.named[object_id] == second.number
+    del hold, mine
+    clean(network)
+
+
+@pytest.mark.parametrize("told", [0, 1, 2])
+def test_the_manager_dies_with_it(network: LossNetwork, told: int) -> None:
+    """Before it has named a home, or when it has told some of those who must know."""
+    home, keeper, reader, other = network.living
+    object_id, mine = home.put(BIG)
+    keeper.keep(object_id, home)
+    network.pump()
+    (hold,) = away_hold(network, reader, object_id)
+    (further,) = away_hold(network, other, object_id)
+    network.held_back = []
+    network.lose(home)
+    said, network.held_back = network.held_back[3 - told :], None
+    for number, answer in said:
+        network.sides[number].recovering.receive(answer)  # type: ignore[attr-defined]
+    network.restart_manager()
+    network.settle()
+    assert network.planner.homes.named[object_id] == keeper.number
+    assert (reader.read(hold) == BIG).all()
+    del hold
+    network.settle()
+    assert (other.read(further) == BIG).all()
+    assert len(keeper.store.leases) == 1
+    del further, mine
+    clean(network)
+    assert not network.planner.homes.named
+
+
+def test_another_manager_knows_the_homes_that_were_named(network: LossNetwork) -> None:
+    home, keeper, reader, late = network.living
+    object_id, mine = home.put(BIG)
+    keeper.keep(object_id, home)
+    network.pump()
+    (hold,) = away_hold(network, reader, object_id)
+    network.lose(home)
+    network.settle()
+    network.restart_manager()
+    assert network.planner.homes.named[object_id] == keeper.number
+    found = late.hold(object_id)
+    network.settle()
+    assert (late.read(found[0]) == BIG).all()
+    found.clear()
+    del hold, mine
+    clean(network)
+    assert not network.planner.homes.named
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_at_random(seed: int) -> None:
+    """Puts, refs, reads, copies, deaths of hosts and managers in any order. What is read is the
+    object; it is lost only if no host that lives had it whole; in the end nothing is left."""
+    rng = random.Random(seed)
+    network = LossNetwork(6)
+    values: dict[bytes, np.ndarray[Any, Any]] = {}
+    holds: dict[tuple[bytes, int], Any] = {}
+    whole: dict[bytes, set[int]] = {}
+
+    def put() -> None:
+        side = rng.choice(network.living)
+        value = np.full(10_000, float(len(values)))
+        object_id, hold = side.put(value)
+        values[object_id], whole[object_id] = value, {side.number}
+        holds[object_id, side.number] = hold
+
+    def share() -> None:
+        known = [one for one, number in holds if network.sides[number].home not in network.dead]
+        if known:
+            side, one = rng.choice(network.living), rng.choice(known)
+            found = side.hold(one)
+            network.settle(2)
+            if found and found[0] is not None:
+                holds[one, side.number] = found[0]
+
+    def read() -> None:
+        for one, number in rng.sample(sorted(holds), min(2, len(holds))):
+            side = network.sides[number]
+            if side.home in network.dead:
+                continue
+            got = side.read(holds[one, number])  # type: ignore[attr-defined]
+            if isinstance(got, str):
+                assert not whole[one], (got, whole[one])
+            else:
+                assert np.array_equal(got, values[one])
+                whole[one].add(number)
+
+    def let_go() -> None:
+        if holds:
+            one, number = rng.choice(sorted(holds))
+            del holds[one, number]
+            whole[one].discard(number)
+            if not any(other == one for other, _ in holds):
+                whole[one] = set()
+            network.settle(1)
+
+    def die() -> None:
+        if len(network.living) > 2:
+            side = rng.choice(network.living)
+            for key in [key for key in holds if key[1] == side.number]:
+                del holds[key]
+            late = rng.random() < 0.3
+            network.lose(side, report=not late)
+            if late:
+                network.pump()
+                if rng.random() < 0.5:
+                    network.restart_manager()
+                else:
+                    for other in network.living:
+                        other.recovering.report(side.number)
+            for having in whole.values():
+                having.discard(side.number)
+            network.settle(2)
+
+    for _ in range(60):
+        rng.choice([put, share, share, share, read, read, let_go, let_go, die])()
+    values.clear()
+    holds.clear()
+    clean(network)
+    assert not network.planner.homes.named
+    network.close()

@@ -1,0 +1,378 @@
+"""Results that a host has taken along are made again when they are asked for, and only then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hoplite_mp import ids
+from hoplite_mp.ref import ObjectRef
+from tests.cext.host import STATE
+from tests.node.losses import LossNetwork, LossSide
+from tests.node.pair import states_of
+from tests.node.test_imports import away_hold
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BIG = np.arange(40_000, dtype=np.float64)
+
+
+@pytest.fixture
+def network() -> Iterator[LossNetwork]:
+    """Host 0 sends; hosts 1 to 3 have a worker each."""
+    made = LossNetwork(4)
+    for side in made.sides[1:]:
+        made.sides[0].delegation.set_runner(side.home, side.number, 1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sender(network: LossNetwork) -> LossSide:
+    return network.living[0]
+
+
+def ref(side: LossSide, oid: int) -> ObjectRef[Any]:
+    """As a Future's `.ref`."""
+    return ObjectRef(ids.pack_id(side.home, oid), side.party.hold(oid))
+
+
+def run_one(network: LossNetwork, value: Any) -> LossSide | None:
+    """The one task that has been sent somewhere is run there; None: none has."""
+    network.pump()
+    for side in network.living:
+        task = side.take_task()
+        if task:
+            side.answer(task, value)
+            network.pump()
+            return side
+    return None
+
+
+def submit(network: LossNetwork, value: Any, *args: Any, **options: Any) -> tuple[int, LossSide]:
+    """A task of host 0 that another host runs: its id, and that host."""
+    sender = network.living[0]
+    oid = sender.submit(args, holds=[arg for arg in args if isinstance(arg, ObjectRef)], **options)
+    runner = run_one(network, value)
+    assert runner is not None
+    assert runner is not sender
+    assert sender.tasks.done(oid)
+    drop_arguments(sender, oid)
+    return oid, runner
+
+
+def drop_arguments(side: LossSide, oid: int) -> None:
+    """What a submitter does when its task is done."""
+    side.sent[oid] = side.sent[oid][:1]
+    side.party.collect()
+
+
+def forget(side: LossSide, oid: int) -> None:
+    """The process drops its Future."""
+    del side.sent[oid]
+    side.party.collect()
+
+
+def is_absent(side: LossSide, oid: int) -> bool:
+    return side.places.absent(oid)
+
+
+def clean(network: LossNetwork) -> None:
+    """When nobody holds anything, nothing is kept: no lineage, no bytes, no header."""
+    for side in network.living:
+        side.sent.clear()
+        side.party.collect()
+    for _ in range(4):
+        network.settle(2)
+        for side in network.living:
+            side.party.collect()
+            side.store.take_returns()
+    for side in network.living:
+        assert not side.recovering.lineage.entries
+        assert not side.recovering.lineage.held
+        assert side.recovering.lineage.nbytes == 0
+        assert not side.recovering.remaking.runs
+        assert not side.recovering.remaking.by_run
+        assert not side.places.places
+        assert not side.exports.exports
+        assert not side.imports.by_oid
+        assert states_of(side.node) == []
+        assert not side.store.leases
+
+
+def test_a_lost_result_is_made_again_when_it_is_asked_for(
+    network: LossNetwork, sender: LossSide
+) -> None:
+    oid, runner = submit(network, BIG)
+    network.lose(runner)
+    network.settle()
+    assert is_absent(sender, oid)
+    assert run_one(network, BIG) is None  # nobody has asked
+    heard: list[int] = []
+    for one in range(3):  # several who ask cause one run
+        assert sender.places.want(oid, lambda one=one: heard.append(one))  # type: ignore[misc]
+    network.settle()
+    assert run_one(network, BIG + 1) is not None
+    network.settle()
+    assert sorted(heard) == [0, 1, 2]
+    assert run_one(network, BIG) is None
+    assert (sender.read(sender.sent[oid][0]) == BIG + 1).all()
+    clean(network)
+
+
+def test_workers_of_this_host_make_it_again(network: LossNetwork, sender: LossSide) -> None:
+    oid, _ = submit(network, BIG)
+    for side in list(network.living[1:]):
+        network.lose(side)
+    sender.places.want(oid, lambda: None)
+    network.settle()
+    task = sender.take_task()
+    sender.answer(task, BIG * 2)
+    network.settle()
+    assert (sender.read(sender.sent[oid][0]) == BIG * 2).all()
+    clean(network)
+
+
+def test_what_the_second_run_raises_is_the_result(network: LossNetwork, sender: LossSide) -> None:
+    oid, runner = submit(network, BIG)
+    network.lose(runner)
+    sender.places.want(oid, lambda: None)
+    network.settle()
+    run_one(network, KeyError("this time"))
+    network.settle()
+    assert sender.node.state(oid) == STATE["FAILED"]
+    assert isinstance(sender.value(sender.sent[oid][0]), KeyError)
+    clean(network)
+
+
+def test_a_small_value_and_one_of_another_size(network: LossNetwork, sender: LossSide) -> None:
+    for again in ("small", np.ones(70_000)):
+        oid, runner = submit(network, BIG)
+        network.lose(runner)
+        sender.places.want(oid, lambda: None)
+        network.settle()
+        run_one(network, again)
+        network.settle()
+        got = sender.read(sender.sent[oid][0])
+        assert np.array_equal(got, again)
+    clean(network)
+
+
+@pytest.mark.parametrize(("retries", "why"), [(0, "retries=0"), (1, "retries of f")])
+def test_retries_bound_how_often(
+    network: LossNetwork, sender: LossSide, retries: int, why: str
+) -> None:
+    oid, runner = submit(network, BIG, retries=retries)
+    network.lose(runner)
+    for _ in range(retries):
+        sender.places.want(oid, lambda: None)
+        network.settle(2)
+        again = next(side for side in network.living if side.take_task())
+        network.lose(again)  # while it runs
+        network.settle(2)
+        network.pump()
+    if retries:
+        # The run's own retries are used up: it fails with the loss of the node that ran it.
+        network.settle()
+        assert "was lost while it ran f()" in str(sender.value(sender.sent[oid][0]))
+    else:
+        error = str(sender.value(sender.sent[oid][0]))
+        assert why in error
+        assert f"node h{runner.number} had it" in error
+    clean(network)
+
+
+def test_a_result_that_is_lost_twice(network: LossNetwork, sender: LossSide) -> None:
+    """The second time before its bytes were here: each run counts."""
+    oid, runner = submit(network, BIG, retries=2)
+    network.lose(runner)
+    sender.places.want(oid, lambda: None)
+    network.pump()
+    network.pass_time()
+    again = run_one(network, BIG)
+    assert again is not None
+    network.lose(again)
+    network.settle(2)
+    assert run_one(network, BIG * 3) is not None
+    network.settle()
+    assert (sender.read(sender.sent[oid][0]) == BIG * 3).all()
+    assert sender.recovering.lineage.retries(oid) == 0
+    clean(network)
+
+
+def test_a_chain_keeps_names_and_no_bytes(network: LossNetwork, sender: LossSide) -> None:
+    """Steps that nobody holds but by what was made of them are made again from the first one on."""
+    first, runner = submit(network, BIG)
+    steps, runners = [first], {runner}
+    for step in range(2):
+        oid, runner = submit(network, BIG + step + 1, ref(sender, steps[-1]))
+        forget(sender, steps[-1])
+        steps.append(oid)
+        runners.add(runner)
+    network.settle()
+    assert [is_absent(sender, oid) for oid in steps] == [True, True, False]
+    for side in network.living:
+        side.store.take_returns()
+    held = sum(len(side.store.leases) for side in network.living)
+    assert held == 1  # the last one's bytes
+    last = runner
+    network.lose(last)
+    sender.places.want(steps[-1], lambda: None)
+    for step in range(3):
+        network.settle()
+        assert run_one(network, BIG * (step + 10)) is not None, step
+    network.settle()
+    assert (sender.read(sender.sent[steps[-1]][0]) == BIG * 12).all()
+    network.settle()
+    assert [is_absent(sender, oid) for oid in steps] == [True, True, False]
+    clean(network)
+
+
+def test_a_result_of_this_host_is_an_argument(network: LossNetwork, sender: LossSide) -> None:
+    """A worker of this host has made it: its node learns of it by the block for a big result."""
+    for side in network.living[1:]:
+        sender.delegation.lose_runner(side.home)
+    near = sender.submit()
+    task = sender.take_task()
+    assert task == near
+    before = sender.tasks.begin(task)
+    sender.recovering.leases(sender.party.slot)
+    sender.answer(task, BIG)
+    sender.tasks.end(before, False)
+    network.pump()
+    drop_arguments(sender, near)
+    for side in network.living[1:]:
+        sender.delegation.set_runner(side.home, side.number, 1)
+    oid, runner = submit(network, BIG * 2, ref(sender, near))
+    forget(sender, near)
+    assert len(sender.store.leases) == 1
+    sender.recovering.lineage.make_room()  # the store is full
+    sender.store.take_returns()
+    assert not sender.store.leases
+    assert is_absent(sender, near)
+    network.lose(runner)
+    sender.places.want(oid, lambda: None)
+    for value in (BIG, BIG * 3):
+        network.settle()
+        assert run_one(network, value) is not None
+    network.settle()
+    assert (sender.read(sender.sent[oid][0]) == BIG * 3).all()
+    clean(network)
+
+
+def test_a_long_chain_fails_without_depth(network: LossNetwork, sender: LossSide) -> None:
+    """More than a thousand steps, of which the first cannot be made again: no stack is as deep."""
+    steps = [submit(network, BIG)[0]]
+    for _ in range(1010):
+        oid, runner = submit(network, BIG, ref(sender, steps[-1]))
+        forget(sender, steps[-1])
+        steps.append(oid)
+    network.settle(2)
+    sender.recovering.lineage._forget(steps[0])  # as the limit does with the oldest
+    sender.party.collect()
+    network.lose(runner)
+    sender.places.want(steps[-1], lambda: None)
+    for _ in range(1100):
+        network.pump()
+        network.pass_time()
+        if not sender.recovering.remaking.runs:
+            break
+    assert "is gone" in str(sender.value(sender.sent[steps[-1]][0]))
+    clean(network)
+
+
+def test_an_argument_that_was_put_goes_with_its_last_ref(
+    network: LossNetwork, sender: LossSide
+) -> None:
+    object_id, hold = sender.put(BIG)
+    oid, runner = submit(network, BIG, ObjectRef(object_id, hold))
+    del hold
+    sender.party.collect()
+    network.lose(runner)
+    sender.places.want(oid, lambda: None)
+    network.settle()
+    error = str(sender.value(sender.sent[oid][0]))
+    assert f"ObjectRef({object_id.hex()}) is gone" in error
+    assert f"node h{runner.number} had it" in error
+    clean(network)
+
+
+def test_what_is_kept_is_bounded(network: LossNetwork, sender: LossSide) -> None:
+    lineage = sender.recovering.lineage
+    lineage.bytes_max = 8 << 10
+    oids = []
+    for _ in range(20):
+        oids.append(submit(network, BIG)[0])
+    assert len(lineage.entries) < 10
+    assert lineage.nbytes <= lineage.bytes_max
+    kept = set(lineage.entries)
+    assert kept == set(oids[-len(kept) :])
+    for side in list(network.living[1:]):
+        network.lose(side)
+    network.settle()
+    assert "lineage_bytes_max" in str(sender.value(sender.sent[oids[0]][0]))
+    assert is_absent(sender, oids[-1])
+    clean(network)
+
+
+def test_another_host_asks(network: LossNetwork, sender: LossSide) -> None:
+    """It knows the result by a ref; its home has it made again, once for all."""
+    oid, runner = submit(network, BIG)
+    readers = [side for side in network.living[1:] if side is not runner]
+    object_id = ids.pack_id(sender.home, oid)
+    holds = {side.number: away_hold(network, side, object_id)[0] for side in readers}
+    network.lose(runner)
+    for side in readers:
+        there = side.imports.by_object[object_id].oid
+        assert is_absent(side, there)
+        assert side.places.want(there, lambda: None)
+    network.settle()
+    assert run_one(network, BIG * 5) is not None
+    network.settle()
+    assert run_one(network, BIG * 6) is None
+    for side in readers:
+        assert (side.read(holds[side.number]) == BIG * 5).all()
+    holds.clear()
+    clean(network)
+
+
+def test_a_copy_elsewhere_is_found_before_anything_is_run(
+    network: LossNetwork, sender: LossSide
+) -> None:
+    oid, runner = submit(network, BIG)
+    object_id = ids.pack_id(sender.home, oid)
+    other = next(side for side in network.living[1:] if side is not runner)
+    (hold,) = away_hold(network, other, object_id)
+    assert (other.read(hold) == BIG).all()
+    network.lose(runner)
+    assert (sender.read(sender.sent[oid][0]) == BIG).all()
+    assert run_one(network, BIG) is None
+    del hold
+    clean(network)
+
+
+def test_deleted_while_it_is_made_again(network: LossNetwork, sender: LossSide) -> None:
+    oid, runner = submit(network, BIG)
+    network.lose(runner)
+    heard: list[int] = []
+    sender.places.want(oid, lambda: heard.append(1))
+    network.pump()
+    network.pass_time()
+    sender.party.delete(oid)
+    network.settle()
+    assert heard == [1]
+    run_one(network, BIG)
+    clean(network)
+
+
+def test_its_executor_is_closed(network: LossNetwork, sender: LossSide) -> None:
+    oid, runner = submit(network, BIG)
+    network.lose(runner)
+    sender.pools_gone[0] = "the executor that ran its task is closed"
+    sender.places.want(oid, lambda: None)
+    network.settle()
+    assert "executor that ran its task is closed" in str(sender.value(sender.sent[oid][0]))
+    clean(network)
