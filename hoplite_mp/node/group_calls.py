@@ -11,13 +11,13 @@ It must never know: how bytes move, how arrays are added, how members wait.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hoplite_mp.node.early import decide_early, fill_in, fits, lacks, wait_s
 from hoplite_mp.node.group_decisions import Outcome, decide
+from hoplite_mp.node.group_state import Going, State
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.group_calls import (
     GroupCommit,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.groups import Known
     from hoplite_mp.node.main import Node
     from hoplite_mp.node.peers import Peers
-    from hoplite_mp.protocol.group_calls import GroupMessage, Plan
+    from hoplite_mp.protocol.group_calls import GroupMessage
     from hoplite_mp.protocol.local import GroupCall
     from hoplite_mp.protocol.messages import GroupMembers
 
@@ -50,83 +50,6 @@ EARLY_GROUPS_MAX = 64
 FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
 ATTEMPT_BITS = 8  # of an attempt's number; the version of the members stands above
 _log = logging.getLogger("hoplite_mp")
-
-
-@dataclass(slots=True)
-class Going:
-    """A decided call whose bytes are moving, as the leading node sees it."""
-
-    call: int
-    attempt: int
-    outcome: Outcome
-    waiting: set[int]  # nodes that are not done yet
-    missing: set[int] = field(default_factory=set)  # ranks that have not called yet
-
-
-@dataclass(slots=True)
-class State:
-    """One group, as this node knows it."""
-
-    members: GroupMembers
-    known: Known  # its board
-    calls: int = 0  # decided ones; the number of the next
-    said: dict[int, GroupCall] = field(default_factory=dict)  # rank -> its undecided call
-    slots: dict[int, int] = field(default_factory=dict)  # rank -> its process
-    holds: dict[int, list[Any]] = field(default_factory=dict)  # rank -> what it gives
-    told: tuple[int, int] | None = None  # (version, call) of the last GroupPart
-    last: GroupCommit | None = None
-    result: list[Any] = field(default_factory=list)  # holds on the last result
-    starts: dict[int, int] = field(default_factory=dict)  # joining rank -> its first call
-    go: GroupGo | None = None
-    early: bool = False  # `go` waits for members of this node
-    # As the leading node only.
-    parts: dict[int, GroupPart] = field(default_factory=dict)  # node -> its undecided call
-    synced: set[int] = field(default_factory=set)
-    syncs: dict[int, GroupSync] = field(default_factory=dict)  # node -> its latest
-    going: Going | None = None
-    attempts: int = 0
-    rates: dict[int, Host] = field(default_factory=dict)  # node -> as it has said itself
-    _known: tuple[GroupMembers, list[int]] | None = None  # who is expected if nobody joins
-    waited: int = -1  # the call for whose last members there is a timer
-
-    def ranks_of(self, node: int) -> list[int]:
-        """The ranks at a node that take part in the next call."""
-        return [rank for rank in self.expected() if self.members.nodes[rank] == node]
-
-    def expected(self) -> list[int]:
-        """The ranks that take part in the next call."""
-        members = self.members
-        if members.joining:
-            return self._expected()
-        if self._known is None or self._known[0] is not members:
-            self._known = members, self._expected()
-        return self._known[1]
-
-    def _expected(self) -> list[int]:
-        members = self.members
-        found = []
-        for rank in range(members.size):
-            joins = members.joining >> rank & 1 and self.starts.get(rank, self.calls + 1)
-            if members.alive >> rank & 1 or (joins and joins <= self.calls):
-                found.append(rank)
-        return found
-
-    @property
-    def nodes(self) -> set[int]:
-        """Where members live, joining ones too."""
-        return {node for node in self.members.nodes if node is not None}
-
-    @property
-    def attempted(self) -> Plan | None:
-        """By which the next call was begun already."""
-        go = self.go
-        return go.plans[0] if go is not None and go.call == self.calls and go.plans else None
-
-    @property
-    def leader(self) -> int | None:
-        """The leading node; None: nobody counts yet."""
-        rank = self.members.leader
-        return None if rank is None else self.members.nodes[rank]
 
 
 class GroupCalls:
@@ -164,8 +87,12 @@ class GroupCalls:
                 if members.alive >> rank & 1 and members.nodes[rank] == self.node.number:
                     known.board.set_start(rank, 0)
         state.synced = set()
-        living = state.nodes
+        living, knowing = state.nodes, state.knowing
         state.parts = {node: part for node, part in state.parts.items() if node in living}
+        if state.leader != self.node.number:
+            state.going = None  # whoever leads now begins again
+        if state.owed is not None:
+            self._commit(state, state.owed)
         if state.leader is not None:
             sync = GroupSync(
                 members.generation,
@@ -179,7 +106,7 @@ class GroupCalls:
         state.early = False  # that attempt was made for other members
         self._tell(state)
         for node, early in list(state.syncs.items()):
-            if node in living and node != self.node.number and early.version == members.version:
+            if node in knowing and node != self.node.number and early.version == members.version:
                 self._sync(state, node, early)
 
     def closed(self, generation: int) -> None:
@@ -283,12 +210,12 @@ class GroupCalls:
         if message.committed > state.calls and message.last is not None:
             for other in state.nodes:
                 self._send(state, other, message.last)  # decided by a leader that is gone
-        elif message.committed < state.calls and state.last is not None:
+        elif message.committed < state.calls and state.last is not None and node in state.nodes:
             self._send(state, node, state.last)
         for rank, call in message.starts:
             state.starts.setdefault(rank, call)
         state.synced.add(node)
-        if state.synced >= state.nodes:
+        if state.synced >= state.knowing:
             self._start_joining(state)
             going, state.going = state.going, None
             if going is not None:
@@ -310,7 +237,7 @@ class GroupCalls:
             return
         if state.going is not None and not self._is_other(state, state.going):
             return
-        if not state.synced >= state.nodes or not state.members.formed:
+        if not state.synced >= state.knowing or not state.members.formed or state.owed is not None:
             return
         expected = state.expected()
         given: dict[int, GroupPart] = {}
@@ -393,7 +320,7 @@ class GroupCalls:
         admitted = [r for r in outcome.ranks if members.joining >> r & 1]
         state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
         for node in self._this_last(state.nodes):
-            self._send(state, node, outcome.commit(members, state.calls, node))
+            self._send(state, node, outcome.commit(members, state.calls, node, self.node.number))
         for rank in admitted:
             self.node.send_manager(GroupAdmitted(members.name, members.generation, rank))
 
@@ -451,7 +378,13 @@ class GroupCalls:
     def _commit(self, state: State, message: GroupCommit) -> None:
         if message.call < state.calls:
             return  # once more, after a change of the members
+        if self._lacks(state, message):
+            if message.leader in state.knowing:
+                state.owed = message  # that one has sent what is for this node
+                return
+            message = _lost(message, state.members)
         # A later one: no member here took part in those between.
+        state.owed = None
         go, state.go = state.go, None
         taken = message.call, message.attempt
         if go is not None and ((go.call, go.attempt) != taken or message.error):
@@ -475,3 +408,20 @@ class GroupCalls:
         del before  # everybody has read the result before this one
         self._tell(state)
         self._lead(state)
+
+    def _lacks(self, state: State, message: GroupCommit) -> bool:
+        """Was a decision handed on by a node that did not have what is for this one?"""
+        if message.to == self.node.number or message.whole or message.error:
+            return False
+        here = {rank for rank in message.ranks if state.members.nodes[rank] == self.node.number}
+        if message.kind in ("reduce", "gather"):
+            return message.root in here
+        return bool(here)
+
+
+def _lost(message: GroupCommit, members: GroupMembers) -> GroupCommit:
+    text = (
+        f"group {members.name!r}: h{message.leader} decided call {message.call} and is gone with "
+        "what was to come here"
+    )
+    return msgspec.structs.replace(message, pieces=(), error="lost", message=text)

@@ -61,11 +61,13 @@ class Outcome:
         self.pieces, self.plans, self.attempt = [], (), 0
         return self
 
-    def commit(self, members: GroupMembers, call: int, node: int) -> GroupCommit:
-        """What is said to one node."""
+    def commit(self, members: GroupMembers, call: int, node: int, leader: int) -> GroupCommit:
+        """What is said to one node by the leading one."""
         ranks = {rank for rank in self.ranks if members.nodes[rank] == node}
         pieces = [piece for piece in self.pieces if piece.target < 0 or piece.target in ranks]
-        if self.kind in ("reduce", "gather") and self.root not in ranks:
+        # A small sum goes to all: any of them can hand it on if the leader dies meanwhile.
+        summed = self.kind == "reduce" and not self.attempt
+        if self.kind in ("reduce", "gather") and self.root not in ranks and not summed:
             pieces = []
         if not ranks and node != members.nodes[self.ranks[0]]:
             pieces = []
@@ -80,6 +82,9 @@ class Outcome:
             self.attempt,
             self.error,
             self.message,
+            leader,
+            node,
+            len(pieces) == len(self.pieces),
         )
 
 

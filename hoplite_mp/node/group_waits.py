@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hoplite_mp.node.group_calls import State
+    from hoplite_mp.node.group_state import State
     from hoplite_mp.node.groups import Known
     from hoplite_mp.node.main import Node
 

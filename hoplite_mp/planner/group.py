@@ -165,9 +165,12 @@ class Groups:
         """All members there are gone, and nothing is shown there any more."""
         sends: list[Send] = []
         for group in list(self.groups.values()):
+            if node not in group.nodes:
+                continue
             group.nodes.discard(node)
-            lost = [rank for rank, m in group.members.items() if m.identity.node == node]
-            sends += self._remove(group, lost)
+            for rank in [rank for rank, m in group.members.items() if m.identity.node == node]:
+                del group.members[rank]
+            sends += self._settle(group)  # also if it had no member: nobody waits for its word
         return sends
 
     def go_on(self, generations: int) -> None:
@@ -256,8 +259,9 @@ class Groups:
             for rank in range(group.size)
         )
         formed = group.phase is Phase.FORMED
-        now_shown = (*masks, formed, nodes)
-        if shown and (shown.alive, shown.joining, shown.formed, shown.nodes) == now_shown:
+        former = tuple(sorted(group.nodes.difference(nodes)))
+        now_shown = (*masks, formed, nodes, former)
+        if shown and _shown(shown) == now_shown:
             return []
         group.versions += 1
         group.shown = GroupMembers(
@@ -271,6 +275,7 @@ class Groups:
             version=group.versions,
             nodes=nodes,
             stripes=self._stripes(group),
+            former=former,
         )
         return _to_all(group, group.shown)
 
@@ -288,6 +293,10 @@ class Groups:
 
 def _order(shown: GroupMembers) -> tuple[int, int]:
     return shown.generation, shown.version
+
+
+def _shown(shown: GroupMembers) -> tuple[object, ...]:
+    return shown.alive, shown.joining, shown.formed, shown.nodes, shown.former
 
 
 def _to_all(group: Group, message: ManagerToNode) -> list[Send]:

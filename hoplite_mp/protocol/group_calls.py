@@ -24,6 +24,7 @@ from hoplite_mp.protocol.fields import (
     Message,
     between,
     counts,
+    flags,
     layout,
     text,
 )
@@ -129,6 +130,9 @@ class GroupDone(Message, frozen=True):
 class GroupCommit(Message, frozen=True):
     """The decision. `pieces`: results that travel here; with `attempt`, the others are in blocks.
 
+    `leader`: the node that has decided; `to`: for which node it picked the pieces; `whole`: these
+    are all, so that this node can hand the decision on to any other.
+
     `error`: what every rank raises, "lost" a PeerLostError, "value" a ValueError, "full" a
     StoreFullError; "": nothing.
     """
@@ -143,9 +147,14 @@ class GroupCommit(Message, frozen=True):
     attempt: int = 0
     error: str = ""
     message: str = ""
+    leader: int = 0
+    to: int = 0
+    whole: bool = True
 
     def __post_init__(self) -> None:
         counts(generation=self.generation, call=self.call, attempt=self.attempt)
+        counts(leader=self.leader, to=self.to)
+        flags(whole=self.whole)
         between("number of ranks", len(self.ranks), 1, RANKS_MAX)
         text("message", self.message, 2 * TEXT_CHARS_MAX)
 

@@ -94,6 +94,8 @@ class GroupMembers(Message, frozen=True):
     The first one of a generation is also the order to make the board. `version` counts these
     messages of one generation, from 1. `nodes[rank]` is where the member of that rank lives, None
     for a rank that nobody holds. The leader of a call is the lowest living rank; its node leads.
+    `former`: nodes that have no member any more. What was decided while they had one they may be
+    the only ones to know, so nothing is decided before they have been heard.
     `stripes` are the owners of large calls, in shares by their links: the same for all calls until
     the next message, so that no call asks the manager. One stripe: all living are on one node.
     """
@@ -108,6 +110,7 @@ class GroupMembers(Message, frozen=True):
     version: int
     nodes: tuple[int | None, ...]
     stripes: tuple[Stripe, ...]
+    former: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         text("name", self.name, NAME_CHARS_MAX)
