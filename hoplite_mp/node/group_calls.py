@@ -24,6 +24,7 @@ from hoplite_mp.protocol.group_calls import (
     GroupDone,
     GroupGo,
     GroupPart,
+    GroupSkip,
     GroupStart,
     GroupSync,
 )
@@ -81,14 +82,20 @@ class GroupCalls:
             if not (members.alive | members.joining) >> rank & 1:
                 state.said.pop(rank, None)
                 self.results.unpin(state.holds.pop(rank, []))
-                state.starts.pop(rank, None)
-        if members.formed and state.calls == 0 and not state.last:
-            for rank in range(members.size):
-                if members.alive >> rank & 1 and members.nodes[rank] == self.node.number:
-                    known.board.set_start(rank, 0)
+        # Each node answers for its own ranks; the leading one will hear of the others'.
+        here = {rank for rank, node in enumerate(members.nodes) if node == self.node.number}
+        state.starts = {rank: call for rank, call in state.starts.items() if rank in here}
+        if members.first:
+            for rank in here:
+                state.start(rank, 0)
+                known.board.set_start(rank, 0)
         state.synced = set()
         living, knowing = state.nodes, state.knowing
-        state.parts = {node: part for node, part in state.parts.items() if node in living}
+        state.parts = {
+            node: part  # one of a later version comes from a member that this node will hear of
+            for node, part in state.parts.items()
+            if node in living or part.version > members.version
+        }
         if state.leader != self.node.number:
             state.going = None  # whoever leads now begins again
         if state.owed is not None:
@@ -195,9 +202,12 @@ class GroupCalls:
             case GroupDone():
                 self._done(state, node, message)
             case GroupStart():
-                state.starts[message.rank] = message.call
-                state.known.board.set_start(message.rank, message.call)
-                self._tell(state)
+                if message.version == state.members.version:
+                    state.start(message.rank, message.call)
+                    state.known.board.set_start(message.rank, message.call)
+                    self._tell(state)
+            case GroupSkip():
+                self._skip(state, message.call)
             case GroupCommit():
                 self._commit(state, message)
 
@@ -207,29 +217,55 @@ class GroupCalls:
         state.syncs[node] = message
         if message.version != state.members.version or state.leader != self.node.number:
             return  # it, or this node, has not heard of the latest change
-        if message.committed > state.calls and message.last is not None:
-            for other in state.nodes:
-                self._send(state, other, message.last)  # decided by a leader that is gone
-        elif message.committed < state.calls and state.last is not None and node in state.nodes:
-            self._send(state, node, state.last)
-        for rank, call in message.starts:
-            state.starts.setdefault(rank, call)
+        if message.committed > state.calls:  # decided by a leader that is gone
+            self._hand_on(state, state.nodes, message.committed, message.last)
+        elif message.committed < state.calls and node in state.nodes:
+            self._hand_on(state, [node], state.calls, state.last)
+        if node != self.node.number:
+            for rank, call in message.starts:
+                state.start(rank, call)
         state.synced.add(node)
         if state.synced >= state.knowing:
-            self._start_joining(state)
+            self._start_new(state)
             going, state.going = state.going, None
             if going is not None:
                 _log.info("group %s: call %d begins again", state.members.name, going.call)
             self._lead(state)
 
-    def _start_joining(self, state: State) -> None:
-        """A call that nobody can have begun yet: the living may be waiting in the next one."""
-        for rank in range(state.members.size):
-            if state.members.joining >> rank & 1 and rank not in state.starts:
-                state.starts[rank] = state.calls + 1
-                node = state.members.nodes[rank]
-                assert node is not None
-                self._send(state, node, GroupStart(state.members.generation, rank, state.calls + 1))
+    def _hand_on(
+        self, state: State, nodes: Iterable[int], calls: int, last: GroupCommit | None
+    ) -> None:
+        """So many calls are over, and that was the last one that anybody made."""
+        for node in self._this_last(nodes):
+            if last is not None:
+                self._send(state, node, last)
+            if last is None or last.call + 1 < calls:
+                self._send(state, node, GroupSkip(state.members.generation, calls))
+
+    def _start_new(self, state: State) -> None:
+        """With a call that nobody can have begun yet: the living may be waiting in the next one.
+        If no one who could make that one lives any more, it is not made."""
+        members = state.members
+        if not members.formed:
+            return
+        for rank in state.unstarted:
+            state.start(rank, state.calls + 1)
+            node = members.nodes[rank]
+            assert node is not None
+            start = GroupStart(members.generation, members.version, rank, state.calls + 1)
+            self._send(state, node, start)
+        if state.starts and not state.expected():
+            self._hand_on(state, state.nodes, min(state.starts.values()), None)
+
+    def _skip(self, state: State, calls: int) -> None:
+        if calls > state.calls and state.owed is None:
+            go, state.go = state.go, None
+            if go is not None:
+                self.results.drop(go)
+            state.calls = calls
+            state.told = None
+            self._tell(state)
+            self._lead(state)
 
     def _lead(self, state: State, *, late: bool = False) -> None:
         """Decides the next call if all parts are there; `late`: perhaps without some of them."""
@@ -390,11 +426,9 @@ class GroupCalls:
         if go is not None and ((go.call, go.attempt) != taken or message.error):
             self.results.drop(go)
             go = None
-        number = self.node.number
-        members = state.members
         # A process that has ended gets nothing any more, though the manager may not have said so.
         slots = {r: slot for r, slot in state.slots.items() if slot in self.node.clients}
-        mine = {r: slots.get(r, 0) for r in message.ranks if members.nodes[r] == number}
+        mine = {rank: slots.get(rank, 0) for rank in self._here(state, message)}
         before = state.result
         oid, state.result = self.results.commit(message, go, mine)
         state.calls = message.call + 1
@@ -413,10 +447,15 @@ class GroupCalls:
         """Was a decision handed on by a node that did not have what is for this one?"""
         if message.to == self.node.number or message.whole or message.error:
             return False
-        here = {rank for rank in message.ranks if state.members.nodes[rank] == self.node.number}
+        here = self._here(state, message)
         if message.kind in ("reduce", "gather"):
             return message.root in here
         return bool(here)
+
+    def _here(self, state: State, message: GroupCommit) -> list[int]:
+        """The ranks of a decided call whose processes are here: not those who came later."""
+        own = state.ranks_at(self.node.number)
+        return [r for r in message.ranks if r in own and own[r] <= message.call]
 
 
 def _lost(message: GroupCommit, members: GroupMembers) -> GroupCommit:

@@ -69,8 +69,6 @@ class Outcome:
         summed = self.kind == "reduce" and not self.attempt
         if self.kind in ("reduce", "gather") and self.root not in ranks and not summed:
             pieces = []
-        if not ranks and node != members.nodes[self.ranks[0]]:
-            pieces = []
         return GroupCommit(
             members.generation,
             call,

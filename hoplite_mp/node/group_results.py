@@ -167,6 +167,8 @@ class GroupResults:
             error = PeerLostError(message.message)
         elif message.error:
             error = (StoreFullError if message.error == "full" else ValueError)(message.message)
+        elif not mine:
+            pass  # nobody here reads it: the message is kept for those who may have missed it
         elif message.kind in FOLDING and not message.pieces:
             data = self._folded(message, go, blocks, mine)
         elif message.kind in FOLDING and message.pieces[0].payload is None:

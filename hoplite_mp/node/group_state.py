@@ -50,7 +50,8 @@ class State:
     told: tuple[int, int] | None = None  # (version, call) of the last GroupPart
     last: GroupCommit | None = None
     result: list[Any] = field(default_factory=list)  # holds on the last result
-    starts: dict[int, int] = field(default_factory=dict)  # joining rank -> its first call
+    # rank -> its first call: those of this node, and as the leading node also those of others.
+    starts: dict[int, int] = field(default_factory=dict)
     go: GroupGo | None = None
     early: bool = False  # `go` waits for members of this node
     # As the leading node only.
@@ -60,7 +61,7 @@ class State:
     going: Going | None = None
     attempts: int = 0
     rates: dict[int, Host] = field(default_factory=dict)  # node -> as it has said itself
-    _known: tuple[GroupMembers, list[int]] | None = None  # who is expected if nobody joins
+    _known: tuple[GroupMembers, list[int]] | None = None  # who takes part in all calls
     waited: int = -1  # the call for whose last members there is a timer
     # Decided; what is picked for this node is still on its way from the one that has decided it.
     owed: GroupCommit | None = None
@@ -69,23 +70,31 @@ class State:
         """The ranks at a node that take part in the next call."""
         return [rank for rank in self.expected() if self.members.nodes[rank] == node]
 
-    def expected(self) -> list[int]:
-        """The ranks that take part in the next call."""
-        members = self.members
-        if members.joining:
-            return self._expected()
-        if self._known is None or self._known[0] is not members:
-            self._known = members, self._expected()
-        return self._known[1]
+    def ranks_at(self, node: int) -> dict[int, int]:
+        """The ranks at a node that take part in some call: the first one of each."""
+        nodes = self.members.nodes
+        return {rank: call for rank, call in self.starts.items() if nodes[rank] == node}
 
-    def _expected(self) -> list[int]:
-        members = self.members
-        found = []
-        for rank in range(members.size):
-            joins = members.joining >> rank & 1 and self.starts.get(rank, self.calls + 1)
-            if members.alive >> rank & 1 or (joins and joins <= self.calls):
-                found.append(rank)
+    def expected(self) -> list[int]:
+        """The ranks that take part in the next call, as far as this node knows."""
+        known = self._known
+        if known is not None and known[0] is self.members:
+            return known[1]
+        found = sorted(rank for rank, start in self.starts.items() if start <= self.calls)
+        if len(found) == len(self.starts):  # and it stays so until the members change
+            self._known = self.members, found
         return found
+
+    def start(self, rank: int, call: int) -> None:
+        """The first call of a rank."""
+        self.starts[rank] = call
+        self._known = None
+
+    @property
+    def unstarted(self) -> list[int]:
+        """Members of whose first call nobody has said anything."""
+        both = self.members.alive | self.members.joining
+        return [r for r in range(self.members.size) if both >> r & 1 and r not in self.starts]
 
     @property
     def nodes(self) -> set[int]:

@@ -276,6 +276,7 @@ class Groups:
             nodes=nodes,
             stripes=self._stripes(group),
             former=former,
+            first=formed and not (shown and shown.formed),
         )
         return _to_all(group, group.shown)
 

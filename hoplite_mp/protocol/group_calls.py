@@ -37,6 +37,7 @@ __all__ = [
     "GroupGo",
     "GroupMessage",
     "GroupPart",
+    "GroupSkip",
     "GroupStart",
     "GroupSync",
     "Piece",
@@ -160,14 +161,27 @@ class GroupCommit(Message, frozen=True):
 
 
 class GroupStart(Message, frozen=True):
-    """A joining rank of the receiver's node takes part from that call on."""
+    """A rank of the receiver's node that came later takes part from that call on. It is said by
+    whoever leads with the members of that version, and a change of the members unsays it if it has
+    not arrived by then."""
 
     generation: int
+    version: int
     rank: int
     call: int
 
     def __post_init__(self) -> None:
         between("rank", self.rank, 0, RANKS_MAX - 1)
+        counts(generation=self.generation, version=self.version, call=self.call)
+
+
+class GroupSkip(Message, frozen=True):
+    """The next call is this one: all who could have made those before are gone."""
+
+    generation: int
+    call: int
+
+    def __post_init__(self) -> None:
         counts(generation=self.generation, call=self.call)
 
 
@@ -178,10 +192,12 @@ class GroupSync(Message, frozen=True):
     version: int
     committed: int  # calls that are decided
     last: GroupCommit | None = None
-    starts: tuple[tuple[int, int], ...] = ()  # (joining rank, its first call)
+    starts: tuple[tuple[int, int], ...] = ()  # (rank of that node, its first call)
 
     def __post_init__(self) -> None:
         counts(generation=self.generation, version=self.version, committed=self.committed)
 
 
-GroupMessage: TypeAlias = GroupPart | GroupGo | GroupDone | GroupCommit | GroupStart | GroupSync
+GroupMessage: TypeAlias = (
+    GroupPart | GroupGo | GroupDone | GroupCommit | GroupStart | GroupSkip | GroupSync
+)

@@ -95,7 +95,8 @@ class GroupMembers(Message, frozen=True):
     messages of one generation, from 1. `nodes[rank]` is where the member of that rank lives, None
     for a rank that nobody holds. The leader of a call is the lowest living rank; its node leads.
     `former`: nodes that have no member any more. What was decided while they had one they may be
-    the only ones to know, so nothing is decided before they have been heard.
+    the only ones to know, so nothing is decided before they have been heard. `first`: this
+    message says that the group is whole; whoever is in it begins with call 0.
     `stripes` are the owners of large calls, in shares by their links: the same for all calls until
     the next message, so that no call asks the manager. One stripe: all living are on one node.
     """
@@ -111,6 +112,7 @@ class GroupMembers(Message, frozen=True):
     nodes: tuple[int | None, ...]
     stripes: tuple[Stripe, ...]
     former: tuple[int, ...] = ()
+    first: bool = False
 
     def __post_init__(self) -> None:
         text("name", self.name, NAME_CHARS_MAX)
@@ -120,7 +122,7 @@ class GroupMembers(Message, frozen=True):
         between("joining", self.joining, 0, (1 << self.size) - 1)
         if self.alive & self.joining:
             raise ValueError(f"alive {self.alive:b} and joining {self.joining:b} share a rank")
-        flags(formed=self.formed)
+        flags(formed=self.formed, first=self.first)
         whole_object("stripes", self.stripes)
         if not isinstance(self.nodes, tuple) or len(self.nodes) != self.size:
             raise ValueError(f"nodes must be one for each of {self.size} ranks: {self.nodes!r}")

@@ -1,0 +1,115 @@
+"""Group calls while members come, leave and die, in every order of messages that a seed makes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.node.group_world import World
+
+SEEDS = 600
+STEPS = 400
+SETTLE_STEPS = 20_000
+
+
+def play(seed: int) -> int:
+    """A life: the group forms, calls, members go and come, in the end all is still: so many calls
+    were read."""
+    dice = random.Random(seed)
+    world = World(dice, dice.randint(2, 5), dice.randint(2, 4), large=seed % 2 == 1)
+    faults = dice.choice([1, 2, 3])  # the first so many kinds may happen besides the clean ones
+    for _ in range(world.size):
+        world.come()
+    for _ in range(STEPS):
+        step(world, dice, faults)
+    settle(world, dice)
+    return world.agreed()
+
+
+def step(world: World, dice: random.Random, faults: int) -> None:
+    """What happens next."""
+    chance = dice.random()
+    living = [m for m in world.members if not m.gone and m.rank >= 0]
+    if chance < 0.02 and sum(not m.gone for m in world.members) < world.size:
+        world.come()
+    elif chance < 0.03 and living and faults >= 2:
+        world.leave(dice.choice(living), killed=True)
+    elif chance < 0.034 and len(world.nodes) > 1 and faults >= 3:
+        world.lose(dice.choice(sorted(world.nodes)))
+    else:
+        go_on(world, dice)
+
+
+def go_on(world: World, dice: random.Random) -> bool:
+    """A message, a member's own step, or bytes that have moved; False: nothing can happen."""
+    choices: list[tuple[object, ...]] = []
+    choices += [("say", *pair) for pair, queue in sorted(world.queues.items()) if queue]
+    for member in world.members:
+        if member.gone or member.rank < 0 or member.made:
+            continue
+        if member.wants == 0:
+            choices.append(("leave", member))
+            continue
+        node = world.nodes[member.node]
+        if member.call < 0 and member.rank in node.starts:
+            member.call = node.starts[member.rank]
+        if member.call >= 0:
+            choices.append(("make", member))
+    choices += [("move", node) for node in world.nodes.values() if node.moving]
+    if not choices:
+        return False
+    match dice.choice(choices):
+        case ("say", source, target):
+            world.deliver(source, target)
+        case ("leave", member):
+            world.leave(member, killed=False)
+        case ("make", member):
+            member.wants -= 1
+            world.nodes[member.node].make(member)
+        case ("move", node):
+            message, done = node.moving.pop(dice.randrange(len(node.moving)))
+            if message is not None:
+                node.moved.add((message.call, message.attempt))
+            if message is None or node.number in message.waits:
+                done("")
+    return True
+
+
+def settle(world: World, dice: random.Random) -> None:
+    """No more faults. While members wait to begin, ranks that nobody holds are given out."""
+    for _ in range(SETTLE_STEPS):
+        if go_on(world, dice):
+            continue
+        waiting = [m for m in world.members if not m.gone]
+        if not waiting:
+            break
+        assert not any(m.made for m in waiting), "a call hangs"
+        assert len(waiting) < world.size, [vars(m) for m in waiting]
+        world.come()
+    else:
+        raise AssertionError("it does not come to an end")
+    for node in world.nodes.values():
+        assert not node.calls.states
+        assert node.pinned == 0
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_all_who_read_a_call_read_the_same(part: int) -> None:
+    calls = 0
+    for seed in range(part, SEEDS, 4):
+        try:
+            calls += play(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+    assert calls > SEEDS
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_many_more() -> None:
+    for seed in range(SEEDS, 50 * SEEDS):
+        try:
+            play(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
