@@ -177,6 +177,8 @@ class Imports:
         if self.client.state(one.oid) not in _UNWRITTEN:
             if self.places.absent(one.oid):
                 self._there_again(one, message)
+            else:
+                self.places.learn(one.oid, message.holders)
             self._answer(one)  # said before, or placed here by a collective
             return
         if message.standing == "ready":

@@ -130,6 +130,11 @@ class KeptCopies:
         """Its home says that nobody wants it any more."""
         self.holds.pop(object_id, None)
 
+    def only_kept(self, object_id: bytes) -> bool:
+        """Is nobody here who wants it?"""
+        hold = self.holds.get(object_id)
+        return hold is not None and self._only_ours(hold.oid)
+
     # -- copies elsewhere ----------------------------------------------------------------------
 
     def kept(self, peer: int, message: Kept) -> None:

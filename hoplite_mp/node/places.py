@@ -156,6 +156,12 @@ class Places:
             until = time.monotonic() + self.results.config.put_wait_s
             self._fetch_when_room(oid, place, until)
 
+    def learn(self, oid: int, holders: tuple[int, ...]) -> None:
+        """These nodes hold what is on its way from somebody who may have it in part only."""
+        place = self.places.get(oid)
+        if place is not None and not place.holders:
+            place.holders = holders
+
     def bring(self, oid: int) -> None:
         """Fetches it though nobody waits for it; it fails if there is no room for a while."""
         place = self.places[oid]
@@ -195,6 +201,10 @@ class Places:
             self._fetch(oid, place)
         elif place is not None:
             self._forget(oid, place)
+
+    def give_up(self, oid: int) -> None:
+        """It is not being brought any more; whoever asks for it from now on has it fetched."""
+        self._forget(oid, self.places[oid])
 
     def _forget(self, oid: int, place: Place) -> None:
         payload, filler = place.payload, place.filler

@@ -108,19 +108,32 @@ class Transfers:
         """The block at `place.payload` is to be filled."""
         if self.makes(place.object):
             return  # its home has heard of the commit before this node: it is here in a moment
+        if self.fetching.get(place.object, oid) != oid:
+            self._take_back(place.object)  # for a header that nobody holds by now
         self.fetching[place.object] = oid
+        self._request(place)
+
+    def _request(self, place: Place) -> None:
         asked = FetchRequested(self.node.number, place.object, place.nbytes, self._others(place))
         self.node.send_manager(asked)
+
+    def _take_back(self, object_id: bytes) -> None:
+        """The manager shall not bring it. A plan of which it does not know yet may still come, and
+        is withdrawn then."""
+        del self.fetching[object_id]
+        self._forget_come(object_id)
+        for epoch, transfer in list(self.by_epoch.items()):
+            if transfer.receives and transfer.plan.object == object_id:
+                self._end(epoch)
+        self.node.send_manager(CopyDropped(self.node.number, object_id))
 
     def forget(self, oid: int, place: Place) -> None:
         """Nobody wants it any more."""
         if self.fetching.get(place.object) == oid:
-            del self.fetching[place.object]
-            self._forget_come(place.object)
             for epoch, transfer in list(self.by_epoch.items()):
                 if transfer.ground is place.ground:  # also what was served as far as it had come
                     self._end(epoch)
-            self.node.send_manager(CopyDropped(self.node.number, place.object))
+            self._take_back(place.object)
 
     def dropped(self, object_id: bytes) -> None:
         """A copy of another host's object has gone."""
@@ -308,10 +321,27 @@ class Transfers:
         return mem if mem is not None and mem.nbytes == plan.nbytes else None
 
     def withdraw(self, message: Withdraw) -> None:
-        """That plan is over."""
-        self.roomless.pop(message.epoch, None)
+        """That plan is over. If it was bringing the object, and the manager has not said another
+        one before, it was for a request that this node has taken back meanwhile."""
+        if self.roomless.pop(message.epoch, None) is not None:
+            self.kept.let_go(message.object)
         self.expected.discard(message.epoch)
+        transfer = self.by_epoch.get(message.epoch)
+        received = transfer is not None and transfer.receives
         self._end(message.epoch)
+        if received and message.object in self.fetching and not self._receiving(message.object):
+            self._abandoned(message.object)
+
+    def _abandoned(self, object_id: bytes) -> None:
+        oid = self.fetching[object_id]
+        place = self.node.places.places.get(oid)
+        if place is None:
+            del self.fetching[object_id]
+        elif self.kept.only_kept(object_id):
+            self.kept.let_go(object_id)
+            self.node.places.give_up(oid)
+        else:  # it was asked for again
+            self._request(place)
 
     def refused(self, message: FetchRefused) -> None:
         """The copy cannot be had."""
@@ -340,7 +370,11 @@ class Transfers:
                 yield FetchRequested(number, object_id, place.nbytes, self._others(place))
 
     def _others(self, place: Place) -> tuple[int, ...]:
-        return tuple(holder for holder in place.holders if holder != self.node.number)
+        found = tuple(holder for holder in place.holders if holder != self.node.number)
+        if not found:  # it was expected from somebody who was still receiving it
+            home = self.links.peers.by_home.get(self.kept.imports.home_of(place.object))
+            found = () if home is None else (home.member.node,)
+        return found
 
     # -- what the links say --------------------------------------------------------------------
 

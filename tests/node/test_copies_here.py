@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -40,6 +41,9 @@ class OneNode:
     def __init__(self) -> None:
         self.said: list[Any] = []
         self.closed: list[int] = []
+        self.given_up: list[int] = []
+        self.let_go: list[bytes] = []
+        self.only_kept = True
         self.engine = FakeEngine()
         node = SimpleNamespace(
             number=1,
@@ -51,16 +55,27 @@ class OneNode:
             ),
             places=SimpleNamespace(places={}),
             after=lambda seconds, call: self.later.append(call),
+            store=SimpleNamespace(lease=lambda nbytes, slot: 3),
         )
+        node.places.give_up = self.given_up.append
         self.pulled: list[tuple[Any, ...]] = []
         self.later: list[Any] = []
         links = SimpleNamespace(
             engine=self.engine,
             close=lambda cell, ground: self.closed.append(cell),
             pull=lambda *about: self.pulled.append(about[:3]),
-            peers=SimpleNamespace(by_number={0: None}),
+            peers=SimpleNamespace(
+                by_number={0: None},
+                by_home={1000: SimpleNamespace(member=SimpleNamespace(node=2))},
+            ),
         )
-        kept = SimpleNamespace(expect=lambda *about: 7, tell=lambda *about: None)
+        kept = SimpleNamespace(
+            expect=lambda *about: 7,
+            tell=lambda *about: None,
+            only_kept=lambda object_id: self.only_kept,
+            let_go=self.let_go.append,
+            imports=SimpleNamespace(home_of=lambda object_id: 1000),
+        )
         meter = SimpleNamespace(begin=lambda filled: None, end=lambda: None)
         self.places = node.places.places
         self.transfers = Transfers(node, links, kept, meter)  # type: ignore[arg-type]
@@ -134,7 +149,63 @@ def test_what_is_made_here_is_not_asked_for() -> None:
     assert one.said == []
     one.transfers.makes = lambda object_id: False
     one.transfers.fetch(7, place)  # type: ignore[arg-type]
-    assert one.said == [m.FetchRequested(1, OBJECT, NBYTES, ())]
+    assert one.said == [m.FetchRequested(1, OBJECT, NBYTES, (2,))]
+
+
+LONE = m.Distribute(1 << 63, OBJECT, 5, NBYTES, (0,), (1,), (m.Stripe(0, 0, m.SHARES),), "stripes")
+
+
+def a_place() -> Any:
+    return SimpleNamespace(
+        object=OBJECT, payload=0, nbytes=NBYTES, ground=Ground(), holders=(0,), waiting=[]
+    )
+
+
+@pytest.mark.parametrize("asked_again", [False, True])
+def test_a_plan_for_a_request_that_was_taken_back(asked_again: bool) -> None:
+    """It comes after that, and is withdrawn: whoever wants the object by then waited for ever."""
+    one = OneNode()
+    one.places[7] = a_place()
+    one.transfers.fetch(7, one.places[7])
+    one.transfers.forget(7, one.places[7])
+    assert one.said == [m.FetchRequested(1, OBJECT, NBYTES, (0,)), m.CopyDropped(1, OBJECT)]
+    one.transfers.distribute(LONE)
+    one.only_kept = not asked_again
+    one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
+    if asked_again:
+        assert one.said[2:] == [m.FetchRequested(1, OBJECT, NBYTES, (0,))]
+        assert OBJECT in one.transfers.fetching
+    else:
+        assert one.said[2:] == []
+        assert (one.given_up, one.let_go) == ([7], [OBJECT])
+
+
+def test_a_plan_that_takes_the_place_of_another() -> None:
+    """It is said before that one is withdrawn: nothing is asked for anew."""
+    one = OneNode()
+    one.places[7] = a_place()
+    one.transfers.fetch(7, one.places[7])
+    one.transfers.distribute(LONE)
+    one.transfers.distribute(msgspec.structs.replace(LONE, epoch=6))
+    one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
+    assert len(one.said) == 1
+    assert [transfer.plan.epoch for transfer in one.transfers.by_epoch.values()] == [6]
+
+
+def test_another_header_asks_for_the_same_object() -> None:
+    """The first one is free by then, though this node has not seen it: what was on its way there
+    must not be taken for what the second one waits for."""
+    one = OneNode()
+    one.places[7], one.places[8] = a_place(), a_place()
+    one.transfers.fetch(7, one.places[7])
+    one.transfers.distribute(LONE)
+    one.transfers.fetch(8, one.places[8])
+    assert one.closed == [1]
+    asked = m.FetchRequested(1, OBJECT, NBYTES, (0,))
+    assert one.said == [asked, m.CopyDropped(1, OBJECT), asked]
+    one.transfers.forget(7, one.places[7])
+    assert one.said[3:] == []
+    assert one.transfers.fetching == {OBJECT: 8}
 
 
 @pytest.fixture
