@@ -1,10 +1,10 @@
 """A host, or the manager, dies at a random byte of a collective: the others end it, and what they
-have is exact.
+have is exact. A host that becomes slow is not lost: nothing may be missing.
 
 One program starts an operation again and again, the same one, on all hosts; here a host is killed,
-stopped or cut off after a random part of the time that the operation takes undisturbed. Arrays hold
-small whole numbers, so that any order of adding gives the same bits. A host that has died comes
-again before the next turn.
+stopped, cut off or slowed down after a random part of the time that the operation takes
+undisturbed. Arrays hold small whole numbers, so that any order of adding gives the same bits. A
+host that has died comes again before the next turn.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tests.lan import Host
 
 TURNS = int(os.environ.get("HOPLITE_MP_DEATHS", "50"))
+RATE, SLOW = "1gbit", "100mbit"
+LOST_NOBODY = ("slowed", "manager")
 SEED = int(os.environ.get("HOPLITE_MP_SEED", str(random.randrange(1 << 30))))
 
 PROGRAM = """
@@ -161,7 +163,7 @@ GROUP_KINDS = ["group allreduce", "group broadcast", "group reduce"]
 
 @pytest.fixture(params=[4, pytest.param(8, marks=pytest.mark.soak)])
 def cluster(lan_permitted: None, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
-    with Lan(request.param, "1gbit") as lan:
+    with Lan(request.param, RATE) as lan:
         made = UpCluster(lan, tls=False)
         yield made
         assert made.end()[0] == 0
@@ -199,19 +201,23 @@ def turns(cluster: UpCluster, kind: str, how: str, count: int, elements: int) ->
                 victim.kill()
             elif how == "cut":
                 victim.cut()
+            elif how == "slowed":
+                victim.shape(SLOW, SLOW)
             else:
                 everything(victim, signal.SIGSTOP)
             seconds, *ranks = driver.hear().split() or [""]
             assert ranks, f"seed {SEED}: the program has ended"
-            if how == "manager" and kind in ("gather", *GROUP_KINDS[::2]):
+            if how in LOST_NOBODY and kind in ("gather", *GROUP_KINDS[::2]):
                 assert len(ranks) == len(lan.hosts), f"seed {SEED}: only {ranks}"
-            driver.say("nobody" if how == "manager" else victim.name)
+            driver.say("nobody" if how in LOST_NOBODY else victim.name)
             found.append(float(seconds) / usual[-1])
             if how == "killed":
                 again = lan.add(victim.number)
                 cluster.joined.append(cluster.join(again, 1))
             elif how == "cut":
                 victim.mend()
+            elif how == "slowed":
+                victim.shape(RATE, RATE)
             elif how == "stopped":
                 everything(victim, signal.SIGCONT)
         assert driver.hear() == "ready"
@@ -231,7 +237,7 @@ def test_the_manager_is_killed(cluster: UpCluster, kind: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("how", ["killed", "stopped", "cut", "manager"])
+@pytest.mark.parametrize("how", ["killed", "stopped", "cut", "slowed", "manager"])
 @pytest.mark.parametrize("kind", [*KINDS, *GROUP_KINDS])
 def test_a_host_is_lost_at_a_random_byte(cluster: UpCluster, kind: str, how: str) -> None:
     elements = 1 << (21 if kind == "gather" else 24)  # all of them are to fit on one host
