@@ -143,7 +143,7 @@ def test_kills_at_random_instants(cluster: Cluster, tmp_path: Path, length: int)
     random_ = random.Random(length)
     run = cluster.options(retries=0)
     count = 150 if length < 1000 else 40
-    for number in range(5):
+    for number in range(3):
         name, size = f"random-{number}", random_.choice([2, 3, 4, 5])
         tasks = [
             run.submit(steps, rank, name, size, count, length, tmp_path) for rank in range(size)
