@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 import hoplite_mp
+from tests.tasks.test_manager_deaths import named
 
 PATIENCE_S = 60.0
 WORKERS = 3
@@ -68,15 +69,6 @@ def member(count: int) -> tuple[tuple[int, ...], float]:
         got = g.allreduce(np.full(count, g.rank + 1.0))
         assert got[0] == got[-1] == sum(rank + 1 for rank in g.contributors)
         return g.contributors, float(got[0])
-
-
-def processes(name: str) -> list[psutil.Process]:
-    found = []
-    for one in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if one.name() == name and one.status() != psutil.STATUS_ZOMBIE:
-                found.append(one)
-    return found
 
 
 class Chaos(RuleBasedStateMachine):
@@ -181,7 +173,7 @@ class Chaos(RuleBasedStateMachine):
 
     @rule(number=PICKS)
     def kill_worker(self, number: int) -> None:
-        found = processes("hoplite worker")
+        found = named("hoplite worker")
         if found:
             victim = found[number % len(found)]
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -192,7 +184,7 @@ class Chaos(RuleBasedStateMachine):
     @rule(number=PICKS)
     def stop_worker(self, number: int) -> None:
         self.stops += 1
-        found = [one for one in processes("hoplite worker") if one not in self.stopped]
+        found = [one for one in named("hoplite worker") if one not in self.stopped]
         if found:
             victim = found[number % len(found)]
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -210,7 +202,7 @@ class Chaos(RuleBasedStateMachine):
     @rule()
     def kill_manager(self) -> None:
         self.manager_deaths += 1
-        for one in processes("hoplite manager"):
+        for one in named("hoplite manager"):
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
 
