@@ -86,9 +86,10 @@ class GroupCalls:
         here = {rank for rank, node in enumerate(members.nodes) if node == self.node.number}
         state.starts = {rank: call for rank, call in state.starts.items() if rank in here}
         if members.first:
-            for rank in here:
-                state.start(rank, 0)
-                known.board.set_start(rank, 0)
+            for rank in here.difference(state.starts):
+                if members.alive >> rank & 1:
+                    state.start(rank, 0)
+                    known.board.set_start(rank, 0)
         state.synced = set()
         living, knowing = state.nodes, state.knowing
         state.parts = {

@@ -24,6 +24,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from hoplite_mp.planner import cost, forest
 from hoplite_mp.protocol.messages import (
     SHARES,
@@ -198,6 +200,9 @@ class Groups:
                 group.phase = Phase.FORMED if shown.formed else Phase.FORMING
                 group.shown, group.versions = shown, shown.version
                 self.groups[shown.name] = group
+            if shown.formed and not one.shown.formed and group.shown is not None:
+                # Not all have heard that it is whole: they are told so as if for the first time.
+                group.shown = msgspec.structs.replace(group.shown, formed=False)
             group.nodes.add(one.node)
             for rank, client, generation in one.here:
                 if shown.nodes[rank] == one.node:

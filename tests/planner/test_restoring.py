@@ -373,6 +373,32 @@ def test_a_change_of_which_not_all_have_heard() -> None:
     assert cluster.back(reports) == [(1, second)]
 
 
+def test_not_all_have_heard_that_a_group_is_whole() -> None:
+    """Who has not heard so would never have begun with call 0."""
+    cluster = Cluster()
+    whole = cluster.group()
+    forming = next(one for one in cluster.told if isinstance(one, m.GroupMembers))
+    assert (forming.formed, whole.formed, whole.first) == (False, True, True)
+    cluster.die()
+    reports = nothing() | {
+        0: (r.GroupHeld(0, forming, ((0, 5, 1),)),),
+        1: (r.GroupHeld(1, whole, ((1, 5, 1),)),),
+    }
+    sends = cluster.back(reports)
+    assert [node for node, _ in sends] == [0, 1]
+    assert all(one.first and one.version == whole.version + 1 for _, one in sends)
+
+
+def test_a_node_without_members_any_more_is_waited_for_until_it_dies() -> None:
+    """What was decided while it had one it may be the only one to know."""
+    cluster = Cluster()
+    assert cluster.group().former == ()
+    cluster.say(m.GroupLeft("g", cluster.group().generation, 1, 1, 5, 1))
+    assert cluster.latest(m.GroupMembers).former == (1,)
+    cluster.say(m.NodeLost(1, 1))
+    assert cluster.latest(m.GroupMembers).former == ()
+
+
 def test_a_join_without_an_answer() -> None:
     cluster = Cluster()
     asked = m.GroupJoinRequested(9, 1, 5, 1, "g", 1, 0)
