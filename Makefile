@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What only `make bench-lan` compares with: torch, and nothing of ours.
+# What only the benchmarks over hosts compare with: torch, Open MPI, and nothing of ours.
 PEERS := .venv-peers
 ROOMS := hoplite_mp._shm hoplite_mp._tasks hoplite_mp._reduce hoplite_mp._engine
 # A change to one of these installs and compiles again; Python files are used where they lie.
@@ -14,14 +14,15 @@ SANITIZE := .build-sanitize
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test bench bench-lan peers docs build debug sanitize soak clean
+.PHONY: help demo test bench bench-lan bench-deaths peers docs build debug sanitize soak clean
 
 help:
 	@echo "make demo      the main job on this host, on real data"
 	@echo "make test      every check: style, types, tests"
 	@echo "make bench     the benchmarks"
 	@echo "make bench-lan the benchmarks over emulated hosts, Gloo beside them, as root"
-	@echo "make peers     the environment of Gloo, which bench-lan makes by itself"
+	@echo "make bench-deaths  what deaths in the middle cost, beside Gloo and Open MPI, as root"
+	@echo "make peers     the environment of the peers, which these two make by themselves"
 	@echo "make docs      API pages into docs/_build"
 	@echo "make build     compile again what changed, in place"
 	@echo "make debug     compile in place without optimisation, with asserts"
@@ -48,6 +49,12 @@ bench-lan: $(VENV)/.installed-bench
 	@$(MAKE) --no-print-directory peers || true
 	$(BIN)/python -m benchmarks.lan -n 4
 	$(BIN)/python -m benchmarks.lan -n 8
+
+bench-deaths: $(VENV)/.installed-bench
+	@$(MAKE) --no-print-directory peers || true
+	$(BIN)/python -m benchmarks.lan.deaths -n 8
+	$(BIN)/python -m benchmarks.lan.sgd -n 8
+	$(BIN)/python -m benchmarks.lan.deaths_beside -n 8
 
 peers: $(PEERS)/.installed
 
