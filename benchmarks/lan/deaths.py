@@ -3,7 +3,7 @@
 Needs root. Every measurement has a cluster of its own over emulated hosts of 1 Gbit/s: the call is
 made twice undisturbed (the first one is cold), then once while a host, or the manager's process,
 dies half way of the time that it took. A host dies with its connections (killed) or in silence
-(cut): then what it takes to notice is part of the time, and not of the ratio. Results are checked
+(cut, stopped): then what it takes to notice is part of the time, and not of the ratio. Results are checked
 whole, outside of the time. The median of the rounds counts.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from benchmarks.lan.hosts import bound_s, link_rate
 from benchmarks.report import table as drawn
 from tests.lan import Lan, why_not
 from tests.lan.test_cluster import UpCluster
+from tests.lan.test_silence import everything
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 RATE = "1gbit"
 NOTICED_S = 1.6  # a silent host, median of 20 (tests/lan/test_silence.py)
+SILENT = ("cut", "stopped")
 PATIENCE_S = 120.0
 
 PROGRAM = """
@@ -122,6 +125,8 @@ CASES = (
     Case("allreduce, one host silent half way", "allreduce", "cut", 64 * MIB, 1.25),
     Case("broadcast, a relaying host killed", "broadcast", "killed", 64 * MIB, 1.2),
     Case("reduce num=n-2, one of the first killed", "reduce", "killed", 64 * MIB, 1.65),
+    Case("allreduce, one host stopped half way", "allreduce", "stopped", 64 * MIB, 1.25),
+    Case("reduce num=n-2, one of the first stopped", "reduce", "stopped", 64 * MIB, 1.65),
     Case("broadcast, the manager killed", "broadcast", "manager", 256 * MIB, 1.05),
 )
 
@@ -133,6 +138,8 @@ def kill(lan: Lan, how: str) -> None:
         victim.kill()
     elif how == "cut":
         victim.cut()
+    elif how == "stopped":
+        everything(victim, signal.SIGSTOP)
     else:
         lan[0].run(["pkill", "-KILL", "-x", "hoplite manager"])
 
@@ -186,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         usual = statistics.median(seconds for both in plain for seconds in both)
         found = [once(case, options.n, case.how, usual / 2)[1] for _ in range(options.rounds)]
         seconds = statistics.median(found)
-        noticed = NOTICED_S if case.how == "cut" else 0.0
+        noticed = NOTICED_S if case.how in SILENT else 0.0
         ratio = (seconds - noticed) / usual
         title = f"{case.title}, {options.n} hosts"
         table.append(
