@@ -3,8 +3,8 @@
 Needs root. Every measurement has a cluster of its own over emulated hosts of 1 Gbit/s: the call is
 made twice undisturbed (the first one is cold), then once while a host, or the manager's process,
 dies half way of the time that it took. A host dies with its connections (killed) or in silence
-(cut, stopped): then what it takes to notice is part of the time, and not of the ratio. Results are checked
-whole, outside of the time. The median of the rounds counts.
+(cut, stopped): then what it takes to notice is part of the time, and not of the ratio. Results are
+checked whole, outside of the time. The median of the rounds counts.
 """
 
 from __future__ import annotations
@@ -167,6 +167,8 @@ def once(case: Case, hosts: int, how: str, after_s: float) -> tuple[float, float
             time.sleep(after_s)
             kill(lan, how)
         said, _ = driver.communicate(timeout=PATIENCE_S)
+        if how == "stopped":
+            everything(lan[2], signal.SIGCONT)  # else its processes are never buried
         _, usual, disturbed = map(float, said.split())
         if cluster.up.stdout is not None:
             cluster.up.stdout.close()
