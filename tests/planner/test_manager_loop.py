@@ -134,7 +134,7 @@ def test_who_comes_back_too_late_hears_so_whatever_else_it_says(stage: Stage) ->
     first, second = stage.connect(), stage.connect()
     first.say(m.NodeJoined(70, 1, 2))
     stage.loop.turn()
-    member = msgspec.structs.replace(MEMBER, node=1)
+    member = msgspec.structs.replace(MEMBER, node=1, incarnation=0)
     second.say(NodeReturned(1, 0, 2, (member,)), m.FetchRequested(1, ID, 64, (0,)), Reported(1))
     stage.loop.turn()
     assert second.hear() == [m.GivenUp(0.0)]

@@ -1,8 +1,8 @@
-"""A wire that can be spoiled: every TCP connection between two emulated hosts passes this process.
+"""A wire that can be spoiled: each TCP connection between two emulated hosts passes this process.
 
-Why it exists: a host that dies, stops or is cut off does so as a whole; a wire can also lose the end
-of a stream, hold one connection, or change what it carries. `Wires` turns the routes of two hosts so
-that each finds, at the other's address, a listener of this process, whatever that other advertises.
+Why it exists: a host that dies, stops or is cut off does so as a whole; a wire can also lose the
+end of a stream, hold one connection, or change what it carries. `Wires` turns the routes of two
+hosts so that each finds, at the other's address, a listener of this process.
 
     host A ──► "host B" (a host of the LAN that has B's address, and is no other) ─┐
                    sockets of this process, made in those hosts' namespaces        │ Proxy
@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "Fault", "Proxy", "Wires"]
 
 # cut: an orderly end of both directions. reset: both ends are told that it broke. truncate: the
-# direction ends there, the other one goes on. flip: one bit is another one. delay: the direction
-# stands still for `delay_s`. silence: the connection stands still until it is given up.
-KINDS = ("cut", "reset", "truncate", "flip", "delay", "silence")
+# direction ends there, the other one goes on. flip: one bit is another one. delay, late: the
+# direction stands still for a while, which is less, or far more, than what counts as silence; then
+# all of it arrives.
+DELAYS_S = {"delay": 0.3, "late": 4.0}
+KINDS = ("cut", "reset", "truncate", "flip", *DELAYS_S)
 PIECE_BYTES = 1 << 16
 CLONE_NEWNET = 0x40000000
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends a reset
@@ -51,7 +53,6 @@ class Fault:
     forward: bool
     at: int
     bit: int = 0
-    delay_s: float = 0.5
 
 
 def within(host: Host, make: Callable[[], Any]) -> Any:
@@ -91,7 +92,6 @@ class Passing:
                 target.sendall(before)
                 if fault is not None:
                     self._strike(fault, source, target)
-                    rest = b"" if fault.kind not in ("flip", "delay") else rest
                 target.sendall(rest)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
@@ -105,10 +105,9 @@ class Passing:
                 target.shutdown(socket.SHUT_WR)
                 while source.recv(PIECE_BYTES):  # the sender sees nothing of it
                     pass
-            case "delay":
-                self.over.wait(fault.delay_s)
-            case "silence":
-                self.over.wait()
+                raise ConnectionAbortedError
+            case "delay" | "late":
+                self.over.wait(DELAYS_S[fault.kind])
 
     def end(self, reset: bool = False) -> None:
         self.over.set()
@@ -172,7 +171,7 @@ class Proxy:
             self._armed = fault
 
     def judge(self, forward: bool, data: bytes) -> tuple[bytes, Fault | None, bytes]:
-        """What passes before the fault that strikes in these bytes, that fault, and what is left."""
+        """What passes before the fault that strikes here, that fault, and what is left."""
         with self._lock:
             fault = self._armed
             if fault is None or fault.forward != forward:
