@@ -7,6 +7,7 @@ its process lives, and the two hosts find each other again.
 from __future__ import annotations
 
 import random
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -90,6 +91,33 @@ class Spoiled:
         options = ("--ports", f"{PORTS[1]}-{PORTS[-1]}")
         self.cluster = UpCluster(lan, tls=tls, workers=2, options=options, joins=1)
         self.said: list[tuple[Fault, str]] = []
+        self.codes: list[int] = []  # of lives that ended before the cluster
+        self._over = threading.Event()
+        self._keeper = threading.Thread(target=self._keep)
+        self._keeper.start()
+
+    def _keep(self) -> None:
+        """As a supervisor of services would: `join` ends when it is given up again and again."""
+        while not self._over.wait(0.1):
+            code = self.cluster.joined[0].poll()
+            if code is not None:
+                self.codes.append(code)
+                self.cluster.joined = [self.cluster.join(self.cluster.lan[1], 2)]
+
+    def end(self) -> None:
+        """Everything ends orderly when nothing strikes any more."""
+        self._over.set()
+        self._keeper.join()
+        self.wires.to_one.arm(None)
+        self.wires.to_other.arm(None)
+        codes = self.cluster.end()
+        assert codes == [0, 0], codes
+        assert set(self.codes) <= {1}, self.codes
+
+    def stop(self) -> None:
+        self._over.set()
+        self._keeper.join()
+        self.wires.close()
 
     def round(self, driver: Driver, number: int, fault: Fault, to_other: bool) -> None:
         """One fault while that work runs."""
@@ -114,12 +142,9 @@ def spoiled(lan_permitted: None, request: pytest.FixtureRequest) -> Iterator[Spo
         made = Spoiled(lan, request.param)
         try:
             yield made
-            made.wires.to_one.arm(None)
-            made.wires.to_other.arm(None)
-            codes = made.cluster.end()
-            assert codes == [0, 0], codes
+            made.end()
         finally:
-            made.wires.close()
+            made.stop()
 
 
 def play(spoiled: Spoiled, seed: int, kinds: tuple[str, ...], rounds: int) -> None:
