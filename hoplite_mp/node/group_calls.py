@@ -271,8 +271,10 @@ class GroupCalls:
                 state.starts[message.rank] = message.call
                 state.known.board.set_start(message.rank, message.call)
                 self._tell(state)
-            case GroupCommit():
+            case GroupCommit() if node in state.nodes:
                 self._commit(state, message)
+            case GroupCommit():
+                pass  # of a leader that is gone: the living have said what they know, and go on
 
     # -- leading -------------------------------------------------------------------------------
 
