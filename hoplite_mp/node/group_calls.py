@@ -86,6 +86,9 @@ class State:
     going: Going | None = None
     attempts: int = 0
     rates: dict[int, Host] = field(default_factory=dict)  # node -> as it has said itself
+    # Nodes whose last member has gone while they live, and that have not said what they know: they
+    # may have decided the next call before.
+    former: set[int] = field(default_factory=set)
     _known: tuple[GroupMembers, list[int]] | None = None  # who is expected if nobody joins
     waited: int = -1  # the call for whose last members there is a timer
 
@@ -147,7 +150,8 @@ class GroupCalls:
         state = self.states.get(members.generation)
         if state is None:
             state = self.states[members.generation] = State(members, known)
-        state.members = members
+        before, state.members = state.nodes, members
+        state.former = ((state.former | before) - state.nodes) & self.peers.by_number.keys()
         self._change(state)
         for node, message in self.early.pop(members.generation, ()):
             self.receive(node, message)
@@ -179,7 +183,8 @@ class GroupCalls:
         state.early = False  # that attempt was made for other members
         self._tell(state)
         for node, early in list(state.syncs.items()):
-            if node in living and node != self.node.number and early.version == members.version:
+            heard = early.version == members.version and node != self.node.number
+            if heard and (node in living or node in state.former):
                 self._sync(state, node, early)
 
     def closed(self, generation: int) -> None:
@@ -271,7 +276,7 @@ class GroupCalls:
                 state.starts[message.rank] = message.call
                 state.known.board.set_start(message.rank, message.call)
                 self._tell(state)
-            case GroupCommit() if node in state.nodes:
+            case GroupCommit() if node in state.nodes or node in state.former:
                 self._commit(state, message)
             case GroupCommit():
                 pass  # of a leader that is gone: the living have said what they know, and go on
@@ -285,17 +290,30 @@ class GroupCalls:
         if message.committed > state.calls and message.last is not None:
             for other in state.nodes:
                 self._send(state, other, message.last)  # decided by a leader that is gone
-        elif message.committed < state.calls and state.last is not None:
+        elif message.committed < state.calls and state.last is not None and node in state.nodes:
             self._send(state, node, state.last)
         for rank, call in message.starts:
             state.starts.setdefault(rank, call)
         state.synced.add(node)
-        if state.synced >= state.nodes:
-            self._start_joining(state)
-            going, state.going = state.going, None
-            if going is not None:
-                _log.info("group %s: call %d begins again", state.members.name, going.call)
-            self._lead(state)
+        state.former.discard(node)
+        self._begin_again(state)
+
+    def lose_peer(self, node: int) -> None:
+        """That node is gone: what it may have decided is void."""
+        for state in self.states.values():
+            if node in state.former:
+                state.former.discard(node)
+                self._begin_again(state)
+
+    def _begin_again(self, state: State) -> None:
+        """If everybody has said what is known."""
+        if state.leader != self.node.number or state.former or not state.synced >= state.nodes:
+            return
+        self._start_joining(state)
+        going, state.going = state.going, None
+        if going is not None:
+            _log.info("group %s: call %d begins again", state.members.name, going.call)
+        self._lead(state)
 
     def _start_joining(self, state: State) -> None:
         """A call that nobody can have begun yet: the living may be waiting in the next one."""
@@ -312,7 +330,7 @@ class GroupCalls:
             return
         if state.going is not None and not self._is_other(state, state.going):
             return
-        if not state.synced >= state.nodes or not state.members.formed:
+        if state.former or not state.synced >= state.nodes or not state.members.formed:
             return
         expected = state.expected()
         given: dict[int, GroupPart] = {}

@@ -348,6 +348,7 @@ class Lan:
         self.far_output.lose_peer(member.home)
         self.locations.lose_peer(member.home)
         self.probing.lose_peer(member.home)
+        self.group_calls.lose_peer(number)
         self.node.tracing.went(member.home, number, member.workers)
         self.node.questions.lose_peer(member.home)
         self.node.exports.lose_peer(member.home)
