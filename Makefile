@@ -14,7 +14,7 @@ SANITIZE := .build-sanitize
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test bench bench-lan bench-deaths peers docs build debug sanitize soak clean
+.PHONY: help demo test bench bench-lan bench-deaths peers docs build debug sanitize tsan soak clean
 
 help:
 	@echo "make demo      the main job on this host, on real data"
@@ -27,6 +27,7 @@ help:
 	@echo "make build     compile again what changed, in place"
 	@echo "make debug     compile in place without optimisation, with asserts"
 	@echo "make sanitize  the compiled modules' tests under ASan and UBSan"
+	@echo "make tsan      the engine's threads, and clients of shared memory, under ThreadSanitizer"
 	@echo "make soak      the tests that run for minutes"
 	@echo "make clean     remove everything that was built, keep $(VENV) and $(PEERS)"
 
@@ -81,9 +82,21 @@ sanitize: $(VENV)/.installed-dev
 	tar -c --exclude='*.so' --exclude=__pycache__ hoplite_mp | tar -x -C $(SANITIZE)/lib
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" PYTHONMALLOC=malloc \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	$(BIN)/python -P -m pytest -p no:cacheprovider -o "pythonpath=$(SANITIZE)/lib ." tests/cext
+	$(BIN)/python -P -m pytest -p no:cacheprovider -o "pythonpath=$(SANITIZE)/lib ." \
+	    -m "not soak or sanitized" tests/cext
 
+# Programs of C alone: an interpreter that is not instrumented hides races and invents others.
+TSAN := $(CC) -std=gnu11 -fno-strict-aliasing -Wall -Wno-sign-compare -O1 -g -fsanitize=thread -Icext -pthread
+tsan:
+	mkdir -p $(SANITIZE)
+	$(TSAN) tests/cext/race_engine.c cext/engine_*.c cext/reduce_kernels.c -lm -o $(SANITIZE)/race_engine
+	$(TSAN) tests/cext/race_shm.c -o $(SANITIZE)/race_shm
+	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_engine
+	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_shm
+
+# The fuzzer of the extra `soak` has no wheel for every Python: without it hypothesis does alone.
 soak: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet 'atheris>=3.0' || echo "no atheris here: its tests skip"
 	$(BIN)/pytest -m soak
 
 clean:

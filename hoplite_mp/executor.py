@@ -344,7 +344,10 @@ def _start(
     own = runtime.tasks.node_number
     here = sum(workers for number, workers in places if number == own)
     far = [place for place in places if place[0] != own]
-    return int(runtime.channel.call(OpenPool(here, max_tasks, setup, far, exact)).value)
+    opened = runtime.channel.call(OpenPool(here, max_tasks, setup, far, exact)).value
+    if isinstance(opened, str):
+        raise NodeLostError(opened)
+    return int(opened)
 
 
 def spmd(

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import heapq
 import json
+import struct
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from hoplite_mp.errors import ProtocolError
 from hoplite_mp.ids import pack_id
 from hoplite_mp.protocol.looking import (
     EVENT,
@@ -76,12 +78,12 @@ class TraceText:
         comma = "\n" if self._first else ",\n"
         self._first = False
         self._events += 1
-        return comma + json.dumps(event, separators=(",", ":"))
+        return comma + json.dumps(event, separators=(",", ":"), default=str, skipkeys=True)
 
     def node(self, number: int, data: bytes, clocks: list[Clock]) -> Iterator[str]:
-        """All that one node has written down."""
-        document = msgspec.msgpack.decode(data, type=TraceDocument)
+        """All that one node has written down. ProtocolError: it is no such document."""
         name = f"h{number}"
+        document, found = _document(number, data)
         self._dropped[name] = document.dropped
         self._clocks[name] = {
             "ahead_us": [clock[1] / 1000 for clock in clocks],
@@ -95,7 +97,7 @@ class TraceText:
             }
         )  # fmt: skip
         tracks = _Tracks(number)
-        for event in _events(number, document):
+        for event in found:
             self._place(event, clocks)
             tracks.add(event)
         for tid, track, events in tracks:
@@ -190,6 +192,15 @@ def _lanes(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         lanes[lane].append(event)
         heapq.heappush(free, (event["ts"] + event["dur"], lane))
     return lanes
+
+
+def _document(number: int, data: bytes) -> tuple[TraceDocument, list[dict[str, Any]]]:
+    """What a node has sent, and its events."""
+    try:
+        document = msgspec.msgpack.decode(data, type=TraceDocument)
+        return document, list(_events(number, document))
+    except (msgspec.MsgspecError, struct.error, LookupError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"{len(data)} bytes of h{number} are no trace: {error}") from error
 
 
 def _events(number: int, document: TraceDocument) -> Iterator[dict[str, Any]]:

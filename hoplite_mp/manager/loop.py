@@ -217,6 +217,8 @@ class Loop:
             if self._beats is not None:
                 self._beats.heard(link, self._clock())
             for message in messages:
+                if link.broken:
+                    break  # it has been given up, and is yet to hear why
                 self._take(link, message)
         except ProtocolError as error:
             _log.error("manager gives up a connection: %s", error)

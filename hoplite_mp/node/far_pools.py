@@ -34,10 +34,11 @@ class Opening:
     pool: int
     local: Pool
     exact: bool
-    done: Callable[[str], None]
+    done: Callable[[str, bool], None]
     waiting: dict[int, int] = field(default_factory=dict)  # home -> workers there
     homes: set[int] = field(default_factory=set)  # of all that were asked
     error: str = ""
+    lost: bool = False  # that is why
 
 
 class FarPools:
@@ -53,14 +54,14 @@ class FarPools:
 
     # -- the one whose tasks they run ----------------------------------------------------------
 
-    def open(self, pool: int, ask: OpenPool, done: Callable[[str], None]) -> None:
-        """Workers on other nodes for a pool of this host; `done` hears "", or why there are
-        none."""
+    def open(self, pool: int, ask: OpenPool, done: Callable[[str, bool], None]) -> None:
+        """Workers on other nodes for a pool of this host; `done` hears "", or why there are none,
+        and whether that is because a node is lost."""
         members = self.lan.members
         if any(number not in members for number, _ in ask.far):
             gone = next(number for number, _ in ask.far if number not in members)
             self.node.workers.close(pool, True)
-            done(f"node h{gone} is gone")
+            done(f"node h{gone} is gone", True)
             return
         self._last += 1
         opening = self.openings[self._last] = Opening(
@@ -101,7 +102,7 @@ class FarPools:
         del self.openings[number]
         if opening.error and self._is_open(opening):
             self.node.workers.close(opening.pool, True)
-        opening.done(opening.error)
+        opening.done(opening.error, opening.lost)
 
     def close(self, pool: int, kill: bool) -> None:
         """The pool's workers elsewhere end, too."""
@@ -153,4 +154,5 @@ class FarPools:
             opening.waiting.pop(home, None)
             if home in opening.homes:
                 opening.error = "a node was lost while its workers were started"
+                opening.lost = True
                 self._look(number, opening)

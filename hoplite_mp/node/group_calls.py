@@ -209,8 +209,10 @@ class GroupCalls:
                     self._tell(state)
             case GroupSkip():
                 self._skip(state, message.call)
-            case GroupCommit():
+            case GroupCommit() if node in state.knowing:
                 self._commit(state, message)
+            case GroupCommit():
+                pass  # of a leader that is gone: the living have said what they know, and go on
 
     # -- leading -------------------------------------------------------------------------------
 

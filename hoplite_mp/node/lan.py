@@ -1,8 +1,7 @@
 """This node among others: joining, members, and who takes which message of a peer.
 
 Why it exists: on one host none of this is imported. On a LAN the node listens for peers, knows the
-members of the cluster by the manager's word, and joins what comes from other hosts with the rooms
-that deal with it: imports and exports of objects, guests and delegated tasks, transfers.
+members by the manager's word, and joins what comes from other hosts with the rooms for it.
 It must never know: what objects contain, how bytes move, how a handshake goes.
 """
 

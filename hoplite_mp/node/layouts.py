@@ -8,7 +8,7 @@ It must never know: who holds what, how bytes are laid out in a payload (each ho
 
 from __future__ import annotations
 
-import ast
+import re
 from typing import TYPE_CHECKING
 
 from hoplite_mp import serial
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["can_fold", "layout_of", "parse_layout", "payload_layout"]
 
 _BETWEEN = " and dtype "
+_LAYOUT = re.compile(r"shape \((?:(\d{1,20}(?:, \d{1,20})*),?)?\) and dtype (.+)", re.ASCII)
 HEAD_BYTES_MAX = 16 << 10  # of a spilled payload: enough for any head that has a layout
 
 
@@ -37,11 +38,10 @@ def payload_layout(payload: memoryview) -> bytes:
 
 def parse_layout(layout: bytes) -> tuple[tuple[int, ...], str]:
     """(shape, name of the dtype); ValueError for what payload_layout has not made."""
-    shape, between, name = layout.decode().removeprefix("shape ").partition(_BETWEEN)
-    found = ast.literal_eval(shape)
-    if not between or not isinstance(found, tuple) or any(type(n) is not int for n in found):
+    found = _LAYOUT.fullmatch(layout.decode())
+    if found is None:
         raise ValueError(f"this is no layout: {layout!r}")
-    return found, name
+    return tuple(map(int, found[1].split(", "))) if found[1] else (), found[2]
 
 
 def layout_of(results: Results, places: Places, oid: int) -> bytes:

@@ -277,12 +277,12 @@ class Node:
         """A request that could not be served: who waits for it is told."""
         try:
             number, _, ask = msgspec.msgpack.decode(data)
-        except (msgspec.MsgspecError, ValueError, TypeError):
-            return
-        if number:
-            self.reply(slot, Reply(number, None, f"the node refused the request: {why}"))
-        elif ask and ask[0] == "Collective":
-            self.operations.refuse(ask[1], why)
+            if number:
+                self.reply(slot, Reply(number, None, f"the node refused the request: {why}"))
+            elif ask and ask[0] == "Collective":
+                self.operations.refuse(ask[1], why)
+        except (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError):
+            _log.error("client %d cannot be told", slot)  # it is no request at all
 
     def from_supervisor(self) -> None:
         data, fds, _, _ = socket.recv_fds(self.supervisor, PACKET_BYTES_MAX, 1)

@@ -246,8 +246,11 @@ class Requests:
 
         reply = self.node.replier(slot)
 
-        def done(error: str) -> None:
-            reply(Reply(request.number, None if error else number, error))
+        def done(error: str, lost: bool) -> None:
+            if lost:
+                reply(Reply(request.number, error))
+            else:
+                reply(Reply(request.number, None if error else number, error))
 
         self.node.lan.far_pools.open(number, ask, done)
 

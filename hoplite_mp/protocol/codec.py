@@ -1,12 +1,17 @@
 """Messages as bytes: frames of a length and a body, and a decoder that is fed in any pieces.
 
-    frame   | body length u32, little-endian | body: MessagePack array [name, field, ...] |
-    beat    | 0 u32 |                        it says only that the sender lives
+    frame   | head, 12 bytes | body: MessagePack array [name, field, ...] |
+    head    | body length u32 | CRC-32 of the body u32 | CRC-32 of these 8 bytes u32 |
+    beat    | a head of length 0 |             it says only that the sender lives
 
-Sans-io: bytes in, messages out. A length is compared with the limit before anything is set aside
-for it. Whoever reads from a peer says which messages that peer may send; everything else, and
-everything malformed, is the peer's doing and a ProtocolError, after which the decoder is of no
-more use: where the next frame begins can no longer be known.
+Sans-io: bytes in, messages out. A length is compared with its checksum and with the limit before
+anything is set aside for it. Whoever reads from a peer says which messages that peer may send;
+everything else, and everything malformed, is the peer's doing and a ProtocolError, after which the
+decoder is of no more use: where the next frame begins can no longer be known.
+
+The checksums are for connections without TLS: of packets that something on the way has spoiled,
+TCP's own sum of 16 bits lets one of some ten thousand pass, and small values travel inside
+messages. The length has one of its own: a spoiled one could be waited for as long as beats come.
 
 This module must never know sockets, nor what the messages mean.
 """
@@ -14,6 +19,7 @@ This module must never know sockets, nor what the messages mean.
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import Generic, TypeVar, cast
 
 import msgspec
@@ -25,12 +31,18 @@ from hoplite_mp.protocol.reports import Report
 # A request with SOURCES_MAX sources has 4.7 MB. Raising it lets one peer make us hold more.
 FRAME_BYTES_MAX = 16 << 20
 
-BEAT = bytes(4)
-
-_LENGTH = struct.Struct("<I")
+_HEAD = struct.Struct("<III")
 _encoder = msgspec.msgpack.Encoder()
 
 T = TypeVar("T")
+
+
+def _head(body: bytes) -> bytes:
+    sums = struct.pack("<II", len(body), zlib.crc32(body))
+    return sums + struct.pack("<I", zlib.crc32(sums))
+
+
+BEAT = _head(b"")
 
 
 def encode(message: AnyMessage | Report) -> bytes:
@@ -39,7 +51,7 @@ def encode(message: AnyMessage | Report) -> bytes:
     if len(body) > FRAME_BYTES_MAX:
         name = type(message).__name__
         raise ValueError(f"{name} of {len(body)} bytes; a frame has at most {FRAME_BYTES_MAX}")
-    return _LENGTH.pack(len(body)) + body
+    return _head(body) + body
 
 
 class Decoder(Generic[T]):
@@ -76,26 +88,30 @@ class Decoder(Generic[T]):
         messages: list[T] = []
         begin, filled = 0, len(self._buffer)
         with memoryview(self._buffer) as view:
-            while filled - begin >= _LENGTH.size:
-                (length,) = _LENGTH.unpack_from(view, begin)
-                self._check(length)
-                body = begin + _LENGTH.size
+            while filled - begin >= _HEAD.size:
+                body = begin + _HEAD.size
+                length, body_sum, head_sum = _HEAD.unpack_from(view, begin)
+                self._check(length, head_sum == zlib.crc32(view[begin : body - 4]))
                 if filled - body < length:
                     break
                 begin = body + length
                 if length:
-                    messages.append(self._decode(view[body:begin]))
+                    messages.append(self._decode(view[body:begin], body_sum))
         del self._buffer[:begin]
         return messages
 
-    def _check(self, length: int) -> None:
+    def _check(self, length: int, whole: bool) -> None:
+        if not whole:
+            raise ProtocolError("the head of a frame does not match its checksum")
         if length > self._frame_bytes_max:
             raise ProtocolError(
                 f"a frame of {length} bytes was announced; {self._frame_bytes_max} are allowed"
             )
 
-    def _decode(self, body: memoryview) -> T:
+    def _decode(self, body: memoryview, body_sum: int) -> T:
         with body:
+            if zlib.crc32(body) != body_sum:
+                raise ProtocolError(f"a frame of {len(body)} bytes does not match its checksum")
             try:
                 return self._decoder.decode(body)
             except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:

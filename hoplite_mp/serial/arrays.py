@@ -7,6 +7,7 @@ wants the array.
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from hoplite_mp.serial.layout import (
     ArrayInfo,
     Encoded,
     align,
+    malformed,
     pack_buffer,
     pack_head,
     unpack_buffer,
@@ -35,6 +37,8 @@ from hoplite_mp.serial.numbers import number_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+NDIM_MAX = 64  # NumPy's own
 
 
 @functools.lru_cache(4096)
@@ -102,8 +106,12 @@ def _parse_array(
     meta: bytes, flags: int
 ) -> tuple[np.dtype[Any], tuple[int, ...], str, tuple[int, ...] | None]:
     """(dtype, shape, order, contributors) of an array's meta."""
+    if len(meta) < ARRAY_META.size:
+        raise malformed(memoryview(meta))
     ndim, fortran, name_len, n_who = ARRAY_META.unpack_from(meta)
     end = ARRAY_META.size + name_len
+    if end + 8 * ndim + 4 * n_who > len(meta) or ndim > NDIM_MAX or not name_len:
+        raise malformed(memoryview(meta))
     name = meta[ARRAY_META.size : end].decode()
     numbers = struct.unpack_from(f"<{ndim}Q{n_who}I", meta, end)
     who = numbers[ndim:] if flags & HAS_CONTRIBUTORS else None
@@ -113,11 +121,19 @@ def _parse_array(
 _ARRAY_META_AT = HEAD.size + BUFFER.size
 
 
+def _array_meta(mem: memoryview, meta_len: int) -> bytes:
+    if _ARRAY_META_AT + meta_len > len(mem):
+        raise malformed(mem)
+    return bytes(mem[_ARRAY_META_AT : _ARRAY_META_AT + meta_len])
+
+
 def decode_array(mem: memoryview, meta_len: int, writable: bool) -> Array:
     """The array of an ARRAY payload: a read-only view of `mem`, or a copy."""
+    meta = _array_meta(mem, meta_len)
     offset, nbytes = unpack_buffer(mem, HEAD.size)
-    meta = bytes(mem[_ARRAY_META_AT : _ARRAY_META_AT + meta_len])
     dtype, shape, order, _ = _parse_array(meta, 0)
+    if math.prod(shape) * dtype.itemsize != nbytes or offset + nbytes > len(mem):
+        raise malformed(mem)
     array: Array
     if not nbytes:
         array = np.empty(shape, dtype, order)  # type: ignore[call-overload]
@@ -137,19 +153,26 @@ def decode_array(mem: memoryview, meta_len: int, writable: bool) -> Array:
 
 def read_contributors(mem: memoryview) -> tuple[int, ...] | None:
     """Which sources went into the array; None if it is not the result of a reduction."""
+    if len(mem) < HEAD.size:
+        raise malformed(mem)
     kind, flags, _, _, _, meta_len = unpack_head(mem)
     if kind != ARRAY or not flags & HAS_CONTRIBUTORS:
         return None
-    return _parse_array(bytes(mem[_ARRAY_META_AT : _ARRAY_META_AT + meta_len]), flags)[3]
+    return _parse_array(_array_meta(mem, meta_len), flags)[3]
 
 
 def describe_array(mem: memoryview) -> ArrayInfo | None:
-    """What array or number a payload holds, without unpickling; None if it holds neither."""
+    """What array or number a payload holds, without unpickling; None if it holds neither. `mem`
+    may end before an array's elements. ValueError: it is no payload."""
+    if len(mem) < HEAD.size:
+        raise malformed(mem)
     kind, flags, _, _, _, meta_len = unpack_head(mem)
     if kind == ARRAY:
+        meta = _array_meta(mem, meta_len)
         offset, nbytes = unpack_buffer(mem, HEAD.size)
-        meta = bytes(mem[_ARRAY_META_AT : _ARRAY_META_AT + meta_len])
         dtype, shape, order, _ = _parse_array(meta, flags)
+        if math.prod(shape) * dtype.itemsize != nbytes:
+            raise malformed(mem)
         return ArrayInfo(str(dtype_name(dtype)), shape, order, offset, nbytes)
     if kind == NUMBER and flags != PY_NONE:
         name, offset = number_at(mem)

@@ -17,6 +17,7 @@ from hoplite_mp.serial.layout import (
     REF_BYTES,
     REFS_AT,
     Encoded,
+    malformed,
     pack_head,
     read_refs,
     unpack_head,
@@ -150,7 +151,9 @@ def _blame_argument(
 
 def read_dependencies(mem: memoryview) -> list[bytes]:
     """Ids of refs whose values the call needs, as far as its head tells them from refs that stay
-    refs: of calls whose arguments are refs and plain values."""
+    refs: of calls whose arguments are refs and plain values. ValueError: it is no payload."""
+    if len(mem) < HEAD.size:
+        raise malformed(mem)
     return read_refs(mem) if unpack_head(mem)[1] & REFS_AT else []
 
 
@@ -158,10 +161,14 @@ def decode_call(
     mem: memoryview, make_ref: MakeRef, resolve: ResolveRef, writable: bool = True
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(args, kwargs) of a call: arrays by value are the task's own, refs what `resolve` gives."""
+    if len(mem) < HEAD.size:
+        raise malformed(mem)
     head = unpack_head(mem)
     flags, n_refs, meta_len = head[1], head[3], head[5]
     if flags & PLAIN:
         start = HEAD.size + REF_BYTES * n_refs
+        if start + meta_len > len(mem):
+            raise malformed(mem)
         args = pickle.loads(mem[start : start + meta_len])
         if flags & REFS_AT:
             args, places = args

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,12 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 CACHE_ENTRIES_MAX = 4096
+NAME_CHARS_MAX = 64  # of what is no name, in the error that says so
+
+# All that `dtype_name` makes of NumPy's own. np.dtype understands far more, and evaluates some.
+_NUMPY_NAME = re.compile(
+    r"[<>|](?:[biufcSU][1-9][0-9]{0,9}|[mM]8(?:\[[0-9]{0,10}(?:[YMWDhms]|[munpfa]s)\])?)"
+)
 
 _dtype_names: dict[np.dtype[Any], str | None] = {}
 
@@ -40,12 +47,19 @@ def dtype_name(dtype: np.dtype[Any]) -> str | None:
 
 @functools.lru_cache(CACHE_ENTRIES_MAX)
 def named_dtype(name: str) -> np.dtype[Any]:
-    """The dtype that `dtype_name` named so."""
-    if name[0] in "<>|=":
-        return np.dtype(name)
-    import ml_dtypes  # Not needed, and perhaps not installed, where nobody uses its dtypes.
+    """The dtype that `dtype_name` named so. ValueError for what it has not made: the name may come
+    from elsewhere. ImportError where ml_dtypes is missing."""
+    try:
+        if _NUMPY_NAME.fullmatch(name):
+            dtype: np.dtype[Any] | None = np.dtype(name)
+        else:
+            import ml_dtypes  # Not needed, and perhaps not installed, where nobody uses its dtypes.
 
-    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+            dtype = np.dtype(getattr(ml_dtypes, name))
+    except (TypeError, AttributeError):
+        dtype = None
+    if dtype is None or dtype_name(dtype) != name:
+        raise ValueError(f"{name[:NAME_CHARS_MAX]!r} is no dtype's name")
     return dtype
 
 

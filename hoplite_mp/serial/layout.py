@@ -2,6 +2,10 @@
 
 docs/architecture.md draws the layout ("Payload of an object"); this is the one place in Python
 that spells it out. It must never know what a value or a pickle is.
+
+Payloads come from other processes and hosts. Who reads one compares what its head says with how
+many bytes there are before anything is set aside for it; what does not fit is a ValueError. What a
+pickle stream says is judged by nobody: only members of the cluster write them.
 """
 
 from __future__ import annotations
@@ -85,13 +89,23 @@ class ArrayInfo(NamedTuple):
 
 
 def payload_kind(mem: memoryview) -> int:
-    """PICKLE, ARRAY, BYTES, NUMBER or ERROR."""
+    """PICKLE, ARRAY, BYTES, NUMBER or ERROR. ValueError: it is no payload."""
+    if not len(mem) or mem[0] > ERROR:
+        raise malformed(mem)
     return mem[0]
 
 
+def malformed(mem: memoryview) -> ValueError:
+    """What to raise where the bytes of a payload contradict themselves, or end too early."""
+    return ValueError(f"{len(mem)} bytes that are no payload: {bytes(mem[: HEAD.size]).hex()}...")
+
+
 def read_refs(mem: memoryview) -> list[bytes]:
-    """The ids of the refs inside a payload."""
-    end = HEAD.size + REF_BYTES * unpack_head(mem)[3]
+    """The ids of the refs inside a payload. ValueError: it is none."""
+    nbytes = len(mem)
+    end = HEAD.size + REF_BYTES * unpack_head(mem)[3] if nbytes >= HEAD.size else nbytes + 1
+    if end > nbytes:
+        raise malformed(mem)
     return [bytes(mem[i : i + REF_BYTES]) for i in range(HEAD.size, end, REF_BYTES)]
 
 

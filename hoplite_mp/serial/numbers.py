@@ -26,6 +26,7 @@ from hoplite_mp.serial.layout import (
     PY_NONE,
     Encoded,
     align,
+    malformed,
     pack_head,
 )
 from hoplite_mp.serial.streams import encode_plain
@@ -82,8 +83,13 @@ NUMBER_ENCODERS: dict[type, Callable[[Any], Encoded | None]] = {
 
 def number_at(mem: memoryview) -> tuple[str, int]:
     """Name of a number's dtype, and where its bytes stand."""
+    end = HEAD.size + ARRAY_META.size
+    if end > len(mem):
+        raise malformed(mem)
     name_len = ARRAY_META.unpack_from(mem, HEAD.size)[2]
-    end = HEAD.size + ARRAY_META.size + name_len
+    end += name_len
+    if not name_len or end > len(mem):
+        raise malformed(mem)
     return str(mem[end - name_len : end], "ascii"), align(end, NUMBER_ALIGN)
 
 

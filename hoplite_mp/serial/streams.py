@@ -21,6 +21,7 @@ from hoplite_mp.serial.layout import (
     REF_BYTES,
     Encoded,
     align,
+    malformed,
     pack_buffer,
     pack_head,
 )
@@ -89,6 +90,8 @@ def load_within(
     _, _, _, n_refs, n_buffers, meta_len = head
     table = HEAD.size + REF_BYTES * n_refs
     meta = table + BUFFER.size * n_buffers
+    if meta + meta_len > len(mem) or skip > meta_len:
+        raise malformed(mem)
     ids = [bytes(mem[i : i + REF_BYTES]) for i in range(HEAD.size, table, REF_BYTES)]
     reading = Reading(ids, make_ref, resolve, writable)
     buffers = _buffers(mem, table, meta, writable) if n_buffers else ()
@@ -98,5 +101,7 @@ def load_within(
 def _buffers(mem: memoryview, table: int, end: int, writable: bool) -> Iterator[Any]:
     mem = mem.toreadonly()
     for offset, nbytes in BUFFER.iter_unpack(mem[table:end]):
+        if offset + nbytes > len(mem):
+            raise malformed(mem)
         part = mem[offset : offset + nbytes]
         yield writable_copy(part) if writable else part

@@ -9,6 +9,7 @@ copy large data itself, nor know where the memory comes from.
 from __future__ import annotations
 
 import pickle
+import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hoplite_mp.serial.arrays import decode_array, encode_array
 from hoplite_mp.serial.errors import decode_error
 from hoplite_mp.serial.layout import (
     ARRAY,
+    BUFFER,
     BUFFER_ALIGN,
     BYTES,
     ERROR,
@@ -26,6 +28,7 @@ from hoplite_mp.serial.layout import (
     PICKLE,
     PLAIN,
     Encoded,
+    malformed,
     pack_buffer,
     pack_head,
     unpack_buffer,
@@ -113,21 +116,30 @@ def decode(
     """The value of a payload: views of `mem`, read-only; or, if `writable`, private copies.
 
     `mem` may be longer than the payload. What comes out keeps the exporter of `mem` alive through
-    the buffer protocol. An ERROR payload raises its exception.
+    the buffer protocol. An ERROR payload raises its exception. ValueError: it is no payload.
     """
-    kind, flags, _, _, _, meta_len = head = unpack_head(mem)
+    try:
+        kind, flags, _, _, _, meta_len = head = unpack_head(mem)
+        if kind == NUMBER:
+            return decode_number(mem, flags)
+    except (struct.error, IndexError):
+        raise malformed(mem) from None
     if kind == PICKLE:
         if flags & PLAIN:
+            if HEAD.size + meta_len > len(mem):
+                raise malformed(mem)
             return pickle.loads(mem[HEAD.size : HEAD.size + meta_len])
         return load_within(mem, head, 0, make_ref, resolve, writable)
     if kind == ARRAY:
         return decode_array(mem, meta_len, writable)
-    if kind == NUMBER:
-        return decode_number(mem, flags)
     if kind == BYTES:
+        if len(mem) < HEAD.size + BUFFER.size:
+            raise malformed(mem)
         offset, nbytes = unpack_buffer(mem, HEAD.size)
+        if offset + nbytes > len(mem):
+            raise malformed(mem)
         data = mem[offset : offset + nbytes]
         return bytearray(data) if flags & MUTABLE else data.tobytes()
     if kind == ERROR:
         raise decode_error(mem, make_ref)
-    raise ValueError(f"not a payload: its first byte is {kind}")
+    raise malformed(mem)

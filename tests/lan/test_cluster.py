@@ -42,12 +42,14 @@ class UpCluster:
         workers: int = 1,
         attaches: bool = True,
         memory: str = "256MiB",
+        options: tuple[str, ...] = (),
+        joins: int = 64,
         **env: str,
     ) -> None:
         self.lan = lan
         self.memory = memory
         self.attaches = attaches
-        self.options = ["--memory", memory, *([] if tls else ["--no-tls"])]
+        self.options = ["--memory", memory, *([] if tls else ["--no-tls"]), *options]
         self.tls = tls
         self.env = {"HOPLITE_MP_TOKEN": TOKEN, "PYTHONPATH": str(ROOT), **env}
         first = lan[0]
@@ -61,7 +63,7 @@ class UpCluster:
         assert self.up.stdout is not None
         self.line = self.up.stdout.readline().strip()
         self.address = f"{first.address}:7000"
-        self.joined = [self.join(host, workers) for host in list(lan)[1:]]
+        self.joined = [self.join(host, workers) for host in list(lan)[1 : 1 + joins]]
 
     def join(self, host: Host, workers: int) -> subprocess.Popen[str]:
         return host.popen(

@@ -80,7 +80,8 @@ AMENDED_IN = frozenset(
 )
 # What several hosts add: whoever claimed may say that the bytes are there, but on another host.
 # A task that was claimed for another host and is not begun there goes back into the queue.
-BETWEEN_HOSTS = frozenset([(S.CLAIMED, S.SPILLED, A.CLAIMANT)])
+# A value that is lost there becomes an error, in the place of the bytes that were to be moved in.
+BETWEEN_HOSTS = frozenset([(S.CLAIMED, S.SPILLED, A.CLAIMANT), (S.SPILLING, S.FAILED, A.NODE)])
 TRANSITIONS = (AS_WRITTEN - AMENDED_AWAY) | AMENDED_IN | BETWEEN_HOSTS
 
 DONE = frozenset([S.SEALED, S.SPILLING, S.SPILLED, S.FAILED, S.CANCELLED, S.DELETED, S.ABORTED])
@@ -114,6 +115,10 @@ MUTATIONS = {
     "fail_queued_directly": "QUEUED -> FAILED with the error written beside a claim",
     "count_by_id": "private counts are kept by id, not by header",
     "taken_is_a_flag": "who waits for `taken` does not look at the generation",
+    "lose_in_place": "SPILLED -> FAILED without claiming the header first",
+    "hand_over_reads_no_pins": "the block of an object is handed over although it is read",
+    "hand_over_in_place": "what gets the block of another object is not claimed first",
+    "left_clears_pins": "the pins of a driver that has left go before its process does",
     "waker_clears_sleeping": "the waker clears the sleeping flag after it counted the event",
 }
 
@@ -200,6 +205,7 @@ class World:
     mutation: str = ""
     mailboxes: int = 1
     names: dict[int, str] = field(default_factory=dict)
+    same: dict[int, int] = field(default_factory=dict)  # id -> under which its payload is written
 
     def __post_init__(self) -> None:
         if self.mutation and self.mutation not in MUTATIONS:
@@ -291,6 +297,9 @@ def move(
 
 
 def _is_excused(w: World, old: State, new: State) -> bool:
-    return (w.is_broken("restore_in_place") and (old, new) == (S.SPILLED, S.SEALED)) or (
-        w.is_broken("fail_queued_directly") and (old, new) == (S.QUEUED, S.FAILED)
+    return (
+        (w.is_broken("restore_in_place") and (old, new) == (S.SPILLED, S.SEALED))
+        or (w.is_broken("fail_queued_directly") and (old, new) == (S.QUEUED, S.FAILED))
+        or (w.is_broken("lose_in_place") and (old, new) == (S.SPILLED, S.FAILED))
+        or (w.is_broken("hand_over_in_place") and (old, new) == (S.SPILLED, S.SEALED))
     )

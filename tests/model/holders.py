@@ -296,8 +296,9 @@ def drain_returned(w: World, lessee: int) -> Generator[Op, int, int]:
     return free
 
 
-def new_put(w: World, slot: int, h: int, block: int) -> Generator[Op, int, int]:
-    """Makes an object in the own header `h` (FREE) and the own block; the result is its id."""
+def new_put(w: World, slot: int, h: int, block: int, *, data: int = 0) -> Generator[Op, int, int]:
+    """Makes an object in the own header `h` (FREE) and the own block; the result is its id. `data`:
+    its payload, if that is not its own."""
     late = w.is_broken("owner_bit_after_seal")
     if not late:
         yield fetch_or(w.refs[h], 1 << slot)
@@ -307,7 +308,7 @@ def new_put(w: World, slot: int, h: int, block: int) -> Generator[Op, int, int]:
     id_ = make_id(h, generation_of(word))
     yield ghost(w.holds[slot][h], generation_of(word))
     yield from lease(w, block)
-    yield from write_block(w, h, block, id_, id_)
+    yield from write_block(w, h, block, id_, data or id_)
     word = yield load(w.word[h])
     while not (yield from move(w, h, word, State.SEALED, Actor.CLAIMANT, slot)):
         word = yield load(w.word[h])

@@ -35,9 +35,7 @@ def invariant(w: World, memory: Memory) -> None:
         id_ = make_id(h, word.generation)
         if word.state is State.SEALED:
             _check_payload(w, memory, h, id_)
-        if word.state is State.FAILED and (
-            memory[w.location[h]] != INLINE or memory[w.record[h]] & 0x3FFFFFFFF != id_ | ERROR
-        ):
+        if word.state is State.FAILED and not _has_error(w, memory, h, id_):
             raise Violation(f"header {h} has failed without a whole error")
         if word.state is State.SPILLED and (
             memory[w.location[h]] == IN_FILE and not is_whole(memory[w.file[h]], id_)
@@ -55,6 +53,15 @@ def invariant(w: World, memory: Memory) -> None:
                 _check_payload(w, memory, h, id_)
 
 
+def _has_error(w: World, memory: Memory, h: int, id_: int) -> bool:
+    """In the record, or, for a value that was lost elsewhere, in a block."""
+    location = memory[w.location[h]]
+    if location == INLINE:
+        return memory[w.record[h]] & 0x3FFFFFFFF == id_ | ERROR
+    block = location - FIRST_BLOCK
+    return block >= 0 and memory[w.block[block]] == id_ and memory[w.bytes[block]] == id_ | ERROR
+
+
 def _check_payload(w: World, memory: Memory, h: int, id_: int) -> None:
     location = memory[w.location[h]]
     if location == INLINE:
@@ -66,7 +73,7 @@ def _check_payload(w: World, memory: Memory, h: int, id_: int) -> None:
         raise Violation(f"{id_:#x} has no bytes")
     if memory[w.block[block]] != id_:
         raise Violation(f"block {block} of {id_:#x} has the owner word {memory[w.block[block]]:#x}")
-    if not is_whole(memory[w.bytes[block]], id_):
+    if not is_whole(memory[w.bytes[block]], w.same.get(id_, id_)):
         raise Violation(f"block {block} does not hold the bytes of {id_:#x}")
 
 

@@ -69,7 +69,7 @@ def scenario(
     )
 
 
-def _mail(w: World, box: int, *, unless_dead: int = -1) -> Op:
+def mail(w: World, box: int, *, unless_dead: int = -1) -> Op:
     """Waits for a message, or for the death of its sender."""
 
     def ready(memory: Memory) -> bool:
@@ -79,7 +79,7 @@ def _mail(w: World, box: int, *, unless_dead: int = -1) -> Op:
     return wait(ready, f"for mail[{box}]", idle=True)
 
 
-def _freed(w: World, slot: int) -> Op:
+def freed(w: World, slot: int) -> Op:
     return wait(lambda m: m[w.freed[slot]] != 0, "freed", idle=False)
 
 
@@ -98,19 +98,19 @@ def reuse(mutation: str = "", kills: int = 1, *, readers: tuple[int, ...] = (2, 
             if _life == 1:
                 gained = 0
                 while not gained:
-                    yield _freed(w, 1)
+                    yield freed(w, 1)
                     gained = yield from drain_freed(w, 1, 1)
                 free = yield from drain_returned(w, 1)
                 if not free:
                     raise Violation("the block of a collected object is not free")
 
     def viewer() -> Steps:
-        yield _mail(w, 0)
+        yield mail(w, 0)
         id_ = yield load(w.mail[0])
         yield from read(w, 2, id_)
 
     def holder() -> Steps:
-        yield _mail(w, 0)
+        yield mail(w, 0)
         id_ = yield load(w.mail[0])
         outcome = yield from acquire(w, 3, id_)
         if outcome == OK:
@@ -130,12 +130,12 @@ def hand_over(mutation: str = "") -> Scenario:
         id_ = yield from new_put(w, 1, 0, 0)
         yield store(w.mail[0], id_)
         if not w.is_broken("release_before_acquire"):
-            yield _mail(w, 1, unless_dead=2)
+            yield mail(w, 1, unless_dead=2)
         yield from release(w, 1, 0)
         yield from drain_freed(w, 1, 1)
 
     def receiver() -> Steps:
-        yield _mail(w, 0)
+        yield mail(w, 0)
         id_ = yield load(w.mail[0])
         outcome = yield from acquire(w, 2, id_)
         dead = yield load(w.dead)
@@ -158,14 +158,14 @@ def two_generations(mutation: str = "") -> Scenario:
             id_ = yield from new_put(w, 1, 0, 0)
             yield store(w.mail[box], id_)
             if box == 1:
-                yield _mail(w, 2, unless_dead=2)
+                yield mail(w, 2, unless_dead=2)
             yield from release(w, 1, 0)
-            yield _freed(w, 1)
+            yield freed(w, 1)
             yield from drain_freed(w, 1, 1)
             yield from drain_returned(w, 1)
 
     def reader() -> Steps:
-        yield _mail(w, 1)
+        yield mail(w, 1)
         stale = yield load(w.mail[0])
         id_ = yield load(w.mail[1])
         outcome = yield from acquire(w, 2, id_)
@@ -198,12 +198,12 @@ def deletion(mutation: str = "") -> Scenario:
             yield from release(w, 1, 1)
 
     def viewer() -> Steps:
-        yield _mail(w, 0)
+        yield mail(w, 0)
         id_ = yield load(w.mail[0])
         yield from read(w, 2, id_)
 
     def deleter() -> Steps:
-        yield _mail(w, 0)
+        yield mail(w, 0)
         id_ = yield load(w.mail[0])
         yield from delete(w, 3, id_)
 
@@ -220,7 +220,7 @@ def spilling(
         id_ = yield from new_put(w, 1, 0, 0)
         yield store(w.mail[0], id_)
         yield from release(w, 1, 0)
-        yield _freed(w, 1)
+        yield freed(w, 1)
         gained = yield from drain_freed(w, 1, 1)
         free = yield from drain_returned(w, 1)
         if lives == 2 and free and gained:
@@ -228,13 +228,13 @@ def spilling(
             yield from release(w, 1, 0)
 
     def mover() -> Steps:
-        yield _mail(w, 0)
+        yield mail(w, 0)
         moved = yield from spill(w, 0)
         if moved:
             yield from restore(w, 0, 1)
 
     def other() -> Steps:
-        yield _mail(w, 0)
+        yield mail(w, 0)
         id_ = yield load(w.mail[0])
         yield from (delete(w, 2, id_) if deleted else read(w, 2, id_))
 
@@ -254,21 +254,21 @@ def from_another_host(mutation: str = "", kills: int = 1, *, lives: int = 1) -> 
         yield from restore(w, 0, 0)
         yield from release(w, 0, 0)
         if lives == 2:
-            yield _freed(w, 0)
+            yield freed(w, 0)
             if (yield from drain_freed(w, 0, 0)):
                 yield from new_import(w, 0)
                 yield from arrive_elsewhere(w, 0, make_id(0, 2))
                 yield from release(w, 0, 0)
 
     def reader() -> Steps:
-        yield _mail(w, 0)
+        yield mail(w, 0)
         id_ = yield load(w.mail[0])
         if (yield from acquire(w, 1, id_)) == OK:
             yield from read(w, 1, id_)
             yield from release(w, 1, 0)
 
     def deleter() -> Steps:
-        yield _mail(w, 0)
+        yield mail(w, 0)
         id_ = yield load(w.mail[0])
         yield from delete(w, 2, id_)
 
@@ -303,7 +303,7 @@ def tasks(mutation: str = "", kills: int = 1, *, lives: int = 1) -> Scenario:
             if life + 1 < lives:
                 gained = 0
                 while not gained:
-                    yield _freed(w, 1)
+                    yield freed(w, 1)
                     gained = yield from drain_freed(w, 1, 1)
 
     programs = {1: submitter, 2: _worker(w, 2, block=0), 3: _worker(w, 3, fail=True)}
@@ -340,7 +340,7 @@ def result_refs(mutation: str = "", *, again: bool = False) -> Scenario:
             yield from read(w, 1, inside, refs_held=True)
         yield from release(w, 1, 0)
         if again:
-            yield _freed(w, 1)
+            yield freed(w, 1)
             yield from drain_freed(w, 1, 1)
             yield from submit(w, 1, 0)
             yield from cancel(w, 1, 0)

@@ -23,6 +23,7 @@ from .scenarios import (
     tasks,
     two_generations,
 )
+from .several_hosts import handed_over, left, lost_result
 from .waiting import waking
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ EXPECTED: dict[str, tuple[Callable[[str], Scenario], str]] = {
     "fail_queued_directly": (tasks, "record"),
     "count_by_id": (two_generations, "FREED although|used again|cannot be read"),
     "taken_is_a_flag": (lambda m: result_refs(m, again=True), "waits for ever"),
+    "lose_in_place": (lost_result, "owner word|has no bytes|never returned"),
+    "hand_over_reads_no_pins": (handed_over, "owner word|has no bytes"),
+    "hand_over_in_place": (lambda m: handed_over(m, again=True), "owner word|has no bytes"),
+    "left_clears_pins": (left, "FREED although|used again"),
     "waker_clears_sleeping": (waking, "waits for ever"),
 }
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from . import scenarios
+from . import scenarios, several_hosts
 from .memory import explore
 from .waiting import waking
 
@@ -34,6 +34,12 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "cancelled by force": scenarios.cancelling,
     "a ref inside a result": scenarios.result_refs,
     "a ref inside a result, and a second life": lambda: scenarios.result_refs(again=True),
+    "lost elsewhere": several_hosts.lost_import,
+    "lost elsewhere, nobody killed": lambda: several_hosts.lost_import(kills=0),
+    "a lost result, and a second life": several_hosts.lost_result,
+    "made again": several_hosts.handed_over,
+    "made again, and a second life": lambda: several_hosts.handed_over(again=True),
+    "a driver has left": several_hosts.left,
     "waking": waking,
 }
 
@@ -42,6 +48,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
 LARGE = (
     "spilled while it is read",
     "from another host",
+    "lost elsewhere",
     "a task, two kills",
     "a task and a second life",
 )

@@ -81,10 +81,14 @@ class World:
     # (call, node of who read it) -> contributors, error
     read: dict[tuple[tuple[int, int], int], tuple[Any, ...]] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)  # nodes
+    slow: set[tuple[int, int]] = field(default_factory=set)  # connections
 
     def __post_init__(self) -> None:
         for number in range(self.count):
             self.nodes[number] = OneNode(self, number)
+        ends = (MANAGER, *self.nodes)
+        share = self.random.choice([0.0, 0.1, 0.3])
+        self.slow = {(a, b) for a in ends for b in ends if self.random.random() < share}
 
     def kind(self, generation: int, call: int) -> tuple[str, int, bool]:
         """(kind, root, are parts large) of a call: everybody makes the same."""

@@ -13,6 +13,7 @@ SEEDS = 600
 # one to know a decision.
 FOUND = (727, 2538)
 STEPS = 400
+SLOW_TURNS = 0.05  # of those of a slow connection
 SETTLE_STEPS = 20_000
 
 
@@ -47,7 +48,9 @@ def step(world: World, dice: random.Random, faults: int) -> None:
 def go_on(world: World, dice: random.Random) -> bool:
     """A message, a member's own step, or bytes that have moved; False: nothing can happen."""
     choices: list[tuple[object, ...]] = []
-    choices += [("say", *pair) for pair, queue in sorted(world.queues.items()) if queue]
+    waiting = [pair for pair, queue in sorted(world.queues.items()) if queue]
+    quick = [pair for pair in waiting if pair not in world.slow or dice.random() < SLOW_TURNS]
+    choices += [("say", *pair) for pair in quick]
     for member in world.members:
         if member.gone or member.rank < 0 or member.made:
             continue
@@ -61,7 +64,7 @@ def go_on(world: World, dice: random.Random) -> bool:
             choices.append(("make", member))
     choices += [("move", node) for node in world.nodes.values() if node.moving]
     if not choices:
-        return False
+        return bool(waiting)
     match dice.choice(choices):
         case ("say", source, target):
             world.deliver(source, target)

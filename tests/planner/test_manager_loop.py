@@ -8,12 +8,15 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from hoplite_mp.manager.loop import Loop, main
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol.codec import encode, node_decoder
+from hoplite_mp.protocol.reports import NodeReturned, Reported
+from tests.protocol.samples import MEMBER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,6 +127,18 @@ def test_two_that_have_lost_each_other_do_not_both_stay(stage: Stage) -> None:
     nodes[1].say(m.PeerLost(1, 2), m.ReduceRequested(7, 1, 1, (ID,), "sum", 1, ready=(0,)))
     stage.loop.turn()
     assert isinstance(nodes[1].hear()[0], m.ExecuteReduce)
+
+
+def test_who_comes_back_too_late_hears_so_whatever_else_it_says(stage: Stage) -> None:
+    """Its connection had broken, and the others have gone on without it."""
+    first, second = stage.connect(), stage.connect()
+    first.say(m.NodeJoined(70, 1, 2))
+    stage.loop.turn()
+    member = msgspec.structs.replace(MEMBER, node=1, incarnation=0)
+    second.say(NodeReturned(1, 0, 2, (member,)), m.FetchRequested(1, ID, 64, (0,)), Reported(1))
+    stage.loop.turn()
+    assert second.hear() == [m.GivenUp(0.0)]
+    assert second.sock.recv(1) == b""
 
 
 @pytest.mark.parametrize(

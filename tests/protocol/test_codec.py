@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from itertools import pairwise
 from typing import Any
 
@@ -22,8 +23,13 @@ Anything = m.AnyMessage | Report
 WIRE = b"".join(map(codec.encode, SAMPLES))
 
 
+def head(length: int, body: bytes = b"") -> bytes:
+    sums = struct.pack("<II", length, zlib.crc32(body))
+    return sums + struct.pack("<I", zlib.crc32(sums))
+
+
 def frame(body: bytes) -> bytes:
-    return struct.pack("<I", len(body)) + body
+    return head(len(body), body) + body
 
 
 def packed(value: Any) -> bytes:
@@ -76,6 +82,17 @@ def test_a_beat_is_no_message() -> None:
     assert one.buffered == 0
 
 
+@pytest.mark.parametrize("begins_with", [b"", codec.BEAT])
+def test_every_flipped_bit_is_noticed_where_it_stands(begins_with: bytes) -> None:
+    """In a head at once, whatever length it then says: nobody may wait for that."""
+    whole = begins_with + codec.encode(SAMPLES[0]) + codec.BEAT
+    for bit in range(8 * len(whole)):
+        spoiled = bytearray(whole)
+        spoiled[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ProtocolError, match="checksum"):
+            decoder().feed(spoiled)
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -90,14 +107,15 @@ def test_a_beat_is_no_message() -> None:
         packed(["Commit", 1, 1, [1, 0]]),
         packed(["GroupMembers", "g", 1, 0, 2, 1, 1, True, 1, [0, None], [[0, 0, 1 << 20]]]),
         frame(msgspec.msgpack.encode(["Forget", 1]) + b"\x01"),
-        struct.pack("<I", codec.FRAME_BYTES_MAX + 1),
+        head(codec.FRAME_BYTES_MAX + 1),
+        bytes(12),
         b"GET / HTTP/1.1\r\n",
     ],
 )
 def test_malformed(data: bytes) -> None:
     d = decoder()
     with pytest.raises(ProtocolError):
-        d.feed(data + b"\x01\x00\x00\x00")
+        d.feed(data)
     with pytest.raises(ProtocolError):
         d.feed(codec.encode(m.Forget(1)))  # where a frame begins is no longer known
     assert d.buffered == 0
@@ -105,7 +123,7 @@ def test_malformed(data: bytes) -> None:
 
 def test_a_length_is_refused_before_its_bytes_come() -> None:
     with pytest.raises(ProtocolError, match="33 bytes was announced"):
-        decoder(frame_bytes_max=32).feed(struct.pack("<I", 33))
+        decoder(frame_bytes_max=32).feed(head(33))
 
 
 def test_each_side_accepts_only_the_others_messages() -> None:

@@ -1,0 +1,307 @@
+"""Everything in the library that reads bytes of another process, as functions from bytes.
+
+Why it exists: hypothesis and the coverage-guided fuzzer must try the same decoders in the same way,
+and none may be forgotten. `SOURCES` names every module that decodes anything, and who tries it;
+test_decoders.py compares it with the sources.
+
+    who sends it               what                                     where it is tried
+    a stranger on the network  TLS                                      OpenSSL's own; test_tls.py
+                               preamble, greetings, handshake           here; test_handshake.py
+    a member of the cluster    frames of messages, each direction       here
+                               block frames of data links               cext/test_engine_fuzz.py
+                               payloads inside messages, their refs     here
+                               layouts, addresses, certificates         here
+                               documents of traces                      here
+    a process of this host     requests, replies, starts, attaching     here
+                               lines of workers                         here
+                               words in shared memory                   cext/test_kill.py
+    a file                     spilled payloads (as they were written)  as payloads, here
+                               tokens, limits of the kernel             transport/, store/
+
+A target returns if the bytes are legal, and raises one of its `errors` if they are not. Whatever
+else comes out is a defect; so is memory beyond what the length of the bytes explains.
+
+This module must never know how bytes are made up, nor who tries them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import ml_dtypes  # noqa: F401 - a name may lead to it, and its memory is not that name's
+import msgspec
+import numpy as np
+
+from hoplite_mp import serial
+from hoplite_mp.client.trace_file import TraceText
+from hoplite_mp.errors import ConfigError, HopliteError, ProtocolError, TaskError
+from hoplite_mp.node.layouts import parse_layout, payload_layout
+from hoplite_mp.node.lines import Lines
+from hoplite_mp.protocol import codec, greetings, local
+from hoplite_mp.protocol.handshake import ClientHandshake, ServerHandshake
+from hoplite_mp.protocol.looking import EVENT, TraceDocument
+from hoplite_mp.protocol.peers import PeerMessage
+from hoplite_mp.ref import ObjectRef
+from hoplite_mp.transport.addresses import parse_address, parse_ports
+from hoplite_mp.transport.certificates import Certificate
+from tests.fuzz.making import legal
+from tests.protocol.peer_samples import LAYOUT, PEER_SAMPLES
+from tests.protocol.samples import ADDRESSES, ID, SAMPLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["SOURCES", "TARGETS", "Target"]
+
+KEY, CLUSTER, NONCES = b"k" * 32, b"c" * 16, (b"1" * 32, b"2" * 32)
+MINE = greetings.Introduction(11, {"python": "3.11.7", "numpy": "2.4.6"})
+HOME = 0x1122334455667788
+
+
+@dataclass(frozen=True)
+class Target:
+    """`packed`: the samples are MessagePack, so that their fields can be changed one by one."""
+
+    name: str
+    run: Callable[[bytes], object]
+    errors: tuple[type[Exception], ...]
+    samples: tuple[bytes, ...]
+    packed: bool = False
+
+
+# ---- messages
+
+
+def framed(body: bytes) -> bytes:
+    """With right checksums, so that what is inside is looked at."""
+    sums = struct.pack("<II", len(body), zlib.crc32(body))
+    return sums + struct.pack("<I", zlib.crc32(sums)) + body
+
+
+def _bodies(messages: tuple[Any, ...]) -> tuple[bytes, ...]:
+    return tuple(map(msgspec.msgpack.encode, messages))
+
+
+def _messages(name: str, make: Callable[[], codec.Decoder[Any]], samples: Any) -> Target:
+    def run(body: bytes) -> None:
+        for message in make().feed(framed(body)):
+            assert make().feed(codec.encode(message)) == [message]
+
+    return Target(name, run, (ProtocolError,), _bodies(samples), packed=True)
+
+
+def _frames(data: bytes) -> None:
+    codec.manager_decoder().feed(data)
+
+
+# ---- the handshake
+
+
+def _recorded() -> tuple[bytes, bytes]:
+    """What both sides of one good handshake say."""
+    up = down = b""
+    client, server = _client(), _server()
+    while said := client.outgoing():
+        up += said
+        server.feed(said)
+        down += (answer := server.outgoing())
+        client.feed(answer)
+    return up, down
+
+
+def _client() -> ClientHandshake:
+    return ClientHandshake(KEY, "node", MINE, nonce=NONCES[0])
+
+
+def _server() -> ServerHandshake:
+    return ServerHandshake(KEY, "manager", CLUSTER, MINE, nonce=NONCES[1])
+
+
+UP, DOWN = _recorded()
+
+
+def _shaken(
+    make: Callable[[], ClientHandshake | ServerHandshake], good: bytes
+) -> Callable[[bytes], None]:
+    proved = good[: good.rindex(b"Introduction") - 4]  # what comes then is said by who is known
+
+    def run(data: bytes) -> None:
+        twin = make()
+        try:
+            twin.feed(data)
+        finally:
+            assert len(twin._buffer) <= greetings.GREETING_BYTES_MAX + greetings.LENGTH.size
+            assert twin.result is None or data.startswith(proved)
+
+    return run
+
+
+# ---- payloads
+
+
+def _loads(stream: Any, *, buffers: Any = ()) -> None:
+    """In place of pickle's: what a stream says is judged by nobody; its buffers must be there."""
+    for buffer in buffers:
+        memoryview(buffer)
+
+
+def _decoded(data: bytes) -> None:
+    with mock.patch.object(pickle, "loads", _loads), contextlib.suppress(TaskError):
+        serial.decode(memoryview(data), make_ref=ObjectRef, writable=len(data) % 2 == 1)
+
+
+def _call(data: bytes) -> None:
+    with mock.patch.object(pickle, "loads", return_value=([], [])):
+        serial.decode_call(memoryview(data), ObjectRef, lambda ref: None)
+
+
+def _described(data: bytes) -> None:
+    mem = memoryview(data)
+    serial.payload_kind(mem)
+    serial.describe_array(mem)
+    serial.read_contributors(mem)
+    serial.read_refs(mem)
+    serial.read_dependencies(mem)
+    payload_layout(mem)
+
+
+REF = ObjectRef(ID)
+VALUES = (
+    7, 2.5, 1j, True, None, np.float32(1.5), "text", b"bytes", bytearray(b"more"), [1, 2],
+    np.arange(6.0).reshape(2, 3), np.zeros((0, 3), "i2"), np.array(["a", "bc"]),
+    np.array(5, "M8[s]"), {"array": np.arange(300), "ref": REF},
+)  # fmt: skip
+PAYLOADS = (
+    *(serial.encode(value).tobytes() for value in VALUES),
+    serial.encode_array_head("f4", (2, 3), "F", (0, 2, 5))[0].ljust(256, b"\0"),
+    serial.encode_error(KeyError("missing")).tobytes(),
+)
+CALLS = tuple(
+    serial.encode_call(args, kwargs).tobytes()
+    for args, kwargs in (((1, "x"), {}), ((REF, 2, REF), {}), (([REF, np.arange(9)],), {"k": REF}))
+)
+
+# ---- the rest
+
+DOCUMENT = msgspec.msgpack.encode(
+    TraceDocument(
+        "host", 7, 10, 90,
+        [(2, 4711, b"".join(EVENT.pack(i, 20, 30, i, 1, 1, 3, b"train") for i in range(2)))],
+        {1: ID}, [("transfer", "object", 20, 40, {"from": 1, "object": ID, "bytes": 64})], 0,
+    )
+)  # fmt: skip
+PEM = b"-----BEGIN PRIVATE KEY-----\nMIGH\n-----END PRIVATE KEY-----\n" + (
+    b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+)
+
+
+def _trace(data: bytes) -> None:
+    list(TraceText(0, 100).node(1, data, [(0, 1, 1), (50, 2, 1)]))
+
+
+def _lines(data: bytes) -> None:
+    lines = Lines(HOME, 100)
+    found = [run for at in range(0, len(data), 37) for run in lines.feed(data[at : at + 37])]
+    found += lines.finish()
+    assert all(len(line) <= 100 for _, run in found for line in run)
+    assert sum(len(line) for _, run in found for line in run) <= len(data)
+
+
+def _address(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    with contextlib.suppress(ConfigError):
+        parse_ports(text)
+    parse_address(text)
+
+
+def _packets(name: str, kind: Any) -> Target:
+    decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
+    samples = tuple(map(msgspec.msgpack.encode, legal(kind)))
+    return Target(
+        f"local: {name}", decoder.decode, (msgspec.MsgspecError, ValueError), samples, packed=True
+    )
+
+
+LOCAL = {
+    "Request": local.Request,
+    "Reply": local.Reply,
+    "ToSupervisor": local.ToSupervisor,
+    "FromSupervisor": local.FromSupervisor,
+    "Attached": local.Attached | local.NotAttached,
+    "Start": local.Start,
+    "Line": tuple[int, str, bytes],
+}
+GREETINGS = (
+    greetings.Hello("node", NONCES[0], CLUSTER), greetings.Challenge("manager", NONCES[1], CLUSTER),
+    greetings.Proof(KEY), greetings.Welcome(KEY), greetings.Refused("token", "why"), MINE,
+)  # fmt: skip
+
+TARGETS = (
+    Target("frames", _frames, (ProtocolError,), (b"".join(map(framed, _bodies(SAMPLES[:3]))),)),
+    _messages("from nodes", codec.manager_decoder, SAMPLES),
+    _messages("from the manager", codec.node_decoder, SAMPLES),
+    _messages("from peers", lambda: codec.Decoder(PeerMessage), PEER_SAMPLES),
+    Target("greetings", greetings.decode_body, (ProtocolError,), _bodies(GREETINGS), packed=True),
+    Target("server's handshake", _shaken(_server, UP), (HopliteError,), (UP,)),
+    Target("client's handshake", _shaken(_client, DOWN), (HopliteError,), (DOWN,)),
+    Target("payloads", _decoded, (ValueError, ImportError), PAYLOADS),
+    Target("heads of payloads", _described, (ValueError, ImportError), PAYLOADS + CALLS),
+    Target("calls", _call, (ValueError,), CALLS),
+    Target("layouts", parse_layout, (ValueError,), (LAYOUT, b"shape () and dtype bfloat16")),
+    Target("addresses", _address, (ConfigError,), tuple(a.encode() for a in ADDRESSES)),
+    Target("certificates", Certificate, (ValueError,), (PEM,)),
+    Target("traces", _trace, (ProtocolError,), (DOCUMENT,), packed=True),
+    Target("lines", _lines, (), (b"a line\nanother\0hoplite_mp 1122334455667788 %016x\nmore" % 5,)),
+    *(_packets(name, kind) for name, kind in LOCAL.items()),
+)
+
+OWN = "what this very process, or the kernel, has written"
+# Every module that decodes anything: the targets that try it, or why nothing has to.
+SOURCES: dict[str, str] = {
+    "client/attached.py": "local: Attached",
+    "client/channel.py": "local: Reply",
+    "client/futures.py": "payloads",
+    "client/launch.py": "local: Line",
+    "client/memory.py": "payloads",
+    "client/runtime.py": OWN,
+    "client/trace_file.py": "traces",
+    "doctor/trial.py": OWN + ": a program that it has started",
+    "ids.py": "frames; from nodes; from peers",
+    "looking/dump.py": "a member's answer to a person who asked: shown, and nothing else",
+    "member.py": "payloads",
+    "node/execute.py": "payloads",
+    "node/folding.py": OWN,
+    "node/group_decisions.py": "payloads",
+    "node/main.py": "local: Request; local: FromSupervisor",
+    "node/peers.py": "from peers",
+    "node/portions.py": "heads of payloads",
+    "node/recording.py": OWN,
+    "node/spill.py": OWN,
+    "node/waits.py": OWN,
+    "protocol/codec.py": "frames; from nodes; from the manager; from peers",
+    "protocol/greetings.py": "greetings; server's handshake; client's handshake",
+    "serial/arrays.py": "payloads; heads of payloads",
+    "serial/calls.py": "calls; heads of payloads",
+    "serial/errors.py": "payloads",
+    "serial/layout.py": "payloads; heads of payloads",
+    "serial/numbers.py": "payloads; heads of payloads",
+    "serial/reading.py": "payloads",
+    "serial/streams.py": "payloads; calls",
+    "serial/values.py": "payloads",
+    "simulation/checks.py": OWN,
+    "supervisor/boot.py": "local: Start",
+    "supervisor/main.py": "local: ToSupervisor",
+    "transport/rendezvous.py": OWN,
+    "worker/main.py": "payloads; calls",
+    # Decoders that use none of the calls that the test looks for.
+    "node/layouts.py": "layouts",
+    "node/lines.py": "lines",
+    "transport/addresses.py": "addresses",
+    "transport/certificates.py": "certificates",
+}

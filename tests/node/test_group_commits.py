@@ -1,0 +1,92 @@
+"""Who may say that a call of a Group is decided."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from hoplite_mp.node.group_calls import GroupCalls, State
+from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, GroupPart, GroupSync
+from hoplite_mp.protocol.messages import GroupMembers
+from tests.protocol.samples import WHOLE
+
+HERE, GONE, OTHER = 0, 5, 3
+GENERATION, VERSION, CALL = 7, 3, 1
+MADE_BEFORE, MADE_SINCE = 2 << 8 | 1, VERSION << 8 | 1  # attempts of the two leaders
+
+
+def members(
+    *nodes: int | None, version: int = VERSION, former: tuple[int, ...] = (), first: bool = False
+) -> GroupMembers:
+    alive = sum(1 << rank for rank, node in enumerate(nodes) if node is not None)
+    about = "g", GENERATION, 0, len(nodes), alive, 0, True, version, nodes, WHOLE, former, first
+    return GroupMembers(*about)
+
+
+def commit(attempt: int) -> GroupCommit:
+    return GroupCommit(GENERATION, CALL, (0, 1), "allreduce", "sum", 0, (), attempt)
+
+
+def calls_of(results: mock.Mock, *others: int) -> GroupCalls:
+    """Of a node that speaks with those others."""
+    peers = mock.Mock(by_number={number: mock.Mock() for number in others})
+    results.commit.return_value = 1, []
+    return GroupCalls(mock.Mock(number=HERE, clients={}), peers, results)
+
+
+def begun(calls: GroupCalls, attempt: int) -> State:
+    """The group, in whose call that attempt has been made here."""
+    state = calls.states[GENERATION]
+    state.calls = CALL
+    state.go = GroupGo(GENERATION, CALL, attempt, ())
+    return state
+
+
+def test_a_late_word_of_a_leader_that_is_gone_is_none() -> None:
+    """The living have said what they know, and the next leader has begun the call again: what they
+    do now must not end by a decision whose bytes have been let go."""
+    results = mock.Mock()
+    calls = calls_of(results)
+    calls.changed(members(None, HERE, OTHER), mock.Mock())
+    state = begun(calls, MADE_SINCE)
+    calls.receive(GONE, commit(MADE_BEFORE))
+    assert state.calls == CALL
+    assert state.go is not None
+    results.commit.assert_not_called()
+    calls.receive(OTHER, commit(MADE_SINCE))
+    assert state.calls == CALL + 1
+    results.commit.assert_called_once()
+
+
+def part(version: int) -> GroupPart:
+    return GroupPart(GENERATION, version, CALL, (1,), "barrier", "", 0, ())
+
+
+@pytest.mark.parametrize("says", ["commit", "sync", "nothing", "dies"])
+def test_a_leader_whose_members_have_finished_is_heard_first(says: str) -> None:
+    """They have returned from the call that it has decided, and have left: the manager's word of
+    that may come before the decision. Only what it does not know of is begun again."""
+    results = mock.Mock()
+    calls = calls_of(results, GONE)
+    before = members(GONE, HERE, version=VERSION - 1, first=True)
+    calls.changed(before, mock.Mock())
+    state = begun(calls, MADE_BEFORE)
+    calls.changed(members(None, HERE, former=(GONE,)), mock.Mock())
+    calls.receive(HERE, part(VERSION))
+    assert state.calls == CALL, "it has begun again without having asked"
+    if says == "dies":
+        calls.changed(members(None, HERE, version=VERSION + 1), mock.Mock())
+        calls.receive(HERE, part(VERSION + 1))
+        assert state.calls == CALL + 1
+        assert state.last.ranks == (1,)
+        return
+    if says == "commit":
+        calls.receive(GONE, commit(MADE_BEFORE))
+    decided = None if says == "nothing" else commit(MADE_BEFORE)
+    committed = CALL if says == "nothing" else CALL + 1
+    calls.receive(GONE, GroupSync(GENERATION, VERSION, committed, decided))
+    assert state.calls == CALL + 1
+    assert state.last.ranks == ((1,) if says == "nothing" else (0, 1))
+    if says != "nothing":
+        assert results.commit.call_args.args[1].attempt == MADE_BEFORE

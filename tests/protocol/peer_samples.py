@@ -1,0 +1,59 @@
+"""One legal value of every message between nodes, beside those of the samples for a manager."""
+
+from __future__ import annotations
+
+from hoplite_mp.protocol import group_calls as g
+from hoplite_mp.protocol import looking as look
+from hoplite_mp.protocol import output
+from hoplite_mp.protocol import peers as p
+from tests.protocol.samples import DISTRIBUTE, ID, REDUCE
+
+LAYOUT = b"shape (16,) and dtype <f4"
+PIECE = g.Piece(0, -1, 64, b"p" * 64)
+FAR_PIECE = g.Piece(1, 2, 1 << 20, None, ID, LAYOUT)
+COMMIT = g.GroupCommit(3, 9, (0, 1), "allreduce", "sum", 0, (PIECE, FAR_PIECE), 1)
+
+PEER_SAMPLES: tuple[p.PeerMessage, ...] = (
+    p.Acquire(ID, 1),
+    p.Described(ID, 1, "ready", 64, b"x" * 64, (0, 2), LAYOUT),
+    p.MakeAgain(ID, 2),
+    p.Release(ID, 1),
+    p.Kept(ID, 1 << 20, (1 << 63, 5)),
+    p.LetGo(ID),
+    p.Locate(ID, 3),
+    p.Located(ID, 3, (0, 1)),
+    p.Drop(ID),
+    p.RunTask(ID, ID, b"arguments", ID, 3, 10**9, 1, b"train", 2, 1 << 63, 1),
+    p.TaskEnded(ID, "ready", 64, True, b"x" * 64, LAYOUT),
+    p.CancelTask(ID),
+    p.RecallTasks([ID, ID[::-1]]),
+    p.AddWorkers(2),
+    p.WorkersNow(2),
+    p.OpenFarPool(1, 2, 0, ID, 7),
+    p.FarPoolOpened(1, 3, "why not"),
+    p.CloseFarPool(3, True),
+    p.RemoveNode(),
+    p.Leaving(),
+    p.Evacuated(),
+    p.CountersAsked(4),
+    p.CountersNow(4, {"tasks_done": 5, "bytes_used": 1 << 40}),
+    p.Printed(3, 1, [b"a line", b""], 1),
+    p.PrintedTaken(100, 1),
+    p.LastLinesAsked(1),
+    output.LastLinesSent((1, 2), 1),
+    p.Probe(5),
+    p.Probed(5),
+    p.RelayAsked(1 << 63),
+    p.RelayOpened(1 << 63, 7001),
+    look.ClockAsked(1),
+    look.TraceAsked(2, 5, "begin"),
+    look.TraceRead(4, 5, 1 << 40),
+    look.DumpAsked(5, True),
+    look.LookTold(6, 1 << 62, b"data", "why not"),
+    g.GroupPart(3, 1, 9, (0, 1), "allreduce", "sum", 0, (PIECE, FAR_PIECE), "a mistake"),
+    g.GroupGo(3, 9, 1, (REDUCE, DISTRIBUTE), (0, 1)),
+    g.GroupDone(3, 9, 1, "gone", 1 << 27, 1 << 27),
+    COMMIT,
+    g.GroupStart(3, 1, 10),
+    g.GroupSync(3, 1, 9, COMMIT, ((1, 10),)),
+)

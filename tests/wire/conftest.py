@@ -1,0 +1,5 @@
+"""The emulated hosts are those of tests/lan."""
+
+from tests.lan.conftest import lan_permitted
+
+__all__ = ["lan_permitted"]
