@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hoplite_mp._engine import Engine
     from hoplite_mp.node.store import Store
 
-__all__ = ["Given", "GivenBlocks"]
+__all__ = ["BLOCK", "Given", "GivenBlocks"]
 
 BLOCK = 1 << 63  # of a local id: no table has so high a number
 

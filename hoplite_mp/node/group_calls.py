@@ -80,8 +80,12 @@ class GroupCalls:
         members, known = state.members, state.known
         for rank in range(members.size):
             if not (members.alive | members.joining) >> rank & 1:
-                state.said.pop(rank, None)
-                self.results.unpin(state.holds.pop(rank, []))
+                ask = state.said.pop(rank, None)
+                holds = state.holds.pop(rank, [])
+                if ask is not None and ask.call == state.calls and state.go is not None:
+                    state.left += holds  # it may be decided already, with that in it
+                else:
+                    self.results.unpin(holds)
         # Each node answers for its own ranks; the leading one will hear of the others'.
         here = {rank for rank, node in enumerate(members.nodes) if node == self.node.number}
         state.starts = {rank: call for rank, call in state.starts.items() if rank in here}
@@ -97,6 +101,9 @@ class GroupCalls:
             for node, part in state.parts.items()
             if node in living or part.version > members.version
         }
+        if self.node.number not in state.nodes:  # nothing is said to it any more
+            self._let_go(state)
+            state.result, state.owed = [], None
         if state.leader != self.node.number:
             state.going = None  # whoever leads now begins again
         if state.owed is not None:
@@ -122,10 +129,17 @@ class GroupCalls:
         state = self.states.pop(generation, None)
         if state is None:
             return
-        if state.go is not None:
-            self.results.drop(state.go)
+        self._let_go(state)
         for holds in state.holds.values():
             self.results.unpin(holds)
+
+    def _let_go(self, state: State) -> None:
+        """Of an attempt, and of what those gave to it who are gone."""
+        go, state.go = state.go, None
+        if go is not None:
+            self.results.drop(go)
+        left, state.left = state.left, []
+        self.results.unpin(left)
 
     # -- what members say ----------------------------------------------------------------------
 
@@ -262,9 +276,7 @@ class GroupCalls:
 
     def _skip(self, state: State, calls: int) -> None:
         if calls > state.calls and state.owed is None:
-            go, state.go = state.go, None
-            if go is not None:
-                self.results.drop(go)
+            self._let_go(state)
             state.calls = calls
             state.told = None
             self._tell(state)
@@ -372,6 +384,9 @@ class GroupCalls:
             return  # made for other members: the leader will begin again
         if state.go is not None:  # what of it is planned anew goes on
             self.results.drop(state.go, {plan.operation for plan in message.plans})
+        if message.attempt >> ATTEMPT_BITS == state.members.version:  # the gone are not in it
+            left, state.left = state.left, []
+            self.results.unpin(left)
         state.go, state.early = message, False
         asks = self._asks(state)
         if asks is not None:
@@ -417,23 +432,24 @@ class GroupCalls:
     def _commit(self, state: State, message: GroupCommit) -> None:
         if message.call < state.calls:
             return  # once more, after a change of the members
+        given = message
         if self._lacks(state, message):
             if message.leader in state.knowing:
                 state.owed = message  # that one has sent what is for this node
                 return
-            message = _lost(message, state.members)
+            given = _lost(message, state.members)  # for those here; others may lack nothing
         # A later one: no member here took part in those between.
         state.owed = None
         go, state.go = state.go, None
         taken = message.call, message.attempt
-        if go is not None and ((go.call, go.attempt) != taken or message.error):
+        if go is not None and ((go.call, go.attempt) != taken or given.error):
             self.results.drop(go)
             go = None
         # A process that has ended gets nothing any more, though the manager may not have said so.
         slots = {r: slot for r, slot in state.slots.items() if slot in self.node.clients}
         mine = {rank: slots.get(rank, 0) for rank in self._here(state, message)}
         before = state.result
-        oid, state.result = self.results.commit(message, go, mine)
+        oid, state.result = self.results.commit(given, go, mine)
         state.calls = message.call + 1
         state.last = message
         state.told = None
@@ -442,6 +458,8 @@ class GroupCalls:
                 del state.said[rank]
                 self.results.unpin(state.holds.pop(rank, []))
         state.known.board.commit(message.call, oid)
+        left, state.left = state.left, []
+        self.results.unpin(left)
         del before  # everybody has read the result before this one
         self._tell(state)
         self._lead(state)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import PeerLostError, StoreFullError
-from hoplite_mp.node.given import Given
+from hoplite_mp.node.given import BLOCK, Given
 from hoplite_mp.node.group_decisions import combine
 from hoplite_mp.node.layouts import payload_layout
 from hoplite_mp.node.store import NODE_SLOT
@@ -267,7 +267,7 @@ class GroupResults:
         """A large one: of a member here, or what has come."""
         home, oid = ids.unpack_id(piece.object)
         if home == self.client.home:
-            return self.results.ref(oid)
+            return None if oid & BLOCK else self.results.ref(oid)
         for plan in go.plans if go is not None else ():
             if isinstance(plan, Distribute):
                 return blocks.get(0)

@@ -47,6 +47,7 @@ class State:
     said: dict[int, GroupCall] = field(default_factory=dict)  # rank -> its undecided call
     slots: dict[int, int] = field(default_factory=dict)  # rank -> its process
     holds: dict[int, list[Any]] = field(default_factory=dict)  # rank -> what it gives
+    left: list[Any] = field(default_factory=list)  # what those gave to the next call who are gone
     told: tuple[int, int] | None = None  # (version, call) of the last GroupPart
     last: GroupCommit | None = None
     result: list[Any] = field(default_factory=list)  # holds on the last result

@@ -108,8 +108,11 @@ class Transfers:
         """The block at `place.payload` is to be filled."""
         if self.makes(place.object):
             return  # its home has heard of the commit before this node: it is here in a moment
-        if self.fetching.get(place.object, oid) != oid:
-            self._take_back(place.object)  # for a header that nobody holds by now
+        before = self.fetching.get(place.object, oid)
+        if before != oid and before in self.node.places:  # a header that nobody holds by now
+            self.node.places.give_up(before)
+        elif before != oid:
+            self._take_back(place.object)
         self.fetching[place.object] = oid
         self._request(place)
 
@@ -120,19 +123,23 @@ class Transfers:
     def _take_back(self, object_id: bytes) -> None:
         """The manager shall not bring it. A plan of which it does not know yet may still come, and
         is withdrawn then."""
+        receiving = self._receiving(object_id)
+        if receiving is not None:
+            self._end_over(receiving.ground)
         del self.fetching[object_id]
         self._forget_come(object_id)
-        for epoch, transfer in list(self.by_epoch.items()):
-            if transfer.receives and transfer.plan.object == object_id:
-                self._end(epoch)
         self.node.send_manager(CopyDropped(self.node.number, object_id))
+
+    def _end_over(self, ground: Ground) -> None:
+        """All that is brought into that block, and what was served as far as it had come."""
+        for epoch, transfer in list(self.by_epoch.items()):
+            if transfer.ground is ground:
+                self._end(epoch)
 
     def forget(self, oid: int, place: Place) -> None:
         """Nobody wants it any more."""
         if self.fetching.get(place.object) == oid:
-            for epoch, transfer in list(self.by_epoch.items()):
-                if transfer.ground is place.ground:  # also what was served as far as it had come
-                    self._end(epoch)
+            self._end_over(place.ground)
             self._take_back(place.object)
 
     def dropped(self, object_id: bytes) -> None:
@@ -289,6 +296,8 @@ class Transfers:
         object_id = transfer.plan.object
         source = self._receiving(object_id)  # another one by now, perhaps
         arrived = None if source is None else source.arrived()
+        if source is not None and source.ground is not transfer.ground:
+            arrived = Ranges()  # that one fills another block
         for cell, (begin, end) in transfer.followed.items():
             come = end - begin if arrived is None else arrived.reach(begin, end)
             if arrived is None and object_id in self.fetching:
@@ -338,6 +347,9 @@ class Transfers:
         if place is None:
             del self.fetching[object_id]
         elif self.kept.only_kept(object_id):
+            self._end_over(place.ground)
+            del self.fetching[object_id]  # or `forget` would tell the manager what it has just said
+            self._forget_come(object_id)
             self.kept.let_go(object_id)
             self.node.places.give_up(oid)
         else:  # it was asked for again

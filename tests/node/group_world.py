@@ -225,7 +225,8 @@ class OneNode:
         self.generation = 0
         self.starts: dict[int, int] = {}
         self.values: dict[int, tuple[Any, dict[int, Any]]] = {}
-        self.pinned = 0
+        self.held: list[GroupCall] = []
+        self.gave: set[bytes] = set()  # names of large parts of members here
         meter = SimpleNamespace(rates=(0, 0))
         self.forests = SimpleNamespace(meter=meter)
         self.calls = GroupCalls(self, self, self)  # type: ignore[arg-type]
@@ -298,11 +299,24 @@ class OneNode:
     # -- as results ----------------------------------------------------------------------------
 
     def pin(self, slot: int, ask: GroupCall) -> list[Any]:
-        self.pinned += 1
+        self.held.append(ask)
         return [ask]
 
     def unpin(self, holds: list[Any]) -> None:
-        self.pinned -= len(holds)
+        for ask in holds:
+            self.held.remove(ask)
+
+    def _check_held(self, message: Any, mine: Any) -> None:
+        """What lies here and is read here must be there still."""
+        there = {(ask.rank, ask.call) for ask in self.held}
+        for piece in message.pieces:
+            readers = set(mine) - {piece.source}
+            if piece.target >= 0:
+                readers &= {piece.target}
+            elif message.kind == "gather":
+                readers &= {message.root}
+            if piece.object in self.gave and readers:
+                assert (piece.source, message.call) in there, (piece, message)
 
     def refuse(self, slot: int, ask: GroupCall) -> None:
         raise AssertionError(f"a member made call {ask.call} twice, or too late")
@@ -316,10 +330,12 @@ class OneNode:
                 assert isinstance(payload, bytes)
                 target = number if ask.kind == "alltoall" else -1
                 layout = payload_layout(memoryview(payload))
-                name = bytes([1, ask.rank, target + 1, call % 256, *bytes(12)])
+                numbers = 1, ask.rank, target + 1, call % 256, members.generation % 256
+                name = bytes([*numbers, *bytes(11)])
                 piece = Piece(ask.rank, target, len(payload), payload, layout=layout)
                 if large:
                     piece = Piece(ask.rank, target, LARGE, None, name, layout)
+                    self.gave.add(name)
                 pieces.append(piece)
         ranks = tuple(ask.rank for ask in asks)
         about = members.generation, members.version, call, ranks
@@ -339,6 +355,8 @@ class OneNode:
         if len(given) == 2:
             return self.commit_on_board(*given)
         message, go, mine = given
+        if not message.error:
+            self._check_held(message, mine)
         oid = len(self.values) + 1
         values = {} if message.error else {rank: self._value(message, go, rank) for rank in mine}
         self.values[oid] = message, values

@@ -35,6 +35,16 @@ class FakeEngine:
         return 0
 
 
+class Places:
+    """Those of one object."""
+
+    def __init__(self) -> None:
+        self.places: dict[int, Any] = {}
+
+    def __contains__(self, oid: int) -> bool:
+        return oid in self.places
+
+
 class OneNode:
     """Node 1 of three, as far as copies need one; it holds OBJECT."""
 
@@ -53,11 +63,11 @@ class OneNode:
                 view=lambda oid: memoryview(bytes(NBYTES)),
                 memory=lambda payload, nbytes: memoryview(bytearray(nbytes)),
             ),
-            places=SimpleNamespace(places={}),
+            places=Places(),
             after=lambda seconds, call: self.later.append(call),
             store=SimpleNamespace(lease=lambda nbytes, slot: 3),
         )
-        node.places.give_up = self.given_up.append
+        node.places.give_up = self.give_up
         self.pulled: list[tuple[Any, ...]] = []
         self.later: list[Any] = []
         links = SimpleNamespace(
@@ -79,6 +89,10 @@ class OneNode:
         meter = SimpleNamespace(begin=lambda filled: None, end=lambda: None)
         self.places = node.places.places
         self.transfers = Transfers(node, links, kept, meter)  # type: ignore[arg-type]
+
+    def give_up(self, oid: int) -> None:
+        self.given_up.append(oid)
+        self.transfers.forget(oid, self.places[oid])
 
 
 CHAIN = m.Distribute(
@@ -119,7 +133,8 @@ def test_a_parent_that_lives_is_asked_again(withdrawn: bool) -> None:
     plan = m.Distribute(
         1 << 63, OBJECT, 5, NBYTES, (0,), (1,), (m.Stripe(0, 0, m.SHARES),), "stripes"
     )
-    one.places[7] = SimpleNamespace(payload=1, nbytes=NBYTES, ground=Ground(), holders=(0,))
+    one.places[7] = a_place()
+    one.places[7].payload = 1
     one.transfers.fetching[OBJECT] = 7
     one.transfers.distribute(plan)
     asked = (1, 0, (1 << 63, 5, 0, 0))

@@ -97,7 +97,8 @@ def settle(world: World, dice: random.Random) -> None:
         raise AssertionError("it does not come to an end")
     for node in world.nodes.values():
         assert not node.calls.states
-        assert node.pinned == 0
+        assert node.held == []
+        assert [one for one in node.moving if one[0] is not None] == []
 
 
 @pytest.mark.parametrize("part", range(4))
