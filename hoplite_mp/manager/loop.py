@@ -214,8 +214,8 @@ class Loop:
         if near is not None and news is not None:
             near.write(encode(news))
         if self._door is not None:
-            waits = not office.leads or not (office.decides(now) or self._planner.restoring)
-            self._door.not_now = frozenset({"node"}) if waits else frozenset()
+            away = office.turns_away(now, waits=self._planner.restoring is not None)
+            self._door.not_now = frozenset({"node"}) if away else frozenset()
 
     def _look_at_beats(self, beats: Beats[Link], now: float) -> None:
         due, silent = beats.look(now)
@@ -301,7 +301,7 @@ class Loop:
                     if self._beats is not None and not link.near:
                         self._beats.add(link, now)
                     if self._office is not None:
-                        link.write(encode(self._office.named))
+                        self._office.admitted(link, node, now)
             self._carry_out(plan)
             return
         if not link.joined:

@@ -39,6 +39,9 @@ __all__ = ["Office"]
 # Messages that wait until this manager may decide again. Higher: a long wait of many busy nodes is
 # survived; lower: less memory in it. Above it the manager steps down.
 HELD_MAX = 1 << 18
+# How long newcomers wait for a manager that does not decide. Higher: short troubles do not turn
+# them away; lower: they learn sooner that they should look elsewhere.
+PATIENT_S = 3.0
 US = 1_000_000
 AUTOMATIC = (
     "it takes over by itself as soon as more than half of the hosts have lost the manager; ask "
@@ -64,7 +67,7 @@ class Office(Generic[Who]):
     ) -> None:
         """standby: where it is. own: the node of this host. again: the manager of before has told
         that node what is in force. candidate: this is the standby."""
-        self.named = StandbyNamed(standby)
+        self._named = StandbyNamed(standby)
         self.held: list[Any] = []  # what nodes have said since it does not decide
         self.won: Callable[[int], None] = lambda term: None  # called once, with the term
         self.superseded = 0  # the term of another manager
@@ -129,6 +132,19 @@ class Office(Generic[Who]):
     def absent(self) -> set[int]:
         """Nodes that will not come to a standby that has just won."""
         return set() if self._candidate is None else self._candidate.absent()
+
+    def admitted(self, link: Who, node: int, now: float) -> None:
+        """A node is let in; before it hears that, it hears of the standby."""
+        if self._tenure is not None:
+            self._tenure.joined(node, now)
+        self._write(link, self._named)
+
+    def turns_away(self, now: float, waits: bool) -> bool:
+        """Must newcomers look elsewhere? waits: for nodes that come back."""
+        if not self.leads:
+            return True
+        idle_since = self._idle_since
+        return not waits and idle_since is not None and now - idle_since > PATIENT_S
 
     # -- what is said --------------------------------------------------------------------------
 

@@ -98,6 +98,11 @@ class Tenure:
         self._knows[node] = max(version, self._knows.get(node, 0))
         self._forget_old()
 
+    def joined(self, node: int, now: float) -> None:
+        """That node is let in. It has not heard of any standby yet, so it is bound like one that
+        has just answered."""
+        self.followed(node, self.term, now, 0)
+
     def ended(self, node: int) -> None:
         """That node says that its life is over."""
         self._ended.add(node)

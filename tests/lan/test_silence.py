@@ -88,6 +88,12 @@ class Driver:
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
+    def end(self) -> int:
+        """It has nothing more to read; its exit code."""
+        with self.process:
+            self.process.communicate(timeout=PATIENCE_S)
+        return int(self.process.returncode)
+
     def __enter__(self) -> Driver:
         return self
 

@@ -38,6 +38,7 @@ class World:
     second: Tenure | None = None  # the standby's, when it leads
     voters: list[Voter] = field(default_factory=list)
     mail: list[tuple[str, int, Any]] = field(default_factory=list)  # (kind, node, what)
+    there: set[int] = field(default_factory=set)  # nodes that have ever joined
 
     def clock(self, node: int) -> float:
         return 1000 * node + self.now * self.rates[node]
@@ -50,6 +51,8 @@ class World:
         self.mail = [one for one in self.mail if one[0] not in ("offer", "voted", "second follows")]
 
     def deliver(self, kind: str, node: int, what: Any) -> None:
+        if node not in self.there:
+            return
         voter = self.voters[node]
         now = self.clock(node)
         if kind == "leads":
@@ -85,7 +88,7 @@ class World:
                 self.mail.append(("asked", node, (self.candidate.term, self.candidate.identity)))
 
     def offer(self, node: int) -> None:
-        if node == FIRST:
+        if node == FIRST or node not in self.there:
             return  # it waits for its own manager
         voter = self.voters[node]
         if voter.is_free(self.clock(node)):
@@ -106,6 +109,7 @@ class Managers(RuleBasedStateMachine):
         world.voters = [Voter(PROMISE_S, world.clock(node)) for node in range(NODES)]
         world.manager = Tenure(1, FIRST, LEASE_S)
         world.manager.change(tuple(range(size)))
+        world.there = set(range(size))
         world.stand()
         self.settle(range(NODES))
 
@@ -166,7 +170,17 @@ class Managers(RuleBasedStateMachine):
     def change_hosts(self, nodes: set[int], which: bool) -> None:
         tenure = self.world.manager if which else self.world.second
         if tenure is not None and tenure in self.world.deciding():
-            tenure.change(tuple(sorted(nodes | {tenure.at})))
+            tenure.change(tuple(sorted(nodes & self.world.there | {tenure.at})))
+
+    @rule(which=st.booleans())
+    def one_joins(self, which: bool) -> None:
+        world = self.world
+        tenure, node = world.manager if which else world.second, len(world.there)
+        if tenure is not None and tenure in world.deciding() and node < NODES:
+            world.voters[node] = Voter(PROMISE_S, world.clock(node))
+            world.there.add(node)
+            tenure.joined(node, world.clock(tenure.at))
+            tenure.change((*tenure.lists[-1].nodes, node))
 
     @precondition(lambda self: self.world.manager is not None)
     @rule()
@@ -192,7 +206,7 @@ class Managers(RuleBasedStateMachine):
         """The standby can speak to a majority of the hosts that count, and the first manager to
         nobody: it takes over, or leads already."""
         world = self.world
-        there = set(range(1, NODES)) - cut
+        there = world.there - cut - {FIRST}
         world.mail = []
         latest = Candidate.latest({n: world.voters[n].knowledge for n in there})
         if latest is None or not latest.has_majority(there):
