@@ -114,7 +114,9 @@ def _take_part(
         host = cluster._host
         with cluster:
             name = node_id(cluster._runtime.tasks.node_number)
-            print(f"node {name} of the cluster at {address}", flush=True)
+            held = host.holds_standby if host is not None else ""
+            also = f", with its standby at {held}" if held else ""
+            print(f"node {name} of the cluster at {address}{also}", flush=True)
             _stay(cluster, ending)
         if ending.is_set() or host is None or not host.given_up:
             return 0

@@ -69,17 +69,17 @@ def enter(
                 return attached, network
         network.open()
     host = Host(workers, config.memory_bytes, config, network)
-    host.standby = _await_standing(host)
+    _await_standing(host)
     return host, network
 
 
-def _await_standing(host: Host) -> tuple[str, ...]:
-    """Addresses of the cluster's standby. Raises why the cluster could not be joined."""
+def _await_standing(host: Host) -> None:
+    """Raises why the cluster could not be joined."""
     try:
         standing = host.runtime.channel.call(Standing()).value
         if isinstance(standing[0], str):
             raise getattr(errors, standing[0], HopliteError)(standing[1])
-        return tuple(standing[2])
+        host.standby, host.holds_standby = tuple(standing[2]), standing[3]
     except BaseException:
         host.end()
         raise

@@ -51,6 +51,7 @@ class Host:
 
     attached = False  # to a node that is another process's child
     standby: tuple[str, ...] = ()  # where the cluster's standby is
+    holds_standby = ""  # where, if it is on this host
 
     def __init__(
         self,

@@ -163,9 +163,10 @@ class Management:
         return self.node.client.home if self.host is None else self.host
 
     @property
-    def standby(self) -> tuple[str, ...]:
-        """Where the standby is, if there is to be one."""
-        return () if self.succession is None else self.succession.addresses
+    def standby(self) -> tuple[tuple[str, ...], str]:
+        """Where the standby is, if there is to be one; and where, if this host has it."""
+        succession = self.succession
+        return ((), "") if succession is None else (succession.addresses, succession.holds)
 
     def _speak(self, stream: TcpStream, words: list[Any]) -> None:
         node = self.node

@@ -32,6 +32,7 @@ from hoplite_mp.protocol.local import StartStandby
 from hoplite_mp.protocol.terms import Ends, Follows, Knows, Leads, StandbyNamed, VoteAsked, Voted
 from hoplite_mp.transport.addresses import Address, Endpoint, own_addresses, parse_address, resolve
 from hoplite_mp.transport.listen import listen
+from hoplite_mp.transport.silence import Silence
 
 if TYPE_CHECKING:
     from hoplite_mp.node.lan import Lan
@@ -58,7 +59,12 @@ class Succession:
         self.node = management.node
         self.lan = lan
         self.addresses = named.addresses
-        self.voter = Voter(promise_s(lan.lan.silence_s), time.monotonic())
+        now = time.monotonic()
+        self.voter = Voter(promise_s(lan.lan.silence_s), now)
+        self.holds = ""  # where the standby is, if that is this host's
+        # The lease of a manager that is late runs out; that is no reason yet to want another one.
+        self._silence = Silence(now, lan.lan.silence_s)
+        self._look_at = now
         self.wire: Wire | None = None  # to the standby, as long as that does not lead
         self._host = 0  # home of the standby's host
         self._offered = False
@@ -74,8 +80,9 @@ class Succession:
         """From the manager."""
         if not isinstance(message, Leads):
             return
-        voter = self.voter
-        if not voter.hear(message.term, message.at, message.lists, time.monotonic()):
+        voter, now = self.voter, time.monotonic()
+        self._silence.heard(min(now, self._look_at))  # a late loop finds it late
+        if not voter.hear(message.term, message.at, message.lists, now):
             _log.warning("a manager of an older term was heard: it is not obeyed")
             self.management.drop("its term is over")
             self.lost()
@@ -116,10 +123,15 @@ class Succession:
                 self.node.after(self.lan.lan.beat_interval_s, self._call_again)
         elif alone and not self.has_voted:
             self.voter.heard_at = time.monotonic()
-            self._alone_since = None
+            self._found()
             self.management.found(admission)
         else:
             admission.stream.close()
+
+    def _found(self) -> None:
+        """There is a manager, which is listened to from now on."""
+        self._alone_since = None
+        self._silence = Silence(time.monotonic(), self.lan.lan.silence_s)
 
     def _call_again(self) -> None:
         if self._alone_since is not None and not self.has_voted:
@@ -130,14 +142,16 @@ class Succession:
         if self.node.stopping:
             return
         now = time.monotonic()
-        wanted = self.voter.is_free(now) or self._alone_since is not None
+        interval_s = self.lan.lan.beat_interval_s
+        if now - self._look_at > interval_s:  # what has come meanwhile is not read yet
+            self._silence.excuse(now - self._look_at)
+        wanted = self._wants_another(now)
         if not wanted and self.wire is not None:
             self.wire.close("the manager is there again")
         elif wanted and self.wire is None and not self._calling:
             self._call()
-        elif self.wire is not None and not self._offered and self.voter.is_free(now):
-            self._offered = True
-            self.wire.send(encode(self.knows()))
+        else:
+            self._offer(now)
         if self._alone_since is not None:
             patience_s = ALONE_S if self.wire is None else PROMOTE_WAIT_S
             if now - self._alone_since > patience_s:
@@ -145,9 +159,21 @@ class Succession:
                 self.node.given_up = True
                 self.node.leave()
                 return
-        next_at = self.voter.free_at - now
-        interval_s = self.lan.lan.beat_interval_s
-        self.node.after(next_at if 0 < next_at < interval_s else interval_s, self._look)
+        free_in = self.voter.free_at - now
+        next_in = free_in if 0 < free_in < interval_s else interval_s
+        self._look_at = now + next_in
+        self.node.after(next_in, self._look)
+
+    def _wants_another(self, now: float) -> bool:
+        """Is the manager gone, as far as can be seen from here?"""
+        return self._alone_since is not None or self._silence.deadline <= now
+
+    def _offer(self, now: float) -> None:
+        if self.wire is None or self._offered:
+            return
+        if self.voter.is_free(now) and self._wants_another(now):
+            self._offered = True
+            self.wire.send(encode(self.knows()))
 
     def _call(self) -> None:
         from hoplite_mp.transport.caller import Caller
@@ -183,9 +209,7 @@ class Succession:
             threading.Lock(),
         )
         self.wire.ready()  # what came with the handshake's last bytes is announced by no loop
-        if self.wire is not None and self.voter.is_free(time.monotonic()):
-            self._offered = True
-            self.wire.send(encode(self.knows()))
+        self._offer(time.monotonic())
 
     def _standby_lost(self, reason: str) -> None:
         _log.info("the connection to the standby ended: %s", reason)
@@ -200,7 +224,7 @@ class Succession:
             return
         _log.warning("this node votes for the standby, in term %d", message.term)
         wire, self.wire = self.wire, None
-        self._alone_since = None
+        self._found()
         where = [(int(end.family), tuple(end.sockaddr)) for end in self._endpoints]
         self.lan.lan = msgspec.structs.replace(self.lan.lan, manager=where)
         self.management.follow(wire, Voted(self.node.number, message.term, before), self._host)
@@ -228,7 +252,7 @@ class Succession:
         )
         with sock:
             socket.send_fds(self.node.supervisor, [msgspec.msgpack.encode(ask)], [sock.fileno()])
-        _log.info("this host has the standby, at %s", address)
+        self.holds = str(address)
 
 
 def _endpoint(address: str) -> Endpoint:

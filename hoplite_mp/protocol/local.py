@@ -254,8 +254,8 @@ class Members(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: (number of this node in its cluster, cluster id, addresses of the standby); or (name
-    of an error, its text) if it could not join."""
+    """Reply: (number of this node in its cluster, cluster id, addresses of the standby, where it is
+    if it is this host's); or (name of an error, its text) if it could not join."""
 
 
 class SetupFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
