@@ -232,7 +232,7 @@ class Managers(RuleBasedStateMachine):
             assert len(self.world.deciding()) < 2
 
 
-Managers.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+Managers.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestManagers = Managers.TestCase
 
 
@@ -241,7 +241,7 @@ TestManagers = Managers.TestCase
 def test_many_more() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    many = settings(max_examples=600, stateful_step_count=60, deadline=None)
+    many = settings(max_examples=3000, stateful_step_count=60, deadline=None)
     run_state_machine_as_test(Managers, settings=many)
 
 
