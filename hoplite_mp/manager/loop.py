@@ -40,6 +40,7 @@ from hoplite_mp.protocol.messages import (
     NodeLost,
 )
 from hoplite_mp.protocol.reports import NodeReturned
+from hoplite_mp.protocol.terms import Promote
 from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Link:
         self.joined = False
         self.admitted: NodeAdmitted | None = None
         self.near = True  # of this host: its end is always seen
+        self.role = "node"  # as it was proved
         self.broken = False  # it takes no more, or is to hear no more; ended at the next flush
 
     def read(self) -> Sequence[NodeToManager | Report | TermsToManager] | None:
@@ -144,7 +146,7 @@ class Loop:
                 admission.stream.close()
                 continue
             link = self._serve_stream(admission.stream)
-            link.near = False
+            link.near, link.role = False, admission.role
             if self._credentials and admission.role == "node":
                 link.write(encode(Credentials(self._credentials)))
             self._serve(link)  # what came with the handshake's last bytes is announced by no loop
@@ -282,8 +284,10 @@ class Loop:
 
     def _take(self, link: Link, message: NodeToManager | Report | TermsToManager) -> None:
         now = self._clock()
-        if self._office is not None and self._office.take(link, message, now):
-            return
+        if self._office is not None:
+            _check_role(link.role, message)
+            if self._office.take(link, message, now):
+                return
         if isinstance(message, NodeReturned):
             self._returned(link, message, now)
             return
@@ -420,6 +424,13 @@ def _office(lan: LanStart, again: bool) -> Office[Link]:
         write=lambda link, message: link.write(encode(message)),
         again=again,
     )
+
+
+def _check_role(role: str, message: object) -> None:
+    """Tools only look or promote, voters do not join; nobody else promotes."""
+    wrong = isinstance(message, NodeJoined) if role == "voter" else False
+    if wrong or (role == "tool") != isinstance(message, Promote):
+        raise ProtocolError(f"{type(message).__name__} is not for a {role} to say")
 
 
 def door_of(lan: LanStart) -> Door:

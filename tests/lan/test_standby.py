@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from tests.lan import Lan
 from tests.lan.test_cluster import HOPLITE, PATIENCE_S, UpCluster
+from tests.lan.test_host_deaths import PROGRAM, SEED
 from tests.lan.test_silence import Driver
 
 if TYPE_CHECKING:
@@ -345,3 +347,40 @@ def test_most_hosts_leave_at_once(cluster: StandbyCluster) -> None:
         driver.say("over")
         assert driver.hear() == "h1"
     assert cluster.end()[0] == 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["reduce", "allreduce", "gather", "group allreduce"])
+@pytest.mark.parametrize("turn", range(3))
+def test_it_is_killed_at_a_random_byte(lan_permitted: None, kind: str, turn: int) -> None:
+    """All hosts take part in the operation, the manager's too: the others end it, exactly."""
+    dice = random.Random(SEED + turn)
+    with Lan(4, "1gbit") as lan:
+        cluster = StandbyCluster(lan)
+        hosts = list(lan)
+        cluster.wait_for_standby()
+        names = {"count": 4, "kind": kind, "elements": 1 << 22}
+        program = PROGRAM.format(**names, address=cluster.address)
+        with Driver(cluster, hosts[3], program) as driver:
+            for _ in range(2):  # the first one is cold
+                assert driver.hear() == "ready"
+                driver.say()
+                usual, *ranks = driver.hear().split()
+                assert ranks
+                driver.say("nobody")
+            assert driver.hear() == "ready"
+            driver.say()
+            time.sleep(dice.random() * float(usual))
+            hosts[0].kill()
+            seconds, *ranks = driver.hear().split() or [""]
+            assert ranks, f"seed {SEED}: the program has ended"
+            print(f"{kind}: {seconds} s in place of {usual}, of {ranks}")
+            driver.say("h1")
+            late = lan.add(1).popen(
+                [*HOPLITE, "join", cluster.standby, "--workers", "1", *cluster.options],
+                env=cluster.env,
+            )
+            assert driver.hear() == "ready"
+            driver.say("over")
+        assert cluster.end_standby() == [0, 0, 0]
+        assert late.wait(PATIENCE_S) == 0

@@ -77,12 +77,12 @@ class Stage:
         self.loop._beats = Beats(BEAT_S, 100.0)
         self.nodes: list[Node] = []
 
-    def connect(self, near: bool = False) -> Node:
+    def connect(self, near: bool = False, role: str = "node") -> Node:
         ours, theirs = socket.socketpair()
         before = set(self.loop._links)
         self.loop.add(theirs)
         (link,) = self.loop._links - before
-        link.near = near
+        link.near, link.role = near, role
         self.nodes.append(Node(self, len(self.nodes), ours))
         return self.nodes[-1]
 
@@ -227,6 +227,24 @@ def test_a_standby_leads_with_the_votes_of_most(standby: Stage) -> None:
     assert standby.loop._planner.membership.nodes == (1, 2)
 
 
+@pytest.mark.parametrize(
+    ("role", "message"),
+    [
+        ("tool", m.NodeJoined(99, 0, 1)),
+        ("tool", t.Superseded(5)),
+        ("voter", m.NodeJoined(99, 0, 1)),
+        ("voter", t.Promote()),
+        ("node", t.Promote()),
+    ],
+)
+def test_a_role_is_for_one_thing(stage: Stage, role: str, message: Any) -> None:
+    stage.join(near=True)
+    other = stage.connect(role=role)
+    other.say(message)
+    assert other.sock.recv(1) == b""
+    assert not stage.office.superseded
+
+
 def test_who_has_gone_does_not_count(standby: Stage) -> None:
     knowledge = t.Knowledge(1, 0, LISTS)
     one, two = standby.connect(), standby.connect()
@@ -238,7 +256,7 @@ def test_who_has_gone_does_not_count(standby: Stage) -> None:
 
 
 def promoted(stage: Stage, anyway: bool = False) -> list[Any]:
-    human = stage.connect()
+    human = stage.connect(role="tool")
     human.say(t.Promote(anyway))
     stage.loop.turn()
     return human.hear()
