@@ -13,7 +13,7 @@ import pytest
 from tests.lan import Lan
 from tests.lan.test_cluster import HOPLITE, PATIENCE_S, UpCluster
 from tests.lan.test_host_deaths import PROGRAM, SEED
-from tests.lan.test_silence import Driver
+from tests.lan.test_silence import Driver, everything
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -209,6 +209,34 @@ def test_the_managers_host_is_cut_off(cluster: StandbyCluster, cut_s: float) -> 
         there.say("over")
         assert len(there.hear().split()) == 4
     assert (cluster.end() if cut_s < 1 else cluster.end_standby()) == [0] * (3 + (cut_s < 1))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stopped_s", [1.0, 6.0, 20.0])
+def test_the_managers_host_is_stopped(cluster: StandbyCluster, stopped_s: float) -> None:
+    """When it is continued its manager knows only its clock, and decides nothing by it. The driver
+    has a node of its own, which is no host of the cluster, and follows the standby, too."""
+    lan = list(cluster.lan)
+    cluster.attaches = False
+    with both_sides(cluster, lan[3]) as there:
+        assert there.hear() == "ready h1 h2 h3 h4"
+        everything(lan[0], signal.SIGSTOP)
+        begun = time.monotonic()
+        there.say("20")
+        if stopped_s > 2:
+            assert there.hear() == "3.0"
+        time.sleep(max(0.0, begun + stopped_s - time.monotonic()))
+        everything(lan[0], signal.SIGCONT)
+        if stopped_s < 2:
+            assert there.hear() == "3.0"
+        else:
+            assert cluster.up.stdout is not None
+            assert cluster.up.stdout.readline().startswith("node h")
+        there.say("20")
+        assert there.hear() == "3.0"
+        there.say("over")
+        assert there.hear() == "h1 h2 h3 h4"
+    assert (cluster.end() if stopped_s < 2 else cluster.end_standby())[-3:] == [0, 0, 0]
 
 
 @pytest.mark.soak
