@@ -13,7 +13,7 @@ import pytest
 from tests.lan import Lan
 from tests.lan.test_cluster import HOPLITE, PATIENCE_S, UpCluster
 from tests.lan.test_host_deaths import PROGRAM, SEED
-from tests.lan.test_silence import Driver, everything
+from tests.lan.test_silence import Driver, everything, stay_when_loaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -280,11 +280,9 @@ def test_of_two_hosts_one_is_promoted(two: StandbyCluster) -> None:
     with both_sides(two, lan[1]) as driver:
         assert driver.hear() == "ready h1 h2"
         lan[0].kill()
-        driver.say("3")
+        driver.say("1.7")  # longer than the lease of the manager that is gone
         assert driver.hear() == "HopliteTimeoutError"
-        promoted = two.command(lan[1], "promote")
-        assert promoted.returncode == 0
-        assert "leads the cluster now, in term 2" in promoted.stdout
+        until(lambda: "now, in term 2" in two.command(lan[1], "promote").stdout, "not promoted")
         driver.say("10")
         assert driver.hear() == "3.0"
         driver.say("over")
@@ -362,6 +360,21 @@ def test_the_standbys_host_is_killed(cluster: StandbyCluster) -> None:
 
 
 @pytest.mark.soak
+def test_the_program_that_made_the_cluster_is_killed(cluster: StandbyCluster) -> None:
+    """Nobody wanted the end of the cluster: its host is lost, the others go on."""
+    lan = list(cluster.lan)
+    with both_sides(cluster, lan[3]) as driver:
+        assert driver.hear().startswith("ready")
+        lan[0].signal(cluster.up, signal.SIGKILL)
+        until(lambda: not named(lan[0], "hoplite manager"), "its processes are left")
+        driver.say("20")
+        assert driver.hear() == "3.0"
+        driver.say("over")
+        assert driver.hear() == "h2 h3 h4"
+    assert cluster.end_standby() == [0, 0, 0]
+
+
+@pytest.mark.soak
 def test_most_hosts_leave_at_once(cluster: StandbyCluster) -> None:
     """In order: the manager goes on without them."""
     lan = list(cluster.lan)
@@ -375,6 +388,13 @@ def test_most_hosts_leave_at_once(cluster: StandbyCluster) -> None:
         driver.say("over")
         assert driver.hear() == "h1"
     assert cluster.end()[0] == 0
+
+
+@pytest.mark.soak
+def test_a_loaded_manager_is_not_replaced(three: StandbyCluster) -> None:
+    stay_when_loaded(three)
+    assert named(three.lan[0], "hoplite manager")
+    assert three.end() == [0, 0, 0]
 
 
 @pytest.mark.soak
