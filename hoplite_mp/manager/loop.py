@@ -354,6 +354,7 @@ class Loop:
         self._let_newcomers_in()
 
     def _let_newcomers_in(self) -> None:
+        """As soon as those of before are known, and this process may decide."""
         while (
             self._newcomers and self._planner.restoring is None and self._may_decide(self._clock())
         ):
