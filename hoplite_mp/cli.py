@@ -51,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hoplite_mp.simulation.main import simulate
 
         return simulate(arguments)
+    if arguments.command == "promote":
+        from hoplite_mp.looking.promote import promote
+
+        return promote(arguments)
     if arguments.command == "top":
         return _top(arguments)
     if arguments.command == "dump":
@@ -160,6 +164,12 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
         "other hosts when it is ready. SIGTERM or Ctrl-C ends the cluster.",
     )
     up.add_argument("--listen", required=True, metavar="HOST:PORT", help="where others join")
+    up.add_argument(
+        "--standby",
+        metavar="HOST:PORT",
+        help="where the manager is to be if this host is lost: an address of a host that joins. It "
+        "takes over by itself if more than half of all hosts are left, else see `promote`",
+    )
     join = commands.add_parser(
         "join",
         help="let this host take part in a cluster",
@@ -209,7 +219,22 @@ def _add_lookers(commands: Commands) -> list[argparse.ArgumentParser]:
     dump.add_argument(
         "--stacks", action="store_true", help="also where the threads of the workers stand"
     )
-    return [status, watch, dump]
+    return [status, watch, dump, _add_promote(commands)]
+
+
+def _add_promote(commands: Commands) -> argparse.ArgumentParser:
+    promote = commands.add_parser(
+        "promote",
+        help="make a standby the manager",
+        description="Where a standby cannot take over by itself, since of two hosts only its own "
+        "is left: says that the manager's host is gone for good. A manager that is only cut off "
+        "goes on deciding until it hears of this, so be sure. Exit code 0 when the standby leads.",
+    )
+    promote.add_argument("address", metavar="HOST:PORT", help="of the standby, as of up --standby")
+    promote.add_argument(
+        "--anyway", action="store_true", help="although most of more than two hosts are not there"
+    )
+    return promote
 
 
 def _add_checks(commands: Commands) -> list[argparse.ArgumentParser]:

@@ -89,6 +89,7 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
     _finisher: threading.Thread | None = None
     _attaches = True  # to a node of this host, if address= has one here
     _stays = False  # this process is there for its node, so other drivers may rely on that
+    _standby: tuple[str, ...] = ()  # where another manager may be, as of `hosting`
     submit = TaskExecutor.submit
     map = TaskExecutor.map
     stats, trace = Looking.stats, Looking.trace
@@ -138,6 +139,7 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
             tls=tls,
             attaches=self._attaches,
             stays=self._stays,
+            standby=self._standby,
         )
         self._network = network
         self._join(self._host.runtime)

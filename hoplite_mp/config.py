@@ -203,7 +203,8 @@ class Config:
 
     silence_s: float = 1.5
     """How long a host may be silent before it is taken for dead: stopped, or cut off. It gets four
-    times the longest silence of the last minute, if that is more, up to eight times this.
+    times the longest silence of the last minute, if that is more, up to eight times this. In a
+    cluster with a standby, also for how long the manager counts a host that has answered it.
     Higher: hosts that stand still now and then stay. Lower: the others go on sooner."""
 
     unauthenticated_max: int = 64

@@ -42,19 +42,32 @@ class HostCluster(Cluster):
     _attaches = False
     _stays = True
 
+    def __init__(self, *, standby: tuple[str, ...] = (), **options: Any) -> None:
+        """standby: with listen=, where it is to be; with address=, where the manager is if not
+        there. Others as of Cluster."""
+        self._standby = standby
+        super().__init__(**options)
+
 
 def up(arguments: argparse.Namespace) -> int:
     """A cluster that others can join, until a signal ends it. Returns the exit code."""
     ending = _on_signals()
+    standby = (arguments.standby,) if arguments.standby else ()
     try:
-        cluster = HostCluster(listen=arguments.listen, **_common(arguments))
+        cluster = HostCluster(listen=arguments.listen, standby=standby, **_common(arguments))
     except HopliteError as error:
         return _say(error)
+    host = cluster._host
     with cluster:
         file = f" --token-file {cluster.token_file}" if cluster.token_file else ""
         tls = " --no-tls" if arguments.no_tls else ""
         print(f"hoplite-mp join {cluster.address}{file}{tls}", flush=True)
-        return _stay(cluster, ending)
+        _stay(cluster, ending)
+    if ending.is_set() or host is None or not host.given_up or not standby:
+        return 0
+    # Its manager has stepped down, or the others have lost it: they may go on with the standby.
+    common = _common(arguments)
+    return _take_part(arguments.listen, standby, common, ending, again=True)
 
 
 def join(arguments: argparse.Namespace) -> int:
@@ -74,30 +87,70 @@ def join(arguments: argparse.Namespace) -> int:
     left = max(0.1, deadline - time.monotonic())
     if common["workers"] is None:
         common["workers"] = cpu_count()
-    again, begun = False, time.monotonic()
+    return _take_part(arguments.address, (), common, ending, left=left)
+
+
+def _take_part(
+    address: str,
+    standby: tuple[str, ...],
+    common: dict[str, Any],
+    ending: threading.Event,
+    *,
+    left: float = REJOIN_S,
+    again: bool = False,
+) -> int:
+    """One life of this host's node after the other, until the cluster ends. again: this is not the
+    first one. Returns the exit code."""
     tries = REJOINS_MAX
     while True:
-        config = dataclasses.replace(Config.from_environment(), connect_timeout_s=left)
-        try:
-            cluster = HostCluster(address=arguments.address, config=config, **common)
-        except (AuthError, ManagerLostError, HopliteError) as error:
-            if again and isinstance(error, ManagerLostError):
+        if again:
+            print("hoplite-mp: this host joins the cluster again", file=sys.stderr, flush=True)
+        begun = time.monotonic()
+        cluster = _join(address, standby, common, ending, left, again)
+        if isinstance(cluster, HopliteError):
+            if again and isinstance(cluster, ManagerLostError):
                 return 0  # the cluster has ended
-            return _say(error)
+            return _say(cluster)
         host = cluster._host
         with cluster:
             name = node_id(cluster._runtime.tasks.node_number)
-            print(f"node {name} of the cluster at {arguments.address}", flush=True)
+            held = host.holds_standby if host is not None else ""
+            also = f", with its standby at {held}" if held else ""
+            print(f"node {name} of the cluster at {address}{also}", flush=True)
             _stay(cluster, ending)
-        if ending.is_set() or host is None or not host.given_up or _refuses(arguments.address):
+        if ending.is_set() or host is None or not host.given_up:
+            return 0
+        standby = host.standby or standby
+        if not standby and _refuses(address):
             return 0
         if time.monotonic() - begun > LIVED_S:
             tries = REJOINS_MAX
         if not tries:
             print("hoplite-mp: this host is given up again and again", file=sys.stderr)
             return 1
-        print("hoplite-mp: this host joins the cluster again", file=sys.stderr, flush=True)
-        again, left, begun, tries = True, REJOIN_S, time.monotonic(), tries - 1
+        again, left, tries = True, REJOIN_S, tries - 1
+
+
+def _join(
+    address: str,
+    standby: tuple[str, ...],
+    common: dict[str, Any],
+    ending: threading.Event,
+    left: float,
+    again: bool,
+) -> HostCluster | HopliteError:
+    """The next life, or why there is none. Where another manager may take over, who does not lead
+    now is asked again."""
+    deadline = time.monotonic() + left
+    while True:
+        left = max(LOOK_S, deadline - time.monotonic())
+        config = dataclasses.replace(Config.from_environment(), connect_timeout_s=left)
+        try:
+            return HostCluster(address=address, standby=standby, config=config, **common)
+        except HopliteError as error:
+            final = isinstance(error, AuthError) or not (again and standby)
+            if final or time.monotonic() >= deadline or ending.wait(LOOK_S):
+                return error
 
 
 def _refuses(address: str) -> bool:

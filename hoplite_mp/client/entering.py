@@ -15,6 +15,7 @@ from hoplite_mp.errors import ConfigError, HopliteError
 from hoplite_mp.protocol.local import Standing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from hoplite_mp.client.network import Network
@@ -34,12 +35,13 @@ def enter(
     tls: bool | None,
     attaches: bool,
     stays: bool,
+    standby: Sequence[str] = (),
 ) -> tuple[Host, Network | None]:
     """The host, and what is known of its network if there is one; arguments as of `Cluster`.
 
     attaches: to the node of this host, if it has one of the cluster. stays: this process is there
-    for its node, so drivers of this host may rely on that. Raises why the cluster could not be
-    joined.
+    for its node, so drivers of this host may rely on that. standby: with listen=, where it is to
+    be; with address=, where the manager may be, too. Raises why the cluster could not be joined.
     """
     if address is None and listen is None:
         if (ports, token, tls) != (None, None, None):
@@ -48,7 +50,14 @@ def enter(
     from hoplite_mp.client.network import Network
 
     network = Network(
-        config, listen_at=listen, address=address, ports=ports, token=token, tls=tls, stays=stays
+        config,
+        listen_at=listen,
+        address=address,
+        ports=ports,
+        token=token,
+        tls=tls,
+        stays=stays,
+        standby=standby,
     )
     if address is not None:
         workers = workers or 0
@@ -70,6 +79,7 @@ def _await_standing(host: Host) -> None:
         standing = host.runtime.channel.call(Standing()).value
         if isinstance(standing[0], str):
             raise getattr(errors, standing[0], HopliteError)(standing[1])
+        host.standby, host.holds_standby = tuple(standing[2]), standing[3]
     except BaseException:
         host.end()
         raise

@@ -50,6 +50,8 @@ class Host:
     """The processes of one host, as the driver that has started them holds them."""
 
     attached = False  # to a node that is another process's child
+    standby: tuple[str, ...] = ()  # where the cluster's standby is
+    holds_standby = ""  # where, if it is on this host
 
     def __init__(
         self,

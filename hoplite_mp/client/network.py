@@ -26,6 +26,7 @@ from hoplite_mp.transport.listen import bound_address, listen
 from hoplite_mp.transport.tokens import load_token
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from hoplite_mp.config import Config
@@ -50,9 +51,11 @@ class Network:
         token: str | Path | None,
         tls: bool | None,
         stays: bool = False,
+        standby: Sequence[str] = (),
     ) -> None:
-        """stays: this process is there for the node, not the other way round, so drivers of this
-        host may rely on it. AuthError, ConfigError: what was wrong with the arguments."""
+        """standby: with listen_at, where the standby is to be; with address, where a manager may
+        be, too. stays: this process is there for the node, not the other way round, so drivers of
+        this host may rely on it. AuthError, ConfigError: what was wrong with the arguments."""
         if (listen_at is None) == (address is None):
             raise ConfigError("listen= starts a cluster, address= joins one: give one of them")
         self.config = config
@@ -62,7 +65,10 @@ class Network:
         self.manager: list[Endpoint] = []
         self._manager_socket: socket.socket | None = None
         self._wanted = _ports(ports)
+        self.standby: list[Endpoint] = []
         try:
+            for where in standby:
+                self._add_standby(parse_address(where))
             if listen_at is not None:
                 self._listen(parse_address(listen_at))
             else:
@@ -87,10 +93,16 @@ class Network:
         self.address = str(Address(hosts[0], port))
         self.addresses = [str(Address(host, bound_address(peers).port)) for host in hosts]
 
+    def _add_standby(self, where: Address) -> None:
+        try:
+            self.standby += resolve(where)
+        except OSError as error:
+            raise ConfigError(f"the standby at {where}: {error}") from error
+
     def _find(self, where: Address) -> None:
         self.address = str(where)
         try:
-            self.manager = resolve(where)
+            self.manager = [*resolve(where), *self.standby]
         except OSError as error:
             raise ManagerLostError(f"{where}: {error.strerror or error}") from error
         routed = routed_address(self.manager[0])
@@ -143,6 +155,7 @@ class Network:
             manager_fd=-1 if self._manager_socket is None else self._manager_socket.fileno(),
             cluster=b"" if self._manager_socket is None else secrets.token_bytes(CLUSTER_BYTES),
             certificate=certificate,
+            standby=[str(end) for end in self.standby] if self._manager_socket else [],
             meets_drivers=self.stays,
             manager=[(int(end.family), tuple(end.sockaddr)) for end in self.manager],
         )

@@ -20,7 +20,8 @@ from hoplite_mp._engine import crc32c
 from hoplite_mp.doctor.findings import ok, problem, warning
 from hoplite_mp.doctor.settings import limits
 from hoplite_mp.store.limits import cpu_count, cpu_quota, pids_headroom
-from hoplite_mp.supervisor.main import BLAS_VARIABLES, DESCRIPTORS_MAX
+from hoplite_mp.supervisor.blas import BLAS_VARIABLES
+from hoplite_mp.supervisor.main import DESCRIPTORS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,6 +7,9 @@ process is done. Nothing here blocks but `select`, which ends at the planner's n
 A node that does not read is given up once `outgoing_bytes_max` wait for it: holding back our own
 reading instead could leave both sides waiting for each other.
 
+With a standby in the cluster an Office says whether this process may decide now; what is said when
+it may not waits. A standby is the same loop, which may not decide before it has the votes.
+
 This module must never know what a message is about. Only NodeJoined and its answer NodeAdmitted
 are looked into, for the number that says which connection leads to which node.
 """
@@ -20,13 +23,14 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import ProtocolError
 from hoplite_mp.manager.beats import Beats
 from hoplite_mp.planner.machine import BOARDS_MAX, OPERATIONS_MAX, Planner
 from hoplite_mp.planner.packing import pack
 from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
+from hoplite_mp.protocol.local import GIVEN_UP
 from hoplite_mp.protocol.messages import (
     ClusterEnded,
     Credentials,
@@ -36,21 +40,26 @@ from hoplite_mp.protocol.messages import (
     NodeLost,
 )
 from hoplite_mp.protocol.reports import NodeReturned
+from hoplite_mp.protocol.terms import Promote
 from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hoplite_mp.manager.office import Office
     from hoplite_mp.planner.packing import PackingWanted, TreesPacked
     from hoplite_mp.planner.plan import Plan
     from hoplite_mp.protocol.local import LanStart
     from hoplite_mp.protocol.messages import NodeToManager
     from hoplite_mp.protocol.reports import Report
+    from hoplite_mp.protocol.terms import TermsToManager
     from hoplite_mp.transport.door import Door
 
 READ_BYTES = 256 << 10  # taken from a connection before the others get their turn
 OUTGOING_BYTES_MAX = 64 << 20  # waiting for one node; four of the longest frames
 SELECT_S_MAX = 3600.0  # epoll counts milliseconds in 32 bits
+# How often a manager that shares its office looks whether it may decide. Lower: more turns.
+OFFICE_LOOK_S = 0.1
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -64,9 +73,10 @@ class Link:
         self.joined = False
         self.admitted: NodeAdmitted | None = None
         self.near = True  # of this host: its end is always seen
+        self.role = "node"  # as it was proved
         self.broken = False  # it takes no more, or is to hear no more; ended at the next flush
 
-    def read(self) -> Sequence[NodeToManager | Report] | None:
+    def read(self) -> Sequence[NodeToManager | Report | TermsToManager] | None:
         """Whole messages that have come, or None at the end of the connection."""
         data = self.stream.read(READ_BYTES)
         if data is None:
@@ -104,6 +114,8 @@ class Loop:
         self._newcomers: list[tuple[Link, NodeJoined]] = []  # until those of before are known
         self._packed: list[TreesPacked] = []  # by threads that were asked for by a plan
         self._packed_lock = threading.Lock()
+        self._office: Office[Link] | None = None  # None: nobody else can be the manager
+        self._looked_at = 0.0
 
     def add(self, sock: socket.socket) -> None:
         """Serve this connected stream socket until it ends."""
@@ -117,6 +129,10 @@ class Loop:
         self._credentials = credentials
         self._selector.register(door.fileno(), selectors.EVENT_READ, door)
 
+    def share(self, office: Office[Link]) -> None:
+        """There is a standby, here or elsewhere."""
+        self._office = office
+
     def _serve_stream(self, stream: TcpStream) -> Link:
         link = Link(stream)
         self._links.add(link)
@@ -126,12 +142,12 @@ class Loop:
     def _admit(self, now: float) -> None:
         assert self._door is not None
         for admission in self._door.turn(now):
-            if admission.role != "node":
+            if admission.role != "node" and self._office is None:
                 admission.stream.close()
                 continue
             link = self._serve_stream(admission.stream)
-            link.near = False
-            if self._credentials:
+            link.near, link.role = False, admission.role
+            if self._credentials and admission.role == "node":
                 link.write(encode(Credentials(self._credentials)))
             self._serve(link)  # what came with the handshake's last bytes is announced by no loop
 
@@ -146,14 +162,20 @@ class Loop:
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         self._selector.register(read, selectors.EVENT_READ, None)
 
-    def run(self) -> None:
-        """Serve until no connection is left, or it is the end."""
-        while self._links and not self._ending:
+    def run(self) -> int:
+        """Serve until no connection is left, or it is the end. Returns GIVEN_UP if this process is
+        the manager no more, and the cluster perhaps has another one."""
+        office = self._office
+        while not self._ending and (self._links or (office is not None and not office.leads)):
             self.turn()
-        for link in self._links:
-            link.write(encode(ClusterEnded()))
-            link.stream.flush()
+            if office is not None and office.is_out(self._clock()):
+                return GIVEN_UP
+        if office is None or office.leads:
+            for link in self._links:
+                link.write(encode(ClusterEnded()))
+                link.stream.flush()
         self._selector.close()
+        return 0
 
     def turn(self) -> None:
         """Wait once, then do everything that this brought."""
@@ -164,25 +186,62 @@ class Loop:
         now = self._clock()
         if self._door is not None:
             self._admit(now)
-        if self._wake_at is not None and self._wake_at <= now:
-            self._carry_out(self._planner.tick(now))
-        self._take_packed(now)
+        if self._may_decide(now):
+            if self._wake_at is not None and self._wake_at <= now:
+                self._carry_out(self._planner.tick(now))
+            self._take_packed(now)
         if self._beats is not None:
             self._look_at_beats(self._beats, now)
+        if self._office is not None:
+            self._attend(self._office, now)
         self._flush()
+
+    def _may_decide(self, now: float) -> bool:
+        return self._office is None or self._office.decides(now)
+
+    def _attend(self, office: Office[Link], now: float) -> None:
+        """Whether this process is the manager may change with every answer, and with time."""
+        self._looked_at = now
+        absent = office.absent
+        if office.count() and self._planner.restoring is not None:
+            self._planner.restoring.leave_out(absent)
+        if office.decides(now) and (office.held or self._newcomers):
+            for message in office.release():
+                self._carry_out(self._planner.step(message, now))
+            self._let_newcomers_in()
+        if self._planner.restoring is None:
+            office.change(self._planner.membership.members)
+        near = next((link for link in self._links if link.near), None)
+        news = None if near is None else office.news(now)
+        if near is not None and news is not None:
+            near.write(encode(news))
+        if self._door is not None:
+            away = office.turns_away(now, waits=self._planner.restoring is not None)
+            self._door.not_now = frozenset({"node"}) if away else frozenset()
 
     def _look_at_beats(self, beats: Beats[Link], now: float) -> None:
         due, silent = beats.look(now)
-        for link in due:
-            link.write(BEAT)
+        if self._office is not None:
+            self._say_who_leads(self._office, due, now)
+            if self._office.leads and not self._office.decides(now):
+                return  # this host is the one that is cut off, perhaps
+        else:
+            for link in due:
+                link.write(BEAT)
         for link, seconds in silent.items():
             assert link.admitted is not None
             _log.warning(
                 "node h%d has said nothing for %.1f s: it is given up", link.admitted.node, seconds
             )
-            link.write(encode(GivenUp(seconds)))  # should it be there again one day
-            link.stream.flush()
+            if self._may_decide(now):
+                link.write(encode(GivenUp(seconds)))  # should it be there again one day
+                link.stream.flush()
             self._end(link)
+
+    def _say_who_leads(self, office: Office[Link], due: list[Link], now: float) -> None:
+        for link in due:
+            word = None if link.admitted is None else office.word(link.admitted.node, now)
+            link.write(BEAT if word is None else encode(word))
 
     def _pack(self, wanted: PackingWanted) -> None:
         """In a thread of its own: it may take seconds."""
@@ -199,7 +258,8 @@ class Loop:
 
     def _timeout(self) -> float | None:
         times = [
-            self._wake_at,
+            self._wake_at if self._may_decide(self._clock()) else None,
+            None if self._office is None else self._looked_at + OFFICE_LOOK_S,
             None if self._door is None else self._door.deadline,
             None if self._beats is None else self._beats.wake_at,
         ]
@@ -224,14 +284,18 @@ class Loop:
             _log.error("manager gives up a connection: %s", error)
             self._end(link)
 
-    def _take(self, link: Link, message: NodeToManager | Report) -> None:
+    def _take(self, link: Link, message: NodeToManager | Report | TermsToManager) -> None:
         now = self._clock()
+        if self._office is not None:
+            _check_role(link.role, message)
+            if self._office.take(link, message, now):
+                return
         if isinstance(message, NodeReturned):
             self._returned(link, message, now)
             return
         if isinstance(message, NodeJoined):
             link.joined = True
-            if self._planner.restoring is not None:
+            if self._planner.restoring is not None or not self._may_decide(now):
                 self._newcomers.append((link, message))
                 return
             plan = self._planner.step(message, now)
@@ -242,12 +306,21 @@ class Loop:
                     self._routes[node] = link
                     if self._beats is not None and not link.near:
                         self._beats.add(link, now)
+                    if self._office is not None:
+                        self._office.admitted(link, node, now)
             self._carry_out(plan)
             return
         if not link.joined:
             raise ProtocolError(f"{type(message).__name__} came before NodeJoined")
         # What a former life of a node still had under way is not the word of the present one.
         if link.admitted is not None and self._routes.get(link.admitted.node) is link:
+            self._step(message, now)
+
+    def _step(self, message: Any, now: float) -> None:
+        """What follows from it, now or when this process may decide."""
+        if self._office is not None and (self._office.held or not self._office.decides(now)):
+            self._office.hold(message)
+        else:
             self._carry_out(self._planner.step(message, now))
 
     def _returned(self, link: Link, message: NodeReturned, now: float) -> None:
@@ -261,7 +334,7 @@ class Loop:
         self._routes[message.node] = link
         if self._beats is not None and not link.near:
             self._beats.add(link, now)
-        self._carry_out(self._planner.step(message, now))
+        self._step(message, now)
 
     def _carry_out(self, plan: Plan) -> None:
         encoded: tuple[object, bytes] = (None, b"")
@@ -280,7 +353,13 @@ class Loop:
             name = "hoplite_mp pack"
             threading.Thread(target=self._pack, args=(wanted,), name=name, daemon=True).start()
         self._wake_at = plan.wake_at
-        while self._newcomers and self._planner.restoring is None:
+        self._let_newcomers_in()
+
+    def _let_newcomers_in(self) -> None:
+        """As soon as those of before are known, and this process may decide."""
+        while (
+            self._newcomers and self._planner.restoring is None and self._may_decide(self._clock())
+        ):
             newcomer, joined = self._newcomers.pop(0)
             if newcomer in self._links:
                 self._take(newcomer, joined)
@@ -307,12 +386,14 @@ class Loop:
         self._links.discard(link)
         if self._beats is not None:
             self._beats.drop(link)
+        if self._office is not None:
+            self._office.ended(link)
         admitted = link.admitted
         # A later connection of the same node may have taken its place.
         if admitted is not None and self._routes.get(admitted.node) is link:
             del self._routes[admitted.node]
             lost = NodeLost(admitted.node, admitted.incarnation)
-            self._carry_out(self._planner.step(lost, self._clock()))
+            self._step(lost, self._clock())
 
 
 def main(
@@ -322,18 +403,41 @@ def main(
     *,
     boards_max: int = BOARDS_MAX,
     operations_max: int = OPERATIONS_MAX,
-) -> None:
+) -> int:
     """Be the manager of the node at the other end of the connected stream socket `fd`, and with
     `lan` of all nodes that join over the network. again: in the place of one that has died."""
     loop = Loop(Planner(boards_max=boards_max, operations_max=operations_max, again=again))
     loop.add(socket.socket(fileno=fd))
     if lan is not None:
-        loop.open(_door(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))
+        loop.open(door_of(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))
+        if lan.standby:
+            loop.share(_office(lan, again))
         loop.end_with(signal.SIGTERM)
-    loop.run()
+    return loop.run()
 
 
-def _door(lan: LanStart) -> Door:
+def _office(lan: LanStart, again: bool) -> Office[Link]:
+    from hoplite_mp.manager.office import Office
+    from hoplite_mp.planner.terms import lease_s
+
+    return Office(
+        tuple(lan.standby),
+        own=0,  # the first to join
+        lease_s=lease_s(lan.silence_s),
+        write=lambda link, message: link.write(encode(message)),
+        again=again,
+    )
+
+
+def _check_role(role: str, message: object) -> None:
+    """Tools only look or promote, voters do not join; nobody else promotes."""
+    wrong = isinstance(message, NodeJoined) if role == "voter" else False
+    if wrong or (role == "tool") != isinstance(message, Promote):
+        raise ProtocolError(f"{type(message).__name__} is not for a {role} to say")
+
+
+def door_of(lan: LanStart) -> Door:
+    """Where others come in."""
     from hoplite_mp.protocol.greetings import Introduction
     from hoplite_mp.protocol.versions import software_versions
     from hoplite_mp.transport.certificates import Certificate

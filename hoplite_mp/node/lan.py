@@ -89,7 +89,6 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.reports import Report
     from hoplite_mp.transport.conversation import Admission
     from hoplite_mp.transport.door import Door
-    from hoplite_mp.transport.stream import TcpStream
 
 __all__ = ["Lan"]
 
@@ -173,14 +172,14 @@ class Lan:
         for fd in self.node.workers.pipes.get(slot, ()):
             self.node.output.catch_up(fd)
 
-    def connect(self) -> TcpStream:
+    def connect(self) -> Admission:
         """The connection to a manager on another host; blocks. AuthError, ManagerLostError,
         ProtocolError as `Caller` raises them."""
         admission = self._caller(self.lan.connect_timeout_s).wait()
         self.cluster = self.peers.cluster = admission.cluster
         if not self.lan.tls:
             self._open()
-        return admission.stream
+        return admission
 
     def _caller(self, timeout_s: float, rounds_max: int = 0, cluster: bytes = b"") -> Caller:
         return Caller(
@@ -288,7 +287,8 @@ class Lan:
     def call_manager(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
         """A connection to the manager that takes over; None: there is none."""
         caller = self._caller(timeout_s, MANAGER_ROUNDS_MAX, self.cluster)
-        Call(self.node, caller, "the manager", done).turn()
+        level = logging.WARNING if self.node.management.succession is None else logging.INFO
+        Call(self.node, caller, "the manager", done, level).turn()
 
     def _came(self, member: Member) -> None:
         self.numbers = max(self.numbers, member.node + 1)
@@ -317,7 +317,7 @@ class Lan:
         """Asks a node to leave; returns why it cannot, or ""."""
         if number not in self.members:
             return f"node h{number} is gone"
-        if number == next(iter(self.members)):
+        if self.members[number].home == self.node.management.home:
             return f"node h{number} is that of the manager: the whole cluster ends with it"
         if number == self.node.number:
             self.draining.begin()

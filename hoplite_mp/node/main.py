@@ -198,6 +198,7 @@ class Node:
         if self.lan is not None and self.lan.lan.meets_drivers:
             self.lan.drivers.open()  # first: who is told that this node stands may look for it
         self.standing = True
+        self.management.admitted()
         self.requests.answer_standing()
 
     def reply(self, slot: int, reply: Reply) -> None:
@@ -389,6 +390,7 @@ class Node:
             if self.lan is not None:
                 self.lan.drivers.close()
         self.finish_output()
+        self.management.farewell()
         if self.management.pulse is not None:
             self.management.pulse.stop()
 

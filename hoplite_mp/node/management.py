@@ -38,6 +38,7 @@ from hoplite_mp.protocol.messages import (
     OperationFailed,
 )
 from hoplite_mp.protocol.reports import NodeReturned, OperationEnded, Reported
+from hoplite_mp.protocol.terms import Leads, StandbyNamed
 from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.main import Node
     from hoplite_mp.node.pulse import Pulse
+    from hoplite_mp.node.succession import Succession
+    from hoplite_mp.protocol.terms import Voted
     from hoplite_mp.transport.conversation import Admission
 
 __all__ = ["Management"]
@@ -65,7 +68,8 @@ ONCE = (
     GroupLeft,
     NodeLeaving,
 )
-ENDS = (Commit, OperationFailed, Forget)
+ENDS = frozenset((Commit, OperationFailed, Forget))
+TERMS = frozenset((StandbyNamed, Leads))
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -80,6 +84,8 @@ class Management:
         self._fd = fd
         self.wire: Wire | None = None
         self.pulse: Pulse | None = None
+        self.succession: Succession | None = None  # there is a standby
+        self.host: int | None = None  # home of the manager's host; None: it is this one
         self.join_error: tuple[str, str] | None = None
         self._losses = 0
         self.ended = False  # the manager has said that the cluster ends
@@ -101,9 +107,22 @@ class Management:
             self.wire.send(encode(message))
 
     def _take(self, message: Any) -> None:
-        if isinstance(message, ENDS):
+        kind = type(message)
+        if kind in ENDS:
             self._ends.append(message)
+        elif kind in TERMS:
+            self._succeed(message)
+            return
         self.node.from_manager(message)
+
+    def _succeed(self, message: Any) -> None:
+        """About terms, in a cluster that has a standby."""
+        from hoplite_mp.node.succession import Succession
+
+        if self.succession is not None:
+            self.succession.receive(message)
+        elif isinstance(message, StandbyNamed) and self.node.lan is not None:
+            self.succession = Succession(self, self.node.lan, message)
 
     # -- the beginning -------------------------------------------------------------------------
 
@@ -118,22 +137,40 @@ class Management:
                 host=lan.host,
                 addresses=tuple(lan.addresses),
                 memory_total=node.store.limit,
+                stays=lan.meets_drivers,
             )
         if self.is_near:
             stream = TcpStream(socket.socket(fileno=self._fd))
         else:
             assert node.lan is not None
             try:
-                stream = node.lan.connect()
+                admission = node.lan.connect()
             except HopliteError as error:
                 self.join_error = type(error).__name__, str(error)
                 node.requests.answer_standing()
                 return
+            self.host, stream = admission.peer.host, admission.stream
         self._speak(stream, [joined])
+
+    def admitted(self) -> None:
+        """This node has its number."""
+        if self.succession is not None and not self.is_near:
+            self.succession.hold()
+
+    @property
+    def home(self) -> int:
+        """Of the host on which the manager is."""
+        return self.node.client.home if self.host is None else self.host
+
+    @property
+    def standby(self) -> tuple[tuple[str, ...], str]:
+        """Where the standby is, if there is to be one; and where, if this host has it."""
+        succession = self.succession
+        return ((), "") if succession is None else (succession.addresses, succession.holds)
 
     def _speak(self, stream: TcpStream, words: list[Any]) -> None:
         node = self.node
-        wire = self.wire = Wire(
+        wire = Wire(
             node.poll,
             node.handlers,
             stream,
@@ -142,6 +179,11 @@ class Management:
             self._lost,
             None if self.is_near else threading.Lock(),
         )
+        self._use(wire, words)
+
+    def _use(self, wire: Wire, words: list[Any]) -> None:
+        node = self.node
+        self.wire = wire
         if not self.is_near:
             from hoplite_mp.node.pulse import Pulse
 
@@ -167,6 +209,9 @@ class Management:
         self.wire = None
         if self.pulse is not None:
             self.pulse.stop()
+        if not node.standing and not self.ended:
+            self.join_error = "ManagerLostError", f"the manager has not let this node in: {reason}"
+            node.requests.answer_standing()
         if self.ended or node.stopping or not node.standing or node.given_up:
             node.leave()
         elif self.is_near:
@@ -174,6 +219,9 @@ class Management:
             self._losses += 1
             losses = self._losses
             node.after(MANAGER_ABSENT_S, lambda: self._still_alone(losses))
+        elif self.succession is not None:
+            _log.info("the connection to the manager ended: %s", reason)
+            self.succession.lost()
         else:
             _log.info("the connection to the manager ended: %s", reason)
             assert node.lan is not None
@@ -191,7 +239,33 @@ class Management:
             self.node.given_up = broken
             self.node.leave()
         else:
-            self._return(admission.stream)
+            self.found(admission)
+
+    def found(self, admission: Admission) -> None:
+        """A manager that was started again."""
+        self.host = admission.peer.host
+        self._return(admission.stream)
+
+    def follow(self, wire: Wire, vote: Voted, host: int) -> None:
+        """From now on the manager is at the other end of this wire, on the host with that home."""
+        self.host = host
+        self.drop("another one leads")
+        if self.pulse is not None:
+            self.pulse.stop()
+        wire.hand_over(self._take, self._lost)
+        self._use(wire, [vote, *self._report()])
+
+    def drop(self, why: str) -> None:
+        """That manager is not obeyed any more; who is found next is this node's."""
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            wire.hand_over(lambda message: None, lambda reason: None)
+            wire.close(why)
+
+    def farewell(self) -> None:
+        """This node ends, and nobody need wait to hear of it."""
+        if self.succession is not None:
+            self.send(self.succession.ends())
 
     def again(self, fd: int) -> None:
         """The supervisor has started another manager for this host."""
@@ -201,6 +275,9 @@ class Management:
 
     def _silent(self, seconds: float) -> None:
         """Nothing has been heard of the manager for so long: this host is cut off, or that one."""
+        if self.succession is not None and self.wire is not None:  # it looks for another one
+            self.wire.close(f"it has been silent for {seconds:.1f} s")
+            return
         self.cut_off(f"it has been silent for {seconds:.1f} s")
 
     def cut_off(self, why: str) -> None:
@@ -238,4 +315,6 @@ class Management:
             yield OperationEnded(number, end)
         yield from self._measured.values()
         yield from self._said
+        if self.succession is not None:
+            yield self.succession.knows()
         yield Reported(number)

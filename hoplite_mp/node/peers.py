@@ -61,7 +61,10 @@ class Call:
         caller: Caller,
         whom: str,
         done: Callable[[Admission | None], None],
+        level: int = logging.WARNING,
     ) -> None:
+        """level: of the line that it cannot be reached."""
+        self._level = level
         self.node, self.caller, self.whom, self.done = node, caller, whom, done
         self.fd = caller.fileno()
         self.over = False
@@ -74,7 +77,7 @@ class Call:
         try:
             admission = self.caller.turn(time.monotonic())
         except (HopliteError, OSError) as error:
-            _log.warning("%s cannot be reached: %s", self.whom, error)
+            _log.log(self._level, "%s cannot be reached: %s", self.whom, error)
             self._end(None)
             return
         if admission is not None:

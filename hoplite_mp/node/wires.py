@@ -53,6 +53,10 @@ class Wire:
         poll.register(stream.fileno(), self._events)
         handlers[stream.fileno()] = self.ready
 
+    def hand_over(self, take: Callable[[Any], None], ended: Callable[[str], None]) -> None:
+        """What comes from now on is somebody else's."""
+        self._take, self._ended = take, ended
+
     def send(self, frame: bytes) -> bool:
         """Queues the frame and sends what the connection takes; False if it has ended."""
         if not self.open:

@@ -86,6 +86,7 @@ class Membership:
             message.host,
             message.addresses,
             message.memory_total,
+            message.stays,
         )
         return member
 

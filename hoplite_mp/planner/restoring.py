@@ -73,6 +73,11 @@ class Restoring:
         self.copies: dict[int, RunningCopy] = {}  # by epoch
         self.folds: dict[int, RunningFold] = {}  # by operation
         self._reported: set[int] = set()
+        self._absent: set[int] | None = None
+
+    def leave_out(self, absent: set[int]) -> None:
+        """This manager is on another host than the one before: that host's node does not come."""
+        self._absent = absent
 
     def take(self, message: Any, now: float) -> None:
         """One message of a node."""
@@ -155,7 +160,8 @@ class Restoring:
         if self._begun is None:
             return None
         first = min((member.node for member in self.members), default=None)
-        patience_s = RESTORE_S if first is None or first in self._reported else FIRST_S
+        moved = self._absent is not None
+        patience_s = RESTORE_S if moved or first is None or first in self._reported else FIRST_S
         return self._begun + patience_s
 
     def is_over(self, now: float) -> bool:
@@ -163,7 +169,7 @@ class Restoring:
         until = self.until
         if until is not None and now >= until:
             return True
-        wanted = {member.node for member in self.members}
+        wanted = {member.node for member in self.members} - (self._absent or set())
         return bool(wanted) and wanted <= self._reported
 
     def requests(self) -> dict[int, ReduceRequested]:

@@ -27,6 +27,7 @@ import msgspec
 from hoplite_mp.errors import ProtocolError
 from hoplite_mp.protocol.messages import AnyMessage, ManagerToNode, NodeToManager
 from hoplite_mp.protocol.reports import Report
+from hoplite_mp.protocol.terms import TermsToManager, TermsToNode
 
 # A request with SOURCES_MAX sources has 4.7 MB. Raising it lets one peer make us hold more.
 FRAME_BYTES_MAX = 16 << 20
@@ -45,7 +46,7 @@ def _head(body: bytes) -> bytes:
 BEAT = _head(b"")
 
 
-def encode(message: AnyMessage | Report) -> bytes:
+def encode(message: AnyMessage | Report | TermsToManager | TermsToNode) -> bytes:
     """The frame of one message. ValueError if it is longer than any peer would accept."""
     body = _encoder.encode(message)
     if len(body) > FRAME_BYTES_MAX:
@@ -120,11 +121,11 @@ class Decoder(Generic[T]):
                 ) from error
 
 
-def manager_decoder() -> Decoder[NodeToManager | Report]:
+def manager_decoder() -> Decoder[NodeToManager | Report | TermsToManager]:
     """What a manager reads from a node."""
-    return Decoder(NodeToManager | Report)
+    return Decoder(NodeToManager | Report | TermsToManager)
 
 
-def node_decoder() -> Decoder[ManagerToNode]:
+def node_decoder() -> Decoder[ManagerToNode | TermsToNode]:
     """What a node reads from its manager."""
-    return Decoder(ManagerToNode)
+    return Decoder(ManagerToNode | TermsToNode)

@@ -52,7 +52,8 @@ VERSION_CHARS_MAX = 64
 # What a connection is for, and which service answers it. A role is part of what is proved, so a
 # connection for one thing cannot be turned into one for another.
 SERVICE_OF = {
-    "node": "manager", "tool": "manager", "peer": "node", "data": "node", "driver": "node",
+    "node": "manager", "tool": "manager", "voter": "manager",
+    "peer": "node", "data": "node", "driver": "node",
 }  # fmt: skip
 ROLES = tuple(SERVICE_OF)
 SERVICES = ("manager", "node")
@@ -72,6 +73,10 @@ REFUSED_TEXTS = {
         "HOPLITE_MP_TOKEN, HOPLITE_MP_TOKEN_FILE or --token-file"
     ),
     "software": "its software does not match",
+    "standby": (
+        "it does not lead the cluster: it is a standby, or a manager that hears too few of the "
+        "hosts. `hoplite-mp promote` makes a standby lead"
+    ),
 }
 REFUSALS = tuple(REFUSED_TEXTS)
 

@@ -199,8 +199,11 @@ class ServerHandshake(_Handshake):
         certificate_sha256: bytes = PLAIN,
         deadline: float = float("inf"),
         nonce: bytes | None = None,
+        not_now: frozenset[str] = frozenset(),
     ) -> None:
+        """not_now: roles that this service has, but does not serve at present."""
         super().__init__(key, mine, certificate_sha256, deadline)
+        self._not_now = not_now
         self._challenge = Challenge(service, nonce or secrets.token_bytes(NONCE_BYTES), cluster)
         self._role = ""
         self._seen = b""
@@ -237,6 +240,8 @@ class ServerHandshake(_Handshake):
             error = ProtocolError(f"its software does not match:\n{printable(table)}")
             their_table = compare_versions(theirs, mine) or ""
             raise self._refuse("software", error, their_table[:REASON_CHARS_MAX])
+        if self._role in self._not_now:
+            raise self._refuse("standby", ProtocolError(f"a {self._role} called too early"))
         self._send(self._mine)
         challenge = self._challenge
         self.result = Outcome(self._role, challenge.service, challenge.cluster, message)

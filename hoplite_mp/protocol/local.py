@@ -59,6 +59,7 @@ __all__ = [
     "Spawned",
     "Standing",
     "Start",
+    "StartStandby",
     "Stats",
     "ToSupervisor",
     "TraceBegin",
@@ -253,8 +254,8 @@ class Members(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: (number of this node in its cluster, cluster id); or (name of an error, its text) if
-    it could not join."""
+    """Reply: (number of this node in its cluster, cluster id, addresses of the standby, where it is
+    if it is this host's); or (name of an error, its text) if it could not join."""
 
 
 class SetupFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -401,6 +402,7 @@ class LanStart(msgspec.Struct, frozen=True, kw_only=True):
     tls: bool
     # On the manager's host: its listening socket, the cluster's id and certificate.
     manager_fd: int = -1
+    standby: list[str] = []  # where the standby is or will be: "ip:port", best first
     cluster: bytes = b""
     certificate: bytes = b""
     meets_drivers: bool = False  # whether drivers of this host may attach to the node
@@ -444,7 +446,17 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Driver to supervisor: end the host."""
 
 
-ToSupervisor: TypeAlias = Spawn | Shutdown
+class StartStandby(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Node to supervisor, with the listening socket: a manager in waiting belongs to this host.
+    `node`: the number of its node. `certificate` is a secret."""
+
+    node: int
+    addresses: list[str]
+    cluster: bytes
+    certificate: bytes
+
+
+ToSupervisor: TypeAlias = Spawn | Shutdown | StartStandby
 
 
 # Exit code of a node, and of its supervisor, when the others have lost this host and it lives:

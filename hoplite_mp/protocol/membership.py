@@ -24,6 +24,7 @@ from hoplite_mp.protocol.fields import (
     Message,
     between,
     counts,
+    flags,
     numbers,
     rate,
     seconds,
@@ -53,7 +54,8 @@ class NodeJoined(Message, frozen=True):
     """A node begins. First message on every connection. The next life of a home: incarnation + 1.
 
     `addresses` are where other nodes can connect to, best first; none: it serves nobody.
-    `memory_total` is the limit of its store in bytes.
+    `memory_total` is the limit of its store in bytes. `stays`: it is one of the hosts of which
+    a manager with a standby must hear half; not so the node of a program, which ends with that.
     """
 
     home: int
@@ -62,8 +64,10 @@ class NodeJoined(Message, frozen=True):
     host: str = ""
     addresses: tuple[str, ...] = ()
     memory_total: int = 0
+    stays: bool = False
 
     def __post_init__(self) -> None:
+        flags(stays=self.stays)
         counts(home=self.home, incarnation=self.incarnation, workers=self.workers)
         counts(memory_total=self.memory_total)
         text("host", self.host, HOST_CHARS_MAX)
@@ -144,8 +148,10 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     host: str = ""
     addresses: tuple[str, ...] = ()
     memory_total: int = 0
+    stays: bool = False  # as of NodeJoined
 
     def __post_init__(self) -> None:
+        flags(stays=self.stays)
         between("node", self.node, 0, NODES_MAX - 1)
         counts(incarnation=self.incarnation, home=self.home, workers=self.workers)
         counts(memory_total=self.memory_total)

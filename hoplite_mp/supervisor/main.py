@@ -34,23 +34,18 @@ from hoplite_mp.protocol.local import (
     Spawn,
     Spawned,
     Start,
+    StartStandby,
     ToSupervisor,
 )
+from hoplite_mp.supervisor.blas import BLAS_VARIABLES, blas_environment, limit_blas, note_given
 
 __all__ = ["main"]
 
 NODE_MAIN = ("hoplite_mp.node.main", "main")
 MANAGER_MAIN = ("hoplite_mp.manager.loop", "main")
+STANDBY_MAIN = ("hoplite_mp.manager.standby", "main")
 WORKER_MAIN = ("hoplite_mp.worker.main", "main")
 PRELOAD = ("numpy", "hoplite_mp.worker.main", "cloudpickle")
-BLAS_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 PACKET_BYTES_MAX = 1 << 16
 DESCRIPTORS_MAX = 4096
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -74,6 +69,7 @@ class Supervisor:
         self.workers: dict[int, tuple[int, int]] = {}  # pid -> (slot, pool)
         self.node_pid = self.manager_pid = 0
         self.manager_starts: list[float] = []  # when, the latest last
+        self.standby: tuple[LanStart, int] | None = None  # in place of a manager: (start, its node)
         self.given_up = False
         self.first: list[tuple[int, list[int]]] = []  # first workers: (slot, rpc, stdout, stderr)
         self.ending = self.orderly = False
@@ -164,20 +160,48 @@ class Supervisor:
 
     def restart_manager(self) -> None:
         """Nodes come back to it, and tell it what they know."""
+        name = "manager" if self.standby is None else "standby"
         self.manager_starts = self.manager_starts[-MANAGER_STARTS_MAX:]
         first = self.manager_starts[0]
         often = len(self.manager_starts) == MANAGER_STARTS_MAX
         if often and time.monotonic() - first < MANAGER_STARTS_S:
-            _say(f"the manager has ended {MANAGER_STARTS_MAX} times: it is not started again")
+            _say(f"the {name} has ended {MANAGER_STARTS_MAX} times: it is not started again")
             self.ending = True
             return
-        _say("the manager has ended; it is started again")
+        _say(f"the {name} has ended; it is started again")
+        if self.standby is not None:
+            self.start_standby()
+            return
         to_manager, manager_end = socket.socketpair()
         with to_manager, manager_end:
             self.start_manager(manager_end, to_manager)
             with contextlib.suppress(OSError):
                 message = msgspec.msgpack.encode(ManagerStarted())
                 socket.send_fds(self.node, [message], [to_manager.fileno()])
+
+    def start_standby(self) -> None:
+        """A manager in waiting. The listening socket stays open here, as that of a manager does;
+        one that is started again, even one that has led, begins as a standby again."""
+        assert self.standby is not None
+        s = self.start
+        others = [fd for _, fds in self.first for fd in fds]
+        here = [self.driver, self.node, self.wake_read, self.wake_write]
+        fds = [s.control_fd, s.store_fd, s.event_fd, *others]
+        self.manager_starts.append(time.monotonic())
+        self.manager_pid = self.fork(b"hoplite standby", STANDBY_MAIN, self.standby, [*here, *fds])
+
+    def take_standby(self, ask: StartStandby, fds: list[int]) -> None:
+        """This host has a standby from now on."""
+        assert self.start.lan is not None
+        lan = msgspec.structs.replace(
+            self.start.lan,
+            manager_fd=fds[0],
+            standby=ask.addresses,
+            cluster=ask.cluster,
+            certificate=ask.certificate,
+        )
+        self.standby = lan, ask.node
+        self.start_standby()
 
     def make_lines(self, slot: int) -> tuple[int, int, int, int]:
         """A first worker's line and pipes; its own ends wait in `first`."""
@@ -230,7 +254,8 @@ class Supervisor:
             (run,),
             [self.driver, self.node, self.wake_read, self.wake_write]
             + [fd for _, others in self.first for fd in others]
-            + _descriptors(s.lan, "manager_fd"),
+            + _descriptors(s.lan, "manager_fd")
+            + ([] if self.standby is None else [self.standby[0].manager_fd]),
         )
         for fd in fds:
             os.close(fd)
@@ -257,8 +282,10 @@ class Supervisor:
                 self.note_end(pid, status)
                 if pid == self.manager_pid:
                     self.manager_pid = 0
+                    if self.standby is not None and not status:
+                        continue  # the cluster has ended, as the node is told
                     # 0: it has nothing to do any more, as the node has ended.
-                    if not self.ending and self.node_pid and status:
+                    if not self.ending and self.node_pid and status and not self.given_up:
                         self.restart_manager()
                     else:
                         self.ending = True
@@ -267,9 +294,10 @@ class Supervisor:
                     self.ending = True
 
     def note_end(self, pid: int, status: int) -> None:
-        """Whether it is the node's, and that says that the others have lost this host."""
-        if pid == self.node_pid:
-            self.given_up = os.waitstatus_to_exitcode(status) == GIVEN_UP
+        """Whether it says that the others have lost this host: the node's does, and that of a
+        manager which must not decide any more."""
+        if pid in (self.node_pid, self.manager_pid):
+            self.given_up = self.given_up or os.waitstatus_to_exitcode(status) == GIVEN_UP
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -310,6 +338,8 @@ class Supervisor:
                     message = decoder.decode(data)
                     if isinstance(message, Spawn):
                         self.spawn(message, fds)
+                    elif isinstance(message, StartStandby):
+                        self.take_standby(message, fds)
 
     def end(self, patience_s: float) -> None:
         """Workers that see the closing flag end by themselves; what is left is killed."""
@@ -349,8 +379,10 @@ class Supervisor:
             self.reap()
 
     def let_manager_say_farewell(self) -> None:
-        """Other hosts would wait for the next one."""
-        if not self.manager_pid or self.start.lan is None:
+        """Other hosts would wait for the next one. Not if there is a standby for them, and this end
+        was nobody's wish."""
+        lan = self.start.lan
+        if not self.manager_pid or lan is None or (lan.standby and not self.orderly):
             return
         deadline = time.monotonic() + FAREWELL_S
         with contextlib.suppress(ProcessLookupError):
@@ -413,38 +445,6 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def blas_environment(start: Start) -> dict[str, str]:
-    """Threads for each worker's BLAS: cores / workers, unless the user has said something."""
-    chosen = start.config.get("blas_threads")
-    count = str(chosen or max(1, start.cores // max(1, start.workers)))
-    given = _given_blas
-    if chosen:
-        return dict.fromkeys(BLAS_VARIABLES, count)
-    # Every BLAS follows OMP_NUM_THREADS unless its own variable says otherwise.
-    count = given.get("OMP_NUM_THREADS", count)
-    return {name: given.get(name, count) for name in BLAS_VARIABLES}
-
-
-def limit_blas(environment: dict[str, str]) -> None:
-    """numpy's own OpenBLAS was loaded with one thread; raise that if there are more to use."""
-    first = environment["OPENBLAS_NUM_THREADS"].split(",")[0].strip()  # OpenMP allows a list
-    threads = int(first) if first.isdecimal() else 1
-    if threads <= 1:
-        return
-    with open("/proc/self/maps") as maps:
-        libraries = {line.split()[-1] for line in maps if "openblas" in line}
-    for path in libraries:
-        library = ctypes.CDLL(path)
-        for prefix in ("scipy_openblas", "openblas"):
-            for suffix in ("64_", ""):
-                setter = getattr(library, f"{prefix}_set_num_threads{suffix}", None)
-                if setter is not None:
-                    setter(threads)
-
-
-_given_blas: dict[str, str] = {}
-
-
 def _raise_descriptor_limit() -> None:
     """Each worker has a line and two pipes at the node: 1024 are used up by about 170 workers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -459,7 +459,7 @@ def main(start: Start) -> None:
     os.setsid()
     _raise_descriptor_limit()
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    _given_blas.update({k: os.environ[k] for k in BLAS_VARIABLES if k in os.environ})
+    note_given()
     supervisor = Supervisor(start)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(supervisor.wake_write, warn_on_full_buffer=False)

@@ -93,6 +93,7 @@ class Door:
     ) -> None:
         """listener: as of `listen`, or a UNIX socket; taken over. certificate: None: no TLS."""
         self.mine = mine
+        self.not_now: frozenset[str] = frozenset()  # roles that are refused at present
         self.refused = 0
         self._listener = listener
         self._key = key
@@ -247,6 +248,7 @@ class Door:
             self.mine,
             certificate_sha256=sees,
             deadline=deadline,
+            not_now=self.not_now,
         )
 
     def _send_away(self, guest: _Guest, now: float) -> None:

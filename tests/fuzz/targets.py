@@ -53,6 +53,7 @@ from hoplite_mp.transport.certificates import Certificate
 from tests.fuzz.making import legal
 from tests.protocol.peer_samples import LAYOUT, PEER_SAMPLES
 from tests.protocol.samples import ADDRESSES, ID, SAMPLES
+from tests.protocol.test_terms import TO_MANAGER, TO_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,8 +245,8 @@ GREETINGS = (
 
 TARGETS = (
     Target("frames", _frames, (ProtocolError,), (b"".join(map(framed, _bodies(SAMPLES[:3]))),)),
-    _messages("from nodes", codec.manager_decoder, SAMPLES),
-    _messages("from the manager", codec.node_decoder, SAMPLES),
+    _messages("from nodes", codec.manager_decoder, (*SAMPLES, *TO_MANAGER)),
+    _messages("from the manager", codec.node_decoder, (*SAMPLES, *TO_NODE)),
     _messages("from peers", lambda: codec.Decoder(PeerMessage), PEER_SAMPLES),
     Target("greetings", greetings.decode_body, (ProtocolError,), _bodies(GREETINGS), packed=True),
     Target("server's handshake", _shaken(_server, UP), (HopliteError,), (UP,)),
@@ -274,6 +275,7 @@ SOURCES: dict[str, str] = {
     "doctor/trial.py": OWN + ": a program that it has started",
     "ids.py": "frames; from nodes; from peers",
     "looking/dump.py": "a member's answer to a person who asked: shown, and nothing else",
+    "manager/standby.py": OWN,
     "member.py": "payloads",
     "node/execute.py": "payloads",
     "node/folding.py": OWN,

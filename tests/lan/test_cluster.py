@@ -15,7 +15,7 @@ import pytest
 from tests.lan import Lan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tests.lan import Host
 
@@ -31,8 +31,9 @@ HOPLITE = [sys.executable, "-m", "hoplite_mp"]
 
 
 class UpCluster:
-    """`hoplite-mp up` on the first host, `join` on the others. attaches: drivers find the node of
-    their host, as they do for users; else they come with nodes of their own."""
+    """`hoplite-mp up` on the first host, with options `more`, `join` on the others. attaches:
+    drivers find the node of their host, as they do for users; else they come with nodes of their
+    own."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class UpCluster:
         memory: str = "256MiB",
         options: tuple[str, ...] = (),
         joins: int = 64,
+        more: Sequence[str] = (),
         **env: str,
     ) -> None:
         self.lan = lan
@@ -55,7 +57,7 @@ class UpCluster:
         first = lan[0]
         self.up = first.popen(
             [*HOPLITE, "up", "--listen", f"{first.address}:7000", "--workers", str(workers),
-             *self.options],
+             *more, *self.options],
             env=self.env,
             stdout=subprocess.PIPE,
             text=True,

@@ -54,6 +54,7 @@ PEER_SAMPLES: tuple[p.PeerMessage, ...] = (
     g.GroupGo(3, 9, 1, (REDUCE, DISTRIBUTE), (0, 1)),
     g.GroupDone(3, 9, 1, "gone", 1 << 27, 1 << 27),
     COMMIT,
-    g.GroupStart(3, 1, 10),
+    g.GroupStart(3, 2, 1, 10),
+    g.GroupSkip(3, 10),
     g.GroupSync(3, 1, 9, COMMIT, ((1, 10),)),
 )

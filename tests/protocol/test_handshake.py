@@ -203,6 +203,14 @@ def test_a_server_without_the_token_is_not_believed() -> None:
     assert victim.outgoing() == b""  # not even its name
 
 
+def test_a_role_that_is_not_served_now() -> None:
+    """Only who has the token hears so; other roles are let in."""
+    now = {"not_now": frozenset({"node"})}
+    refused(Run(client(), server(**now)), "does not lead the cluster", ProtocolError)
+    refused(Run(client(b"x" * 32), server(**now)), "token", AuthError)
+    assert not Run(client(role="voter"), server(**now)).errors
+
+
 def test_no_token_at_all() -> None:
     """Straight to the introduction, or a proof of nothing."""
     for message in (CLIENT, g.Proof(bytes(32))):

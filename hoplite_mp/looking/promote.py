@@ -1,0 +1,87 @@
+"""`hoplite-mp promote`: a human's word that a standby is to lead.
+
+Why it exists: of two hosts neither can know whether the other is gone or only cut off.
+It must never know: when a standby may lead; it says so itself (manager/office.py).
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from hoplite_mp import ids
+from hoplite_mp.config import Config
+from hoplite_mp.errors import HopliteError, ManagerLostError
+from hoplite_mp.protocol.codec import encode, node_decoder
+from hoplite_mp.protocol.greetings import Introduction
+from hoplite_mp.protocol.terms import Promote, Promoted
+from hoplite_mp.protocol.versions import software_versions
+from hoplite_mp.transport.addresses import parse_address, resolve
+from hoplite_mp.transport.caller import Caller
+from hoplite_mp.transport.tokens import load_token
+
+if TYPE_CHECKING:
+    import argparse
+
+    from hoplite_mp.transport.stream import TcpStream
+
+__all__ = ["promote"]
+
+ANSWER_S = 10.0  # for the standby to have the votes of the nodes that are there
+
+
+def promote(arguments: argparse.Namespace) -> int:
+    """Asks the standby to lead. Returns the exit code: 0 if it does."""
+    try:
+        answer = _ask(arguments)
+    except (HopliteError, OSError) as error:
+        print(f"hoplite-mp: {error}", file=sys.stderr)
+        return 1
+    where = arguments.address
+    if answer.leads:
+        print(f"{where}: {answer.words}")
+        return 0
+    print(f"hoplite-mp: the standby at {where} does not lead: {answer.words}", file=sys.stderr)
+    return 1
+
+
+def _ask(arguments: argparse.Namespace) -> Promoted:
+    config = Config.from_environment()
+    caller = Caller(
+        resolve(parse_address(arguments.address)),
+        key=load_token(arguments.token_file, make=False).key,
+        role="tool",
+        mine=Introduction(ids.random_host_id(), software_versions()),
+        tls=not arguments.no_tls,
+        now=time.monotonic(),
+        timeout_s=config.connect_timeout_s,
+        handshake_timeout_s=config.handshake_timeout_s,
+    )
+    stream = caller.wait().stream
+    try:
+        stream.write(encode(Promote(arguments.anyway)))
+        return _answer(stream)
+    finally:
+        stream.close()
+
+
+def _answer(stream: TcpStream) -> Promoted:
+    decoder = node_decoder()
+    deadline = time.monotonic() + ANSWER_S
+    poll = select.poll()
+    while (left := deadline - time.monotonic()) > 0:
+        if not stream.flush():
+            break
+        data = stream.read()
+        if data is None:
+            break
+        for message in decoder.feed(data):
+            if isinstance(message, Promoted):
+                return message
+        poll.register(stream.fileno(), select.POLLIN | (select.POLLOUT * stream.wants_write))
+        poll.poll(left * 1000)
+    raise ManagerLostError(
+        "it gives no answer: is this the address of a standby, as `hoplite-mp up --standby` said?"
+    )

@@ -1,0 +1,261 @@
+"""Whether this process decides for the cluster: it asks and counts; planner/terms.py judges.
+
+Why it exists: a cluster with a standby has two processes that can be its manager. Both are the same
+loop around the same planner; this room says whether it may decide now. Until it may, what nodes say
+is kept for later.
+
+    the first host's   tenure ──► may decide ◄──► hears too few ──► for too long, or superseded: out
+    a standby          candidate ──► has the votes ──► tenure, as above
+
+This module must never know what is decided, nor how messages travel.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from hoplite_mp.planner.terms import OUT_S, Candidate, Tenure
+from hoplite_mp.protocol.terms import (
+    Ends,
+    Follows,
+    Knows,
+    Leads,
+    Promote,
+    Promoted,
+    StandbyNamed,
+    Superseded,
+    VoteAsked,
+    Voted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+
+    from hoplite_mp.protocol.messages import Member
+
+__all__ = ["Office"]
+
+# Messages that wait until this manager may decide again. Higher: a long wait of many busy nodes is
+# survived; lower: less memory in it. Above it the manager steps down.
+HELD_MAX = 1 << 18
+# How long newcomers wait for a manager that does not decide. Higher: short troubles do not turn
+# them away; lower: they learn sooner that they should look elsewhere.
+PATIENT_S = 3.0
+US = 1_000_000
+AUTOMATIC = (
+    "it takes over by itself as soon as more than half of the hosts have lost the manager; ask "
+    "`hoplite-mp status` in a moment"
+)
+
+Who = TypeVar("Who", bound="Hashable")
+_log = logging.getLogger("hoplite_mp")
+
+
+class Office(Generic[Who]):
+    """Of one process. Who: whatever names a connection."""
+
+    def __init__(
+        self,
+        standby: tuple[str, ...],
+        *,
+        own: int,
+        lease_s: float,
+        write: Callable[[Who, Any], None],
+        again: bool = False,
+        candidate: Candidate | None = None,
+    ) -> None:
+        """standby: where it is. own: the node of this host. again: the manager of before has told
+        that node what is in force. candidate: this is the standby."""
+        self._named = StandbyNamed(standby)
+        self.held: list[Any] = []  # what nodes have said since it does not decide
+        self.won: Callable[[int], None] = lambda term: None  # called once, with the term
+        self.superseded = 0  # the term of another manager
+        self._own = own
+        self._lease_s = lease_s
+        self._write = write
+        self._tenure = None if again or candidate is not None else Tenure(1, own, lease_s)
+        self._candidate = candidate
+        self._identity = 0 if candidate is None else candidate.identity
+        self._offers: dict[Who, int] = {}  # connection -> its node
+        self._promoter: Who | None = None
+        self._idle_since: float | None = None
+        self._told = 0  # version of the lists that this host's node was sent
+
+    # -- now -----------------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """Is this the manager, though perhaps not now? False: a standby that waits."""
+        return self._candidate is None
+
+    def decides(self, now: float) -> bool:
+        """May it decide now?"""
+        return self._tenure is not None and self._tenure.decides(now)
+
+    def is_out(self, now: float) -> bool:
+        """Is it over? To be asked each turn."""
+        if not self.leads or self.decides(now):
+            if self._idle_since is not None and self.leads:
+                _log.warning("the manager hears half of the hosts again, and decides")
+            self._idle_since = None
+            return bool(self.superseded)
+        if self._idle_since is None:
+            self._idle_since = now
+            if self._tenure is not None and self._tenure.lists:
+                _log.warning("the manager hears less than half of the hosts: it decides nothing")
+        if self._tenure is None:
+            return False  # it was started again, and its host's node is busy
+        if self.superseded:
+            _log.warning("another manager leads in term %d: this one steps down", self.superseded)
+        elif now - self._idle_since > OUT_S or len(self.held) > HELD_MAX:
+            _log.error("too few hosts were heard for %.3g s: the manager steps down", OUT_S)
+        else:
+            return False
+        return True
+
+    def hold(self, message: Any) -> None:
+        """Until it may decide."""
+        self.held.append(message)
+
+    def release(self) -> list[Any]:
+        """What was held, in order."""
+        held, self.held = self.held, []
+        return held
+
+    def change(self, members: Iterable[Member]) -> None:
+        """These are the members from now on."""
+        if self._tenure is not None:
+            self._tenure.change(tuple(m.node for m in members if m.stays or m.node == self._own))
+
+    @property
+    def absent(self) -> set[int]:
+        """Nodes that will not come to a standby that has just won."""
+        return set() if self._candidate is None else self._candidate.absent()
+
+    def admitted(self, link: Who, node: int, now: float) -> None:
+        """A node is let in; before it hears that, it hears of the standby."""
+        if self._tenure is not None:
+            self._tenure.joined(node, now)
+        self._write(link, self._named)
+
+    def turns_away(self, now: float, waits: bool) -> bool:
+        """Must newcomers look elsewhere? waits: for nodes that come back."""
+        if not self.leads:
+            return True
+        idle_since = self._idle_since
+        return not waits and idle_since is not None and now - idle_since > PATIENT_S
+
+    # -- what is said --------------------------------------------------------------------------
+
+    def word(self, node: int, now: float) -> Leads | None:
+        """For a node, at each beat; None: only that this process lives."""
+        tenure = self._tenure
+        if tenure is None:
+            return None
+        return Leads(tenure.term, tenure.at, int(now * US), tenure.words_for(node))
+
+    def news(self, now: float) -> Leads | None:
+        """What this host's own node is to know at once: only then others may."""
+        tenure = self._tenure
+        if tenure is None or not tenure.lists or tenure.lists[-1].version == self._told:
+            return None
+        self._told = tenure.lists[-1].version
+        return self.word(self._own, now)
+
+    def take(self, link: Who, message: Any, now: float) -> bool:
+        """A message; False: it is not about terms."""
+        match message:
+            case Follows():
+                if self._tenure is not None:
+                    sent, version = message.sent_us / US, message.version
+                    self._tenure.followed(message.node, message.term, sent, version)
+            case Knows():
+                self._knows(link, message, now)
+            case Voted():
+                self._voted(link, message)
+            case Ends():
+                if self._tenure is not None:
+                    self._tenure.ended(message.node)
+            case Superseded():
+                if self._tenure is not None and message.term > self._tenure.term:
+                    self.superseded = message.term
+            case Promote():
+                self._promote(link, message, now)
+            case _:
+                return False
+        return True
+
+    def _knows(self, link: Who, message: Knows, now: float) -> None:
+        node, knowledge = message.node, message.knowledge
+        if self._candidate is not None:
+            self._offers[link] = node
+            self._candidate.offer(node, knowledge)
+            self._ask(now)
+        elif self._tenure is None:
+            if node == self._own:  # the manager before this one has told it all
+                tenure = Tenure(max(1, knowledge.term), node, self._lease_s, knowledge.lists)
+                latest = knowledge.latest
+                version = 0 if latest is None else latest.version
+                tenure.followed(node, tenure.term, now, version)
+                self._tenure = tenure
+        elif self._identity:  # it comes late: it is told that there is another term
+            self._write(link, VoteAsked(self._tenure.term, self._identity))
+
+    def _ask(self, now: float) -> None:
+        assert self._candidate is not None
+        asked = self._candidate.ask(now)
+        for link, node in self._offers.items():
+            if node in asked:
+                self._write(link, VoteAsked(self._candidate.term, self._identity))
+
+    def _voted(self, link: Who, message: Voted) -> None:
+        if self._candidate is not None and self._offers.get(link) == message.node:
+            self._candidate.voted(message.node, message.term, message.knowledge)
+
+    def count(self) -> bool:
+        """Has the standby just won? Then it leads, and `absent` is no more."""
+        candidate = self._candidate
+        if candidate is None or not candidate.has_won:
+            return False
+        self._tenure = candidate.tenure(self._lease_s)
+        self._candidate = None
+        term = self._tenure.term
+        _log.warning("the standby leads the cluster from now on, in term %d", term)
+        if self._promoter is not None:
+            self._write(self._promoter, Promoted(True, f"it leads the cluster now, in term {term}"))
+        self.won(term)
+        return True
+
+    def ended(self, link: Who) -> None:
+        """That connection is over."""
+        node = self._offers.pop(link, None)
+        if self._promoter == link:
+            self._promoter = None
+        if node is not None and self._candidate is not None:
+            self._candidate.withdraw(node)
+
+    # -- a human's word ------------------------------------------------------------------------
+
+    def _promote(self, link: Who, message: Promote, now: float) -> None:
+        candidate = self._candidate
+        if candidate is None:
+            self._write(link, Promoted(True, "it leads the cluster already"))
+            return
+        hosts = candidate.latest(candidate.offers)
+        if candidate.own not in candidate.offers:
+            words = "the node of its own host still hears the manager, or did so just now"
+        elif hosts is None or hosts.has_majority(set(candidate.offers)):
+            words = AUTOMATIC
+        elif len(hosts.nodes) > 2 and not message.anyway:
+            here = len(candidate.offers.keys() & set(hosts.nodes))
+            words = (
+                f"only {here} of {len(hosts.nodes)} hosts are here; the others may be led by the "
+                "manager still. If they are gone for good, add --anyway"
+            )
+        else:
+            self._promoter = link
+            candidate.force()
+            self._ask(now)
+            return
+        self._write(link, Promoted(False, words))

@@ -1,0 +1,94 @@
+"""The process of a standby: a manager that waits until it may lead.
+
+Why it exists: it listens where nodes look when they have lost their manager, collects their votes,
+and is an ordinary manager from then on. The manager of before may still be there, cut off: it is
+told that its term is over, as soon as it can be reached.
+It must never know: what makes it win (manager/office.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.manager.beats import Beats
+from hoplite_mp.manager.loop import Link, Loop, door_of
+from hoplite_mp.manager.office import Office
+from hoplite_mp.planner.machine import Planner
+from hoplite_mp.planner.terms import Candidate, lease_s
+from hoplite_mp.protocol.codec import encode
+from hoplite_mp.protocol.greetings import Introduction
+from hoplite_mp.protocol.terms import Superseded
+from hoplite_mp.protocol.versions import software_versions
+from hoplite_mp.transport.addresses import Endpoint
+from hoplite_mp.transport.caller import Caller
+
+if TYPE_CHECKING:
+    from hoplite_mp.protocol.local import LanStart
+
+__all__ = ["main"]
+
+IDENTITY_BYTES = 7
+# Between two calls of the manager of before. Lower: it ends sooner after a cut; each is a call of a
+# host that is mostly gone.
+TELL_PAUSE_S = 2.0
+TELL_WAIT_S = 2.0  # for its answer; it ends the connection when it has read
+_log = logging.getLogger("hoplite_mp")
+
+
+def main(lan: LanStart, own: int) -> int:
+    """Wait, and lead if it comes to that. own: the number of this host's node; `lan` is as the
+    node's, with the listening socket, the cluster's id and its certificate."""
+    candidate = Candidate(own, int.from_bytes(secrets.token_bytes(IDENTITY_BYTES)) + 1)
+    office: Office[Link] = Office(
+        tuple(lan.standby),
+        own=own,
+        lease_s=lease_s(lan.silence_s),
+        write=lambda link, message: link.write(encode(message)),
+        candidate=candidate,
+    )
+    office.won = lambda term: _tell_former(lan, term)
+    loop = Loop(Planner(again=True))
+    loop.open(door_of(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))
+    loop.share(office)
+    loop.end_with(signal.SIGTERM)
+    return loop.run()
+
+
+def _tell_former(lan: LanStart, term: int) -> None:
+    """In a thread that ends with this process."""
+    thread = threading.Thread(
+        target=_tell, args=(lan, term), name="hoplite_mp superseding", daemon=True
+    )
+    thread.start()
+
+
+def _tell(lan: LanStart, term: int) -> None:
+    endpoints = [Endpoint(socket.AddressFamily(f), tuple(where)) for f, where in lan.manager]
+    mine = Introduction(lan.home, software_versions())
+    while True:
+        caller = Caller(
+            endpoints,
+            key=lan.key,
+            role="voter",
+            mine=mine,
+            tls=lan.tls,
+            now=time.monotonic(),
+            timeout_s=TELL_WAIT_S,
+            handshake_timeout_s=TELL_WAIT_S,
+            cluster=lan.cluster,
+        )
+        with contextlib.suppress(HopliteError, OSError):  # it is gone, or cut off
+            stream = caller.wait().stream
+            stream.write(encode(Superseded(term)))
+            stream.flush()
+            time.sleep(TELL_WAIT_S)  # it reads that, and ends
+            stream.close()
+        time.sleep(TELL_PAUSE_S)

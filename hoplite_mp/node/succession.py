@@ -1,0 +1,260 @@
+"""What this node does about terms: it follows one manager, and votes for a standby when it is lost.
+
+Why it exists: in a cluster with a standby a node must never obey two managers. It answers each beat
+of its manager, by which it is bound for a while; when it has heard none for longer, it offers
+itself to the standby, and still goes back if the manager is there again. With its vote the manager
+of before is over for it, and the connection to the standby is that to its manager.
+It must never know: what else managers say; when a vote may be given (planner/terms.py).
+
+    following ──► nothing heard, or the connection lost ──► offered ──► voted ──► following another
+        ▲                                                      │
+        └────────────── the manager is there again ◄───────────┘
+
+The node of the manager's own host never votes: with its manager its host ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp.errors import ConfigError
+from hoplite_mp.node.peers import Call
+from hoplite_mp.node.wires import Wire
+from hoplite_mp.planner.terms import Voter, promise_s
+from hoplite_mp.protocol.codec import encode, node_decoder
+from hoplite_mp.protocol.local import StartStandby
+from hoplite_mp.protocol.terms import Ends, Follows, Knows, Leads, StandbyNamed, VoteAsked, Voted
+from hoplite_mp.transport.addresses import Address, Endpoint, own_addresses, parse_address, resolve
+from hoplite_mp.transport.listen import listen
+from hoplite_mp.transport.silence import Silence
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.lan import Lan
+    from hoplite_mp.node.management import Management
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["Succession"]
+
+# How long a node waits without a manager if it can speak to the standby: a human may promote that.
+# Higher: there is more time for it. Lower: programs learn sooner that nobody has done it.
+PROMOTE_WAIT_S = 300.0
+# How long otherwise. Higher: a standby that is late is waited for.
+ALONE_S = 10.0
+CALL_S = 2.0  # for the standby to answer; then it is called again
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Succession:
+    """Of one node, from when it is told that there is a standby."""
+
+    def __init__(self, management: Management, lan: Lan, named: StandbyNamed) -> None:
+        self.management = management
+        self.node = management.node
+        self.lan = lan
+        self.addresses = named.addresses
+        now = time.monotonic()
+        self.voter = Voter(promise_s(lan.lan.silence_s), now)
+        self.holds = ""  # where the standby is, if that is this host's
+        # The lease of a manager that is late runs out; that is no reason yet to want another one.
+        self._silence = Silence(now, lan.lan.silence_s)
+        self._look_at = now
+        self.wire: Wire | None = None  # to the standby, as long as that does not lead
+        self._host = 0  # home of the standby's host
+        self._offered = False
+        self._calling = False
+        self._alone_since: float | None = None
+        self._endpoints = [_endpoint(address) for address in named.addresses]
+        if not management.is_near:
+            self._look()
+
+    # -- the manager's word --------------------------------------------------------------------
+
+    def receive(self, message: Any) -> None:
+        """From the manager."""
+        if not isinstance(message, Leads):
+            return
+        voter, now = self.voter, time.monotonic()
+        self._silence.heard(min(now, self._look_at))  # a late loop finds it late
+        if not voter.hear(message.term, message.at, message.lists, now):
+            _log.warning("a manager of an older term was heard: it is not obeyed")
+            self.management.drop("its term is over")
+            self.lost()
+            return
+        answer = Follows(self.node.number, voter.term, message.sent_us, voter.version)
+        self.management.send(answer)
+
+    def knows(self) -> Knows:
+        """For a manager that has been started again."""
+        return Knows(self.node.number, self.voter.knowledge)
+
+    def ends(self) -> Ends:
+        """The last word: who counts hosts need not miss this one."""
+        return Ends(self.node.number)
+
+    @property
+    def has_voted(self) -> bool:
+        """Is the manager of before over for this node?"""
+        return bool(self.voter.voted_for)
+
+    # -- without a manager ---------------------------------------------------------------------
+
+    def lost(self) -> None:
+        """The connection to the manager is over."""
+        if self._alone_since is None:
+            self._alone_since = time.monotonic()
+        if not self.has_voted:
+            self._call_manager()
+
+    def _call_manager(self) -> None:
+        """It may be started again, at the same address."""
+        self.lan.call_manager(self._manager_called, ALONE_S)
+
+    def _manager_called(self, admission: Admission | None) -> None:
+        alone = self._alone_since is not None and not self.node.stopping
+        if admission is None:
+            if alone and not self.has_voted:
+                self.node.after(self.lan.lan.beat_interval_s, self._call_again)
+        elif alone and not self.has_voted:
+            self.voter.heard_at = time.monotonic()
+            self._found()
+            self.management.found(admission)
+        else:
+            admission.stream.close()
+
+    def _found(self) -> None:
+        """There is a manager, which is listened to from now on."""
+        self._alone_since = None
+        self._silence = Silence(time.monotonic(), self.lan.lan.silence_s)
+
+    def _call_again(self) -> None:
+        if self._alone_since is not None and not self.has_voted:
+            self._call_manager()
+
+    def _look(self) -> None:
+        """At each beat."""
+        if self.node.stopping:
+            return
+        now = time.monotonic()
+        interval_s = self.lan.lan.beat_interval_s
+        if now - self._look_at > interval_s:  # what has come meanwhile is not read yet
+            self._silence.excuse(now - self._look_at)
+        wanted = self._wants_another(now)
+        if not wanted and self.wire is not None:
+            self.wire.close("the manager is there again")
+        elif wanted and self.wire is None and not self._calling:
+            self._call()
+        else:
+            self._offer(now)
+        if self._alone_since is not None:
+            patience_s = ALONE_S if self.wire is None else PROMOTE_WAIT_S
+            if now - self._alone_since > patience_s:
+                _log.error("no manager was found for %.3g s", now - self._alone_since)
+                self.node.given_up = True
+                self.node.leave()
+                return
+        free_in = self.voter.free_at - now
+        next_in = free_in if 0 < free_in < interval_s else interval_s
+        self._look_at = now + next_in
+        self.node.after(next_in, self._look)
+
+    def _wants_another(self, now: float) -> bool:
+        """Is the manager gone, as far as can be seen from here?"""
+        return self._alone_since is not None or self._silence.deadline <= now
+
+    def _offer(self, now: float) -> None:
+        if self.wire is None or self._offered:
+            return
+        if self.voter.is_free(now) and self._wants_another(now):
+            self._offered = True
+            self.wire.send(encode(self.knows()))
+
+    def _call(self) -> None:
+        from hoplite_mp.transport.caller import Caller
+
+        lan = self.lan.lan
+        self._calling = True
+        caller = Caller(
+            self._endpoints,
+            key=lan.key,
+            role="voter",
+            mine=self.lan.mine,
+            tls=lan.tls,
+            now=time.monotonic(),
+            timeout_s=CALL_S,
+            handshake_timeout_s=lan.handshake_timeout_s,
+            cluster=self.lan.cluster,
+            rounds_max=1,
+        )
+        Call(self.node, caller, "the standby", self._called, logging.INFO).turn()
+
+    def _called(self, admission: Admission | None) -> None:
+        self._calling = False
+        if admission is None:
+            return
+        self._offered, self._host = False, admission.peer.host
+        self.wire = Wire(
+            self.node.poll,
+            self.node.handlers,
+            admission.stream,
+            node_decoder(),
+            self._from_standby,
+            self._standby_lost,
+            threading.Lock(),
+        )
+        self.wire.ready()  # what came with the handshake's last bytes is announced by no loop
+        self._offer(time.monotonic())
+
+    def _standby_lost(self, reason: str) -> None:
+        _log.info("the connection to the standby ended: %s", reason)
+        self.wire = None
+
+    def _from_standby(self, message: Any) -> None:
+        if not isinstance(message, VoteAsked) or self.wire is None:
+            return
+        before = self.voter.knowledge
+        if not self.voter.vote(message.term, message.candidate, time.monotonic()):
+            self.wire.close("this node is not free")
+            return
+        _log.warning("this node votes for the standby, in term %d", message.term)
+        wire, self.wire = self.wire, None
+        self._found()
+        where = [(int(end.family), tuple(end.sockaddr)) for end in self._endpoints]
+        self.lan.lan = msgspec.structs.replace(self.lan.lan, manager=where)
+        self.management.follow(wire, Voted(self.node.number, message.term, before), self._host)
+
+    # -- the standby itself --------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """If the standby belongs to this host, its supervisor starts it."""
+        if not self.lan.lan.meets_drivers:
+            return  # this node ends with a program
+        here = set(own_addresses()) | {self.lan.peers.listens_at}
+        for address in map(parse_address, self.addresses):
+            if address.host in here:
+                self._hold_at(address)
+                return
+
+    def _hold_at(self, address: Address) -> None:
+        try:
+            sock = listen(address.host, [address.port])
+        except ConfigError as error:
+            _log.error("this host should have the standby at %s, but: %s", address, error)
+            return
+        ask = StartStandby(
+            self.node.number, list(self.addresses), self.lan.cluster, self.lan.certificate
+        )
+        with sock:
+            socket.send_fds(self.node.supervisor, [msgspec.msgpack.encode(ask)], [sock.fileno()])
+        self.holds = str(address)
+
+
+def _endpoint(address: str) -> Endpoint:
+    """Of an address in numbers: nothing is looked up."""
+    return resolve(parse_address(address))[0]

@@ -1,0 +1,61 @@
+"""How many threads the BLAS of each process has.
+
+Why it exists: workers would fight for the cores if each one's BLAS took all of them, and the
+template that they are forked from may have no threads at all.
+It must never know: when workers start, what they compute.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hoplite_mp.protocol.local import Start
+
+__all__ = ["BLAS_VARIABLES", "blas_environment", "limit_blas", "note_given"]
+
+BLAS_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+_given_blas: dict[str, str] = {}
+
+
+def note_given() -> None:
+    """What the user has said; before this process says something else to itself."""
+    _given_blas.update({k: os.environ[k] for k in BLAS_VARIABLES if k in os.environ})
+
+
+def blas_environment(start: Start) -> dict[str, str]:
+    """Threads for each worker's BLAS: cores / workers, unless the user has said something."""
+    chosen = start.config.get("blas_threads")
+    count = str(chosen or max(1, start.cores // max(1, start.workers)))
+    given = _given_blas
+    if chosen:
+        return dict.fromkeys(BLAS_VARIABLES, count)
+    # Every BLAS follows OMP_NUM_THREADS unless its own variable says otherwise.
+    count = given.get("OMP_NUM_THREADS", count)
+    return {name: given.get(name, count) for name in BLAS_VARIABLES}
+
+
+def limit_blas(environment: dict[str, str]) -> None:
+    """numpy's own OpenBLAS was loaded with one thread; raise that if there are more to use."""
+    first = environment["OPENBLAS_NUM_THREADS"].split(",")[0].strip()  # OpenMP allows a list
+    threads = int(first) if first.isdecimal() else 1
+    if threads <= 1:
+        return
+    with open("/proc/self/maps") as maps:
+        libraries = {line.split()[-1] for line in maps if "openblas" in line}
+    for path in libraries:
+        library = ctypes.CDLL(path)
+        for prefix in ("scipy_openblas", "openblas"):
+            for suffix in ("64_", ""):
+                setter = getattr(library, f"{prefix}_set_num_threads{suffix}", None)
+                if setter is not None:
+                    setter(threads)

@@ -1,0 +1,279 @@
+"""The manager's loop in a cluster with a standby: it decides only while it hears half of the hosts.
+
+Real socket pairs, a clock of the test, no network: nodes here are as near or as far as they say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hoplite_mp.manager.beats import Beats
+from hoplite_mp.manager.loop import Link, Loop
+from hoplite_mp.manager.office import Office
+from hoplite_mp.planner.machine import Planner
+from hoplite_mp.planner.terms import OUT_S, Candidate, lease_s
+from hoplite_mp.protocol import messages as m
+from hoplite_mp.protocol import reports as r
+from hoplite_mp.protocol import terms as t
+from hoplite_mp.protocol.codec import encode, node_decoder
+from hoplite_mp.protocol.local import GIVEN_UP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ID = bytes(16)
+SILENCE_S, BEAT_S = 1.5, 0.2
+LEASE_S = lease_s(SILENCE_S)
+LISTS = (t.Hosts(1 << 32 | 1, (0, 1, 2)),)
+
+
+class Node:
+    """The other end of a manager's connection."""
+
+    def __init__(self, stage: Stage, number: int, sock: socket.socket) -> None:
+        self.stage, self.number, self.sock = stage, number, sock
+        self.sock.settimeout(5)
+        self.decoder = node_decoder()
+        self.version = 0
+
+    def say(self, *messages: Any) -> None:
+        self.sock.sendall(b"".join(map(encode, messages)))
+        self.stage.loop.turn()
+
+    def hear(self, follow: bool = False) -> list[Any]:
+        """All that has been said, without who came and went; follow: the manager's words are
+        answered."""
+        self.sock.setblocking(False)
+        said: list[Any] = []
+        with contextlib.suppress(BlockingIOError):
+            said = list(self.decoder.feed(self.sock.recv(1 << 20)))
+        self.sock.settimeout(5)
+        for one in said:
+            if isinstance(one, t.Leads) and follow:
+                self.version = max([self.version, *(hosts.version for hosts in one.lists)])
+                self.say(t.Follows(self.number, one.term, one.sent_us, self.version))
+        quiet = (m.NodeAdmitted, m.MembersChanged, t.StandbyNamed)
+        return [one for one in said if type(one) not in quiet]
+
+
+class Stage:
+    """A loop whose clock stands still until the test moves it."""
+
+    def __init__(self, candidate: Candidate | None = None) -> None:
+        self.now = 10.0
+        self.loop = Loop(Planner(again=candidate is not None), lambda: self.now)
+        self.office: Office[Link] = Office(
+            ("10.0.0.2:7001",),
+            own=0 if candidate is None else candidate.own,
+            lease_s=LEASE_S,
+            write=lambda link, message: link.write(encode(message)),
+            candidate=candidate,
+        )
+        self.loop.share(self.office)
+        self.loop._beats = Beats(BEAT_S, 100.0)
+        self.nodes: list[Node] = []
+
+    def connect(self, near: bool = False, role: str = "node") -> Node:
+        ours, theirs = socket.socketpair()
+        before = set(self.loop._links)
+        self.loop.add(theirs)
+        (link,) = self.loop._links - before
+        link.near, link.role = near, role
+        self.nodes.append(Node(self, len(self.nodes), ours))
+        return self.nodes[-1]
+
+    def join(self, near: bool = False) -> Node:
+        node = self.connect(near)
+        node.say(m.NodeJoined(70 + node.number, 0, 1, stays=True))
+        return node
+
+    def beat(self, *answering: Node) -> None:
+        """Beats, which these answer."""
+        for _ in range(2):
+            self.now += BEAT_S
+            self.loop.turn()
+            for node in answering:
+                node.hear(follow=True)
+
+    def wait(self, seconds: float) -> bool:
+        """Nobody answers for so long; is it over then?"""
+        end = self.now + seconds
+        over = False
+        while self.now < end:
+            self.now += BEAT_S / 2
+            self.loop.turn()
+            over = self.office.is_out(self.now)
+        return over
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.sock.close()
+        for link in self.loop._links:
+            link.stream.close()
+        self.loop._selector.close()
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.close()
+
+
+def asks(number: int, node: int) -> m.ReduceRequested:
+    return m.ReduceRequested(number, node, 1, (ID,), "sum", 1, ready=(0,))
+
+
+def plans(said: list[Any]) -> list[int]:
+    return [one.operation for one in said if isinstance(one, m.ExecuteReduce)]
+
+
+def test_what_is_said_meanwhile_waits_for_an_answer(stage: Stage) -> None:
+    first, second, third = stage.join(near=True), stage.join(), stage.join()
+    stage.beat(first, second, third)
+    first.say(asks(7, 0))
+    assert plans(first.hear(follow=True)) == [7]
+    stage.wait(LEASE_S + BEAT_S)
+    first.say(asks(8, 0))
+    assert plans(first.hear()) == []
+    stage.beat(second)
+    assert plans(first.hear()) == [8]
+
+
+def test_a_death_is_no_decision_of_who_hears_too_few(stage: Stage) -> None:
+    first, second, third = stage.join(near=True), stage.join(), stage.join()
+    stage.beat(first, second, third)
+    stage.wait(LEASE_S + BEAT_S)
+    third.sock.close()
+    stage.loop.turn()
+    second.sock.recv(1 << 20)
+    stage.loop.turn()
+    assert stage.office.held == [m.NodeLost(2, 0)]
+    stage.beat(second)
+    assert stage.office.held == []
+    assert not stage.loop._planner.membership.is_living(2)
+
+
+def test_newcomers_wait_too(stage: Stage) -> None:
+    stage.join(near=True)
+    second, third = stage.join(), stage.join()
+    stage.beat(second, third)
+    stage.wait(LEASE_S + BEAT_S)
+    stage.join()
+    assert not stage.loop._planner.membership.is_living(3)
+    stage.beat(second)
+    assert stage.loop._planner.membership.is_living(3)
+
+
+def test_it_steps_down_after_a_while(stage: Stage) -> None:
+    stage.join(near=True)
+    stage.join(), stage.join()
+    assert not stage.wait(LEASE_S + OUT_S - 4 * BEAT_S)
+    assert stage.wait(8 * BEAT_S)
+    assert stage.loop.run() == GIVEN_UP
+
+
+def test_it_steps_down_for_a_later_term_only(stage: Stage) -> None:
+    first, other = stage.join(near=True), stage.connect()
+    other.say(t.Superseded(1))
+    assert not stage.office.is_out(stage.now)
+    other.say(t.Superseded(2))
+    assert stage.loop.run() == GIVEN_UP
+    assert not any(isinstance(one, m.ClusterEnded) for one in first.hear())
+
+
+def test_a_late_answer_counts_from_when_it_was_asked_for(stage: Stage) -> None:
+    first, second, third = stage.join(near=True), stage.join(), stage.join()
+    stage.beat(first, second, third)
+    stage.now += BEAT_S
+    stage.loop.turn()
+    stage.now += LEASE_S
+    second.hear(follow=True)
+    stage.loop.turn()
+    assert not stage.office.decides(stage.now)
+
+
+@pytest.fixture
+def standby() -> Iterator[Stage]:
+    stage = Stage(Candidate(1, 9))
+    yield stage
+    stage.close()
+
+
+def report(number: int) -> list[Any]:
+    members = tuple(m.Member(node, 0, 70 + node, 1, stays=True) for node in range(3))
+    returned = r.NodeReturned(number, 0, 3, members)
+    return [returned, r.Reported(number)]
+
+
+def test_a_standby_leads_with_the_votes_of_most(standby: Stage) -> None:
+    """It begins nothing before, and does not wait for the node of the manager before it."""
+    knowledge = t.Knowledge(1, 0, LISTS)
+    one, two = standby.connect(), standby.connect()
+    one.say(t.Knows(1, knowledge))
+    assert one.hear() == []
+    two.say(t.Knows(2, knowledge))
+    (asked,) = one.hear()
+    assert asked == t.VoteAsked(2, 9)
+    one.say(t.Voted(1, 2, knowledge), *report(1)[:1], asks(7, 1), *report(1)[1:])
+    assert one.hear() == []
+    two.say(t.Voted(2, 2, knowledge), *report(2))
+    standby.loop.turn()
+    assert plans(one.hear()) == [7]
+    assert standby.loop._planner.membership.nodes == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("role", "message"),
+    [
+        ("tool", m.NodeJoined(99, 0, 1)),
+        ("tool", t.Superseded(5)),
+        ("voter", m.NodeJoined(99, 0, 1)),
+        ("voter", t.Promote()),
+        ("node", t.Promote()),
+    ],
+)
+def test_a_role_is_for_one_thing(stage: Stage, role: str, message: Any) -> None:
+    stage.join(near=True)
+    other = stage.connect(role=role)
+    other.say(message)
+    assert other.sock.recv(1) == b""
+    assert not stage.office.superseded
+
+
+def test_who_has_gone_does_not_count(standby: Stage) -> None:
+    knowledge = t.Knowledge(1, 0, LISTS)
+    one, two = standby.connect(), standby.connect()
+    two.say(t.Knows(2, knowledge))
+    two.sock.close()
+    standby.loop.turn()
+    one.say(t.Knows(1, knowledge))
+    assert one.hear() == []
+
+
+def promoted(stage: Stage, anyway: bool = False) -> list[Any]:
+    human = stage.connect(role="tool")
+    human.say(t.Promote(anyway))
+    stage.loop.turn()
+    return human.hear()
+
+
+def test_a_human_cannot_know_better_where_it_is_automatic(standby: Stage) -> None:
+    (answer,) = promoted(standby)
+    assert "still hears the manager" in answer.words
+    one = standby.connect()
+    one.say(t.Knows(1, t.Knowledge(1, 0, LISTS)))
+    (answer,) = promoted(standby)
+    assert not answer.leads
+    assert "only 1 of 3 hosts are here" in answer.words
+    assert promoted(standby, anyway=True) == []  # until the vote is there
+    (asked,) = one.hear()
+    one.say(t.Voted(1, asked.term, t.Knowledge(1, 0, LISTS)), *report(1))
+    standby.loop.turn()
+    assert standby.office.decides(standby.now + 100)
+    (answer,) = promoted(standby)
+    assert answer == t.Promoted(True, "it leads the cluster already")

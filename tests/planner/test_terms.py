@@ -1,0 +1,369 @@
+"""Never two managers that both decide, whatever the network and the clocks do; and one, at last.
+
+A machine plays one manager, one standby and some nodes. Every message may be lost, late, doubled or
+overtaken; each host's clock has a rate of its own; processes of managers die and begin again; hosts
+come and go by the manager's decision while the ones that went still live and vote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from hoplite_mp.planner import terms
+from hoplite_mp.planner.terms import Candidate, Hosts, Knowledge, Tenure, Voter
+
+LEASE_S, PROMISE_S = terms.lease_s(1.0), terms.promise_s(1.0)
+FIRST, STANDBY = 0, 1  # nodes of the two managers' hosts
+NODES = 7
+RATE_MOST = terms.PROMISE_LEASES - 0.01
+few = st.sets(st.integers(0, NODES - 1), max_size=3)
+some = few | few.map(lambda left_out: set(range(NODES)) - left_out)
+
+
+@dataclass
+class World:
+    """Everybody, and what is on its way."""
+
+    rates: list[float]
+    now: float = 0.0
+    identities: int = 0
+    manager: Tenure | None = None  # of the first host; None: its process is down
+    candidate: Candidate | None = None
+    second: Tenure | None = None  # the standby's, when it leads
+    voters: list[Voter] = field(default_factory=list)
+    mail: list[tuple[str, int, Any]] = field(default_factory=list)  # (kind, node, what)
+    there: set[int] = field(default_factory=set)  # nodes that have ever joined
+
+    def clock(self, node: int) -> float:
+        return 1000 * node + self.now * self.rates[node]
+
+    def stand(self) -> None:
+        """The standby's process begins: it knows nothing."""
+        self.identities += 1
+        self.second = None
+        self.candidate = Candidate(STANDBY, self.identities)
+        self.mail = [one for one in self.mail if one[0] not in ("offer", "voted", "second follows")]
+
+    def deliver(self, kind: str, node: int, what: Any) -> None:
+        if node not in self.there:
+            return
+        voter = self.voters[node]
+        now = self.clock(node)
+        if kind == "leads":
+            term, at, lists, sent = what
+            if voter.hear(term, at, lists, now):
+                whose = "follows" if at == FIRST else "second follows"
+                self.mail.append((whose, node, (voter.term, sent, voter.version)))
+        elif kind == "asked":
+            if voter.vote(*what, now):
+                self.mail.append(("voted", node, (voter.term, voter.knowledge)))
+        elif kind == "follows" and self.manager is not None:
+            self.manager.followed(node, *what)
+        elif kind == "second follows" and self.second is not None:
+            self.second.followed(node, *what)
+        elif kind == "offer" and self.candidate is not None:
+            self.candidate.offer(node, what)
+        elif kind == "voted" and self.candidate is not None:
+            self.candidate.voted(node, *what)
+            if self.candidate.has_won:
+                self.second = self.candidate.tenure(LEASE_S)
+                self.candidate = None
+
+    def say(self, tenure: Tenure) -> None:
+        """A beat of a manager, to all that it may ever have known."""
+        now = self.clock(tenure.at)
+        for node in range(NODES):
+            word = (tenure.term, tenure.at, tenure.words_for(node), now)
+            self.mail.append(("leads", node, word))
+
+    def ask(self) -> None:
+        if self.candidate is not None:
+            for node in self.candidate.ask(self.clock(STANDBY)):
+                self.mail.append(("asked", node, (self.candidate.term, self.candidate.identity)))
+
+    def offer(self, node: int) -> None:
+        if node == FIRST or node not in self.there:
+            return  # it waits for its own manager
+        voter = self.voters[node]
+        if voter.is_free(self.clock(node)):
+            self.mail.append(("offer", node, voter.knowledge))
+
+    def deciding(self) -> list[Tenure]:
+        both = [one for one in (self.manager, self.second) if one is not None]
+        return [one for one in both if one.decides(self.clock(one.at))]
+
+
+class Managers(RuleBasedStateMachine):
+    @initialize(
+        rates=st.lists(st.floats(1.0, RATE_MOST), min_size=NODES, max_size=NODES),
+        size=st.integers(2, NODES),
+    )
+    def begin(self, rates: list[float], size: int) -> None:
+        self.world = world = World(rates)
+        world.voters = [Voter(PROMISE_S, world.clock(node)) for node in range(NODES)]
+        world.manager = Tenure(1, FIRST, LEASE_S)
+        world.manager.change(tuple(range(size)))
+        world.there = set(range(size))
+        world.stand()
+        self.settle(range(NODES))
+
+    def settle(self, nodes: range | set[int]) -> None:
+        """Beats and answers go well for a moment, among these."""
+        for _ in range(3):
+            for tenure in (self.world.manager, self.world.second):
+                if tenure is not None and tenure.at in nodes:
+                    self.world.say(tenure)
+            self.flow(nodes)
+
+    def flow(self, nodes: range | set[int]) -> None:
+        while ready := [one for one in self.world.mail if one[1] in nodes]:
+            self.world.mail = [one for one in self.world.mail if one[1] not in nodes]
+            for one in ready:
+                self.world.deliver(*one)
+
+    @rule(seconds=st.sampled_from([0.01, 0.2, 0.5, 0.95, 1.0, 1.05, 1.2]))
+    def wait(self, seconds: float) -> None:
+        self.world.now += seconds
+
+    @rule(which=st.booleans(), nodes=some)
+    def beat(self, which: bool, nodes: set[int]) -> None:
+        """And what comes of it at some nodes."""
+        tenure = self.world.manager if which else self.world.second
+        if tenure is not None:
+            self.world.say(tenure)
+            self.flow(nodes)
+
+    @rule(data=st.data())
+    def arrive(self, data: st.DataObject) -> None:
+        if self.world.mail:
+            one = data.draw(st.sampled_from(self.world.mail))
+            if data.draw(st.booleans()):
+                self.world.mail.remove(one)
+            self.world.deliver(*one)
+
+    @rule(kept=st.integers(0, 5))
+    def lose(self, kept: int) -> None:
+        self.world.mail = self.world.mail[len(self.world.mail) - kept :] if kept else []
+
+    @rule(nodes=some, through=st.booleans(), after=st.sampled_from([0.0, 0.95, 1.05, 2.0]))
+    def look_for_another(self, nodes: set[int], through: bool, after: float) -> None:
+        """Those of them that are free offer themselves; perhaps all that follows goes well."""
+        self.world.now += after
+        for node in nodes:
+            self.world.offer(node)
+        if through:
+            self.flow(nodes)
+            self.world.ask()
+            self.flow(nodes)
+
+    @rule()
+    def ask(self) -> None:
+        self.world.ask()
+
+    @rule(nodes=some, which=st.booleans())
+    def change_hosts(self, nodes: set[int], which: bool) -> None:
+        tenure = self.world.manager if which else self.world.second
+        if tenure is not None and tenure in self.world.deciding():
+            tenure.change(tuple(sorted(nodes & self.world.there | {tenure.at})))
+
+    @rule(which=st.booleans())
+    def one_joins(self, which: bool) -> None:
+        world = self.world
+        tenure, node = world.manager if which else world.second, len(world.there)
+        if tenure is not None and tenure in world.deciding() and node < NODES:
+            world.voters[node] = Voter(PROMISE_S, world.clock(node))
+            world.there.add(node)
+            tenure.joined(node, world.clock(tenure.at))
+            tenure.change((*tenure.lists[-1].nodes, node))
+
+    @precondition(lambda self: self.world.manager is not None)
+    @rule()
+    def the_manager_dies(self) -> None:
+        self.world.manager = None
+        self.world.mail = [one for one in self.world.mail if one[0] != "follows"]
+
+    @precondition(lambda self: self.world.manager is None)
+    @rule()
+    def it_is_started_again(self) -> None:
+        """The node of its host tells it what it knew."""
+        known = self.world.voters[FIRST].knowledge
+        if known.term == 1:
+            tenure = self.world.manager = Tenure(1, FIRST, LEASE_S, known.lists)
+            tenure.followed(FIRST, 1, self.world.clock(FIRST), self.world.voters[FIRST].version)
+
+    @rule()
+    def the_standby_dies(self) -> None:
+        self.world.stand()
+
+    @rule(cut=st.sets(st.integers(2, NODES - 1)))
+    def at_last(self, cut: set[int]) -> None:
+        """The standby can speak to a majority of the hosts that count, and the first manager to
+        nobody: it takes over, or leads already."""
+        world = self.world
+        there = world.there - cut - {FIRST}
+        world.mail = []
+        latest = Candidate.latest({n: world.voters[n].knowledge for n in there})
+        if latest is None or not latest.has_majority(there):
+            return
+        if world.second is not None and not all(one.has_half(there) for one in world.second.lists):
+            return  # it has just decided something, and half of the hosts of before must hear it
+        world.now += 3 * PROMISE_S
+        if world.second is not None:
+            self.settle(there)
+        else:
+            for node in there:
+                world.offer(node)
+            self.flow(there)
+            world.ask()
+            self.flow(there)
+            self.settle(there)
+        assert world.second is not None
+        assert world.second in world.deciding()
+
+    @invariant()
+    def one_decides(self) -> None:
+        if hasattr(self, "world"):
+            assert len(self.world.deciding()) < 2
+
+
+Managers.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestManagers = Managers.TestCase
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_many_more() -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    many = settings(max_examples=3000, stateful_step_count=60, deadline=None)
+    run_state_machine_as_test(Managers, settings=many)
+
+
+def led(*nodes: int) -> tuple[Tenure, dict[int, Voter]]:
+    """A manager of these hosts, all of whom have answered at 0."""
+    tenure = Tenure(1, nodes[0], LEASE_S)
+    tenure.change(nodes)
+    voters = {node: Voter(PROMISE_S, 0.0) for node in nodes}
+    for _ in range(2):
+        answer(tenure, voters, 0.0)
+    return tenure, voters
+
+
+def answer(tenure: Tenure, voters: dict[int, Voter], now: float) -> None:
+    for node, voter in voters.items():
+        if voter.hear(tenure.term, tenure.at, tenure.words_for(node), now):
+            tenure.followed(node, voter.term, now, voter.version)
+
+
+def elect(voters: dict[int, Voter], *nodes: int, now: float, force: bool = False) -> Candidate:
+    """What comes of it when these are all that a standby on the first of them can reach."""
+    candidate = Candidate(nodes[0], 9)
+    if force:
+        candidate.force()
+    for node in nodes:
+        if voters[node].is_free(now):
+            candidate.offer(node, voters[node].knowledge)
+    for node in candidate.ask(now):
+        if voters[node].vote(candidate.term, 9, now):
+            candidate.voted(node, candidate.term, voters[node].knowledge)
+    return candidate
+
+
+@pytest.mark.parametrize(("size", "bound", "decides"), [(1, 0, 1), (2, 0, 1), (3, 0, 0), (3, 1, 1),
+                         (4, 0, 0), (4, 1, 1), (5, 1, 0), (5, 2, 1)])  # fmt: skip
+def test_half_of_the_hosts(size: int, bound: int, decides: bool) -> None:
+    tenure, voters = led(*range(size))
+    assert tenure.decides(LEASE_S - 0.01)
+    answer(tenure, {node: voters[node] for node in range(1, bound + 1)}, LEASE_S)
+    assert tenure.decides(LEASE_S) is bool(decides)
+
+
+def test_a_standby_takes_over_when_the_lease_has_run_out() -> None:
+    tenure, voters = led(0, 1, 2)
+    assert not elect(voters, 1, 2, now=PROMISE_S - 0.01).has_won
+    candidate = elect(voters, 1, 2, now=PROMISE_S)
+    assert candidate.has_won
+    assert candidate.absent() == {0}
+    assert not tenure.decides(PROMISE_S)
+    second = candidate.tenure(LEASE_S)
+    assert second.decides(PROMISE_S)
+    assert second.change((1, 2))
+    answer(second, voters, PROMISE_S)
+    assert [one.nodes for one in second.lists] == [(1, 2)]
+    assert not voters[1].hear(1, 0, (), PROMISE_S)  # the first one is back
+    answer(tenure, voters, PROMISE_S)
+    assert not tenure.decides(PROMISE_S)
+
+
+def test_of_two_hosts_only_a_human_makes_the_second_one_lead() -> None:
+    _, voters = led(0, 1)
+    assert not elect(voters, 1, now=100.0).has_won
+    candidate = elect(voters, 1, now=100.0, force=True)
+    assert candidate.has_won
+    second = candidate.tenure(LEASE_S)
+    assert second.lists[-1].nodes == (1,)
+    assert second.decides(1e6)
+
+
+def test_not_without_the_node_of_its_own_host() -> None:
+    _, voters = led(0, 1, 2, 3, 4)
+    voters[1].hear(1, 0, (), 50.0)
+    assert not elect(voters, 1, 2, 3, 4, now=50.0).has_won
+
+
+def test_hosts_that_leave_by_their_own_word_are_not_missed() -> None:
+    tenure, voters = led(0, 1, 2, 3, 4)
+    for node in (1, 2, 3):
+        tenure.ended(node)
+    assert tenure.decides(100.0)
+    tenure.change((0, 4))
+    answer(tenure, {0: voters[0]}, 100.0)
+    assert [one.nodes for one in tenure.lists] == [(0, 4)]
+
+
+def test_a_list_counts_until_half_of_it_knows_a_later_one() -> None:
+    tenure, voters = led(0, 1, 2, 3, 4)
+    tenure.change((0, 1, 2))
+    assert [len(one.nodes) for one in tenure.lists] == [5, 3]
+    answer(tenure, {0: voters[0], 1: voters[1]}, 0.0)
+    answer(tenure, {1: voters[1]}, 0.0)
+    assert len(tenure.lists) == 2
+    answer(tenure, {2: voters[2]}, 0.0)
+    assert len(tenure.lists) == 1
+
+
+def test_others_are_told_what_the_managers_own_node_knows() -> None:
+    """Else a manager that is started again would not know what others go by."""
+    tenure, voters = led(0, 1, 2)
+    tenure.change((0, 1, 2, 3))
+    assert tenure.words_for(1) == ()
+    answer(tenure, {0: voters[0]}, 1.0)
+    assert tenure.words_for(1)[-1].nodes == (0, 1, 2, 3)
+
+
+def test_one_vote_in_a_term() -> None:
+    voter = Voter(PROMISE_S, 0.0)
+    assert voter.vote(2, 7, 10.0)
+    assert voter.vote(2, 7, 10.0)  # it has not heard that
+    assert not voter.vote(2, 8, 20.0)
+    assert voter.vote(3, 8, 20.0)
+    assert voter.knowledge == Knowledge(3, None, ())
+
+
+def test_who_knows_a_later_list_decides_what_suffices() -> None:
+    """Three of five would do, but one of them knows that only three are left, and is one of two."""
+    candidate = Candidate(1, 9)
+    older, later = Hosts(1, (0, 1, 2, 3, 4)), Hosts(2, (0, 4, 5))
+    candidate.offer(1, Knowledge(1, 0, (older,)))
+    candidate.offer(2, Knowledge(1, 0, (older,)))
+    candidate.offer(4, Knowledge(1, 0, (older, later)))
+    assert candidate.ask(0.0) == []
+    candidate.offer(3, Knowledge(1, 0, (older,)))
+    candidate.withdraw(4)
+    assert candidate.ask(0.0) == [1, 2, 3]

@@ -1,0 +1,77 @@
+"""Words about terms: as bytes and back, and nothing illegal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hoplite_mp.errors import ProtocolError
+from hoplite_mp.protocol import terms as t
+from hoplite_mp.protocol.codec import encode, manager_decoder, node_decoder
+from hoplite_mp.protocol.fields import NODES_MAX
+
+LISTS = (t.Hosts(1 << 32 | 1, (0, 1, 2)), t.Hosts(1 << 32 | 2, (0, 2)))
+KNOWLEDGE = t.Knowledge(1, 0, LISTS)
+TO_NODE = [
+    t.StandbyNamed(("10.0.0.2:7001", "[fd00::2]:7001")),
+    t.Leads(1, 0, 1 << 50, LISTS),
+    t.Leads(1, 0, 1 << 50),
+    t.VoteAsked(2, 1 << 55),
+    t.Promoted(False, "not now"),
+]
+TO_MANAGER = [
+    t.Follows(2, 1, 1 << 50, 1 << 32 | 2),
+    t.Knows(2, KNOWLEDGE),
+    t.Knows(2, t.Knowledge(0, None, ())),
+    t.Voted(2, 3, KNOWLEDGE),
+    t.Ends(2),
+    t.Superseded(2),
+    t.Promote(anyway=True),
+]
+
+
+@pytest.mark.parametrize("message", TO_NODE, ids=lambda one: type(one).__name__)
+def test_to_a_node_and_nobody_else(message: Any) -> None:
+    assert node_decoder().feed(encode(message)) == [message]
+    with pytest.raises(ProtocolError):
+        manager_decoder().feed(encode(message))
+
+
+@pytest.mark.parametrize("message", TO_MANAGER, ids=lambda one: type(one).__name__)
+def test_to_a_manager_and_nobody_else(message: Any) -> None:
+    assert manager_decoder().feed(encode(message)) == [message]
+    with pytest.raises(ProtocolError):
+        node_decoder().feed(encode(message))
+
+
+def test_what_comes_back_knows_what_it_knew() -> None:
+    (knows,) = manager_decoder().feed(encode(t.Knows(2, KNOWLEDGE)))
+    assert knows.knowledge.latest == LISTS[1]
+    assert knows.knowledge.latest.has_majority({0, 2})
+    assert not LISTS[0].has_majority({0})
+    assert LISTS[1].has_half({2, 5})
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (t.StandbyNamed, ((),)),
+        (t.StandbyNamed, (("",),)),
+        (t.Leads, (-1, 0, 0)),
+        (t.Leads, (1, NODES_MAX, 0)),
+        (t.Leads, (1, 0, 0, (t.Hosts(1, (NODES_MAX,)),))),
+        (t.Leads, (1, 0, 0, (t.Hosts(-1, (0,)),))),
+        (t.Leads, (1, 0, 0, (t.Hosts(1, ()),) * (t.LISTS_MAX + 1))),
+        (t.VoteAsked, (2, -1)),
+        (t.Follows, (0, 1, -1, 0)),
+        (t.Knows, (0, t.Knowledge(-1, None, ()))),
+        (t.Voted, (0, 2, t.Knowledge(1, NODES_MAX, ()))),
+        (t.Superseded, (-1,)),
+        (t.Promote, (1,)),
+        (t.Promoted, (True, "")),
+    ],
+)
+def test_what_is_illegal(kind: type, values: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        kind(*values)
