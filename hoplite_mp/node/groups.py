@@ -87,8 +87,8 @@ class Groups:
         self.hold_committed(slot)
         self.reply(slot, Reply(number))
         for known in self.known.values():
-            if known.generation == ask.generation:
-                known.here.pop(ask.rank, None)
+            if known.generation == ask.generation and known.here.get(ask.rank, (-1,))[0] == slot:
+                del known.here[ask.rank]
         generation = self.client.client_info(slot)["generation"]
         self.send(GroupLeft(ask.name, ask.generation, ask.rank, self.node(), slot, generation))
 

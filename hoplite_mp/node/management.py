@@ -30,7 +30,6 @@ from hoplite_mp.protocol.messages import (
     ExecutionFailed,
     FetchFailed,
     Forget,
-    GroupLeft,
     HostMeasured,
     LinkMeasured,
     NodeJoined,
@@ -65,7 +64,6 @@ ONCE = (
     FetchFailed,
     ExecutionFailed,
     ClientLost,
-    GroupLeft,
     NodeLeaving,
 )
 ENDS = frozenset((Commit, OperationFailed, Forget))

@@ -179,9 +179,11 @@ class Groups:
         """So many groups were made by a planner before this one."""
         self._generation = max(self._generation, generations)
 
-    def restore(self, held: Sequence[GroupHeld]) -> list[Send]:
-        """The groups of a planner before this one, as the nodes of their members know them."""
+    def restore(self, held: Sequence[GroupHeld], joins: Sequence[GroupJoinRequested]) -> list[Send]:
+        """The groups of a planner before this one, as the nodes of their members know them;
+        `joins`: requests whose answers they have not read."""
         sends: list[Send] = []
+        unread = list(joins)
         latest: dict[str, GroupMembers] = {}
         for one in held:
             known = latest.get(one.shown.name)
@@ -210,6 +212,8 @@ class Groups:
                     standing = Standing.JOINING if joining else Standing.ALIVE
                     identity = Identity(one.node, client, generation)
                     group.members[rank] = Member(identity, NO_REQUEST, standing)
+            if shown.first:  # the answer that made it whole may be the one that was not read
+                _give_back(group, one, unread)
         for group in list(self.groups.values()):
             told = self._settle(group)
             if not told and group.shown is not None:  # not all may have heard the latest
@@ -295,6 +299,18 @@ class Groups:
         nodes = list(dict.fromkeys(nodes))
         _, shares = cost.allreduce(SHARES, self._topology.hosts(nodes))
         return forest.cut(zip(nodes, shares, strict=True))
+
+
+def _give_back(group: Group, held: GroupHeld, unread: list[GroupJoinRequested]) -> None:
+    """Ranks that a node was told of go to its requests for them: they are in from call 0 on."""
+    assert group.shown is not None
+    for join in [join for join in unread if (join.node, join.name) == (held.node, group.name)]:
+        for rank, node in enumerate(group.shown.nodes):
+            if node == held.node and rank not in group.members and join.rank in (None, rank):
+                identity = Identity(join.node, join.client, join.client_generation)
+                group.members[rank] = Member(identity, join.request, Standing.ALIVE)
+                unread.remove(join)
+                break
 
 
 def _order(shown: GroupMembers) -> tuple[int, int]:

@@ -115,7 +115,7 @@ class Planner:
             requests, ended = restoring.requests(), restoring.ended
             ends = {number: one.end for number, one in ended.items()}
             sends += self.reductions.restore(requests, restoring.folds, ends, now)
-            sends += self.groups.restore(restoring.groups)
+            sends += self.groups.restore(restoring.groups, restoring.joins)
             for node in self.membership.nodes:
                 if node not in restoring.returned:
                     sends += self._end(node, now)

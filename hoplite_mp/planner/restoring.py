@@ -14,7 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.protocol.messages import Forget, HoldingsReported, NodeLost, ReduceRequested
+from hoplite_mp.protocol.messages import (
+    Forget,
+    GroupJoinRequested,
+    HoldingsReported,
+    NodeLost,
+    ReduceRequested,
+)
 from hoplite_mp.protocol.reports import (
     CopyHeld,
     DistributeHeld,
@@ -171,6 +177,11 @@ class Restoring:
             return True
         wanted = {member.node for member in self.members} - (self._absent or set())
         return bool(wanted) and wanted <= self._reported
+
+    @property
+    def joins(self) -> list[GroupJoinRequested]:
+        """Joins of Groups that nobody has heard answered."""
+        return [one for one in self.later if isinstance(one, GroupJoinRequested)]
 
     def requests(self) -> dict[int, ReduceRequested]:
         """The collectives that are open, taken from what is to be said later."""

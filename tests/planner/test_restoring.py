@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.planner.program import participants
@@ -387,6 +388,23 @@ def test_not_all_have_heard_that_a_group_is_whole() -> None:
     sends = cluster.back(reports)
     assert [node for node, _ in sends] == [0, 1]
     assert all(one.first and one.version == whole.version + 1 for _, one in sends)
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_the_answer_that_made_a_group_whole_was_not_read(rank: int | None) -> None:
+    """The others begin with call 0, and count on it."""
+    cluster = Cluster()
+    cluster.say(m.GroupJoinRequested(1, 0, 5, 1, "g", 2, 0))
+    asked = m.GroupJoinRequested(1, 1, 5, 1, "g", 2, rank)
+    cluster.say(asked)
+    whole = cluster.latest(m.GroupMembers)
+    cluster.die()
+    reports = nothing() | {
+        0: (r.GroupHeld(0, whole, ((0, 5, 1),)),),
+        1: (r.GroupHeld(1, whole, ()), asked),
+    }
+    ((node, answer),) = cluster.back(reports)
+    assert (node, answer.rank, answer.admitted) == (1, 1, True)
 
 
 def test_a_node_without_members_any_more_is_waited_for_until_it_dies() -> None:

@@ -161,3 +161,18 @@ def test_one_that_dies_all_the_time(capfd: pytest.CaptureFixture[str]) -> None:
             time.sleep(0.01)
         assert isinstance(future.exception(), hoplite_mp.NodeLostError)
     assert "the manager has ended 10 times" in capfd.readouterr().err
+
+
+def test_a_rank_that_was_left_and_taken_again() -> None:
+    """The next manager must not be told by an old word that nobody has it."""
+    with hoplite_mp.Cluster(workers=1) as c:
+        first, second = c.group("again", 2, 0), c.group("again", 2, 1)
+        calls = [first.allreduce_async(np.ones(1)), second.allreduce_async(np.ones(1))]
+        assert [call.result(PATIENCE_S)[0] for call in calls] == [2.0, 2.0]
+        second.close()
+        until(lambda: first.alive == (0,), "it has left")
+        second = c.group("again", 2, 1)
+        kill_manager()
+        calls = [first.allreduce_async(np.ones(1)), second.allreduce_async(np.ones(1))]
+        assert [call.result(PATIENCE_S)[0] for call in calls] == [2.0, 2.0]
+        until(lambda: first.alive == (0, 1), "it is let in")
