@@ -85,8 +85,6 @@ def join(arguments: argparse.Namespace) -> int:
         if ending.wait(LOOK_S):
             return 0
     left = max(0.1, deadline - time.monotonic())
-    if common["workers"] is None:
-        common["workers"] = cpu_count()
     return _take_part(arguments.address, (), common, ending, left=left)
 
 
@@ -102,6 +100,8 @@ def _take_part(
     """One life of this host's node after the other, until the cluster ends. again: this is not the
     first one. Returns the exit code."""
     tries = REJOINS_MAX
+    if common["workers"] is None:
+        common["workers"] = cpu_count()
     while True:
         if again:
             print("hoplite-mp: this host joins the cluster again", file=sys.stderr, flush=True)

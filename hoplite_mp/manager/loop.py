@@ -326,7 +326,9 @@ class Loop:
     def _returned(self, link: Link, message: NodeReturned, now: float) -> None:
         """A node that the manager before this one has let in."""
         if self._planner.restoring is None:  # the others have gone on without it
-            link.write(encode(GivenUp(0.0)))
+            # A manager that may not decide has not decided that: the node calls again.
+            if self._office is None or self._office.decides(now):
+                link.write(encode(GivenUp(0.0)))
             link.broken = True
             return
         link.joined = True

@@ -43,6 +43,7 @@ HELD_MAX = 1 << 18
 # them away; lower: they learn sooner that they should look elsewhere.
 PATIENT_S = 3.0
 US = 1_000_000
+HEARD = "the node of its own host still hears the manager, or did so just now"
 AUTOMATIC = (
     "it takes over by itself as soon as more than half of the hosts have lost the manager; ask "
     "`hoplite-mp status` in a moment"
@@ -67,7 +68,7 @@ class Office(Generic[Who]):
     ) -> None:
         """standby: where it is. own: the node of this host. again: the manager of before has told
         that node what is in force. candidate: this is the standby."""
-        self._named = StandbyNamed(standby)
+        self._named = StandbyNamed(standby, int(lease_s * US))
         self.held: list[Any] = []  # what nodes have said since it does not decide
         self.won: Callable[[int], None] = lambda term: None  # called once, with the term
         self.superseded = 0  # the term of another manager
@@ -230,10 +231,18 @@ class Office(Generic[Who]):
     def ended(self, link: Who) -> None:
         """That connection is over."""
         node = self._offers.pop(link, None)
-        if self._promoter == link:
+        candidate = self._candidate
+        if candidate is None:
+            return
+        if node is not None and node not in self._offers.values():
+            candidate.withdraw(node)
+        if self._promoter == link:  # nobody is there any more who has said so
             self._promoter = None
-        if node is not None and self._candidate is not None:
-            self._candidate.withdraw(node)
+            candidate.force(False)
+        elif self._promoter is not None and candidate.own not in candidate.offers:
+            self._write(self._promoter, Promoted(False, HEARD))
+            self._promoter = None
+            candidate.force(False)
 
     # -- a human's word ------------------------------------------------------------------------
 
@@ -244,7 +253,7 @@ class Office(Generic[Who]):
             return
         hosts = candidate.latest(candidate.offers)
         if candidate.own not in candidate.offers:
-            words = "the node of its own host still hears the manager, or did so just now"
+            words = HEARD
         elif hosts is None or hosts.has_majority(set(candidate.offers)):
             words = AUTOMATIC
         elif len(hosts.nodes) > 2 and not message.anyway:

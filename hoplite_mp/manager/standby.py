@@ -55,7 +55,7 @@ def main(lan: LanStart, own: int) -> int:
         candidate=candidate,
     )
     office.won = lambda term: _tell_former(lan, term)
-    loop = Loop(Planner(again=True))
+    loop = Loop(Planner(again=True, own=own))
     loop.open(door_of(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))
     loop.share(office)
     loop.end_with(signal.SIGTERM)

@@ -371,8 +371,10 @@ class Lan:
 
     def _cut_off(self) -> None:
         """Who has lost most of the others is the one that is cut off: the others need not go."""
-        if not self.node.management.is_near and len(self.missed) > max(1, len(self.peers.by_home)):
-            self.node.management.cut_off(f"this host has lost {len(self.missed)} others")
+        to = self.node.management
+        stays = to.is_near or to.host == self.node.client.home or to.waits_for_votes
+        if not stays and len(self.missed) > max(1, len(self.peers.by_home)):
+            to.cut_off(f"this host has lost {len(self.missed)} others")
 
     def freed(self, oid: int) -> None:
         """A header of the node's own has been collected."""

@@ -253,6 +253,11 @@ class Management:
         wire.hand_over(self._take, self._lost)
         self._use(wire, [vote, *self._report()])
 
+    @property
+    def waits_for_votes(self) -> bool:
+        """Is there no manager, and may another host have one? Then that is who says who is out."""
+        return self.wire is None and self.succession is not None
+
     def drop(self, why: str) -> None:
         """That manager is not obeyed any more; who is found next is this node's."""
         wire, self.wire = self.wire, None

@@ -46,6 +46,7 @@ __all__ = ["Succession"]
 PROMOTE_WAIT_S = 300.0
 # How long otherwise. Higher: a standby that is late is waited for.
 ALONE_S = 10.0
+US = 1_000_000
 CALL_S = 2.0  # for the standby to answer; then it is called again
 
 _log = logging.getLogger("hoplite_mp")
@@ -61,6 +62,7 @@ class Succession:
         self.addresses = named.addresses
         now = time.monotonic()
         self.voter = Voter(promise_s(lan.lan.silence_s), now)
+        self.voter.bind(named.lease_us / US)
         self.holds = ""  # where the standby is, if that is this host's
         # The lease of a manager that is late runs out; that is no reason yet to want another one.
         self._silence = Silence(now, lan.lan.silence_s)
@@ -70,6 +72,7 @@ class Succession:
         self._offered = False
         self._calling = False
         self._alone_since: float | None = None
+        self._voted_at: float | None = None  # and who was voted for does not lead yet
         self._endpoints = [_endpoint(address) for address in named.addresses]
         if not management.is_near:
             self._look()
@@ -78,6 +81,8 @@ class Succession:
 
     def receive(self, message: Any) -> None:
         """From the manager."""
+        if isinstance(message, StandbyNamed):
+            self.voter.bind(message.lease_us / US)
         if not isinstance(message, Leads):
             return
         voter, now = self.voter, time.monotonic()
@@ -87,6 +92,7 @@ class Succession:
             self.management.drop("its term is over")
             self.lost()
             return
+        self._voted_at = None
         answer = Follows(self.node.number, voter.term, message.sent_us, voter.version)
         self.management.send(answer)
 
@@ -152,6 +158,11 @@ class Succession:
             self._call()
         else:
             self._offer(now)
+        if self._voted_at is not None and now - self._voted_at > ALONE_S:
+            _log.warning("nobody leads in term %d: this node votes again", self.voter.term)
+            self._voted_at = None
+            self.management.drop("it does not lead")
+            self.lost()
         if self._alone_since is not None:
             patience_s = ALONE_S if self.wire is None else PROMOTE_WAIT_S
             if now - self._alone_since > patience_s:
@@ -225,6 +236,7 @@ class Succession:
         _log.warning("this node votes for the standby, in term %d", message.term)
         wire, self.wire = self.wire, None
         self._found()
+        self._voted_at = time.monotonic()
         where = [(int(end.family), tuple(end.sockaddr)) for end in self._endpoints]
         self.lan.lan = msgspec.structs.replace(self.lan.lan, manager=where)
         self.management.follow(wire, Voted(self.node.number, message.term, before), self._host)

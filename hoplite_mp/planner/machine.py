@@ -76,8 +76,11 @@ class Planner:
         boards_max: int = BOARDS_MAX,
         operations_max: int = OPERATIONS_MAX,
         again: bool = False,
+        own: int = 0,
     ) -> None:
-        """again: there was one before, whose nodes come back and report."""
+        """again: there was one before, whose nodes come back and report. own: the node of the
+        manager's host, with which all would end."""
+        self._own = own
         self.restoring = Restoring() if again else None
         self.membership = Membership()
         self.topology = Topology()
@@ -174,11 +177,12 @@ class Planner:
         return [*self._tell_others(message.node, (), (message.node,)), *sends]
 
     def _peer_lost(self, message: PeerLost, now: float) -> list[Send]:
-        """Two that live cannot go on as members of one cluster: the later one begins anew."""
+        """Two that live cannot go on as members of one cluster: the later one begins anew, but for
+        the manager's own."""
         living = self.membership.is_living
         if not (living(message.node) and living(message.peer)):
             return []
-        later = max(message.node, message.peer)
+        later = max((message.node, message.peer), key=lambda node: (node != self._own, node))
         lost = NodeLost(later, self.membership.incarnation(later))
         return [(later, GivenUp(0.0)), *self._node_lost(lost, now)]
 

@@ -131,6 +131,10 @@ class Voter:
         self.voted_for = 0  # the candidate of this term, if there was a vote
         self._promise_s = promise_s
 
+    def bind(self, lease_s: float) -> None:
+        """A manager counts this node for so long: it is not free before, whatever it is told."""
+        self._promise_s = max(self._promise_s, PROMISE_LEASES * lease_s)
+
     @property
     def version(self) -> int:
         """Of the latest list that this node knows."""
@@ -223,9 +227,9 @@ class Candidate:
             return self.own in self.votes and self.votes.keys() >= self.offers.keys()
         return self._suffice(self.votes)
 
-    def force(self) -> None:
+    def force(self, forced: bool = True) -> None:
         """A human says that the others are gone: those who are here suffice."""
-        self._forced = True
+        self._forced = forced
 
     def tenure(self, lease_s: float) -> Tenure:
         """After it has won."""

@@ -47,6 +47,8 @@ __all__ = [
     "Voted",
 ]
 
+CANDIDATE_MAX = (1 << 63) - 1
+TERM_MAX = (1 << 31) - 1  # versions of lists have it above their 32 bits
 LISTS_MAX = 1 << 10  # in force at one time: a list goes as soon as half of it knows a later one
 
 
@@ -85,8 +87,12 @@ def _lists(name: str, value: tuple[Hosts, ...]) -> None:
         numbers(name, hosts.nodes, NODES_MAX - 1)
 
 
+def _term(value: int) -> None:
+    between("term", value, 0, TERM_MAX)
+
+
 def _knowledge(value: Knowledge) -> None:
-    counts(term=value.term)
+    _term(value.term)
     if value.at is not None:
         between("at", value.at, 0, NODES_MAX - 1)
     _lists("lists", value.lists)
@@ -96,11 +102,15 @@ def _knowledge(value: Knowledge) -> None:
 
 
 class StandbyNamed(Message, frozen=True):
-    """Where the standby is, or will be: "ip:port", best first. Before the answer to a join."""
+    """Where the standby is, or will be: "ip:port", best first. Before the answer to a join.
+    `lease_us`: so long this manager counts a host that has answered; hosts may have been told
+    other limits, and must not be free before."""
 
     addresses: tuple[str, ...]
+    lease_us: int = 0
 
     def __post_init__(self) -> None:
+        counts(lease_us=self.lease_us)
         between("number of addresses", len(self.addresses), 1, ADDRESSES_MAX)
         for address in self.addresses:
             text("address", address, ADDRESS_CHARS_MAX, 1)
@@ -116,7 +126,8 @@ class Leads(Message, frozen=True):
     lists: tuple[Hosts, ...] = ()
 
     def __post_init__(self) -> None:
-        counts(term=self.term, sent_us=self.sent_us)
+        _term(self.term)
+        counts(sent_us=self.sent_us)
         between("at", self.at, 0, NODES_MAX - 1)
         _lists("lists", self.lists)
 
@@ -128,7 +139,8 @@ class VoteAsked(Message, frozen=True):
     candidate: int
 
     def __post_init__(self) -> None:
-        counts(term=self.term, candidate=self.candidate)
+        _term(self.term)
+        between("candidate", self.candidate, 1, CANDIDATE_MAX)
 
 
 # ---- node -> manager
@@ -143,7 +155,8 @@ class Follows(Message, frozen=True):
     version: int
 
     def __post_init__(self) -> None:
-        counts(node=self.node, term=self.term, sent_us=self.sent_us, version=self.version)
+        _term(self.term)
+        counts(node=self.node, sent_us=self.sent_us, version=self.version)
 
 
 class Knows(Message, frozen=True):
@@ -166,7 +179,8 @@ class Voted(Message, frozen=True):
     knowledge: Knowledge
 
     def __post_init__(self) -> None:
-        counts(node=self.node, term=self.term)
+        _term(self.term)
+        counts(node=self.node)
         _knowledge(self.knowledge)
 
 
@@ -188,7 +202,7 @@ class Superseded(Message, frozen=True):
     term: int
 
     def __post_init__(self) -> None:
-        counts(term=self.term)
+        _term(self.term)
 
 
 class Promote(Message, frozen=True):
