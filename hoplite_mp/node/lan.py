@@ -1,7 +1,7 @@
 """This node among others: joining, members, and who takes which message of a peer.
 
-Why it exists: on one host none of this is imported. On a LAN the node listens for peers, knows the
-members by the manager's word, and joins what comes from other hosts with the rooms for it.
+Why it exists: on a LAN a node listens for peers, knows the members by the manager's word, and joins
+what comes from other hosts with the rooms for it. On one host none of this is imported.
 It must never know: what objects contain, how bytes move, how a handshake goes.
 """
 
@@ -173,8 +173,7 @@ class Lan:
             self.node.output.catch_up(fd)
 
     def connect(self) -> Admission:
-        """The connection to a manager on another host; blocks. AuthError, ManagerLostError,
-        ProtocolError as `Caller` raises them."""
+        """The connection to a manager on another host; blocks, and raises what `Caller` does."""
         admission = self._caller(self.lan.connect_timeout_s).wait()
         self.cluster = self.peers.cluster = admission.cluster
         if not self.lan.tls:
@@ -372,8 +371,8 @@ class Lan:
     def _cut_off(self) -> None:
         """Who has lost most of the others is the one that is cut off: the others need not go."""
         to = self.node.management
-        stays = to.is_near or to.host == self.node.client.home or to.waits_for_votes
-        if not stays and len(self.missed) > max(1, len(self.peers.by_home)):
+        most = len(self.missed) > max(1, len(self.peers.by_home))
+        if most and not (to.is_here or to.waits_for_votes):
             to.cut_off(f"this host has lost {len(self.missed)} others")
 
     def freed(self, oid: int) -> None:

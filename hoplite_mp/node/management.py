@@ -254,6 +254,11 @@ class Management:
         self._use(wire, [vote, *self._report()])
 
     @property
+    def is_here(self) -> bool:
+        """Is the manager on this host?"""
+        return self.is_near or self.host == self.node.client.home
+
+    @property
     def waits_for_votes(self) -> bool:
         """Is there no manager, and may another host have one? Then that is who says who is out."""
         return self.wire is None and self.succession is not None

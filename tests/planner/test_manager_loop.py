@@ -109,6 +109,15 @@ def test_the_end_of_one_connection_is_news_to_the_other(stage: Stage) -> None:
     assert members.alive == 0b01
 
 
+def test_the_host_of_the_manager_is_never_the_one_that_goes() -> None:
+    """A standby that leads may have any number."""
+    planner = Planner(own=2)
+    for home in (70, 71, 72):
+        planner.step(m.NodeJoined(home, 1, 2), 0.0)
+    sends = planner.step(m.PeerLost(1, 2), 0.0).sends
+    assert [node for node, one in sends if isinstance(one, m.GivenUp)] == [1]
+
+
 def test_two_that_have_lost_each_other_do_not_both_stay(stage: Stage) -> None:
     """The later one hears so, and its connection ends; who reports is not asked."""
     nodes = []

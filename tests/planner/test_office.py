@@ -277,3 +277,33 @@ def test_a_human_cannot_know_better_where_it_is_automatic(standby: Stage) -> Non
     assert standby.office.decides(standby.now + 100)
     (answer,) = promoted(standby)
     assert answer == t.Promoted(True, "it leads the cluster already")
+
+
+def test_a_promotion_ends_with_who_has_asked_for_it(standby: Stage) -> None:
+    """Else the next one who misses the manager for a moment would make it lead alone."""
+    one = standby.connect()
+    knowledge = t.Knowledge(1, 0, LISTS)
+    one.say(t.Knows(1, knowledge))
+    human = standby.connect(role="tool")
+    human.say(t.Promote(True))
+    standby.loop.turn()
+    (asked,) = one.hear()
+    human.sock.close()
+    standby.loop.turn()
+    one.say(t.Voted(1, asked.term, knowledge))
+    standby.loop.turn()
+    assert not standby.office.decides(standby.now)
+    assert not standby.office.leads
+
+
+def test_a_promotion_fails_when_the_own_node_hears_the_manager(standby: Stage) -> None:
+    one = standby.connect()
+    one.say(t.Knows(1, t.Knowledge(1, 0, LISTS)))
+    human = standby.connect(role="tool")
+    human.say(t.Promote(True))
+    standby.loop.turn()
+    one.sock.close()
+    standby.loop.turn()
+    (answer,) = human.hear()
+    assert not answer.leads
+    assert "still hears the manager" in answer.words

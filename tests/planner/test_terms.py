@@ -367,3 +367,14 @@ def test_who_knows_a_later_list_decides_what_suffices() -> None:
     candidate.offer(3, Knowledge(1, 0, (older,)))
     candidate.withdraw(4)
     assert candidate.ask(0.0) == [1, 2, 3]
+
+
+def test_a_node_is_bound_as_long_as_its_manager_counts_it() -> None:
+    """Though it was told another limit itself."""
+    voter = Voter(PROMISE_S, 0.0)
+    voter.bind(4 * LEASE_S)
+    voter.hear(1, 0, (), 10.0)
+    assert not voter.is_free(10.0 + 4 * LEASE_S)
+    assert voter.is_free(10.0 + 4 * LEASE_S * 1.2)
+    voter.bind(LEASE_S)  # another manager's: what was promised is promised
+    assert not voter.is_free(10.0 + 4 * LEASE_S)
