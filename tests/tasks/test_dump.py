@@ -103,7 +103,9 @@ def test_who_waits_inside_a_task(cluster: Cluster, tmp_path: Path) -> None:
     eventually(inner.running)
     outer = cluster.submit(get, hoplite_mp.by_ref([inner.ref]))
     try:
-        found = until(cluster, "processes", lambda found: any(one["blocked"] for one in found))
+        # It counts as blocked first, and then says for what.
+        waits = lambda found: any(one["blocked"] and one["id"] for one in found)  # noqa: E731
+        found = until(cluster, "processes", waits)
         (one,) = [one for one in found if one["blocked"]]
         assert (one["task"], one["id"], one["more"]) == ("get", inner.ref.id, 0)
         assert one["where"].startswith("the result of wait_for(), which runs on worker")
