@@ -52,7 +52,7 @@ class HostCluster(Cluster):
 def up(arguments: argparse.Namespace) -> int:
     """A cluster that others can join, until a signal ends it. Returns the exit code."""
     ending = _on_signals()
-    standby = (arguments.standby,) if arguments.standby else ()
+    standby = () if arguments.standby is None else (arguments.standby,)
     try:
         cluster = HostCluster(listen=arguments.listen, standby=standby, **_common(arguments))
     except HopliteError as error:

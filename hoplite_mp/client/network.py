@@ -7,6 +7,7 @@ It must never know: what is said over the network.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import secrets
 import socket
@@ -17,6 +18,7 @@ from hoplite_mp.protocol.local import LanStart
 from hoplite_mp.transport.addresses import (
     Address,
     advertised_addresses,
+    own_addresses,
     parse_address,
     parse_ports,
     resolve,
@@ -92,6 +94,17 @@ class Network:
         hosts = advertised_addresses(bound_address(self._manager_socket).host, None)
         self.address = str(Address(hosts[0], port))
         self.addresses = [str(Address(host, bound_address(peers).port)) for host in hosts]
+        for end in self.standby:
+            self._check_elsewhere(end)
+
+    @staticmethod
+    def _check_elsewhere(standby: Endpoint) -> None:
+        host = ipaddress.ip_address(standby.sockaddr[0].partition("%")[0])
+        if host.is_unspecified or host.is_loopback or str(host) in own_addresses():
+            raise ConfigError(
+                f"the standby at {host}: give an address of another host, as others reach it; this "
+                "one has the manager"
+            )
 
     def _add_standby(self, where: Address) -> None:
         try:

@@ -47,6 +47,7 @@ PROMOTE_WAIT_S = 300.0
 # How long otherwise. Higher: a standby that is late is waited for.
 ALONE_S = 10.0
 US = 1_000_000
+ALONE_MAX = 2  # of so few hosts, one that is alone cannot be told from one that is cut off
 CALL_S = 2.0  # for the standby to answer; then it is called again
 
 _log = logging.getLogger("hoplite_mp")
@@ -92,7 +93,10 @@ class Succession:
             self.management.drop("its term is over")
             self.lost()
             return
-        self._voted_at = None
+        if self._voted_at is not None:
+            self._voted_at = None
+            words = "the cluster is led at %s from now on: join there"
+            _log.warning(words, " or ".join(self.addresses))
         answer = Follows(self.node.number, voter.term, message.sent_us, voter.version)
         self.management.send(answer)
 
@@ -210,6 +214,12 @@ class Succession:
         if admission is None:
             return
         self._offered, self._host = False, admission.peer.host
+        latest = self.voter.knowledge.latest
+        if self._alone_since is not None and latest is not None and len(latest.nodes) <= ALONE_MAX:
+            words = (
+                "there is no manager: if its host is gone, `hoplite-mp promote %s` within %.0f s"
+            )
+            _log.warning(words, " or ".join(self.addresses), PROMOTE_WAIT_S)
         self.wire = Wire(
             self.node.poll,
             self.node.handlers,

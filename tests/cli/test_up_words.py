@@ -1,0 +1,39 @@
+"""What `hoplite-mp up` says of a standby that cannot be: one line, before anything has begun."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UP = [sys.executable, "-m", "hoplite_mp", "up", "--listen", "127.0.0.1:0"]
+
+
+@pytest.mark.parametrize(
+    ("standby", "words"),
+    [
+        ("0.0.0.0:7001", "give an address of another host"),
+        ("[::]:7001", "give an address of another host"),
+        ("127.0.0.1:7001", "give an address of another host"),
+        ("", "''"),
+        ("nonsense", "nonsense"),
+    ],
+)
+def test_a_standby_that_cannot_be(tmp_path: Path, standby: str, words: str) -> None:
+    token = tmp_path / "token"
+    done = subprocess.run(
+        [*UP, "--standby", standby, "--token-file", str(token)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert words in line
+    assert not token.exists()
