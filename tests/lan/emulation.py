@@ -233,6 +233,8 @@ class Lan:
         self.hosts.append(host)
         self.hosts.sort(key=lambda host: host.number)
         port = f"port{number}"
+        with contextlib.suppress(OSError):  # of a host that has died: the kernel takes its time
+            _run(*self.enter(), "ip", "link", "del", port)
         _run(
             *self.enter(), "ip", "link", "add", port, "type", "veth",
             "peer", "name", DEVICE, "netns", str(host.pid),
