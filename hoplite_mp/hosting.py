@@ -61,13 +61,14 @@ def up(arguments: argparse.Namespace) -> int:
     with cluster:
         file = f" --token-file {cluster.token_file}" if cluster.token_file else ""
         tls = " --no-tls" if arguments.no_tls else ""
-        print(f"hoplite-mp join {cluster.address}{file}{tls}", flush=True)
+        address = str(cluster.address)  # as others reach it, whatever it listens at
+        print(f"hoplite-mp join {address}{file}{tls}", flush=True)
         _stay(cluster, ending)
     if ending.is_set() or host is None or not host.given_up or not standby:
         return 0
     # Its manager has stepped down, or the others have lost it: they may go on with the standby.
     common = _common(arguments)
-    return _take_part(arguments.listen, standby, common, ending, again=True)
+    return _take_part(address, standby, common, ending, again=True)
 
 
 def join(arguments: argparse.Namespace) -> int:

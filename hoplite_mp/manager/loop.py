@@ -205,10 +205,9 @@ class Loop:
         absent = office.absent
         if office.count() and self._planner.restoring is not None:
             self._planner.restoring.leave_out(absent)
-        if office.decides(now) and (office.held or self._newcomers):
-            for message in office.release():
-                self._carry_out(self._planner.step(message, now))
-            self._let_newcomers_in()
+        while office.held and self._may_decide(at := self._clock()):  # each takes time
+            self._carry_out(self._planner.step(office.held.popleft(), at))
+        self._let_newcomers_in()
         if self._planner.restoring is None:
             office.change(self._planner.membership.members)
         near = next((link for link in self._links if link.near), None)
@@ -360,7 +359,10 @@ class Loop:
     def _let_newcomers_in(self) -> None:
         """As soon as those of before are known, and this process may decide."""
         while (
-            self._newcomers and self._planner.restoring is None and self._may_decide(self._clock())
+            self._newcomers
+            and self._planner.restoring is None
+            and self._may_decide(self._clock())
+            and (self._office is None or not self._office.held)  # they came before
         ):
             newcomer, joined = self._newcomers.pop(0)
             if newcomer in self._links:
@@ -408,7 +410,8 @@ def main(
 ) -> int:
     """Be the manager of the node at the other end of the connected stream socket `fd`, and with
     `lan` of all nodes that join over the network. again: in the place of one that has died."""
-    loop = Loop(Planner(boards_max=boards_max, operations_max=operations_max, again=again))
+    planner = Planner(boards_max=boards_max, operations_max=operations_max, again=again)
+    loop = Loop(planner, time.monotonic if lan is None or not lan.standby else _lease_clock())
     loop.add(socket.socket(fileno=fd))
     if lan is not None:
         loop.open(door_of(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))
@@ -416,6 +419,12 @@ def main(
             loop.share(_office(lan, again))
         loop.end_with(signal.SIGTERM)
     return loop.run()
+
+
+def _lease_clock() -> Callable[[], float]:
+    from hoplite_mp.manager.office import lease_clock
+
+    return lease_clock
 
 
 def _office(lan: LanStart, again: bool) -> Office[Link]:

@@ -13,6 +13,8 @@ This module must never know what is decided, nor how messages travel.
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hoplite_mp.planner.terms import OUT_S, Candidate, Tenure
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.protocol.messages import Member
 
-__all__ = ["Office"]
+__all__ = ["Office", "lease_clock"]
 
 # Messages that wait until this manager may decide again. Higher: a long wait of many busy nodes is
 # survived; lower: less memory in it. Above it the manager steps down.
@@ -50,7 +52,14 @@ AUTOMATIC = (
 )
 
 Who = TypeVar("Who", bound="Hashable")
+# A lease runs out while its machine sleeps, so CLOCK_MONOTONIC will not do.
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _log = logging.getLogger("hoplite_mp")
+
+
+def lease_clock() -> float:
+    """In seconds, for a manager that shares its office."""
+    return time.clock_gettime(CLOCK)
 
 
 class Office(Generic[Who]):
@@ -69,7 +78,7 @@ class Office(Generic[Who]):
         """standby: where it is. own: the node of this host. again: the manager of before has told
         that node what is in force. candidate: this is the standby."""
         self._named = StandbyNamed(standby, int(lease_s * US))
-        self.held: list[Any] = []  # what nodes have said since it does not decide
+        self.held: deque[Any] = deque()  # what nodes have said since it does not decide
         self.won: Callable[[int], None] = lambda term: None  # called once, with the term
         self.superseded = 0  # the term of another manager
         self._own = own
@@ -118,11 +127,6 @@ class Office(Generic[Who]):
     def hold(self, message: Any) -> None:
         """Until it may decide."""
         self.held.append(message)
-
-    def release(self) -> list[Any]:
-        """What was held, in order."""
-        held, self.held = self.held, []
-        return held
 
     def change(self, members: Iterable[Member]) -> None:
         """These are the members from now on."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import select
 import signal
 import socket
 import threading
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.manager.beats import Beats
 from hoplite_mp.manager.loop import Link, Loop, door_of
-from hoplite_mp.manager.office import Office
+from hoplite_mp.manager.office import Office, lease_clock
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.planner.terms import Candidate, lease_s
 from hoplite_mp.protocol.codec import encode
@@ -32,6 +33,7 @@ from hoplite_mp.transport.caller import Caller
 
 if TYPE_CHECKING:
     from hoplite_mp.protocol.local import LanStart
+    from hoplite_mp.transport.stream import Stream
 
 __all__ = ["main"]
 
@@ -55,7 +57,7 @@ def main(lan: LanStart, own: int) -> int:
         candidate=candidate,
     )
     office.won = lambda term: _tell_former(lan, term)
-    loop = Loop(Planner(again=True, own=own))
+    loop = Loop(Planner(again=True, own=own), lease_clock)
     loop.open(door_of(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))
     loop.share(office)
     loop.end_with(signal.SIGTERM)
@@ -88,7 +90,17 @@ def _tell(lan: LanStart, term: int) -> None:
         with contextlib.suppress(HopliteError, OSError):  # it is gone, or cut off
             stream = caller.wait().stream
             stream.write(encode(Superseded(term)))
-            stream.flush()
-            time.sleep(TELL_WAIT_S)  # it reads that, and ends
+            _until_it_ends(stream)
             stream.close()
         time.sleep(TELL_PAUSE_S)
+
+
+def _until_it_ends(stream: Stream) -> None:
+    """The other side has read what it was told and ended; or it is not going to."""
+    poll, deadline = select.poll(), time.monotonic() + TELL_WAIT_S
+    poll.register(stream.fileno(), select.POLLIN)
+    while stream.flush() and stream.read() is not None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return
+        poll.poll(left_s * 1000)

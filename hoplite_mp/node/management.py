@@ -248,15 +248,13 @@ class Management:
         """From now on the manager is at the other end of this wire, on the host with that home."""
         self.host = host
         self.drop("another one leads")
-        if self.pulse is not None:
-            self.pulse.stop()
         wire.hand_over(self._take, self._lost)
         self._use(wire, [vote, *self._report()])
 
     @property
     def is_here(self) -> bool:
         """Is the manager on this host?"""
-        return self.is_near or self.host == self.node.client.home
+        return self.home == self.node.client.home
 
     @property
     def waits_for_votes(self) -> bool:
@@ -266,6 +264,8 @@ class Management:
     def drop(self, why: str) -> None:
         """That manager is not obeyed any more; who is found next is this node's."""
         wire, self.wire = self.wire, None
+        if self.pulse is not None:  # nobody is to be missed who is not listened to
+            self.pulse.stop()
         if wire is not None:
             wire.hand_over(lambda message: None, lambda reason: None)
             wire.close(why)

@@ -166,7 +166,11 @@ class Supervisor:
         often = len(self.manager_starts) == MANAGER_STARTS_MAX
         if often and time.monotonic() - first < MANAGER_STARTS_S:
             _say(f"the {name} has ended {MANAGER_STARTS_MAX} times: it is not started again")
-            self.ending = True
+            if self.standby is None:
+                self.ending = True
+            else:  # the host is well, and has its manager elsewhere
+                os.close(self.standby[0].manager_fd)
+                self.standby = None
             return
         _say(f"the {name} has ended; it is started again")
         if self.standby is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hoplite_mp.supervisor.main import MANAGER_STARTS_MAX
 from tests.lan import Lan
 from tests.lan.test_cluster import HOPLITE, PATIENCE_S, UpCluster
 from tests.lan.test_host_deaths import PROGRAM, SEED
@@ -344,6 +345,25 @@ def test_processes_of_managers_die(cluster: StandbyCluster) -> None:
         assert "leads the cluster already" in cluster.command(lan[2], "promote").stdout
         assert cluster.end_standby() == [0, 0, 0]
         assert late.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.soak
+def test_a_standby_that_always_dies(cluster: StandbyCluster) -> None:
+    """It is not started again; its host, which has its manager elsewhere, goes on."""
+    lan = list(cluster.lan)
+    with both_sides(cluster, lan[3]) as driver:
+        assert driver.hear().startswith("ready")
+        before = 0
+        for _ in range(MANAGER_STARTS_MAX):
+            until(lambda: set(named(lan[1], "hoplite standby")) - {before}, "none")  # noqa: B023
+            (before,) = named(lan[1], "hoplite standby")
+            assert lan[1].run(["kill", "-9", str(before)]).returncode == 0
+        driver.say("10")
+        assert driver.hear() == "3.0"
+        assert not named(lan[1], "hoplite standby")
+        driver.say("over")
+        assert driver.hear() == "h1 h2 h3 h4"
+    assert cluster.end()[0] == 0
 
 
 @pytest.mark.soak

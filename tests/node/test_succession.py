@@ -1,0 +1,272 @@
+"""A node that follows its manager, loses it, and votes: real code, the test's clock, no network."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import select
+import socket
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hoplite_mp.node.management import MANAGER_SILENCES, Management
+from hoplite_mp.node.succession import ALONE_S, PROMOTE_WAIT_S, Succession
+from hoplite_mp.protocol import terms as t
+from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
+from hoplite_mp.protocol.local import LanStart
+from hoplite_mp.protocol.messages import Member
+from hoplite_mp.transport.stream import TcpStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SILENCE_S, BEAT_S = 1.5, 0.2
+LEASE_US = int(SILENCE_S * 1e6)
+LISTS = (t.Hosts(1 << 32 | 1, (0, 1, 2)),)
+LAN = LanStart(
+    key=b"k",
+    home=5,
+    host="h",
+    peer_fd=-1,
+    addresses=["10.0.0.5:1"],
+    ports=(1, 2, 1),
+    handshake_timeout_s=1.0,
+    unauthenticated_max=1,
+    connect_timeout_s=1.0,
+    beat_interval_s=BEAT_S,
+    silence_s=SILENCE_S,
+    tls=False,
+)
+
+
+class Other:
+    """The manager or the standby, at its end of a connection."""
+
+    def __init__(self) -> None:
+        self.sock, self.nodes_end = socket.socketpair()
+        self.sock.setblocking(False)
+        self.decoder = manager_decoder()
+
+    def say(self, *messages: Any) -> None:
+        self.sock.sendall(b"".join(map(encode, messages)))
+
+    def hear(self) -> list[Any]:
+        """All that has come; the node's end may be closed."""
+        with contextlib.suppress(BlockingIOError):
+            return list(self.decoder.feed(self.sock.recv(1 << 20)))
+        return []
+
+    @property
+    def is_left(self) -> bool:
+        """Has the node closed the connection?"""
+        try:
+            return not self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True
+
+
+class Stage:
+    """One node of three, on another host than its manager, and a standby that answers calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(Succession, "_call", lambda succession: self.call_standby(succession))
+        self.opened: list[Other] = []
+        self._order = itertools.count()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self.left = False
+        self.standby_answers = True
+        self.standbys: list[Other] = []
+        self.manager_calls: list[Callable[[Any], None]] = []
+        none: Any = SimpleNamespace(report=lambda: iter(()), generations=0)
+        node: Any = SimpleNamespace(
+            number=1,
+            client=SimpleNamespace(home=5),
+            poll=select.epoll(),
+            handlers={},
+            after=self.after,
+            leave=self.leave,
+            standing=True,
+            stopping=False,
+            given_up=False,
+            members=((Member(1, 0, 5, 1),), 3),
+            operations=none,
+            groups=none,
+            from_manager=lambda message: None,
+        )
+        self.node = node
+        self.lan: Any = SimpleNamespace(
+            lan=LAN,
+            report=lambda: iter(()),
+            transfers=SimpleNamespace(epochs=0, copied=0),
+            call_manager=lambda done, timeout_s: self.manager_calls.append(done),
+        )
+        self.node.lan = self.lan
+        self.manager = self.open()
+        self.management = Management(node, -1)
+        self.management.host = 4
+        self.management._speak(TcpStream(self.manager.nodes_end), [])
+        self.manager.say(t.StandbyNamed(("10.0.0.2:7001",), LEASE_US))
+        self.turn()
+        self.lead(self.manager, 1, 0)
+
+    def after(self, seconds: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self.now + seconds, next(self._order), what))
+
+    def leave(self) -> None:
+        self.left = self.node.stopping = True
+
+    def call_standby(self, succession: Succession) -> None:
+        """In place of a connection over the network."""
+        if self.standby_answers:
+            self.standbys.append(self.open())
+            succession._called(self.admission(self.standbys[-1], 6))
+
+    def open(self) -> Other:
+        self.opened.append(Other())
+        return self.opened[-1]
+
+    def admission(self, who: Other, host: int) -> Any:
+        return SimpleNamespace(stream=TcpStream(who.nodes_end), peer=SimpleNamespace(host=host))
+
+    def close(self) -> None:
+        if self.management.pulse is not None:
+            self.management.pulse.stop()
+        for other in self.opened:
+            other.sock.close()
+            other.nodes_end.close()
+        self.node.poll.close()
+
+    def turn(self) -> None:
+        for fd, _ in self.node.poll.poll(0):
+            self.node.handlers[fd]()
+
+    def wait(self, seconds: float, beats: Other | None = None, term: int = 0) -> None:
+        """So long, with nobody, with a process that lives, or with the manager of that term."""
+        until, beat_at = self.now + seconds, self.now
+        while self.now < until:
+            if beats is not None and beats.is_left:
+                beats = None
+            elif beats is not None and beat_at <= self.now:
+                beats.sock.sendall(encode(t.Leads(term, 0, int(self.now * 1e6))) if term else BEAT)
+                beat_at += BEAT_S
+            due_at = min(
+                self._due[0][0] if self._due else until,
+                until,
+                beat_at if beats is not None else until,
+            )
+            self.now = max(self.now, due_at)
+            self.turn()
+            while self._due and self._due[0][0] <= self.now:
+                heapq.heappop(self._due)[2]()
+            self.turn()
+
+    def lead(self, who: Other, term: int, at: int) -> None:
+        """It says that it is the manager."""
+        who.say(t.Leads(term, at, int(self.now * 1e6), LISTS))
+        self.turn()
+
+    def ask(self, term: int) -> list[Any]:
+        """The standby wants this node's vote; its words."""
+        standby = self.standbys[-1]
+        standby.say(t.VoteAsked(term, 7))
+        self.turn()
+        return standby.hear()
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    stage = Stage(monkeypatch)
+    yield stage
+    stage.close()
+
+
+def kinds(messages: list[Any]) -> list[type]:
+    return [type(one) for one in messages]
+
+
+def test_it_answers_who_leads_and_calls_nobody_else(stage: Stage) -> None:
+    stage.wait(60, stage.manager, 1)
+    assert t.Follows in kinds(stage.manager.hear())
+    assert not stage.standbys
+    assert not stage.left
+
+
+def test_a_vote_once_the_promise_is_over(stage: Stage) -> None:
+    stage.manager.sock.close()
+    stage.wait(BEAT_S + 0.01)
+    (standby,) = stage.standbys
+    assert not standby.hear()  # it is bound
+    stage.wait(SILENCE_S * 1.1)
+    assert kinds(standby.hear()) == [t.Knows]
+    assert t.Voted in kinds(stage.ask(2))
+    assert not stage.left
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_who_was_voted_for_does_not_lead(stage: Stage, dies: bool) -> None:
+    """The node votes again, whether that one hangs or is gone, and is not missed by it."""
+    stage.manager.sock.close()
+    stage.wait(2 * SILENCE_S)
+    assert t.Voted in kinds(stage.ask(2))
+    if dies:
+        stage.standbys[0].sock.close()
+    else:
+        stage.wait(ALONE_S + 2 * BEAT_S, stage.standbys[0])
+        assert t.Voted not in kinds(stage.standbys[0].hear())
+    stage.wait(MANAGER_SILENCES * SILENCE_S + ALONE_S)
+    assert not stage.left
+    assert len(stage.standbys) == 2
+    assert stage.standbys[1].hear() == [t.Knows(1, t.Knowledge(2, 0, LISTS))]
+    assert t.Voted in kinds(stage.ask(3))
+    stage.lead(stage.standbys[1], 3, 2)
+    stage.wait(60, stage.standbys[1], 3)
+    assert not stage.left
+    assert t.Follows in kinds(stage.standbys[1].hear())
+
+
+def test_an_older_term_is_not_obeyed(stage: Stage) -> None:
+    """Nor is its silence the end of this node."""
+    stage.lead(stage.manager, 3, 0)
+    stage.manager.hear()
+    stage.lead(stage.manager, 2, 0)
+    assert stage.management.wire is None
+    stage.wait(MANAGER_SILENCES * SILENCE_S + BEAT_S)
+    assert not stage.left
+    assert stage.manager_calls  # it may be there again, with the right term
+
+
+def test_the_manager_is_there_again(stage: Stage) -> None:
+    stage.manager.sock.close()
+    stage.wait(2 * SILENCE_S)
+    again = stage.open()
+    stage.manager_calls[0](stage.admission(again, 4))
+    stage.lead(again, 1, 0)
+    stage.wait(5, again, 1)
+    assert stage.standbys[0].is_left or t.Knows in kinds(stage.standbys[0].hear())
+    assert t.Follows in kinds(again.hear())
+    assert not stage.left
+
+
+def test_nobody_is_there(stage: Stage) -> None:
+    stage.standby_answers = False
+    stage.manager.sock.close()
+    stage.wait(ALONE_S - BEAT_S)
+    assert not stage.left
+    stage.wait(3 * BEAT_S)
+    assert stage.node.given_up
+
+
+def test_a_human_is_waited_for(stage: Stage) -> None:
+    stage.manager.sock.close()
+    stage.wait(PROMOTE_WAIT_S - ALONE_S)
+    assert not stage.left
+    stage.wait(ALONE_S + 2 * BEAT_S)
+    assert stage.node.given_up
