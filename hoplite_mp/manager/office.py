@@ -50,6 +50,10 @@ AUTOMATIC = (
     "it takes over by itself as soon as more than half of the hosts have lost the manager; ask "
     "`hoplite-mp status` in a moment"
 )
+STRUCK = (
+    "the manager had given up this host before it was gone, so others do not count on what is "
+    "here. If the cluster shall go on from here nevertheless, add --anyway"
+)
 
 Who = TypeVar("Who", bound="Hashable")
 # A lease runs out while its machine sleeps, so CLOCK_MONOTONIC will not do.
@@ -258,8 +262,10 @@ class Office(Generic[Who]):
         hosts = candidate.latest(candidate.offers)
         if candidate.own not in candidate.offers:
             words = HEARD
-        elif hosts is None or hosts.has_majority(set(candidate.offers)):
+        elif hosts is None or candidate.may_win:
             words = AUTOMATIC
+        elif candidate.is_struck(candidate.offers) and not message.anyway:
+            words = STRUCK
         elif len(hosts.nodes) > 2 and not message.anyway:
             here = len(candidate.offers.keys() & set(hosts.nodes))
             words = (

@@ -109,12 +109,14 @@ class Planner:
             return Plan((), restoring.until)
         self.restoring = None
         sends: list[Send] = []
+        buried: set[int] = set()
         if restoring.returned:
             self.membership.restore(restoring.members, restoring.numbers)
             epochs, copied, generations = restoring.counted
             self.copies.go_on(epochs, copied)
             self.groups.go_on(generations)
             sends += self.copies.restore(restoring.held, restoring.copies, now)
+            buried = restoring.bury(self._own)
             requests, ended = restoring.requests(), restoring.ended
             ends = {number: one.end for number, one in ended.items()}
             sends += self.reductions.restore(requests, restoring.folds, ends, now)
@@ -130,6 +132,7 @@ class Planner:
                     (node, NodeAdmitted(node, report.incarnation, self.membership.members))
                     for node, report in restoring.returned.items()
                 ),
+                *((node, GivenUp(0.0)) for node in sorted(buried)),
                 *(send for send in sends if living(send[0])),
             ]
         )

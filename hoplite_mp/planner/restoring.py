@@ -145,6 +145,19 @@ class Restoring:
                     found[member.node] = member
         return [found[node] for node in sorted(found)]
 
+    def bury(self, own: int) -> set[int]:
+        """Nodes that the manager before this one had given up, as another one has heard: they do
+        not come back, and what they have said may be true or not. own: the manager's own."""
+        gone = {
+            node
+            for node, said in self.returned.items()
+            if node != own
+            and any(_is_gone(node, said.incarnation, by) for by in self.returned.values())
+        }
+        for node in gone:
+            del self.returned[node]
+        return gone
+
     @property
     def counted(self) -> tuple[int, int, int]:
         """(epochs, objects with an operation, generations) of before."""
@@ -188,3 +201,10 @@ class Restoring:
         found = {one.operation: one for one in self.later if isinstance(one, ReduceRequested)}
         self.later = [one for one in self.later if not isinstance(one, ReduceRequested)]
         return found
+
+
+def _is_gone(node: int, incarnation: int, by: NodeReturned) -> bool:
+    """Has that one heard that this life of the node is over? It has heard of all who came before
+    the latest that it knows."""
+    there = any(m.node == node and m.incarnation <= incarnation for m in by.members)
+    return node < by.numbers and not there

@@ -256,4 +256,23 @@ class Candidate:
 
     def _suffice(self, known: dict[int, Knowledge]) -> bool:
         hosts = self.latest(known)
-        return self.own in known and hosts is not None and hosts.has_majority(set(known))
+        if self.own not in known or hosts is None or self.is_struck(known):
+            return False
+        return hosts.has_majority(set(known))
+
+    def is_struck(self, known: dict[int, Knowledge]) -> bool:
+        """Had the manager given up this standby's host, which has not heard of it? Then others have
+        gone on without what is there, and it is no member to lead them."""
+        hosts, own = self.latest(known), known.get(self.own)
+        mine = None if own is None else own.latest
+        return (
+            hosts is not None
+            and mine is not None
+            and self.own in mine.nodes
+            and self.own not in hosts.nodes
+        )
+
+    @property
+    def may_win(self) -> bool:
+        """Would the votes of those who offer them suffice, without a human's word?"""
+        return self._suffice(self.offers)

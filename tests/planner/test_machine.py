@@ -25,3 +25,23 @@ TestGroupWalk = GroupWalk.TestCase
 TestGroupWalk.settings = _SETTINGS
 TestEverythingWalk = EverythingWalk.TestCase
 TestEverythingWalk.settings = _SETTINGS
+
+
+def test_what_is_left_after_a_loss_need_not_move() -> None:
+    """A walk that failed: a source vanishes, and the others are where they should be."""
+    walk = ReduceWalk()
+    walk.begin()
+    walk.request(
+        node=0,
+        sources="aab",
+        num=2,
+        deadline_s=0.0,
+        kind="alltoall",
+        to=[0, 1],
+        reproducible=False,
+        ready=[0, 2],
+        doubled=False,
+    )
+    walk.execution_failed(number=0, late=0, vanished={0})
+    walk.nothing_is_left_of_finished_operations()
+    walk.teardown()

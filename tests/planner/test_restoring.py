@@ -122,6 +122,36 @@ def test_who_comes_back_and_dies_is_lost() -> None:
     assert [node for node, _ in plan.sends] == [0, 1]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_who_was_given_up_is_not_let_in_again(order: tuple[int, ...]) -> None:
+    """It has not heard of its end, but one of the others has."""
+    cluster = Cluster()
+    cluster.die()
+    known = {0: (0, 1, 2), 1: (0, 1), 2: (0, 1, 2)}
+    sends = []
+    for node in order:
+        cluster.say(r.NodeReturned(node, 1, NODES, members(*known[node])))
+        cluster.say(r.CopyHeld(node, A, NBYTES))
+        sends += cluster.say(r.Reported(node))
+    assert (2, m.GivenUp(0.0)) in sends
+    admitted = {node: one for node, one in sends if isinstance(one, m.NodeAdmitted)}
+    assert set(admitted) == {0, 1}
+    assert [member.node for member in admitted[0].members] == [0, 1]
+    assert cluster.say(m.NodeLost(2, 1)) == []
+
+
+def test_a_later_life_is_not_the_one_that_was_given_up() -> None:
+    cluster = Cluster()
+    cluster.die()
+    for node in (0, 1):
+        cluster.say(r.NodeReturned(node, 1, NODES, members(0, 1, 2)))
+        cluster.say(r.Reported(node))
+    again = m.Member(2, 2, 702, 1)
+    cluster.say(r.NodeReturned(2, 2, NODES, (*members(0, 1), again)))
+    admitted = [node for node, one in cluster.say(r.Reported(2)) if isinstance(one, m.NodeAdmitted)]
+    assert admitted == [0, 1, 2]
+
+
 def test_a_running_copy_is_not_disturbed() -> None:
     cluster = Cluster()
     cluster.say(m.FetchRequested(1, A, NBYTES, (0,)))

@@ -369,6 +369,22 @@ def test_who_knows_a_later_list_decides_what_suffices() -> None:
     assert candidate.ask(0.0) == [1, 2, 3]
 
 
+def test_a_host_that_was_given_up_does_not_lead() -> None:
+    """Its own node has not heard of it. One that no list has named yet is no such host."""
+    candidate = Candidate(1, 9)
+    older, later = Hosts(1, (0, 1, 2, 3)), Hosts(2, (0, 2, 3))
+    candidate.offer(2, Knowledge(1, 0, (older, later)))
+    candidate.offer(3, Knowledge(1, 0, (older,)))
+    candidate.offer(1, Knowledge(1, 0, (older,)))
+    assert candidate.ask(0.0) == []
+    assert candidate.is_struck(candidate.offers)
+    candidate.offer(1, Knowledge(1, 0, ()))
+    assert candidate.ask(0.0) == [2, 3, 1]
+    candidate.offer(1, Knowledge(1, 0, (older,)))
+    candidate.force()
+    assert candidate.ask(0.0) == [1]  # the others have been asked
+
+
 def test_a_node_is_bound_as_long_as_its_manager_counts_it() -> None:
     """Though it was told another limit itself."""
     voter = Voter(PROMISE_S, 0.0)

@@ -258,7 +258,7 @@ class ReduceWalk(Walk):
         if not plans:
             # Everybody holds already what they would be sent.
             assert not folds
-            op.members = chosen
+            op.members, op.unfinished = chosen, set()  # whatever a plan of before had them do
             self.check_commit(operation, sends)
             return
         self.check_plan(operation, op, chosen, plans)
