@@ -23,7 +23,7 @@ from hoplite_mp.client.entering import enter
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
 from hoplite_mp.client.runtime import Runtime, current_runtime
-from hoplite_mp.collectives import CollectiveCalls, as_refs, place_copies
+from hoplite_mp.collectives import CollectiveCalls, as_refs, keep_copies
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.errors import ConfigError, HopliteTimeoutError
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
@@ -277,13 +277,12 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
         limit. An array of `empty()` is published without a copy and becomes read-only.
 
         copies: on how many nodes it is then held, this one among them, so that it outlives the
-        death of one less; it returns when all have it. ValueError: there are fewer nodes. A copy
-        that is lost later is not replaced.
+        death of one less; it returns when all have it, others in place of those that die meanwhile.
+        ValueError: there are fewer nodes. A copy that is lost later is not replaced.
         """
         to = other_places(self._runtime, copies)
         ref = self._runtime.memory.put(value)
-        if to:
-            place_copies(self._runtime, [ref], "broadcast", to).result()
+        keep_copies(self._runtime, ref, copies, to)
         return ref
 
     def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Array:

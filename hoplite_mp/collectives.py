@@ -15,7 +15,8 @@ import numpy as np
 
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import whole
-from hoplite_mp.nodes import node_numbers
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.nodes import node_numbers, other_places
 from hoplite_mp.ref import ObjectRef
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,7 +24,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
 
-__all__ = ["OPS", "CollectiveCalls", "as_refs", "operation_name", "place_copies"]
+__all__ = ["OPS", "CollectiveCalls", "as_refs", "keep_copies", "operation_name", "place_copies"]
 
 OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
 DEADLINE_S_MAX = 1e9  # 31 years; more is none
@@ -118,6 +119,23 @@ def place_copies(
         to = list(dict.fromkeys(to))
     (oid,) = runtime.collective(refs, kind, "", len(refs), None, False, 1, to)
     return runtime.operation_future(oid)
+
+
+def keep_copies(runtime: Runtime, ref: ObjectRef[Any], copies: int, to: Sequence[int]) -> None:
+    """Returns when those nodes hold it too. Who dies meanwhile is replaced: `copies` in all, or
+    ValueError if there are not so many nodes any more."""
+    while to:
+        lost: ObjectLostError | None = None
+        try:
+            place_copies(runtime, [ref], "broadcast", to).result()
+        except ObjectLostError as error:
+            lost = error
+        again = other_places(runtime, copies, keep=to)
+        if sorted(again) == sorted(to):
+            if lost is not None:
+                raise lost
+            return
+        to = again
 
 
 class CollectiveCalls:

@@ -145,9 +145,10 @@ def working_places(runtime: Runtime) -> list[tuple[int, int]]:
     return found or [(runtime.tasks.node_number, 1)]
 
 
-def other_places(runtime: Runtime, copies: Any) -> list[int]:
+def other_places(runtime: Runtime, copies: Any, keep: Sequence[int] = ()) -> list[int]:
     """Where the further ones of so many copies go: after this node in order of joining, so that
-    not all go to the same; first those with workers, which do not end with a program."""
+    not all go to the same; first those with workers, which do not end with a program. keep: nodes
+    that have one already, if they live."""
     count = whole(copies)
     if count is None or count < 1:
         raise ValueError(f"copies={copies!r}: it must be a whole number from 1")
@@ -159,7 +160,9 @@ def other_places(runtime: Runtime, copies: Any) -> list[int]:
             f"copies={count}: each needs a node of its own, and this cluster has {len(nodes)}"
         )
     own = runtime.tasks.node_number
-    after = sorted(nodes, key=lambda node: (not node[1], node[0] < own, node[0]))
+    after = sorted(
+        nodes, key=lambda node: (node[0] not in keep, not node[1], node[0] < own, node[0])
+    )
     return [number for number, _ in after if number != own][: count - 1]
 
 

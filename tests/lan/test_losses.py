@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan
+from tests.lan.emulation import UNLIMITED
 from tests.lan.test_cluster import PATIENCE_S, UpCluster
 
 if TYPE_CHECKING:
@@ -72,9 +73,9 @@ def grown(before):
 """
 
 
-def run(hosts: int, runs: Path, program: str) -> list[str]:
+def run(hosts: int, runs: Path, program: str, rate: str = UNLIMITED) -> list[str]:
     """A driver on the first host; hosts that it names are killed. Returns what else it prints."""
-    with Lan(hosts) as lan:
+    with Lan(hosts, rate) as lan:
         cluster = UpCluster(lan, tls=False)
         text = TOOLS.format(hosts=hosts, runs=f"{runs}/") + textwrap.dedent(program)
         driver = lan[0].popen(
@@ -200,3 +201,33 @@ def test_a_second_copy_outlives_either_holder(tmp_path: Path) -> None:
         """,
     )
     assert said == ["True True", "True True", "{}"]
+
+
+@pytest.mark.usefixtures("lan_permitted")
+def test_who_dies_while_a_copy_is_on_its_way_is_replaced(tmp_path: Path) -> None:
+    said = run(
+        3,
+        tmp_path,
+        """
+        import threading
+        data = np.random.default_rng(3).standard_normal(1 << 22)
+        c.submit(np.sum, c.put(np.ones(3), copies=2)).result()
+        made = []
+        putting = threading.Thread(target=lambda: made.append(c.put(data, copies=2)))
+        putting.start()
+        while c.stats()["nodes"]["h1"]["bytes_received"] < 1 << 20:
+            time.sleep(0.01)
+        (second,) = [host for host, node in ids.items() if node == "h1"]
+        killed(second)
+        putting.join()
+        print(c.locations(made[0]) == ["h0", "h2"])
+        print(c.options(node="h2").submit(np.sum, made[0]).result() == data.sum())
+        try:
+            c.put(data, copies=3)
+        except ValueError as error:
+            print(error)
+        """,
+        "250mbit",
+    )
+    alone = "copies=3: each needs a node of its own, and this cluster has 2"
+    assert said == ["True", "True", alone]
