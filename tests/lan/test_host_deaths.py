@@ -197,16 +197,17 @@ def turns(cluster: UpCluster, kind: str, how: str, count: int, elements: int) ->
             driver.say("nobody")
             assert driver.hear() == "gone"
             usual.append(float(seconds))
-        for turn in range(count):
+        killed_at = -MANAGER_LIFE_S
+        for _ in range(count):
             assert driver.hear() == "ready"
-            if how == "manager" and turn:  # one that dies too often is not started again
+            if how == "manager":  # one that dies too often is not started again
                 time.sleep(max(0.0, killed_at + MANAGER_LIFE_S - time.monotonic()))
-            killed_at = time.monotonic()
             victim = dice.choice(list(lan)[1:])
             driver.say()
             time.sleep(dice.random() * usual[-1])
             if how == "manager":
                 kill_manager(lan[0])
+                killed_at = time.monotonic()
             elif how == "killed":
                 victim.kill()
             elif how == "cut":
