@@ -109,8 +109,11 @@ def _take_part(
         begun = time.monotonic()
         cluster = _join(address, standby, common, ending, left, again)
         if isinstance(cluster, HopliteError):
-            if again and isinstance(cluster, ManagerLostError):
-                return 0  # the cluster has ended
+            if ending.is_set():
+                return 0
+            if again and isinstance(cluster, ManagerLostError) and _refuses(address):
+                print("hoplite-mp: the cluster has ended", file=sys.stderr)
+                return 0
             return _say(cluster)
         host = cluster._host
         with cluster:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.client.memory import whole
 from hoplite_mp.client.tracing import Trace
-from hoplite_mp.protocol.local import AddWorkers, DrainNode, Members, Stats
+from hoplite_mp.protocol.local import AddWorkers, DrainNode, Members, Standing, Stats
 
 if TYPE_CHECKING:
     import os
@@ -32,6 +32,7 @@ __all__ = [
     "node_numbers",
     "other_places",
     "shrink",
+    "standby_of",
     "working_places",
 ]
 
@@ -55,6 +56,13 @@ class Node:
 def node_id(number: int) -> str:
     """3 -> "h3"."""
     return f"h{number}"
+
+
+def standby_of(runtime: Runtime) -> tuple[tuple[str, ...], int, bool]:
+    """Where the cluster's standby is to be, best first; the number of the node on whose host that
+    is, -1 if that has not joined; whether it leads the cluster by now."""
+    standing = runtime.channel.call(Standing()).value
+    return tuple(standing[2]), standing[4], standing[5]
 
 
 class Looking:

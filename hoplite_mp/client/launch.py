@@ -169,6 +169,10 @@ class Host:
             error = ManagerLostError(f"the cluster at {self._joined} has ended")
             _log.info("%s", error)
             return error
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self.process.wait(READER_PATIENCE_S) == GIVEN_UP:
+                _log.error("the manager of this host has stepped down: too few others were heard")
+                return ManagerLostError("the manager of this host has stepped down")
         _log.error("the node of this host has ended unexpectedly; its cluster is lost")
         return NodeLostError("the node of this host has ended")
 

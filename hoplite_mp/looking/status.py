@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.looking.visit import brought_along, visit
-from hoplite_mp.nodes import node_id
+from hoplite_mp.nodes import node_id, standby_of
 
 if TYPE_CHECKING:
     import argparse
@@ -31,11 +31,22 @@ def status(arguments: argparse.Namespace) -> int:
     """What a cluster looks like now, as a table. Returns the exit code."""
     try:
         with visit(arguments) as cluster:
-            print(table(cluster))
+            print("\n".join([table(cluster), *standby(cluster)]))
     except (HopliteError, ValueError) as error:  # also of a cluster that ends meanwhile
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def standby(cluster: Cluster) -> list[str]:
+    """Where the manager is, or would be, if its first host is lost; nothing without a standby."""
+    addresses, node, leads = standby_of(cluster._runtime)
+    if not addresses:
+        return []
+    where = f"standby at {' or '.join(addresses)}"
+    if node < 0:
+        return [f"{where}: no host with that address has joined, so nobody would take over"]
+    return [f"{where}, on {node_id(node)}{', which leads the cluster' if leads else ''}"]
 
 
 def table(cluster: Cluster) -> str:

@@ -161,10 +161,15 @@ class Management:
         return self.node.client.home if self.host is None else self.host
 
     @property
-    def standby(self) -> tuple[tuple[str, ...], str]:
-        """Where the standby is, if there is to be one; and where, if this host has it."""
+    def standby(self) -> tuple[tuple[str, ...], str, int, bool]:
+        """Where the standby is, if there is to be one; where, if this host has it; whose host has
+        such an address; and whether that one has the manager."""
         succession = self.succession
-        return ((), "") if succession is None else (succession.addresses, succession.holds)
+        if succession is None:
+            return (), "", -1, False
+        member = succession.keeper
+        at, leads = (-1, False) if member is None else (member.node, member.home == self.home)
+        return succession.addresses, succession.holds, at, leads
 
     def _speak(self, stream: TcpStream, words: list[Any]) -> None:
         node = self.node

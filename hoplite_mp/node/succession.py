@@ -37,6 +37,7 @@ from hoplite_mp.transport.silence import Silence
 if TYPE_CHECKING:
     from hoplite_mp.node.lan import Lan
     from hoplite_mp.node.management import Management
+    from hoplite_mp.protocol.messages import Member
     from hoplite_mp.transport.conversation import Admission
 
 __all__ = ["Succession"]
@@ -262,6 +263,15 @@ class Succession:
             if address.host in here:
                 self._hold_at(address)
                 return
+
+    @property
+    def keeper(self) -> Member | None:
+        """Of the host that has one of the standby's addresses, if it is there."""
+        wanted = {parse_address(address).host for address in self.addresses}
+        for member in self.lan.members.values():
+            if member.stays and wanted & {parse_address(one).host for one in member.addresses}:
+                return member
+        return None
 
     def _hold_at(self, address: Address) -> None:
         try:

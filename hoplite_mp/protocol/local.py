@@ -255,7 +255,8 @@ class Members(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Reply: (number of this node in its cluster, cluster id, addresses of the standby, where it is
-    if it is this host's); or (name of an error, its text) if it could not join."""
+    if it is this host's, number of the node whose host has one of those addresses or -1, whether
+    the manager is there); or (name of an error, its text) if it could not join."""
 
 
 class SetupFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hoplite_mp.hosting import HostCluster
+from hoplite_mp.looking.status import standby
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -37,3 +40,14 @@ def test_a_standby_that_cannot_be(tmp_path: Path, standby: str, words: str) -> N
     (line,) = done.stderr.splitlines()
     assert words in line
     assert not token.exists()
+
+
+def test_a_standby_that_is_not_there_yet(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    with HostCluster(
+        listen="127.0.0.1:0", standby=("10.9.9.9:7001",), workers=1, token=token
+    ) as cluster:
+        (line,) = standby(cluster)
+        assert line.startswith("standby at 10.9.9.9:7001: no host with that address has joined")
+    with HostCluster(listen="127.0.0.1:0", workers=1, token=token) as cluster:
+        assert standby(cluster) == []

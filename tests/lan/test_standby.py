@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import subprocess
 import time
@@ -25,6 +26,9 @@ DELAY_S_MAX = 6.0
 """Of a driver, from the death of the manager's host on, on a loaded machine. The lease is 1.5 s."""
 
 
+STANDBY_IS = r"(?m)^standby at 10\.77\.0\.2:7001, on h[12]"
+
+
 class StandbyCluster(UpCluster):
     """The standby is to be on the second host."""
 
@@ -32,10 +36,10 @@ class StandbyCluster(UpCluster):
         super().__init__(lan, tls=tls, more=["--standby", f"{lan[1].address}:7001"])
         self.standby, self.second = f"{lan[1].address}:7001", lan[1]
 
-    def command(self, host: Host, *words: str) -> subprocess.CompletedProcess[str]:
+    def command(self, host: Host, word: str, address: str = "") -> subprocess.CompletedProcess[str]:
         tls = [] if self.tls else ["--no-tls"]
         return host.run(
-            [*HOPLITE, *words, self.standby, *tls],
+            [*HOPLITE, word, address or self.standby, *tls],
             env=self.env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -142,6 +146,7 @@ def test_the_managers_host_is_killed(three: StandbyCluster) -> None:
     cluster, lan = three, list(three.lan)
     with Driver(cluster, lan[2], WORKS) as driver:
         assert driver.hear() == "ready"
+        assert re.search(STANDBY_IS, cluster.command(lan[2], "status", cluster.address).stdout)
         lan[0].kill()
         driver.say()
         word, seconds = driver.hear().split()
@@ -152,6 +157,8 @@ def test_the_managers_host_is_killed(three: StandbyCluster) -> None:
         assert float(seconds) < DELAY_S_MAX
         print(f"the driver waited {seconds} s")
         assert driver.hear() == "all h2 h3"
+        leads = rf"{STANDBY_IS}, which leads the cluster$"
+        assert re.search(leads, cluster.command(lan[2], "status").stdout)
     assert cluster.end_standby() == [0, 0]
 
 

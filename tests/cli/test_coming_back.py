@@ -1,0 +1,77 @@
+"""A host that was lost looks for its cluster: what `hoplite-mp join` says and returns."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hoplite_mp import hosting
+from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError
+
+COMMON = {"workers": 1, "memory": None, "ports": None, "token": None, "tls": None}
+GONE = ManagerLostError("nobody answers")
+
+
+class Life:
+    """A cluster whose node was given up."""
+
+    def __init__(self) -> None:
+        self._host: Any = SimpleNamespace(holds_standby="", given_up=True, standby=())
+        self._runtime = SimpleNamespace(tasks=SimpleNamespace(node_number=3))
+
+    def __enter__(self) -> Life:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def come_back(
+    monkeypatch: pytest.MonkeyPatch, lives: list[Any], is_up: bool, end: bool = False
+) -> int:
+    """is_up: does the manager's host answer, with nobody there who listens?"""
+    ending = threading.Event()
+
+    def join(*_: object) -> Any:
+        if end and len(lives) == 1:
+            ending.set()
+        return lives.pop(0)
+
+    monkeypatch.setattr(hosting, "_join", join)
+    monkeypatch.setattr(hosting, "_stay", lambda *_: None)
+    monkeypatch.setattr(hosting, "_refuses", lambda address: is_up and not lives)
+    return hosting._take_part("10.0.0.1:7000", (), dict(COMMON), ending)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_up", "code", "last"),
+    [
+        (GONE, True, 0, "hoplite-mp: the cluster has ended"),
+        (GONE, False, 1, "hoplite-mp: nobody answers"),
+        (AuthError("another token"), True, 1, "hoplite-mp: another token"),
+    ],
+)
+def test_it_is_not_let_in_again(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: HopliteError,
+    is_up: bool,
+    code: int,
+    last: str,
+) -> None:
+    assert come_back(monkeypatch, [Life(), error], is_up) == code
+    assert capsys.readouterr().err.splitlines()[-1] == last
+
+
+def test_it_is_given_up_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert come_back(monkeypatch, [Life() for _ in range(hosting.REJOINS_MAX + 2)], False) == 1
+    assert "given up again and again" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_signal_ends_it_while_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert come_back(monkeypatch, [Life(), GONE], False, end=True) == 0
