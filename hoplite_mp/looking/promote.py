@@ -30,12 +30,20 @@ if TYPE_CHECKING:
 __all__ = ["promote"]
 
 ANSWER_S = 10.0  # for the standby to have the votes of the nodes that are there
+# How long it is asked again when that may help: the lease of a manager that is gone, and some
+# more. Higher: slower hosts are waited for; lower: a refusal comes sooner.
+SOON_S = 5.0
+SOON_PAUSE_S = 0.3
 
 
 def promote(arguments: argparse.Namespace) -> int:
     """Asks the standby to lead. Returns the exit code: 0 if it does."""
+    deadline = time.monotonic() + SOON_S
     try:
         answer = _ask(arguments)
+        while answer.soon and time.monotonic() < deadline:
+            time.sleep(SOON_PAUSE_S)
+            answer = _ask(arguments)
     except (HopliteError, OSError) as error:
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1

@@ -248,7 +248,7 @@ class Office(Generic[Who]):
             self._promoter = None
             candidate.force(False)
         elif self._promoter is not None and candidate.own not in candidate.offers:
-            self._write(self._promoter, Promoted(False, HEARD))
+            self._write(self._promoter, Promoted(False, HEARD, soon=True))
             self._promoter = None
             candidate.force(False)
 
@@ -277,4 +277,4 @@ class Office(Generic[Who]):
             candidate.force()
             self._ask(now)
             return
-        self._write(link, Promoted(False, words))
+        self._write(link, Promoted(False, words, soon=words in (HEARD, AUTOMATIC)))

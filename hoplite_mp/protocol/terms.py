@@ -215,13 +215,14 @@ class Promote(Message, frozen=True):
 
 
 class Promoted(Message, frozen=True):
-    """The answer: does it lead now, and what there is to say."""
+    """The answer: does it lead now, and what there is to say. soon: that may change in a moment."""
 
     leads: bool
     words: str
+    soon: bool = False
 
     def __post_init__(self) -> None:
-        flags(leads=self.leads)
+        flags(leads=self.leads, soon=self.soon)
         text("words", self.words, TEXT_CHARS_MAX, 1)
 
 

@@ -240,11 +240,15 @@ class Caller:
 
     @property
     def _who(self) -> str:
-        return f"{SERVICE_OF[self._role]} at {self._endpoints[self._next]}"
+        return f"{self._service} at {self._endpoints[self._next]}"
 
     @property
     def _name(self) -> str:
-        return f"{SERVICE_OF[self._role]} at {', '.join(map(str, self._endpoints))}"
+        return f"{self._service} at {', '.join(map(str, self._endpoints))}"
+
+    @property
+    def _service(self) -> str:
+        return "standby" if self._role == "tool" else SERVICE_OF[self._role]
 
     def _lost(self, words: str) -> ConnectionError:
         if SERVICE_OF[self._role] == "manager":
