@@ -169,6 +169,7 @@ LOADED_S = float(os.environ.get("HOPLITE_MP_LOADED_S", "600"))
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(LOADED_S + PATIENCE_S + 60)
 def test_loaded_hosts_are_not_dead(cluster: UpCluster) -> None:
     stay_when_loaded(cluster)
 
