@@ -25,7 +25,7 @@ from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
 from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import CollectiveCalls, as_refs, keep_copies
 from hoplite_mp.config import Config, parse_size
-from hoplite_mp.errors import ConfigError, HopliteTimeoutError
+from hoplite_mp.errors import ConfigError, HopliteTimeoutError, NodeLostError
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
@@ -228,8 +228,9 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
         if host is None or not runtime.client.usable:
             return
         try:
-            if not host.lost:
-                runtime.submitter.waiting.wait_idle(FOREVER_NS)
+            with contextlib.suppress(NodeLostError):  # meanwhile: nothing is left to wait for
+                if not host.lost:
+                    runtime.submitter.waiting.wait_idle(FOREVER_NS)
         except BaseException:
             self._abort()
             raise
