@@ -43,8 +43,14 @@ class Known:
     size: int = 0
     shown: GroupMembers | None = None
     here: dict[int, tuple[int, int]] = field(default_factory=dict)  # rank -> slot, generation
+    left: set[int] = field(default_factory=set)  # shown as held here, by who has gone
     hold: Any = None  # of a committed result whose leader has died
     held_call: int = 0
+
+    def leave(self, rank: int) -> None:
+        """Who held this rank here is gone; the manager has yet to say so."""
+        del self.here[rank]
+        self.left.add(rank)
 
 
 class Groups:
@@ -88,7 +94,7 @@ class Groups:
         self.reply(slot, Reply(number))
         for known in self.known.values():
             if known.generation == ask.generation and known.here.get(ask.rank, (-1,))[0] == slot:
-                del known.here[ask.rank]
+                known.leave(ask.rank)
         generation = self.client.client_info(slot)["generation"]
         self.send(GroupLeft(ask.name, ask.generation, ask.rank, self.node(), slot, generation))
 
@@ -99,7 +105,7 @@ class Groups:
         """That process is gone."""
         for known in self.known.values():
             for rank in [rank for rank, one in known.here.items() if one[0] == slot]:
-                del known.here[rank]
+                known.leave(rank)
         gone = [request for request, one in self.asked.items() if one.client == slot]
         for request in gone:
             del self.asked[request]
@@ -109,7 +115,7 @@ class Groups:
         for known in self.known.values():
             if known.shown is not None:
                 here = tuple((rank, *one) for rank, one in known.here.items())
-                yield GroupHeld(self.node(), known.shown, here)
+                yield GroupHeld(self.node(), known.shown, here, tuple(sorted(known.left)))
         yield from self.asked.values()
 
     def receive(self, message: Any) -> bool:
@@ -123,6 +129,7 @@ class Groups:
                 known = Known(message.name, message.generation, board, message.size)
                 self.known[message.board] = known
             known.shown = message
+            known.left = {rank for rank in known.left if message.nodes[rank] == self.node()}
             known.board.set_masks(
                 message.alive, message.joining, message.formed, self.hosts is None
             )

@@ -306,6 +306,8 @@ def _give_back(group: Group, held: GroupHeld, unread: list[GroupJoinRequested]) 
     assert group.shown is not None
     for join in [join for join in unread if (join.node, join.name) == (held.node, group.name)]:
         for rank, node in enumerate(group.shown.nodes):
+            if rank in held.left:  # that answer was read: it was the one before who had it
+                continue
             if node == held.node and rank not in group.members and join.rank in (None, rank):
                 identity = Identity(join.node, join.client, join.client_generation)
                 group.members[rank] = Member(identity, join.request, Standing.ALIVE)

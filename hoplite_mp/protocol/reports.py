@@ -115,14 +115,16 @@ class OperationEnded(Message, frozen=True):
 
 class GroupHeld(Message, frozen=True):
     """A group with a board here, as it was shown last, and its members of this node: (rank, client
-    slot, generation of the slot)."""
+    slot, generation of the slot). `left`: ranks of this node that are shown, and have gone."""
 
     node: int
     shown: GroupMembers
     here: tuple[tuple[int, int, int], ...]
+    left: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         counts(node=self.node)
+        numbers("left", self.left, self.shown.size - 1)
         for rank, client, generation in self.here:
             between("rank", rank, 0, self.shown.size - 1)
             counts(client=client, generation=generation)

@@ -437,6 +437,23 @@ def test_the_answer_that_made_a_group_whole_was_not_read(rank: int | None) -> No
     assert (node, answer.rank, answer.admitted) == (1, 1, True)
 
 
+def test_members_of_the_next_group_of_that_name() -> None:
+    """All have left, as the manager had not heard when it died: who asks for the same name is not
+    let in to the group that is over."""
+    cluster = Cluster()
+    whole = cluster.group()
+    cluster.die()
+    again = [m.GroupJoinRequested(2, node, 5, 1, "g", 2, None) for node in (0, 1)]
+    reports = nothing() | {
+        node: (r.GroupHeld(node, whole, (), (node,)), again[node]) for node in (0, 1)
+    }
+    sends = cluster.back(reports)
+    assert (0, m.GroupClosed("g", whole.generation, whole.board)) in sends
+    joined = [one for _, one in sends if isinstance(one, m.GroupJoined)]
+    assert {one.generation for one in joined} == {whole.generation + 1}
+    assert [one.rank for one in joined] == [0, 1]
+
+
 def test_a_node_without_members_any_more_is_waited_for_until_it_dies() -> None:
     """What was decided while it had one it may be the only one to know."""
     cluster = Cluster()

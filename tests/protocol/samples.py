@@ -69,7 +69,7 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     r.DistributeHeld(1, DISTRIBUTE, True),
     r.ReduceHeld(1, REDUCE, False),
     r.OperationEnded(1, m.Commit(7, 1, (0, 2))),
-    r.GroupHeld(0, GROUP, ((1, 3, 17),)),
+    r.GroupHeld(0, GROUP, ((1, 3, 17),), (0,)),
     r.HomesKnown(0, (ID,), (2,)),
     r.Reported(0),
 )

@@ -130,6 +130,32 @@ def test_a_group_that_is_at_work(cluster: Cluster, tmp_path: Path) -> None:
     assert [one.result(PATIENCE_S) for one in again] == [[(0, 1)]] * 2
 
 
+def pair(value: float, leave: Path) -> tuple[tuple[int, ...], float]:
+    """One of two, who stay until they are told to leave."""
+    with hoplite_mp.current().group("pair", 2, timeout=PATIENCE_S) as g:
+        total = float(g.allreduce(np.full(4, value))[0])
+        (leave.parent / f"{value} {g.rank}").touch()
+        until(leave.exists, "nobody leaves")
+        return g.contributors, total
+
+
+def test_groups_of_one_name_that_follow_each_other(cluster: Cluster, tmp_path: Path) -> None:
+    """The manager has read neither that the members of the first one left, nor that others ask to
+    join, when it dies: those have a group of their own."""
+    leave = tmp_path / "leave"
+    first = [cluster.submit(pair, 1.0, leave) for _ in range(2)]
+    until(lambda: len(list(tmp_path.iterdir())) == 2, "they do not call")
+    (manager,) = named("hoplite manager")
+    manager.send_signal(signal.SIGSTOP)
+    leave.touch()
+    assert [one.result(PATIENCE_S) for one in first] == [((0, 1), 2.0)] * 2
+    second = [cluster.submit(pair, 3.0, leave) for _ in range(2)]
+    until(lambda: all(one.running() for one in second), "they do not run")
+    time.sleep(0.1)  # they ask; if they are later than that there is less to be seen here
+    kill_manager()
+    assert [one.result(PATIENCE_S) for one in second] == [((0, 1), 6.0)] * 2
+
+
 def test_nothing_stays_open(cluster: Cluster) -> None:
     (manager,) = until(lambda: named("hoplite manager"), "there is no manager")
     supervisor = manager.parent()
