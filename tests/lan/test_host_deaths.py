@@ -19,7 +19,7 @@ import pytest
 
 from hoplite_mp.supervisor.main import MANAGER_STARTS_MAX, MANAGER_STARTS_S
 from tests.lan import Lan
-from tests.lan.test_cluster import UpCluster
+from tests.lan.test_cluster import PATIENCE_S, UpCluster
 from tests.lan.test_silence import Driver, everything
 
 if TYPE_CHECKING:
@@ -176,8 +176,11 @@ def cluster(lan_permitted: None, request: pytest.FixtureRequest) -> Iterator[UpC
 
 
 def kill_manager(host: Host) -> None:
-    done = host.run(["pkill", "-KILL", "-x", "hoplite manager"])
-    assert done.returncode == 0
+    """As soon as there is one: the last one has just been killed, perhaps."""
+    deadline = time.monotonic() + PATIENCE_S
+    while host.run(["pkill", "-KILL", "-x", "hoplite manager"]).returncode:
+        assert time.monotonic() < deadline, "there is no manager"
+        time.sleep(0.005)
 
 
 def turns(cluster: UpCluster, kind: str, how: str, count: int, elements: int) -> list[float]:
