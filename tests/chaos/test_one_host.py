@@ -63,11 +63,11 @@ def fail(array: Any) -> Any:
     raise ZeroDivisionError("as it is meant to be")
 
 
-def member(count: int) -> tuple[tuple[int, ...], float]:
+def member(turn: int, count: int) -> tuple[tuple[int, ...], float]:
     g = hoplite_mp.current().group("chaos", 2, timeout=PATIENCE_S)
     with g:
-        got = g.allreduce(np.full(count, g.rank + 1.0))
-        assert got[0] == got[-1] == sum(rank + 1 for rank in g.contributors)
+        got = g.allreduce(np.full(count, turn + 0.25 * g.rank))
+        assert got[0] == got[-1]
         return g.contributors, float(got[0])
 
 
@@ -81,6 +81,7 @@ class Chaos(RuleBasedStateMachine):
         self.c = hoplite_mp.Cluster(workers=WORKERS, memory="256MiB")
         self.stored: list[Stored] = []
         self.stopped: list[psutil.Process] = []
+        self.groups = 0  # all of one name
         # Counted as asked for: what a rule may do must not depend on how quick others are.
         self.stops = self.manager_deaths = 0
 
@@ -151,8 +152,10 @@ class Chaos(RuleBasedStateMachine):
     @rule(count=st.sampled_from([5, 50_000]))
     def group(self, count: int) -> None:
         self.go_on()
-        futures = [self.c.options(retries=0).submit(member, count) for _ in range(2)]
-        assert {one.result(PATIENCE_S) for one in futures} == {((0, 1), 3.0)}
+        self.groups += 1
+        futures = [self.c.options(retries=0).submit(member, self.groups, count) for _ in range(2)]
+        found = {one.result(PATIENCE_S) for one in futures}
+        assert found == {((0, 1), 2 * self.groups + 0.25)}
 
     @precondition(lambda self: self.stored)
     @rule(number=PICKS)
