@@ -1,0 +1,173 @@
+"""Callers over real sockets: whom they reach, and what they say when they do not."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from hoplite_mp.errors import AuthError, ManagerLostError
+from hoplite_mp.protocol import greetings as g
+from hoplite_mp.transport.addresses import Endpoint
+from hoplite_mp.transport.door import Door
+from hoplite_mp.transport.listen import listen
+from tests.transport.doors import knock
+from tests.transport.helpers import (
+    CLUSTER,
+    KEY,
+    SERVER,
+    certificate,
+    endpoint,
+    make_caller,
+    make_door,
+    meet,
+    other_certificate,
+    until,
+)
+
+
+def test_nobody_there_is_a_lost_manager_after_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = server.getsockname()
+    caller = make_caller(where, True, now=0.0, timeout_s=10.0)
+    caller.turn(0.0)
+    until(lambda: caller.deadline > 0.1, lambda: caller.turn(0.0))
+    assert caller.deadline == pytest.approx(0.2)  # the next round
+    until(lambda: caller.deadline > 5.0, lambda: caller.turn(5.0))
+    with pytest.raises(ManagerLostError, match=r"did not answer within 10 s \(127.*refused\)"):
+        caller.turn(10.0)
+    caller.close()
+
+
+def test_a_node_that_is_not_there_is_a_connection_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = server.getsockname()
+    caller = make_caller(where, False, role="peer", timeout_s=0.0)
+    with pytest.raises(ConnectionError, match="node at 127"):
+        caller.wait()
+
+
+def test_who_is_about_to_start_is_waited_for(opened: list[Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = server.getsockname()
+    caller = make_caller(where, False, now=0.0)
+    until(lambda: caller.deadline > 0.1, lambda: caller.turn(0.0))
+    door = Door(
+        listen("127.0.0.1", [where[1]]),
+        key=KEY,
+        service="manager",
+        cluster=CLUSTER,
+        mine=SERVER,
+        certificate=None,
+        handshake_timeout_s=5,
+        unauthenticated_max=8,
+    )
+    opened.append(door)
+    called = []
+
+    def turn() -> None:
+        opened.extend(one.stream for one in door.turn(0.3))
+        if not called:
+            called.extend(filter(None, [caller.turn(0.3)]))
+
+    until(lambda: called, turn)
+    opened.append(called[0].stream)
+
+
+def test_a_silent_address_is_left_for_the_next(opened: list[Any]) -> None:
+    """The first accepts and says nothing, the second is somebody else's, the third is right."""
+    door = make_door(False)
+    with_other_id = make_door(False, mine=g.Introduction(99, SERVER.versions))
+    silent = socket.create_server(("127.0.0.1", 0))
+    opened += [door, with_other_id, silent]
+    places = [silent.getsockname(), with_other_id.address, door.address]
+    caller = make_caller(
+        (), False, endpoints=[endpoint(place) for place in places], now=0.0, host=SERVER.host
+    )
+    called, let_in = [], []
+    clock = 0.0
+
+    def turn() -> None:
+        nonlocal clock
+        clock = 5.5
+        let_in.extend(door.turn(clock))
+        opened.extend(one.stream for one in with_other_id.turn(clock))
+        if not called:
+            called.extend(filter(None, [caller.turn(clock)]))
+
+    until(lambda: caller._conversation, lambda: caller.turn(0.0))
+    assert caller.deadline == 5.0
+    until(lambda: called and let_in, turn)
+    assert called[0].peer.host == SERVER.host
+    opened += [called[0].stream, let_in[0].stream]
+
+
+def test_a_refusal_is_final_once_all_addresses_were_tried(opened: list[Any]) -> None:
+    door = make_door(False)
+    opened.append(door)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nobody = server.getsockname()
+    endpoints = [endpoint(door.address), endpoint(nobody)]
+    caller = make_caller((), False, endpoints=endpoints, key=b"x" * 32)
+    with pytest.raises(AuthError):
+        meet(door, caller)
+
+
+def test_wait_needs_no_loop(opened: list[Any]) -> None:
+    door = make_door(True)
+    opened.append(door)
+    let_in = []
+    stop = threading.Event()
+
+    def serve() -> None:
+        while not stop.is_set():
+            select.select([door], [], [], 0.05)
+            let_in.extend(door.turn(time.monotonic()))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        opened.append(make_caller(door.address, True).wait().stream)
+    finally:
+        stop.set()
+        thread.join()
+    opened.extend(one.stream for one in let_in)
+
+
+def test_an_unreachable_address_ends_with_the_deadline() -> None:
+    """A port that takes no connections because its backlog is full."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        where = server.getsockname()
+        fill = [socket.socket() for _ in range(4)]
+        for sock in fill:
+            sock.setblocking(False)
+            sock.connect_ex(where)
+        caller = make_caller(where, False, now=0.0, timeout_s=3.0)
+        assert caller.turn(0.0) is None
+        assert caller.turn(2.0) is None
+        with pytest.raises(ManagerLostError, match="no answer"):
+            caller.turn(3.0)
+        for sock in fill:
+            sock.close()
+
+
+def test_nothing_stays_open(opened: list[Any]) -> None:
+    with pytest.raises(ValueError, match="nobody to call"):
+        make_caller((), False, endpoints=[])
+    caller = make_caller(("127.0.0.1", 1), False)
+    caller.close()
+    caller.close()
+    door = make_door(True)
+    opened.append(knock(door))
+    until(lambda: door.strangers == 1, lambda: door.turn(0.0))
+    door.close()
+    opened[0].settimeout(5)
+    assert opened[0].recv(1) == b""
+    assert isinstance(endpoint(("127.0.0.1", 1)), Endpoint)
+    assert certificate().sha256 != other_certificate().sha256

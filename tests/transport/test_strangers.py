@@ -1,0 +1,332 @@
+"""Doors and callers over real sockets: who does not get in, and what each is told."""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import ssl
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hoplite_mp.errors import AuthError, ProtocolError
+from hoplite_mp.protocol import greetings as g
+from hoplite_mp.transport.caller import Caller
+from hoplite_mp.transport.listen import listen
+from hoplite_mp.transport.tls import TlsStream, client_context, server_context
+from tests.transport.doors import TLS, answer, knock
+from tests.transport.helpers import (
+    CLIENT,
+    KEY,
+    endpoint,
+    make_caller,
+    make_door,
+    meet,
+    other_certificate,
+    until,
+)
+
+if TYPE_CHECKING:
+    from hoplite_mp.transport.door import Door
+
+
+def refused(door: Door, caller: Caller, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        meet(door, caller)
+    # What it may still have to read is in its socket; the door forgets it within LEAVE_S.
+    until(lambda: door.strangers == 0, lambda: door.turn(time.monotonic()))
+    assert door.refused == 1
+
+
+@TLS
+def test_a_wrong_token(tls: bool, opened: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    door = make_door(tls)
+    opened.append(door)
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING, "hoplite_mp"):
+        refused(
+            door, make_caller(door.address, tls, key=b"x" * 32), AuthError, "manager at 127.0.0.1:"
+        )
+    assert time.monotonic() - began < 5.0
+    (record,) = caplog.records
+    assert "manager refused 127.0.0.1:" in record.getMessage()
+    assert "another token" in record.getMessage()
+
+
+def test_warnings_do_not_fill_the_log(opened: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    door = make_door(False)
+    opened.append(door)
+    with caplog.at_level(logging.WARNING, "hoplite_mp"):
+        for _ in range(5):
+            caller = make_caller(door.address, False, key=b"x" * 32)
+            with pytest.raises(AuthError):
+                until(
+                    lambda: False,
+                    lambda caller=caller: (door.turn(1000.0), caller.turn(time.monotonic())),
+                )
+        assert len(caplog.records) == 1
+        caller = make_caller(door.address, False, key=b"x" * 32)
+        with pytest.raises(AuthError):
+            until(lambda: False, lambda: (door.turn(1001.5), caller.turn(time.monotonic())))
+    assert "and 4 more" in caplog.records[-1].getMessage()
+
+
+@TLS
+def test_the_wrong_service_another_cluster_other_software(tls: bool, opened: list[Any]) -> None:
+    for options, words in (
+        ({"role": "peer"}, "does not serve this kind"),
+        ({"cluster": b"d" * 16}, "another cluster"),
+        ({"mine": g.Introduction(11, {"python": "3.12.1"})}, r"python +3\.12\.1 +3\.11\.7"),
+    ):
+        door = make_door(tls)
+        opened.append(door)
+        refused(door, make_caller(door.address, tls, **options), ProtocolError, words)
+
+
+def test_a_plain_client_at_a_tls_door_and_the_other_way_round(opened: list[Any]) -> None:
+    for tls, words in ((True, "it speaks TLS .* Leave out tls=False"), (False, "speaks no TLS")):
+        door = make_door(tls)
+        opened.append(door)
+        refused(door, make_caller(door.address, not tls), ProtocolError, words)
+
+
+@TLS
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x00\x05hello and more of what is no TLS",
+        b"\x80\x04\x95" + bytes(100),
+        g.PREAMBLE + b"\xff\xff" + bytes(5000),
+        g.PREAMBLE + g.encode_frame(g.Welcome(bytes(32))),
+        bytes(300_000),
+    ],
+    ids=["http", "tls", "pickle", "long", "turn", "zeros"],
+)
+def test_garbage_ends_at_the_door(tls: bool, data: bytes, opened: list[Any]) -> None:
+    door = make_door(tls)
+    opened.append(door)
+    said = answer(door, knock(door, data))
+    assert len(said) < 100  # a word of refusal, or an alert of TLS
+    # The door is as good as before.
+    called, let_in = meet(door, make_caller(door.address, tls))
+    opened += [called.stream, let_in.stream]
+
+
+@TLS
+@pytest.mark.parametrize("opening", [b"", b"H", g.PREAMBLE, b"\x16\x03\x01"])
+def test_a_silent_peer_is_gone_after_the_deadline(
+    tls: bool, opening: bytes, opened: list[Any]
+) -> None:
+    door = make_door(tls)
+    opened.append(door)
+    sock = knock(door, opening)
+    opened.append(sock)
+    select.select([door], [], [], 5)
+    assert door.turn(100.0) == []
+    assert door.strangers == 1
+    assert 100.0 < door.deadline <= 105.0
+    door.turn(104.9)
+    door.turn(105.0)
+    door.turn(106.1)
+    assert door.strangers == 0
+
+
+@TLS
+def test_one_byte_a_second_is_not_enough(tls: bool, opened: list[Any]) -> None:
+    """Each byte is news, but the deadline is that of the whole handshake."""
+    door = make_door(tls)
+    opened.append(door)
+    hello = g.PREAMBLE + g.encode_frame(g.Hello("node", bytes(32)))
+    if tls:
+        ours, record = ssl.MemoryBIO(), ssl.MemoryBIO()
+        shaking = client_context().wrap_bio(ours, record)
+        with pytest.raises(ssl.SSLWantReadError):
+            shaking.do_handshake()
+        hello = record.read()
+    sock = knock(door)
+    for second, byte in enumerate(hello[:20]):
+        sock.send(bytes((byte,)))
+        select.select([door], [], [], 0.01)
+        door.turn(float(second))
+        assert door.strangers == (second < 5)
+        if second >= 5:
+            break
+    opened.append(sock)
+
+
+@TLS
+def test_a_replayed_recording(tls: bool, opened: list[Any]) -> None:
+    """A proxy records what a good client said inside its connection, and says it again."""
+    door = make_door(tls)
+    opened.append(door)
+    heard: list[bytes] = []
+    called, let_in = meet(door, Recording(door, tls, heard))
+    opened += [called.stream, let_in.stream]
+    recording = b"".join(heard)
+    assert recording.startswith(g.PREAMBLE)
+    sock: socket.socket = socket.create_connection(door.address)
+    if tls:
+        until_shaken = threading.Thread(target=lambda: turned_until(door, 1))
+        until_shaken.start()
+        sock = client_context().wrap_socket(sock)
+        until_shaken.join()
+    sock.sendall(recording)
+    until(lambda: door.refused == 1, lambda: door.turn(time.monotonic()))
+    sock.close()
+
+
+def turned_until(door: Door, strangers: int, seconds: float = 0.3) -> None:
+    """Lets the door work beside a blocking client."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert door.turn(time.monotonic()) == []
+    assert door.strangers == strangers
+
+
+class Recording(Caller):
+    """A caller that notes what its conversation writes."""
+
+    def __init__(self, door: Door, tls: bool, heard: list[bytes]) -> None:
+        super().__init__(
+            [endpoint(door.address)],
+            key=KEY,
+            role="node",
+            mine=CLIENT,
+            tls=tls,
+            now=time.monotonic(),
+            timeout_s=10,
+            handshake_timeout_s=5,
+        )
+        self._heard = heard
+
+    def _arrive(self, sock: socket.socket, now: float) -> None:
+        super()._arrive(sock, now)
+        assert self._stream is not None
+        write = self._stream.write
+
+        def noted(data: bytes) -> None:
+            self._heard.append(data)
+            write(data)
+
+        self._stream.write = noted  # type: ignore[method-assign]
+
+
+class Relay:
+    """Sits between with a certificate of its own, and passes on everything that is said inside."""
+
+    def __init__(self, door: Door, near_tls: bool, far_tls: bool) -> None:
+        self.listener = listen("127.0.0.1", [0])
+        self.door = door
+        self.near_tls, self.far_tls = near_tls, far_tls
+        self.ends: list[Any] = []
+
+    def close(self) -> None:
+        self.listener.close()
+        for end in self.ends:
+            end.close()
+
+    def turn(self) -> None:
+        if not self.ends:
+            try:
+                near, _ = self.listener.accept()
+            except BlockingIOError:
+                return
+            far = socket.create_connection(self.door.address)
+            shown = other_certificate()
+            self.ends = [
+                TlsStream(near, server_context(shown), server_sha256=shown.sha256)
+                if self.near_tls
+                else _plain(near),
+                TlsStream(far, client_context()) if self.far_tls else _plain(far),
+            ]
+        for source, target in (self.ends, self.ends[::-1]):
+            source.flush()
+            data = source.read()
+            if data:
+                target.write(data)
+            target.flush()
+
+
+def _plain(sock: socket.socket) -> Any:
+    from hoplite_mp.transport.stream import TcpStream
+
+    return TcpStream(sock)
+
+
+@pytest.mark.parametrize(
+    ("near_tls", "far_tls"), [(True, True), (False, True), (True, False)], ids=str
+)
+def test_a_relay_gets_neither_side_in(near_tls: bool, far_tls: bool, opened: list[Any]) -> None:
+    """It shows its own certificate to a TLS client, or takes TLS away from one side."""
+    door = make_door(far_tls)
+    relay = Relay(door, near_tls, far_tls)
+    opened += [door, relay]
+    caller = make_caller(relay.listener.getsockname(), near_tls)
+
+    def turn() -> None:
+        relay.turn()
+        assert door.turn(time.monotonic()) == []
+        assert caller.turn(time.monotonic()) is None
+
+    with pytest.raises(AuthError, match="token"):
+        until(lambda: False, turn)
+    assert door.refused == 1
+
+
+def test_the_relay_of_this_test_does_pass_everything_on(opened: list[Any]) -> None:
+    """Without TLS on either side nothing betrays it: what tls=False gives up."""
+    door = make_door(False)
+    relay = Relay(door, False, False)
+    opened += [door, relay]
+    caller = make_caller(relay.listener.getsockname(), False)
+    called, let_in = [], []
+
+    def turn() -> None:
+        relay.turn()
+        let_in.extend(door.turn(time.monotonic()))
+        if not called:
+            called.extend(filter(None, [caller.turn(time.monotonic())]))
+
+    until(lambda: called and let_in, turn)
+    opened += [called[0].stream, let_in[0].stream]
+
+
+@TLS
+@given(
+    openings=st.lists(
+        st.tuples(st.sampled_from([b"", g.PREAMBLE, b"\x16\x03\x01"]), st.binary(max_size=200)),
+        min_size=1,
+        max_size=8,
+    )
+)
+@settings(deadline=None, max_examples=25)
+def test_noise_at_the_port(tls: bool, openings: list[tuple[bytes, bytes]]) -> None:
+    """Several at once; each has hung up by the time that the door looks, or while it does."""
+    door = make_door(tls)
+    try:
+        for number, (prefix, noise) in enumerate(openings):
+            knock(door, prefix + noise).close()
+            assert door.turn(float(number)) == []
+        until(lambda: door.strangers == 0, lambda: door.turn(4.0))
+    finally:
+        door.close()
+
+
+def test_our_own_mistake_with_a_stranger_is_not_the_end_of_the_host(
+    opened: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    door = make_door(False)
+    opened.append(door)
+    opened.append(knock(door, g.PREAMBLE))
+    monkeypatch.setattr(door, "_begin", None)
+    until(lambda: caplog.records, lambda: door.turn(0.0))
+    assert door.strangers == 0
+    monkeypatch.undo()
+    called, let_in = meet(door, make_caller(door.address, False))
+    opened += [called.stream, let_in.stream]
