@@ -27,6 +27,7 @@ from hoplite_mp.node.guests import Guests
 from hoplite_mp.node.kept import KeptCopies
 from hoplite_mp.node.links import Links
 from hoplite_mp.node.locations import Locations
+from hoplite_mp.node.missing import Missing
 from hoplite_mp.node.peers import Call, Peers
 from hoplite_mp.node.probing import Probing
 from hoplite_mp.node.recovering import Recovering
@@ -40,7 +41,6 @@ from hoplite_mp.protocol.messages import (
     Leave,
     MembersChanged,
     NodeAdmitted,
-    PeerLost,
     Withdraw,
 )
 from hoplite_mp.protocol.peers import (
@@ -94,9 +94,6 @@ __all__ = ["Lan"]
 
 # How long a task may wait although a worker is idle elsewhere. Lower: more turns of the node.
 STEAL_LOOK_S = 0.02
-# How long the manager has to notice a death that this node has noticed, in silences. Lower: a node
-# that lives is sooner given up because one other has lost it.
-PEER_LOST_SILENCES = 2.0
 # Rounds over a lost manager's addresses: while there may be another one, its supervisor listens.
 MANAGER_ROUNDS_MAX = 3
 _log = logging.getLogger("hoplite_mp")
@@ -113,7 +110,9 @@ class Lan:
         self.members: dict[int, Member] = {}  # by number, in order of joining
         self.numbers = 1  # so many were given, as far as this node knows
         self.door: Door | None = None
-        self.missed: set[int] = set()  # lost by this node, and not yet by the manager's word
+        self.missing = Missing(
+            lan.silence_s, node.after, node.send_manager, lambda: node.number, self._lost_many
+        )
         self._stealing = False  # there will be another look
         self.workers_now: int | None = None  # if it is not what this node has joined with
         self.mine = Introduction(node.client.home, software_versions())
@@ -246,7 +245,7 @@ class Lan:
                     self._came(member)
                 self.probing.begin(m for m in message.members if m.node != message.node)
             case MembersChanged():
-                self.missed.difference_update(message.went)
+                self.missing.heard(message.went)
                 for number in message.went:
                     self._went(number)
                     self.recovering.report(number)
@@ -270,11 +269,13 @@ class Lan:
         for number, member in list(self.members.items()):
             if number not in found or found[number].incarnation != member.incarnation:
                 self._went(number)
-        for number in set(range(self.numbers)) - set(found):  # it may wait to hear of any of them
-            self.missed.discard(number)
+        gone = set(range(self.numbers)) - set(found)
+        self.missing.heard(gone)
+        self.missing.again()
+        for number in gone:  # it may wait to hear of any of them
             self.recovering.report(number)
         for number, member in found.items():
-            if number not in self.members and number not in self.missed:
+            if number not in self.members and number not in self.missing.members:
                 self._came(member)
 
     def report(self) -> Iterator[NodeToManager | Report]:
@@ -352,28 +353,17 @@ class Lan:
         self.node.places.lose_node(number)
 
     def lost(self, member: Member) -> None:
-        """This node has noticed by itself. If both live the manager must choose."""
-        number = member.node
-        self._went(number)
+        """This node has noticed by itself."""
+        if member.node in self.members:
+            self._went(member.node)
+            self.missing.add(member)
 
-        def still() -> None:
-            if number in self.missed and self.node.management.wire is None:
-                self.node.after(PEER_LOST_SILENCES * self.lan.silence_s, still)  # nobody hears it
-            elif number in self.missed:
-                self.missed.discard(number)
-                _log.warning("node h%d is lost to this host; the manager hears it", number)
-                self.node.send_manager(PeerLost(self.node.number, number))
-
-        self.missed.add(number)
-        self.node.after(PEER_LOST_SILENCES / 2 * self.lan.silence_s, self._cut_off)
-        self.node.after(PEER_LOST_SILENCES * self.lan.silence_s, still)
-
-    def _cut_off(self) -> None:
+    def _lost_many(self, count: int) -> None:
         """Who has lost most of the others is the one that is cut off: the others need not go."""
         to = self.node.management
-        most = len(self.missed) > max(1, len(self.peers.by_home))
+        most = count > max(1, len(self.peers.by_home))
         if most and not (to.is_here or to.waits_for_votes):
-            to.cut_off(f"this host has lost {len(self.missed)} others")
+            to.cut_off(f"this host has lost {count} others")
 
     def freed(self, oid: int) -> None:
         """A header of the node's own has been collected."""

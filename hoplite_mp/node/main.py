@@ -165,10 +165,12 @@ class Node:
 
     @property
     def members(self) -> tuple[tuple[Member, ...], int]:
-        """All nodes of the cluster, and so many numbers were given to some."""
+        """All nodes of the cluster, as far as the manager has said, and so many numbers were
+        given to some."""
         if self.lan is None:
             return (Member(0, 0, self.client.home, self.start.workers),), 1
-        return tuple(self.lan.members.values()), self.lan.numbers
+        lan = self.lan
+        return (*lan.members.values(), *lan.missing.members.values()), lan.numbers
 
     def send_peer(self, home: int, message: PeerMessage) -> bool:
         """To the node of the host with that id; False if there is none."""

@@ -64,7 +64,7 @@ class Node:
         self.connections = 0  # to managers, one after the other
         self.given_up = False  # by the manager, whether it knows it or not
         self.members: dict[int, Node] = {}  # the others, by number
-        self.missed: set[int] = set()  # lost by this node, and not yet by the manager's word
+        self.missed: dict[int, Node] = {}  # lost by this node, and not yet by the manager's word
         self.said: list[tuple[float, NodeToManager]] = []  # lately, to the manager
         self.when_admitted: list[Callable[[], None]] = []
         self.engine = Engine(
@@ -177,8 +177,8 @@ class Node:
                 for call in waiting:
                     call()
             case MembersChanged():
-                self.missed.difference_update(message.went)
                 for number in message.went:
+                    self.missed.pop(number, None)
                     self._went(number)
                 for member in message.came:
                     self._came(member)
@@ -230,10 +230,14 @@ class Node:
         found = {member.node: member for member in message.members}
         for number, peer in list(self.members.items()):
             if number not in found or found[number].incarnation != peer.incarnation:
-                self.missed.discard(number)
                 self._went(number)
+        for number in list(self.missed):
+            if number in found:  # this manager may not have heard of it
+                self._complain_later(number)
+            else:
+                del self.missed[number]
         for number, member in found.items():
-            if number not in self.members:
+            if number not in self.members and number not in self.missed:
                 self._came(member)
 
     def _went(self, number: int) -> None:
@@ -249,10 +253,12 @@ class Node:
         number = peer.number
         if self.alive and self.members.get(number) is peer:
             self._went(number)
-            self.missed.add(number)
-            self.after(PEER_LOST_SILENCES * self.world.silence_s, self._still_missed, number)
+            self.missed[number] = peer
+            self._complain_later(number)
 
-    def _still_missed(self, number: int) -> None:
+    def _complain_later(self, number: int) -> None:
+        self.after(PEER_LOST_SILENCES * self.world.silence_s, self._complain, number)
+
+    def _complain(self, number: int) -> None:
         if number in self.missed:
-            self.missed.discard(number)
             self.send_manager(PeerLost(self.number, number))

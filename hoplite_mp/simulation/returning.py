@@ -83,7 +83,8 @@ def report(node: Node) -> Iterator[Any]:
 
 
 def _members(node: Node) -> tuple[Member, ...]:
-    found = {number: (peer.incarnation, peer.home) for number, peer in node.members.items()}
+    known = {**node.members, **node.missed}
+    found = {number: (peer.incarnation, peer.home) for number, peer in known.items()}
     found[node.number] = node.incarnation, node.home
     return tuple(Member(number, *found[number], 2) for number in sorted(found))
 

@@ -1,0 +1,86 @@
+"""Nodes that one node has lost by itself: members still, until the manager has chosen."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.node.missing import PEER_LOST_SILENCES, Missing
+from hoplite_mp.protocol.messages import Member, PeerLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SILENCE_S = 1.5
+COMPLAINT_S = PEER_LOST_SILENCES * SILENCE_S
+
+
+class Stage:
+    """A clock; what the manager heard; how many were missing when that was looked at."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: list[tuple[float, int, Callable[[], None]]] = []
+        self.order = itertools.count()
+        self.told: list[Any] = []
+        self.counts: list[int] = []
+        self.missing = Missing(
+            SILENCE_S, self.after, self.told.append, lambda: 7, self.counts.append
+        )
+
+    def after(self, seconds: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self.due, (self.now + seconds, next(self.order), what))
+
+    def wait(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.due and self.due[0][0] <= until:
+            self.now, _, what = heapq.heappop(self.due)
+            what()
+        self.now = until
+
+
+def member(number: int) -> Member:
+    return Member(number, 0, 100 + number, 1)
+
+
+def test_the_manager_says_so_too() -> None:
+    stage = Stage()
+    stage.missing.add(member(3))
+    stage.wait(COMPLAINT_S / 4)
+    stage.missing.heard([2, 3])
+    stage.wait(60)
+    assert not stage.told
+    assert not stage.missing.members
+
+
+def test_the_manager_hears_both_and_must_choose() -> None:
+    stage = Stage()
+    stage.missing.add(member(3))
+    stage.wait(COMPLAINT_S - 0.01)
+    assert not stage.told
+    stage.wait(0.02)
+    assert stage.told == [PeerLost(7, 3)]
+    assert list(stage.missing.members) == [3]  # until it has
+
+
+def test_the_next_manager_is_told_again() -> None:
+    """It may have died with that unread."""
+    stage = Stage()
+    stage.missing.add(member(3))
+    stage.wait(COMPLAINT_S)
+    stage.missing.again()
+    stage.wait(COMPLAINT_S)
+    assert stage.told == [PeerLost(7, 3)] * 2
+    stage.missing.heard([3])
+    stage.wait(60)
+    assert len(stage.told) == 2
+
+
+def test_it_is_asked_whether_this_host_is_the_one_that_is_cut_off() -> None:
+    stage = Stage()
+    for number in range(3):
+        stage.missing.add(member(number))
+        stage.wait(0.1)
+    stage.wait(COMPLAINT_S / 2)
+    assert stage.counts == [3, 3, 3]
