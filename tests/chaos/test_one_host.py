@@ -39,11 +39,16 @@ RETRIES = 100
 class Stored:
     """One ref, and what it must be."""
 
-    def __init__(self, ref: Any, value: Any, made: bool) -> None:
+    def __init__(self, ref: Any, value: Any, made: bool, above: Stored | None = None) -> None:
         self.ref = ref
+        self.above = above  # what the task was given
         self.value = value  # an array; None: its task fails
         self.made = made  # by a task: it may have to wait for a worker
         self.deleted = False
+
+    def may_be_lost(self) -> bool:
+        """A task may have to be tried again when what it was given is deleted."""
+        return self.deleted or (self.above is not None and self.above.may_be_lost())
 
 
 def array_of(seed: int, count: int) -> Any:
@@ -97,7 +102,7 @@ class Chaos(RuleBasedStateMachine):
         except ZeroDivisionError:
             assert one.value is None
         except hoplite_mp.ObjectLostError:
-            assert one.deleted
+            assert one.may_be_lost()
         else:
             # What was read before it was deleted may still be at hand.
             assert one.value is not None
@@ -120,7 +125,7 @@ class Chaos(RuleBasedStateMachine):
         value = None
         if one.value is not None and function is not fail:
             value = function(one.value)
-        self.stored.append(Stored(future.ref, value, True))
+        self.stored.append(Stored(future.ref, value, True, one))
 
     @precondition(lambda self: self.stored)
     @rule(number=PICKS)
@@ -131,12 +136,14 @@ class Chaos(RuleBasedStateMachine):
     @rule(number=PICKS, others=st.lists(PICKS, min_size=1, max_size=4), least=st.booleans())
     def reduce(self, number: int, others: list[int], least: bool) -> None:
         first = self.pick(number)
-        if first.value is None or first.deleted:
+        if first.value is None or first.may_be_lost():
             return
         alike = [
             one
             for one in map(self.pick, others)
-            if one.value is not None and not one.deleted and one.value.shape == first.value.shape
+            if one.value is not None
+            and not one.may_be_lost()
+            and one.value.shape == first.value.shape
         ]
         members = [first, *alike]
         num = max(1, len(members) - 1) if least else len(members)
