@@ -186,7 +186,7 @@ class Loop:
         now = self._clock()
         if self._door is not None:
             self._admit(now)
-        if self._may_decide(now):
+        if self._may_decide(now) and not self._has_held:  # that was said before it is this late
             if self._wake_at is not None and self._wake_at <= now:
                 self._carry_out(self._planner.tick(now))
             self._take_packed(now)
@@ -195,6 +195,10 @@ class Loop:
         if self._office is not None:
             self._attend(self._office, now)
         self._flush()
+
+    @property
+    def _has_held(self) -> bool:
+        return self._office is not None and bool(self._office.held)
 
     def _may_decide(self, now: float) -> bool:
         return self._office is None or self._office.decides(now)
@@ -362,7 +366,7 @@ class Loop:
             self._newcomers
             and self._planner.restoring is None
             and self._may_decide(self._clock())
-            and (self._office is None or not self._office.held)  # they came before
+            and not self._has_held  # they came before
         ):
             newcomer, joined = self._newcomers.pop(0)
             if newcomer in self._links:

@@ -81,7 +81,7 @@ class Planner:
         """again: there was one before, whose nodes come back and report. own: the node of the
         manager's host, with which all would end."""
         self._own = own
-        self.restoring = Restoring() if again else None
+        self.restoring = Restoring(own) if again else None
         self.membership = Membership()
         self.topology = Topology()
         self.copies = Copies(self.membership, self.topology)
@@ -116,7 +116,7 @@ class Planner:
             self.copies.go_on(epochs, copied)
             self.groups.go_on(generations)
             sends += self.copies.restore(restoring.held, restoring.copies, now)
-            buried = restoring.bury(self._own)
+            buried = restoring.bury()
             requests, ended = restoring.requests(), restoring.ended
             ends = {number: one.end for number, one in ended.items()}
             sends += self.reductions.restore(requests, restoring.folds, ends, now)

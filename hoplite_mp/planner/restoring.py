@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RESTORE_S", "Restoring", "RunningCopy", "RunningFold"]
 
-# How long nodes have to come back, from the first one on. Higher: a node whose link is bad stays in
-# the cluster; lower: the others wait less when one has died together with the manager.
+# How long nodes have to come back, from the first one on and from each word of an open report.
+# Higher: a node whose link is bad stays in the cluster; lower: the others wait less when one has
+# died together with the manager.
 RESTORE_S = 2.0
-# The same for the first node, that of the manager's host: its death is always seen and ends all, so
-# if it is late it is busy, as long as a loop may be (node/pulse.py).
-FIRST_S = 30.0
+# The same for the node of the manager's host: its death is always seen and ends all, so if it is
+# late it is busy, as long as a loop may be (node/pulse.py). No report may take longer.
+OWN_S = 30.0
 
 
 @dataclass(slots=True)
@@ -67,10 +68,13 @@ class RunningFold:
 class Restoring:
     """Reports, as they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: int = 0) -> None:
+        """own: the node of the manager's host."""
+        self._own = own
         self.returned: dict[int, NodeReturned] = {}  # by node
         self.later: list[Any] = []  # ordinary messages, for when all is known
         self._begun: float | None = None
+        self._heard = 0.0  # when a report came or went on
         self.held: list[CopyHeld] = []
         self.groups: list[GroupHeld] = []
         self.homes: list[HomesKnown] = []
@@ -88,10 +92,13 @@ class Restoring:
     def take(self, message: Any, now: float) -> None:
         """One message of a node."""
         if self._begun is None:
-            self._begun = now
+            self._begun = self._heard = now
+        if getattr(message, "node", None) in self.returned.keys() - self._reported:
+            self._heard = now
         match message:
             case NodeReturned():
                 self.returned[message.node] = message
+                self._heard = now
             case Reported():
                 self._reported.add(message.node)
             case NodeLost():
@@ -145,14 +152,18 @@ class Restoring:
                     found[member.node] = member
         return [found[node] for node in sorted(found)]
 
-    def bury(self, own: int) -> set[int]:
-        """Nodes that the manager before this one had given up, as another one has heard: they do
-        not come back, and what they have said may be true or not. own: the manager's own."""
+    def bury(self) -> set[int]:
+        """Nodes that do not come back although they have called: the manager before this one had
+        given them up, as another one has heard, so what they say may be true or not; or not all of
+        their report is there."""
         gone = {
             node
             for node, said in self.returned.items()
-            if node != own
-            and any(_is_gone(node, said.incarnation, by) for by in self.returned.values())
+            if node != self._own
+            and (
+                node not in self._reported
+                or any(_is_gone(node, said.incarnation, by) for by in self.returned.values())
+            )
         }
         for node in gone:
             del self.returned[node]
@@ -178,10 +189,9 @@ class Restoring:
         """When it is over in any case."""
         if self._begun is None:
             return None
-        first = min((member.node for member in self.members), default=None)
-        moved = self._absent is not None
-        patience_s = RESTORE_S if moved or first is None or first in self._reported else FIRST_S
-        return self._begun + patience_s
+        if self._own in self._reported:
+            return min(self._heard + RESTORE_S, self._begun + OWN_S)
+        return self._begun + OWN_S
 
     def is_over(self, now: float) -> bool:
         """Have all come back, or is it too late for the others?"""

@@ -15,6 +15,7 @@ from hoplite_mp.manager.beats import Beats
 from hoplite_mp.manager.loop import Link, Loop
 from hoplite_mp.manager.office import Office
 from hoplite_mp.planner.machine import Planner
+from hoplite_mp.planner.restoring import RESTORE_S
 from hoplite_mp.planner.terms import OUT_S, Candidate, lease_s
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol import reports as r
@@ -63,14 +64,16 @@ class Node:
 class Stage:
     """A loop whose clock stands still until the test moves it."""
 
-    def __init__(self, candidate: Candidate | None = None) -> None:
+    def __init__(self, candidate: Candidate | None = None, again: bool = False) -> None:
         self.now = 10.0
-        self.loop = Loop(Planner(again=candidate is not None), lambda: self.now)
+        planner = Planner(again=again or candidate is not None)
+        self.loop = Loop(planner, lambda: self.now)
         self.office: Office[Link] = Office(
             ("10.0.0.2:7001",),
             own=0 if candidate is None else candidate.own,
             lease_s=LEASE_S,
             write=lambda link, message: link.write(encode(message)),
+            again=again,
             candidate=candidate,
         )
         self.loop.share(self.office)
@@ -307,3 +310,27 @@ def test_a_promotion_fails_when_the_own_node_hears_the_manager(standby: Stage) -
     (answer,) = human.hear()
     assert not answer.leads
     assert "still hears the manager" in answer.words
+
+
+def test_who_came_back_while_it_stood_still_is_there() -> None:
+    """A manager that was started again stands still while the last nodes report: what they have
+    said comes before the end of its patience, when it may decide again."""
+    stage = Stage(again=True)
+    hosts = (t.Hosts(1 << 32 | 1, (0, 1, 2, 3)),)
+    members = tuple(m.Member(node, 0, 70 + node, 1, stays=True) for node in range(4))
+    nodes = [stage.connect(near=node == 0) for node in range(4)]
+    nodes[0].say(r.NodeReturned(0, 0, 4, members), t.Knows(0, t.Knowledge(1, 0, hosts)))
+    nodes[0].say(r.Reported(0))
+    nodes[1].say(r.NodeReturned(1, 0, 4, members), r.Reported(1))
+    stage.beat(nodes[1])
+    assert stage.office.decides(stage.now)
+    stage.now += max(LEASE_S, RESTORE_S) + BEAT_S
+    for node in (2, 3):
+        words = (r.NodeReturned(node, 0, 4, members), r.Reported(node))
+        nodes[node].sock.sendall(b"".join(map(encode, words)))
+    stage.loop.turn()
+    assert not stage.office.decides(stage.now)
+    stage.beat(*nodes[1:])
+    assert stage.loop._planner.restoring is None
+    assert stage.loop._planner.membership.nodes == (0, 1, 2, 3)
+    stage.close()

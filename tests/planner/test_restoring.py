@@ -9,7 +9,7 @@ import pytest
 
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.planner.program import participants
-from hoplite_mp.planner.restoring import FIRST_S, RESTORE_S
+from hoplite_mp.planner.restoring import OWN_S, RESTORE_S
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol import reports as r
 from tests.planner.scenario import letter_id
@@ -306,10 +306,28 @@ def test_the_first_node_is_waited_for() -> None:
         cluster.say(r.NodeReturned(node, 1, NODES, members(0, 1, 2)))
         cluster.say(r.Reported(node))
     plan = cluster.planner.tick(RESTORE_S)
-    assert (plan.sends, plan.wake_at) == ((), FIRST_S)
+    assert (plan.sends, plan.wake_at) == ((), OWN_S)
     cluster.say(r.NodeReturned(0, 1, NODES, members(0, 1, 2)))
     sends = cluster.say(r.Reported(0), RESTORE_S + 1)
     assert [node for node, _ in sends] == [1, 2, 0]
+
+
+def test_half_a_report_is_no_report() -> None:
+    """As long as it goes on it is waited for; who has stopped in the middle is given up."""
+    cluster = Cluster()
+    cluster.die()
+    for node in (0, 1):
+        cluster.say(r.NodeReturned(node, 1, NODES, members(0, 1, 2)))
+        cluster.say(r.Reported(node))
+    cluster.say(r.NodeReturned(2, 1, NODES, members(0, 1, 2)), 0.1)
+    for turn in range(3):
+        assert cluster.say(r.CopyHeld(2, A, NBYTES), 1.5 * (turn + 1)) == []
+    assert cluster.planner.tick(4.5 + RESTORE_S - 0.1).sends == ()
+    sends = cluster.planner.tick(4.5 + RESTORE_S).sends
+    assert (2, m.GivenUp(0.0)) in sends
+    admitted = [one for _, one in sends if isinstance(one, m.NodeAdmitted)]
+    assert [[member.node for member in one.members] for one in admitted] == [[0, 1]] * 2
+    assert cluster.say(r.Reported(2), 10.0) == []
 
 
 def test_a_fold_that_nobody_waits_for() -> None:
