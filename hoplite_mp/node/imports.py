@@ -198,7 +198,7 @@ class Imports:
             why = f"object {one.object.hex()} is lost: it was deleted, or nobody held it any more"
             self.places.fail(one.oid, ObjectLostError(why))
         elif message.holders:
-            self.places.found(one.oid, message.holders)
+            self.places.found(one.oid, message.holders, message.nbytes, message.layout)
         elif message.standing == "ready":
             self.nobody_named(one.oid)
 

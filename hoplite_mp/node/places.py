@@ -146,11 +146,16 @@ class Places:
             place.making = True
             self.maker.make(oid, place)
 
-    def found(self, oid: int, holders: tuple[int, ...]) -> None:
-        """These nodes hold what was absent."""
+    def found(
+        self, oid: int, holders: tuple[int, ...], nbytes: int = 0, layout: bytes = b""
+    ) -> None:
+        """These nodes hold what was absent. nbytes, layout: of a value that was made again, and may
+        be another one."""
         if not self.absent(oid):
             return
         place = self.places[oid]
+        if nbytes:
+            place.nbytes, place.layout = nbytes, layout
         place.holders, place.making, place.why = holders, False, ""
         if place.waiting:
             until = time.monotonic() + self.results.config.put_wait_s
@@ -227,7 +232,7 @@ class Places:
     def arrived(self, oid: int) -> None:
         """The block holds the whole payload."""
         place = self.places.pop(oid)
-        if not self.client.restore(oid, place.payload):
+        if not self.client.restore(oid, place.payload, place.nbytes):
             self._forget(oid, place)  # dropped or deleted; whoever is served from it lets go first
         _close(place)
 

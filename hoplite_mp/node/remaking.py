@@ -292,10 +292,9 @@ class Remaking:
         got = self.client.view(run.oid)
         if isinstance(got, int):
             return  # at the next look
-        left = self.client.inspect(run.oid)["retries_left"]
-        entry = self.lineage.entries.get(oid)
-        if entry is not None:
-            entry.spent = self.client.inspect(oid)["retries_left"] - left
+        self._count(run)
+        if self._is_kept(run):
+            return
         mem = memoryview(got)
         error = serial.payload_kind(mem) == serial.ERROR
         if not error and serial.read_refs(mem):  # who would hold them is not asked a second time
@@ -313,8 +312,29 @@ class Remaking:
         self._end(run)
         self.after(0.0, self.look)  # others may need it
 
+    def _is_kept(self, run: _Run) -> bool:
+        """Has somebody had the value all the time, and says so only now? Then it is that one: a
+        task that is run again may give another, and nobody must read parts of both."""
+        place, copies = self.places.places.get(run.target), self.copies_of(run.target)
+        if not copies or place is None or place.asked >= COPIES_TRIED_MAX:
+            return False
+        place.asked += 1
+        del self.runs[run.target]
+        self._end(run)
+        self.places.found(run.target, copies)
+        self.after(0.0, self.look)  # others may need it
+        return True
+
+    def _count(self, run: _Run) -> None:
+        """Runs that were tried again have spent more than one."""
+        entry = self.lineage.entries.get(run.target)
+        if entry is not None:
+            left = self.client.inspect(run.oid)["retries_left"]
+            entry.spent = self.client.inspect(run.target)["retries_left"] - left
+
     def _again(self, run: _Run) -> None:
         """Its result was lost before it was here."""
+        self._count(run)
         self.by_run.pop(run.oid, None)
         del self.runs[run.target]
         self._end(run)

@@ -197,11 +197,14 @@ class Copies:
         for epoch, copy in sorted(running.items()):
             entry, plan = self.entries[copy.plan.object], copy.plan
             seconds = plan.nbytes / min(self._topology.hosts(participants(plan))).up
+            before = dict(entry.receiving)
             self._start(entry, plan, now, seconds)
             for node in plan.receivers:
                 if node not in copy.receiving:
-                    del entry.receiving[node]
                     del entry.transfers[epoch].waiting[node]
+                    del entry.receiving[node]
+                    if node in before:  # this plan has not reached it: it goes by the one before
+                        entry.receiving[node] = before[node]
             entry.whole = {node: None for node in entry.whole if node not in entry.receiving}
             without = [node for node in participants(plan) if node not in copy.at]
             if not copy.receiving:

@@ -61,6 +61,8 @@ class Directory:
     def entry(self, object_id: bytes, nbytes: int, holders: Iterable[int]) -> Entry:
         """The object's entry, made if need be; living `holders` are noted."""
         entry = self.entries.get(object_id)
+        if entry is not None and entry.nbytes != nbytes and not entry.transfers:
+            entry = None  # it was lost and made again, and is another value now
         if entry is None:
             operation = COPY_OPERATION | self._entries_ever
             self._entries_ever += 1

@@ -203,6 +203,57 @@ def test_a_result_that_is_lost_twice(network: LossNetwork, sender: LossSide) -> 
     clean(network)
 
 
+def test_what_a_run_is_tried_again_counts(network: LossNetwork, sender: LossSide) -> None:
+    """Its result is lost before its bytes were here: two runs were made of it."""
+    oid, runner = submit(network, BIG, retries=2)
+    network.lose(runner)
+    sender.places.want(oid, lambda: None)
+    network.settle(2)
+    again = next(side for side in network.living if side.take_task())
+    network.lose(again)
+    network.pump()
+    network.pass_time()
+    last = run_one(network, BIG)
+    assert last is not None
+    network.lose(last)
+    network.settle(2)
+    assert not any(side.take_task() for side in network.living)
+    assert "used up" in sender.read(sender.sent[oid][0])
+
+
+def test_a_copy_of_which_is_heard_too_late(network: LossNetwork, sender: LossSide) -> None:
+    """The task has been run again meanwhile, and gave another value: there is one all the same."""
+    oid, runner = submit(network, BIG)
+    reader = next(side for side in network.living[1:] if side is not runner)
+    (hold,) = away_hold(network, reader, ids.pack_id(sender.home, oid))
+    there = reader.imports.by_object[ids.pack_id(sender.home, oid)].oid
+    assert reader.places.want(there, lambda: None)
+    reader.bring()
+    network.lose(runner)
+    sender.places.want(oid, lambda: None)
+    network.pass_time()  # it is run again
+    network.pump()  # the reader says that it has it
+    assert run_one(network, BIG + 1) is not None
+    network.settle()
+    assert (reader.read(hold) == BIG).all()
+    assert (sender.read(sender.sent[oid][0]) == BIG).all()
+
+
+@pytest.mark.parametrize("count", [20_000, 80_000])
+def test_a_value_of_another_size(network: LossNetwork, sender: LossSide, count: int) -> None:
+    """A reader elsewhere knew the size of the first one."""
+    oid, runner = submit(network, BIG)
+    reader = next(side for side in network.living[1:] if side is not runner)
+    (hold,) = away_hold(network, reader, ids.pack_id(sender.home, oid))
+    there = reader.imports.by_object[ids.pack_id(sender.home, oid)].oid
+    network.lose(runner)
+    assert reader.places.want(there, lambda: None)
+    network.settle(2)
+    assert run_one(network, np.ones(count)) is not None
+    network.settle()
+    assert (reader.read(hold) == np.ones(count)).all()
+
+
 def test_a_chain_keeps_names_and_no_bytes(network: LossNetwork, sender: LossSide) -> None:
     """Steps that nobody holds but by what was made of them are made again from the first one on."""
     first, runner = submit(network, BIG)

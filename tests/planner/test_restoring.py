@@ -186,6 +186,29 @@ def test_a_copy_that_came_meanwhile() -> None:
     assert 1 in participants(cluster.latest(m.Distribute))
 
 
+def test_a_plan_in_place_of_one_that_failed() -> None:
+    """Only its source has read it: who receives goes by the first one, and says again why not."""
+    cluster = Cluster()
+    cluster.say(m.FetchRequested(2, A, NBYTES, (0, 1)))
+    first = cluster.latest(m.Distribute)
+    parent = first.stripes[0].owner
+    failed = m.FetchFailed(2, A, first.epoch, parent, "reset")
+    cluster.say(failed)
+    second = cluster.latest(m.Distribute)
+    other = second.stripes[0].owner
+    assert {parent, other} == {0, 1}
+    cluster.die()
+    reports: dict[int, tuple[Any, ...]] = {
+        parent: (r.DistributeHeld(parent, first, False),),
+        other: (r.DistributeHeld(other, second, False),),
+        2: (r.DistributeHeld(2, first, True), failed),
+    }
+    sends = cluster.back(reports)
+    plans = [one for node, one in sends if node == 2 and isinstance(one, m.Distribute)]
+    assert [plan.stripes[0].owner for plan in plans] == [other]
+    assert plans[0].epoch > second.epoch
+
+
 def test_a_plan_that_its_source_has_not_read() -> None:
     cluster = Cluster()
     cluster.say(m.FetchRequested(1, A, NBYTES, (0,)))
