@@ -107,9 +107,9 @@ def work(turn, refs, tasks):
             assert everywhere(made) == {{digest(wanted)}}
         return contributors
     if KIND == "broadcast":
-        c.broadcast(refs[0]).result(40)
-        assert everywhere(refs[0]) == {{digest(make(turn, 0))}}
-        return (0,)
+        c.broadcast(refs[{source}]).result(40)
+        assert everywhere(refs[{source}]) == {{digest(make(turn, {source}))}}
+        return ({source},)
     if KIND == "gather":
         try:
             c.gather(refs).result(40)
@@ -187,7 +187,7 @@ def turns(cluster: UpCluster, kind: str, how: str, count: int, elements: int) ->
     """Runs `count` disturbed turns; returns how long they took, in undisturbed ones."""
     lan = cluster.lan
     dice = random.Random(SEED)
-    names = {"count": len(lan.hosts), "kind": kind, "elements": elements}
+    names = {"count": len(lan.hosts), "kind": kind, "elements": elements, "source": 0}
     program = PROGRAM.format(**names, address=cluster.address)
     found = []
     with Driver(cluster, lan[0], program) as driver:
