@@ -4,25 +4,14 @@ that it takes for workers that are elsewhere."""
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cext.host import CLIENT_BYTES, NODE, OFF_CLIENTS, POOL, STATE, Host
 from tests.cext.test_tasks import Party
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 KIND_FOREIGN = 4
 NBYTES = 5000
-
-
-@pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host()
-    yield made
-    made.close()
 
 
 def imported(host: Host) -> int:

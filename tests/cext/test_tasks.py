@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp import _shm, _tasks
+from hoplite_mp import _tasks
 from tests.cext.host import (
     KIND_TASK,
     OFF_QUEUES,
@@ -25,17 +25,10 @@ from tests.cext.host import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 SECOND = 10**9
 SLICE_S = 0.5
-
-
-@pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host()
-    yield made
-    made.close()
 
 
 class Party:
@@ -428,91 +421,3 @@ def test_an_interrupt_ends_the_wait_for_a_task(host: Host) -> None:
     assert ended(pid) == 0
     assert time.monotonic() - started < 2
     assert party.client.usable
-
-
-# -- wake-ups -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("spin_us", [0, 50])
-def test_ping_pong_does_not_wait_for_slices(spin_us: int) -> None:
-    """A lost wake-up costs a slice of half a second; none may be lost on the way to and fro."""
-    host = Host(spin_us=spin_us)
-    party = Party(host)
-    slot = host.node.register(0, 2, POOL)
-
-    def child() -> None:
-        worker = Party(host, slot)
-        while not worker.client.closing:
-            oid = worker.tasks.next(POOL, SECOND // 2)
-            if oid:
-                worker.finish(oid)
-
-    pid = fork(child)
-    rounds = 2000
-    slow = 0
-    started = time.monotonic()
-    for _ in range(rounds):
-        before = time.monotonic()
-        oid = party.task()
-        deadline = time.monotonic_ns() + 20 * SECOND
-        assert party.tasks.wait([oid], 1, deadline, False) == _tasks.DONE
-        party.client.release(oid)
-        party.client.collect()
-        slow += time.monotonic() - before > 0.9 * SLICE_S
-    assert time.monotonic() - started < SLICE_S * rounds / 20
-    assert slow <= 1, "the first round waits for the fork"
-    host.node.set_closing()
-    host.node_tasks.wake_pool_all()
-    assert ended(pid) == 0
-    host.close()
-
-
-def test_every_hint_finds_an_idle_worker() -> None:
-    """Two submitters, three workers that sleep: nothing lies while somebody is idle."""
-    host = Host(spin_us=30, cores=4)
-    slots = [host.node.register(0, 2, POOL) for _ in range(3)]
-
-    def child(slot: int) -> None:
-        worker = Party(host, slot)
-        while not worker.client.closing:
-            oid = worker.tasks.next(POOL, SECOND // 2)
-            if oid:
-                time.sleep(0.001)
-                worker.finish(oid)
-
-    pids = [fork(lambda slot=slot: child(slot)) for slot in slots]  # type: ignore[misc]
-    parties = [Party(host), Party(host)]
-    time.sleep(0.1)
-    slow = 0
-    for _ in range(300):
-        before = time.monotonic()
-        oids = [(party, party.task()) for party in parties for _ in range(2)]
-        for party, oid in oids:
-            deadline = time.monotonic_ns() + 20 * SECOND
-            assert party.tasks.wait([oid], 1, deadline, False) == _tasks.DONE
-            party.client.release(oid)
-            party.client.collect()
-        slow += time.monotonic() - before > 0.9 * SLICE_S
-    assert slow == 0
-    host.node.set_closing()
-    host.node_tasks.wake_pool_all()
-    assert [ended(pid) for pid in pids] == [0, 0, 0]
-    host.close()
-
-
-def test_a_worker_that_is_to_retire_does_not_sleep(host: Host) -> None:
-    party = Party(host)
-    host.node.set_retire(party.slot, 1)
-    started = time.monotonic()
-    assert party.tasks.next(POOL, 20 * SECOND) == 0
-    assert party.tasks.retire
-    assert time.monotonic() - started < SLICE_S / 2
-
-
-def test_blocked_and_pids_are_seen_by_the_node(host: Host) -> None:
-    party = Party(host)
-    party.tasks.set_pid(party.slot, 4711)
-    party.tasks.set_blocked(True)
-    info = host.node.client_info(party.slot)
-    assert (info["pid"], info["blocked"], party.tasks.pid(party.slot)) == (4711, 1, 4711)
-    assert _shm.STATES[party.client.state(party.task(ready=False))] == "WAITING"

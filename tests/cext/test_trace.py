@@ -5,26 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
-
-import pytest
 
 from hoplite_mp import _tasks
 from hoplite_mp.protocol.looking import EVENT
 from tests.cext.host import KIND_TASK, NODE, POOL, STATE, Host
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 DONE, FAILED, CANCELLED = 1, 2, 3
 MOST = _tasks.TRACED_EVENTS_MAX
-
-
-@pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host()
-    yield made
-    made.close()
 
 
 class Party:

@@ -1,0 +1,144 @@
+"""Workers' output: lines out of bytes, and how long one waits for a driver."""
+
+from __future__ import annotations
+
+import itertools
+import select
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hoplite_mp.node.audiences import Audience
+from hoplite_mp.node.lines import Lines
+from hoplite_mp.protocol import output as words
+from hoplite_mp.protocol.output import MARK_BYTES, bytes_of, mark
+
+HOME, ANNA, BERT = 0x1234_5678_9ABC_DEF0, 0x0A0A_0A0A_0A0A_0A0A, (1 << 64) - 1
+
+# -- lines out of bytes ------------------------------------------------------------------------
+
+TEXTS = st.lists(
+    st.one_of(
+        st.sampled_from([0, ANNA, BERT]),
+        st.binary(max_size=30),
+        st.sampled_from([b"\n", b"\0hoplite_mp ", mark(HOME + 1, ANNA), words.mark_head(HOME)]),
+    ),
+    max_size=30,
+)
+
+
+def told(text: list[int | bytes]) -> bytes:
+    return b"".join(part if isinstance(part, bytes) else mark(HOME, part) for part in text)
+
+
+def said(text: list[int | bytes]) -> list[tuple[int, bytes]]:
+    """(audience, line), by what the marks mean."""
+    found, audience, rest = [], 0, b""
+    for part in text:
+        if isinstance(part, bytes):
+            *lines, rest = (rest + part).split(b"\n")
+            found += [(audience, line) for line in lines]
+        else:
+            found += [(audience, rest)] if rest else []
+            audience, rest = part, b""
+    return found + ([(audience, rest)] if rest else [])
+
+
+def fed(lines: Lines, data: bytes, cuts: list[int]) -> list[tuple[int, bytes]]:
+    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    found = []
+    for begin, end in itertools.pairwise(edges):
+        found += lines.feed(data[begin:end])
+    return [(to, line) for to, run in found + lines.finish() for line in run]
+
+
+@given(TEXTS, st.lists(st.integers(0, 1000), max_size=10))
+def test_lines_find_their_audience_wherever_reads_end(
+    text: list[int | bytes], cuts: list[int]
+) -> None:
+    assert fed(Lines(HOME, 10_000), told(text), cuts) == said(text)
+
+
+@given(TEXTS, st.lists(st.integers(0, 1000), max_size=10))
+def test_long_lines_are_cut_and_lose_nothing(text: list[int | bytes], cuts: list[int]) -> None:
+    lines = Lines(HOME, 7)
+    found = fed(lines, told(text), cuts)
+    assert all(len(line) <= 7 for _, line in found)
+    joined: dict[int, bytes] = {}
+    for to, line in found:
+        joined[to] = joined.get(to, b"") + line
+    wanted: dict[int, bytes] = {}
+    for to, line in said(text):
+        wanted[to] = wanted.get(to, b"") + line
+    assert joined == wanted
+
+
+def test_what_is_kept_of_a_line_is_bounded() -> None:
+    lines = Lines(HOME, 1000)
+    count = 0
+    for _ in range(100):
+        count += sum(len(line) for _, run in lines.feed(b"x" * 997) for line in run)
+        assert len(lines.rest) < 1000 + MARK_BYTES
+    assert count + len(lines.rest) == 99_700
+
+
+def test_a_mark_is_one_write_that_is_not_torn() -> None:
+    assert len(mark(HOME, BERT)) == MARK_BYTES + 1 <= select.PIPE_BUF
+
+
+# -- how long one waits for a driver -----------------------------------------------------------
+
+
+class Listener:
+    """A driver that takes what it is told to."""
+
+    def __init__(self, patience_s: float | None) -> None:
+        self.lines: list[tuple[int, int, bytes]] = []
+        self.audience = Audience(self.deliver, 1000, patience_s)
+
+    def deliver(self, slot: int, stream: int, lines: list[bytes]) -> None:
+        self.lines += [(slot, stream, line) for line in lines]
+
+
+def test_a_driver_that_takes_some_from_time_to_time_is_waited_for() -> None:
+    one = Listener(5.0)
+    assert one.audience.offer(2, 1, [b"a" * 3000], 0.0)
+    assert not one.audience.offer(2, 1, [b"b"], 0.0)
+    now = 0.0
+    while one.audience.waiting > 600:
+        now += 4.9
+        assert not one.audience.give_up(now)
+        assert not one.audience.taken(100, now)
+    assert now > 100.0
+    assert one.audience.due() == now + 5.0
+    assert one.audience.taken(200, now)
+    assert one.audience.due() is None
+    assert one.audience.offer(2, 1, [b"b"], now)
+    assert one.lines[-1] == (2, 1, b"b")
+
+
+def test_what_is_dropped_is_counted_for_each_stream() -> None:
+    one = Listener(5.0)
+    assert one.audience.offer(2, 1, [b"a" * 1000], 0.0)
+    assert not one.audience.offer(2, 1, [b"b"], 1.0)
+    assert one.audience.due() == 6.0
+    assert not one.audience.give_up(5.9)
+    assert one.audience.give_up(6.0)
+    assert one.audience.offer(2, 1, [b"b", b"c"], 6.1)
+    assert one.audience.offer(3, 2, [b"d"], 6.2)
+    assert one.audience.offer(2, 1, [b"e"], 6.3)
+    assert one.audience.taken(1016, 7.0)
+    assert [(slot, stream) for slot, stream, _ in one.lines[1:]] == [(2, 1), (3, 2)]
+    assert one.lines[1][2].startswith(b"3 lines were dropped here: nobody read for 5 s")
+    assert one.lines[2][2].startswith(b"1 line was dropped")
+    assert one.audience.waiting == bytes_of([line for _, _, line in one.lines[1:]])
+    assert one.audience.offer(2, 1, [b"f"], 7.1)
+    assert one.lines[-1] == (2, 1, b"f")
+
+
+def test_without_other_hosts_one_waits_for_ever() -> None:
+    one = Listener(None)
+    assert one.audience.offer(2, 1, [b"a" * 1000], 0.0)
+    assert not one.audience.offer(2, 1, [b"b"], 0.0)
+    assert one.audience.due() is None
+    assert not one.audience.give_up(1e9)

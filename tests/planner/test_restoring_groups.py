@@ -1,0 +1,128 @@
+"""A second planner, told by the nodes what they know: who is a member of which Group."""
+
+from __future__ import annotations
+
+import pytest
+
+from hoplite_mp.protocol import messages as m
+from hoplite_mp.protocol import reports as r
+from tests.planner.test_restoring import Cluster, nothing
+
+
+def test_a_group_is_as_it_was() -> None:
+    cluster = Cluster()
+    shown = cluster.group()
+    cluster.die()
+    reports = nothing() | {node: (r.GroupHeld(node, shown, ((node, 5, 1),)),) for node in (0, 1)}
+    assert cluster.back(reports) == []
+    told = cluster.say(m.ClientLost(1, 5, 1))
+    assert {node for node, _ in told} == {0, 1}
+    assert isinstance(told[0][1], m.GroupMembers)
+    assert (told[0][1].alive, told[0][1].version) == (1, shown.version + 1)
+
+
+def test_a_member_that_died_meanwhile() -> None:
+    cluster = Cluster()
+    shown = cluster.group()
+    cluster.die()
+    reports = nothing() | {
+        0: (r.GroupHeld(0, shown, ((0, 5, 1),)),),
+        1: (r.GroupHeld(1, shown, ()),),
+    }
+    sends = cluster.back(reports)
+    assert {node for node, _ in sends} == {0, 1}
+    assert all(one.alive == 1 and one.version > shown.version for _, one in sends)
+
+
+def test_a_change_of_which_not_all_have_heard() -> None:
+    cluster = Cluster()
+    first = cluster.group()
+    cluster.say(m.ClientLost(1, 5, 1))
+    second = cluster.latest(m.GroupMembers)
+    assert second.version > first.version
+    cluster.die()
+    reports = nothing() | {
+        0: (r.GroupHeld(0, second, ((0, 5, 1),)),),
+        1: (r.GroupHeld(1, first, ()),),
+    }
+    assert cluster.back(reports) == [(1, second)]
+
+
+def test_not_all_have_heard_that_a_group_is_whole() -> None:
+    """Who has not heard so would never have begun with call 0."""
+    cluster = Cluster()
+    whole = cluster.group()
+    forming = next(one for one in cluster.told if isinstance(one, m.GroupMembers))
+    assert (forming.formed, whole.formed, whole.first) == (False, True, True)
+    cluster.die()
+    reports = nothing() | {
+        0: (r.GroupHeld(0, forming, ((0, 5, 1),)),),
+        1: (r.GroupHeld(1, whole, ((1, 5, 1),)),),
+    }
+    sends = cluster.back(reports)
+    assert [node for node, _ in sends] == [0, 1]
+    assert all(one.first and one.version == whole.version + 1 for _, one in sends)
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_the_answer_that_made_a_group_whole_was_not_read(rank: int | None) -> None:
+    """The others begin with call 0, and count on it."""
+    cluster = Cluster()
+    cluster.say(m.GroupJoinRequested(1, 0, 5, 1, "g", 2, 0))
+    asked = m.GroupJoinRequested(1, 1, 5, 1, "g", 2, rank)
+    cluster.say(asked)
+    whole = cluster.latest(m.GroupMembers)
+    cluster.die()
+    reports = nothing() | {
+        0: (r.GroupHeld(0, whole, ((0, 5, 1),)),),
+        1: (r.GroupHeld(1, whole, ()), asked),
+    }
+    ((node, answer),) = cluster.back(reports)
+    assert (node, answer.rank, answer.admitted) == (1, 1, True)
+
+
+def test_members_of_the_next_group_of_that_name() -> None:
+    """All have left, as the manager had not heard when it died: who asks for the same name is not
+    let in to the group that is over."""
+    cluster = Cluster()
+    whole = cluster.group()
+    cluster.die()
+    again = [m.GroupJoinRequested(2, node, 5, 1, "g", 2, None) for node in (0, 1)]
+    reports = nothing() | {
+        node: (r.GroupHeld(node, whole, (), (node,)), again[node]) for node in (0, 1)
+    }
+    sends = cluster.back(reports)
+    assert (0, m.GroupClosed("g", whole.generation, whole.board)) in sends
+    joined = [one for _, one in sends if isinstance(one, m.GroupJoined)]
+    assert {one.generation for one in joined} == {whole.generation + 1}
+    assert [one.rank for one in joined] == [0, 1]
+
+
+def test_a_node_without_members_any_more_is_waited_for_until_it_dies() -> None:
+    """What was decided while it had one it may be the only one to know."""
+    cluster = Cluster()
+    assert cluster.group().former == ()
+    cluster.say(m.GroupLeft("g", cluster.group().generation, 1, 1, 5, 1))
+    assert cluster.latest(m.GroupMembers).former == (1,)
+    cluster.say(m.NodeLost(1, 1))
+    assert cluster.latest(m.GroupMembers).former == ()
+
+
+def test_a_join_without_an_answer() -> None:
+    cluster = Cluster()
+    asked = m.GroupJoinRequested(9, 1, 5, 1, "g", 1, 0)
+    cluster.say(asked)
+    cluster.die()
+    sends = cluster.back(nothing() | {1: (asked,)})
+    assert [type(one) for _, one in sends] == [m.GroupMembers, m.GroupJoined]
+
+
+def test_the_last_member_of_a_group_died() -> None:
+    cluster = Cluster()
+    shown = cluster.group()
+    cluster.die()
+    reports = nothing() | {node: (r.GroupHeld(node, shown, ()),) for node in (0, 1)}
+    sends = cluster.back(reports)
+    assert [type(one) for _, one in sends] == [m.GroupClosed] * 2
+    fresh = cluster.say(m.GroupJoinRequested(2, 0, 6, 1, "g", 1, 0))
+    assert fresh[-1][1].generation > shown.generation
