@@ -7,7 +7,7 @@ import importlib.util
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._version import __version__
 from hoplite_mp.demo.training import Plan
@@ -166,6 +166,7 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
     up.add_argument("--listen", required=True, metavar="HOST:PORT", help="where others join")
     up.add_argument(
         "--standby",
+        action=_Once,
         metavar="HOST:PORT",
         help="where the manager is to be if this host is lost: an address of a host that joins. It "
         "takes over by itself if more than half of all hosts are left, else see `promote`",
@@ -264,6 +265,21 @@ def _add_checks(commands: Commands) -> list[argparse.ArgumentParser]:
         "--workers", type=_positive, metavar="N", help="on this host; default: its CPUs, 2 to 16"
     )
     return [doctor, bench]
+
+
+class _Once(argparse.Action):
+    """An option of which the last one would count silently."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option_string} was given twice: there is one at most")
+        setattr(namespace, self.dest, values)
 
 
 def _count(text: str) -> int:

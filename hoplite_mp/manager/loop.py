@@ -279,6 +279,8 @@ class Loop:
                 return
             if self._beats is not None:
                 self._beats.heard(link, self._clock())
+            if self._office is not None and link.admitted is not None:
+                self._office.heard(link.admitted.node, self._clock())
             for message in messages:
                 if link.broken:
                     break  # it has been given up, and is yet to hear why

@@ -93,6 +93,7 @@ class Office(Generic[Who]):
         self._identity = 0 if candidate is None else candidate.identity
         self._offers: dict[Who, int] = {}  # connection -> its node
         self._promoter: Who | None = None
+        self._heard: dict[int, float] = {}  # node -> when
         self._idle_since: float | None = None
         self._told = 0  # version of the lists that this host's node was sent
 
@@ -122,11 +123,22 @@ class Office(Generic[Who]):
             return False  # it was started again, and its host's node is busy
         if self.superseded:
             _log.warning("another manager leads in term %d: this one steps down", self.superseded)
-        elif now - self._idle_since > OUT_S or len(self.held) > HELD_MAX:
+        elif len(self.held) > HELD_MAX:
+            _log.error("%d messages wait for a decision: the manager steps down", HELD_MAX)
+        elif now - self._idle_since > OUT_S and not self._hears_half(now):
             _log.error("too few hosts were heard for %.3g s: the manager steps down", OUT_S)
         else:
             return False
         return True
+
+    def _hears_half(self, now: float) -> bool:
+        """Hosts that live, and are too busy to answer, follow nobody else meanwhile."""
+        assert self._tenure is not None
+        return self._tenure.suffice({n for n, at in self._heard.items() if now < at + OUT_S})
+
+    def heard(self, node: int, now: float) -> None:
+        """Something has come from there, were it only that it lives."""
+        self._heard[node] = now
 
     def hold(self, message: Any) -> None:
         """Until it may decide."""

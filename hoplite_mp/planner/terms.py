@@ -32,8 +32,9 @@ LEASE_SILENCES = 1.0
 # How long a node is bound, in leases: clocks may differ in rate by a tenth. Higher: worse clocks
 # are allowed for, and a standby takes over later.
 PROMISE_LEASES = 1.1
-# How long a manager may be without a lease before it steps down. Higher: longer cuts of most hosts
-# are bridged where no standby could take over; lower: the programs on its side end sooner.
+# How long a manager without a lease may hear nothing of half of the hosts before it steps down.
+# Higher: longer cuts of most hosts are bridged where no standby could take over; lower: the programs
+# on its side end sooner.
 OUT_S = 10.0
 TERM_SHIFT = 32  # of the term, in the version of a list: later managers' lists are later ones
 
@@ -67,9 +68,12 @@ class Tenure:
 
     def decides(self, now: float) -> bool:
         """May this manager decide now?"""
-        bound = {node for node, sent in self._bound.items() if now < sent + self._lease_s}
-        bound |= self._ended | {self.at}
-        return all(hosts.has_half(bound) for hosts in self.lists)
+        return self.suffice({n for n, sent in self._bound.items() if now < sent + self._lease_s})
+
+    def suffice(self, nodes: set[int]) -> bool:
+        """Are these, with those that cannot vote for another, half of each list?"""
+        counted = nodes | self._ended | {self.at}
+        return all(hosts.has_half(counted) for hosts in self.lists)
 
     def change(self, nodes: tuple[int, ...]) -> bool:
         """These are the hosts from now on; False if they were already."""

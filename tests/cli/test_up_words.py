@@ -42,6 +42,13 @@ def test_a_standby_that_cannot_be(tmp_path: Path, standby: str, words: str) -> N
     assert not token.exists()
 
 
+def test_two_standbys(tmp_path: Path) -> None:
+    standbys = ["--standby", "10.0.0.1:7001", "--standby", "10.0.0.2:7001"]
+    done = subprocess.run([*UP, *standbys], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "--standby was given twice" in done.stderr
+
+
 def test_a_standby_that_is_not_there_yet(tmp_path: Path) -> None:
     token = tmp_path / "token"
     with HostCluster(

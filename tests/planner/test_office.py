@@ -20,7 +20,7 @@ from hoplite_mp.planner.terms import OUT_S, Candidate, lease_s
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol import reports as r
 from hoplite_mp.protocol import terms as t
-from hoplite_mp.protocol.codec import encode, node_decoder
+from hoplite_mp.protocol.codec import BEAT, encode, node_decoder
 from hoplite_mp.protocol.local import GIVEN_UP
 
 if TYPE_CHECKING:
@@ -310,6 +310,19 @@ def test_a_promotion_fails_when_the_own_node_hears_the_manager(standby: Stage) -
     (answer,) = human.hear()
     assert not answer.leads
     assert "still hears the manager" in answer.words
+
+
+def test_hosts_that_beat_and_are_too_busy_to_answer_are_waited_for(stage: Stage) -> None:
+    """Nothing is decided meanwhile. Who says nothing at all is not waited for."""
+    nodes = [stage.join(near=True), stage.join(), stage.join()]
+    stage.beat(*nodes)
+    for _ in range(3):
+        assert not stage.wait(OUT_S / 2)
+        nodes[1].sock.sendall(BEAT)
+    assert not stage.office.decides(stage.now)
+    stage.beat(nodes[1])
+    assert stage.office.decides(stage.now)
+    assert stage.wait(LEASE_S + OUT_S + BEAT_S)
 
 
 def test_who_came_back_while_it_stood_still_is_there() -> None:
