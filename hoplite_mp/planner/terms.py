@@ -33,8 +33,8 @@ LEASE_SILENCES = 1.0
 # are allowed for, and a standby takes over later.
 PROMISE_LEASES = 1.1
 # How long a manager without a lease may hear nothing of half of the hosts before it steps down.
-# Higher: longer cuts of most hosts are bridged where no standby could take over; lower: the programs
-# on its side end sooner.
+# Higher: longer cuts of most hosts are bridged where no standby could take over; lower: programs on
+# its side end sooner.
 OUT_S = 10.0
 TERM_SHIFT = 32  # of the term, in the version of a list: later managers' lists are later ones
 

@@ -115,14 +115,15 @@ def step(what, *given):
             task.result(PATIENCE_S)
         except hoplite_mp.WorkerLostError:
             pass
-    elif what == "end":  # all who were away have come again, and nothing is lost
+    elif what in ("there", "end"):  # all who were away have come again, and nothing is lost
         deadline = time.monotonic() + PATIENCE_S
         while sum(n.workers > 0 for n in c.nodes) < given[0]:
             assert time.monotonic() < deadline, c.nodes
             time.sleep(0.02)
-        for one in stored:
-            one.get()
-        stored.clear()
+        if what == "end":
+            for one in stored:
+                one.get()
+            stored.clear()
     elif stored:
         one = stored[given[0] % len(stored)]
         if what == "read":
@@ -170,22 +171,28 @@ while line := sys.stdin.readline():
 
 
 class World:
-    """The hosts besides the first one, and what is wrong with them."""
+    """The hosts besides the first `kept` ones, and what is wrong with them."""
 
-    def __init__(self, lan: Lan) -> None:
+    kept = 1
+
+    def __init__(self, lan: Lan, cluster: UpCluster) -> None:
         self.lan = lan
-        self.cluster = UpCluster(lan, tls=False)
+        self.cluster = cluster
         self.wrong: dict[int, str] = {}  # number of a host -> stopped or cut
         self.manager_deaths = 0
-        self.numbers = HOSTS
+        self.numbers = len(lan.hosts)
+
+    @property
+    def others(self) -> list[Host]:
+        return [host for host in self.lan if host.number > self.kept]
 
     def victim(self, number: int) -> Host | None:
         """One with which nothing is wrong, if it is not the last one."""
-        well = [host for host in list(self.lan)[1:] if host.number not in self.wrong]
+        well = [host for host in self.others if host.number not in self.wrong]
         return well[number % len(well)] if len(well) > 1 else None
 
     def heal(self) -> None:
-        for host in list(self.lan)[1:]:
+        for host in self.others:
             how = self.wrong.pop(host.number, "")
             if how == "cut_host":
                 host.mend()
@@ -204,7 +211,7 @@ class World:
             kill_manager(self.lan[0])
 
     def happen(self, what: str, number: int = 0) -> None:
-        if what in ("heal", "join", "kill_manager"):
+        if what in ("heal", "join", "kill_manager", "take_over"):
             getattr(self, what)()
             return
         host = self.victim(number)
@@ -226,7 +233,7 @@ HAPPENS = ("heal", "join", "kill_manager", "kill_host", "cut_host", "stop_host")
 
 def play(steps: list[tuple[Any, ...]]) -> None:
     with Lan(HOSTS, RATE) as lan:
-        world = World(lan)
+        world = World(lan, UpCluster(lan, tls=False))
         with Driver(world.cluster, lan[0], PROGRAM) as driver:
             try:
                 for step in [*steps, ("heal",), ("end",)]:
