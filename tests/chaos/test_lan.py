@@ -57,6 +57,7 @@ STEPS = st.one_of(
 PROGRAM = """
 import json, traceback
 PATIENCE_S, RETRIES = 60.0, 100
+GROUP_S = 15.0  # a member whose peer has died; less than a host that is cut off looks for the others
 def array_of(seed, count):
     return np.random.default_rng(seed).integers(-1000, 1000, count).astype(np.float64)
 def double(array):
@@ -67,7 +68,7 @@ def slow(array):
 def fail(array):
     raise ZeroDivisionError("as it is meant to be")
 def member(name, turn, count):
-    with hoplite_mp.current().group(name, 2, timeout=PATIENCE_S) as g:
+    with hoplite_mp.current().group(name, 2, timeout=GROUP_S) as g:
         got = g.allreduce(np.full(count, turn + 0.25 * g.rank))
         assert got[0] == got[-1] == sum(turn + 0.25 * rank for rank in g.contributors)
         return g.contributors
