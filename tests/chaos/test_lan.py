@@ -57,7 +57,7 @@ STEPS = st.one_of(
 PROGRAM = """
 import json, traceback
 PATIENCE_S, RETRIES = 60.0, 100
-GROUP_S = 15.0  # a member whose peer has died; less than a host that is cut off looks for the others
+GROUP_S = 15.0  # less than a host that is cut off looks for its cluster
 def array_of(seed, count):
     return np.random.default_rng(seed).integers(-1000, 1000, count).astype(np.float64)
 def double(array):
