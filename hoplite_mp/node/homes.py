@@ -212,6 +212,7 @@ class Homes:
                 self.exports.count(object_id, peer, number)
         homes = [self.home_at(node) for node in copies]
         self.kept.lend(object_id, [home for home in homes if home is not None])
+        self.imports.answer(one)
 
     # -- what comes late -----------------------------------------------------------------------
 

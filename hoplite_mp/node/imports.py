@@ -179,7 +179,7 @@ class Imports:
                 self._there_again(one, message)
             else:
                 self.places.learn(one.oid, message.holders)
-            self._answer(one)  # said before, or placed here by a collective
+            self.answer(one)  # said before, or placed here by a collective
             return
         if message.standing == "ready":
             self._ready(one, message)
@@ -188,7 +188,7 @@ class Imports:
             self._store(one, message.payload, True)
         elif message.standing == "gone":
             self.fail(one, "it was deleted, or nobody held it any more")
-        self._answer(one)
+        self.answer(one)
 
     def _there_again(self, one: Import, message: Described) -> None:
         """What the home says of an object whose holders have died."""
@@ -236,9 +236,10 @@ class Imports:
         if self.client.state(one.oid) == STATE["CLAIMED"]:
             error = ObjectLostError(f"object {one.object.hex()} is lost: {why}")
             self._store(one, serial.encode_error(error, "").tobytes(), True)
-        self._answer(one)
+        self.answer(one)
 
-    def _answer(self, one: Import) -> None:
+    def answer(self, one: Import) -> None:
+        """Who has asked for it goes on."""
         one.described = True
         waiting, one.waiting = one.waiting, []
         for done in waiting:

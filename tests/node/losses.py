@@ -158,9 +158,12 @@ class LossNetwork(Network):
             self.members[number] = SimpleNamespace(home=home, node=number)
             self.planner.step(NodeJoined(home, 0, 2), 0.0)
         self.held_back: list[tuple[int, Any]] | None = None  # words of the manager
+        self.no_manager = False  # what it is told is lost
         super().__init__(size)
 
     def to_manager(self, message: Any) -> None:
+        if self.no_manager:
+            return
         for number, answer in self.planner.step(message, 0.0).sends:
             if not isinstance(answer, (HomesNamed, HomeTold)):
                 continue
@@ -169,8 +172,15 @@ class LossNetwork(Network):
             elif number in self.members:
                 self.sides[number].recovering.receive(answer)  # type: ignore[attr-defined]
 
+    def say(self, held: list[tuple[int, Any]]) -> None:
+        """Words of the manager come that were held back."""
+        for number, answer in held:
+            if number in self.members:
+                self.sides[number].recovering.receive(answer)  # type: ignore[attr-defined]
+
     def restart_manager(self) -> None:
         """Another one, which knows what the nodes tell it."""
+        self.no_manager = False
         self.planner = Planner(again=True)
         numbers = len(self.sides)
         members = tuple(Member(one.node, 0, one.home, 2) for one in self.members.values())
@@ -186,6 +196,13 @@ class LossNetwork(Network):
 
     def lose(self, side: Side, report: bool = True) -> None:
         """That host dies; the others learn of it, then the manager, then all of that."""
+        self.notice(side)
+        self.to_manager(NodeLost(side.number, 0))
+        if report:
+            self.report(side)
+
+    def notice(self, side: Side) -> None:
+        """That host dies; the others learn of it, and not from the manager."""
         self.dead.add(side.home)
         del self.homes[side.home]
         member = self.members.pop(side.number)
@@ -196,10 +213,11 @@ class LossNetwork(Network):
             other.kept.lose_peer(side.home)
             other.exports.lose_peer(side.home)
             other.places.lose_node(side.number)
-        self.to_manager(NodeLost(side.number, 0))
-        if report:
-            for other in self.living:
-                other.recovering.report(side.number)
+
+    def report(self, side: Side) -> None:
+        """The manager's word of that death has come to all."""
+        for other in self.living:
+            other.recovering.report(side.number)
 
     def pass_time(self) -> None:
         """Every timer that waits is called once."""
