@@ -224,7 +224,7 @@ class Homes:
                 lost.early.add((message.object, peer, message.number))
 
     def homeless(self, one: Import) -> bool:
-        """A process here has met an object whose home is gone: is there another?"""
+        """A process here has met an object whose home is gone, or not known yet: who is it?"""
         self.send_manager(HomeAsked(self.node(), one.object))
         return True
 
@@ -232,13 +232,24 @@ class Homes:
         one = self.imports.by_object.get(message.object)
         if one is None or not one.number or one.described:
             return
-        home = None if message.home == NODES_MAX else self.home_at(message.home)
+        home = self._named(message.home)
         if home is None or home == self.client.home:
             self.imports.fail(one, _no_copy(self.numbers.get(one.home)))
             return
-        one.home, one.moved = home, self.numbers.get(one.home, -1)
-        if not self.send(home, Acquire(one.object, one.number)):
+        if home != one.home:  # else the manager had not heard of its death, or this node of it
+            one.home, one.moved = home, self.numbers.get(one.home, -1)
+        if home in self.lost:  # it is reported with the others
+            self.lost[home].holds[one.object] = self.client.hold(one.oid)
+        elif not self.send(home, Acquire(one.object, one.number)):
             self.homeless(one)
+
+    def _named(self, number: int) -> int | None:
+        """Home id of a node that the manager has named, which may be gone meanwhile. None: it has
+        named nobody."""
+        home = self.home_at(number)
+        if home is None:
+            home = next((one for one, other in self.numbers.items() if other == number), None)
+        return home
 
     def own(self, object_id: bytes) -> int:
         """As in Imports. Who asks this node as the home of an object whose first home is gone has

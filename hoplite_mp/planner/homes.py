@@ -88,7 +88,7 @@ class Homes:
         return self._conclude(message.lost)
 
     def asked(self, message: HomeAsked) -> list[Send]:
-        """Somebody has met an object after the death of its home."""
+        """Somebody has met an object whose home is gone, or not known there yet."""
         if not self._membership.is_living(message.node):
             return []
         first = self._membership.number_of(unpack_id(message.object)[0])
@@ -97,7 +97,9 @@ class Homes:
             if open_ is not None:
                 open_.asked.append(message)
                 return []
-        return [(message.node, HomeTold(message.object, self._home(message.object)))]
+        home = self.named.get(message.object, first)  # the first one lives, as far as is known here
+        told = home if home is not None and self._membership.is_living(home) else NOBODY
+        return [(message.node, HomeTold(message.object, told))]
 
     def gone(self, message: ObjectGone) -> None:
         """Its home says that nobody holds it any more."""
