@@ -10,16 +10,13 @@ It must never know: how copies came to be, who reads them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hoplite_mp import ids
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ObjectLostError
-from hoplite_mp.protocol.fields import NODES_MAX
-from hoplite_mp.protocol.homes import HOLDINGS_MAX
+from hoplite_mp.node.holdings import Holdings, Lost
 from hoplite_mp.protocol.messages import (
-    HoldingsReported,
     HomeAsked,
     HomesNamed,
     HomeTold,
@@ -35,24 +32,12 @@ if TYPE_CHECKING:
     from hoplite_mp.node.imports import Import, Imports
     from hoplite_mp.node.kept import KeptCopies
     from hoplite_mp.node.places import Places
-    from hoplite_mp.protocol.messages import NodeToManager
+    from hoplite_mp.protocol.messages import HoldingsReported, NodeToManager
     from hoplite_mp.protocol.peers import PeerMessage
 
 __all__ = ["Homes"]
 
-_WHOLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
 _UNWRITTEN = (STATE["CLAIMED"], STATE["ABORTED"])
-
-
-@dataclass(slots=True)
-class _Lost:
-    """A home that is gone, until its objects have others."""
-
-    number: int
-    holds: dict[bytes, Any]  # what is here of its objects stays as long as this does
-    reported: dict[bytes, int] = field(default_factory=dict)  # object -> number of the import
-    # Let go elsewhere, told to this node before it knows that it is the home: (object, peer, n).
-    early: set[tuple[bytes, int, int]] = field(default_factory=set)
 
 
 class Homes:
@@ -81,7 +66,8 @@ class Homes:
         self.send = send
         self.home_at = home_at
         self.number_of = number_of
-        self.lost: dict[int, _Lost] = {}  # by home id
+        self.holdings = Holdings(imports, places, node)
+        self.lost = self.holdings.lost  # by home id
         self.numbers: dict[int, int] = {}  # of all hosts that have died, by home id
 
     def is_open(self, home: int) -> bool:
@@ -92,26 +78,22 @@ class Homes:
 
     def begin(self, home: int, number: int) -> None:
         """That host is gone. Called before anything of it is let go."""
-        mine = [one for one in self.imports.by_object.values() if one.home == home]
-        holds = {one.object: self.client.hold(one.oid) for one in mine[:HOLDINGS_MAX]}
-        self.lost[home] = _Lost(number, holds)
         self.numbers[home] = number
+        self.holdings.begin(home, number)
 
     def report(self, number: int) -> None:
         """The manager knows of that death as well, and waits for what every node has."""
-        lost = next((one for one in self.lost.values() if one.number == number), None)
-        holds = {} if lost is None else lost.holds
-        found = [self.imports.by_object.get(one) for one, hold in holds.items() if hold is not None]
-        told = self._holdings(number, [one for one in found if one is not None], lost)
-        self.send_manager(told)
-        if lost is not None and not told.objects:  # then there will be no answer
+        lost = self.holdings.lost_as(number)
+        imports = [] if lost is None else self.holdings.of(lost.home)  # with those met since then
+        self.send_manager(self.holdings.told(number, imports, lost))
+        if lost is not None and not lost.reported:  # then there will be no answer
             self._close(lost)
 
     def report_again(self) -> Iterator[HoldingsReported | HomesKnown | HomeAsked]:
         """To a manager that begins anew: what the one before was told, and has said."""
         moved: dict[int, list[Import]] = {}
         homes: dict[bytes, int] = {}
-        for one in list(self.imports.by_object.values()):
+        for one in list(self.imports.by_oid.values()):
             home = self.number_of(one.home)
             if one.moved >= 0 and home is not None:
                 homes[one.object] = home
@@ -125,86 +107,97 @@ class Homes:
         open_ = {lost.number: lost for lost in self.lost.values()}
         for number in {**moved, **open_}:
             lost = open_.get(number)
-            told = self._holdings(number, moved.get(number, []), lost)
+            if lost is not None:
+                lost.reported.clear()
+                lost.asked.clear()  # it has heard no question: what it is told now is one
+            told = self.holdings.told(number, moved.get(number, []), lost)
             if told.objects or lost is not None:
                 yield told
             if lost is not None and not told.objects:
                 self._close(lost)
-
-    def _holdings(self, number: int, imports: list[Import], lost: _Lost | None) -> HoldingsReported:
-        """What is here of these objects, which that node counted."""
-        objects: list[bytes] = []
-        numbers: list[int] = []
-        whole: list[int] = []
-        for one in imports:
-            here = self.client.state(one.oid) in _WHOLE and one.oid not in self.places
-            if here:
-                whole.append(len(objects))
-            if here or one.number:
-                objects.append(one.object)
-                numbers.append(one.number)
-                if lost is not None:
-                    lost.reported[one.object] = one.number
-        return HoldingsReported(self.node(), number, tuple(objects), tuple(numbers), tuple(whole))
 
     def receive(self, message: HomesNamed | HomeTold) -> None:
         """The manager's word."""
         if isinstance(message, HomeTold):
             self._told(message)
             return
-        lost = next((one for one in self.lost.values() if one.number == message.lost), None)
+        lost = self.holdings.lost_as(message.lost)
         if lost is None:
             return
         for at, object_id in enumerate(message.objects):
-            home = None if message.homes[at] == NODES_MAX else self.home_at(message.homes[at])
+            home = self.home_at(message.homes[at])
+            ours = [one for one in self.imports.all_of(object_id) if one.home == lost.home]
             if home is None:
-                self._nobody(lost, object_id)
+                for one in ours:
+                    self._lose(one, lost)
             elif home == self.client.home:
-                self._take_over(lost, object_id, message.counted[at], message.copies[at])
+                self._take_over(lost, ours, message.counted[at], message.copies[at])
             else:
-                self._moved(lost, object_id, home)
+                self._moved(lost, object_id, ours, home)
         self._close(lost)
 
-    def _close(self, lost: _Lost) -> None:
+    def _named(self, number: int) -> int | None:
+        """Home id of a node that the manager has named, which may be gone meanwhile. None: it has
+        named nobody."""
+        home = self.home_at(number)
+        if home is None:
+            home = next((one for one, other in self.numbers.items() if other == number), None)
+        return home
+
+    def _close(self, lost: Lost) -> None:
         """What nobody has taken over is lost; what is not used goes."""
-        home = next(home for home, one in self.lost.items() if one is lost)
-        del self.lost[home]
-        for object_id in lost.holds:
-            one = self.imports.by_object.get(object_id)
-            if one is not None and one.home == home:
-                self._lose(one, lost.number)
+        del self.lost[lost.home]
+        for one in self.holdings.of(lost.home):
+            if one.number not in lost.asked:
+                self._lose(one, lost)
         lost.holds.clear()
 
-    def _lose(self, one: Import, number: int) -> None:
+    def _lose(self, one: Import, lost: Lost) -> None:
         """Nobody has it whole: who is still named as a holder has let go of it, too."""
-        why = _no_copy(number)
+        why = _no_copy(lost.number)
         if self.client.state(one.oid) in _UNWRITTEN:
             self.imports.fail(one, why)
         else:
             self.places.fail(one.oid, ObjectLostError(f"object {one.object.hex()} is lost: {why}"))
+        self.imports.answer(one)
 
-    def _nobody(self, lost: _Lost, object_id: bytes) -> None:
-        one = self.imports.by_object.get(object_id)
-        if one is not None:
-            self._lose(one, lost.number)
-
-    def _moved(self, lost: _Lost, object_id: bytes, home: int) -> None:
-        """Another node counts from now on, and has counted this one."""
-        one, number = self.imports.by_object.get(object_id), lost.reported[object_id]
-        if one is not None:
-            one.home, one.moved = home, lost.number
-        if number and (one is None or one.number != number):
+    def _moved(self, lost: Lost, object_id: bytes, ours: list[Import], home: int) -> None:
+        """Another node counts from now on, and has counted one header of this one."""
+        number = lost.reported.get(object_id, 0)
+        for one in ours:
+            self._follow(one, home)
+        if home in self.lost:
+            return
+        if number and all(one.number != number for one in ours):
             self.send(home, Release(object_id, number))  # let go since the report
-        if not number and one is not None and not one.number:
-            self.kept.keep_on(object_id, lost.holds[object_id])
+        for one in ours:
+            if one.number and one.number != number:
+                self._acquire(one)
+            elif not one.number and self.holdings.is_whole(one):
+                self._keep_on(one)
+
+    def _acquire(self, one: Import) -> None:
+        if not self.send(one.home, Acquire(one.object, one.number)):
+            self.homeless(one)
+
+    def _keep_on(self, one: Import) -> None:
+        """A copy here, of which another home knows."""
+        hold = self.client.hold(one.oid)
+        if hold is None:
+            return
+        one.kept = True
+        self.kept.keep_on(one.object, hold)
 
     def _take_over(
-        self, lost: _Lost, object_id: bytes, counted: tuple[int, ...], copies: tuple[int, ...]
+        self, lost: Lost, ours: list[Import], counted: tuple[int, ...], copies: tuple[int, ...]
     ) -> None:
         """This node counts from now on."""
-        one = self.imports.by_object.get(object_id)
-        assert one is not None  # it is held here
-        one.home, one.moved = self.client.home, lost.number
+        assert ours  # it is held here
+        mine = next((one for one in ours if self.holdings.is_whole(one)), ours[0])
+        object_id = mine.object
+        self.imports.lead(mine)
+        for one in ours:
+            one.home, one.moved = self.client.home, lost.number
         for node, number in zip(counted[::2], counted[1::2], strict=True):
             peer = self.home_at(node)
             gone = peer is None or (object_id, peer, number) in lost.early
@@ -212,7 +205,11 @@ class Homes:
                 self.exports.count(object_id, peer, number)
         homes = [self.home_at(node) for node in copies]
         self.kept.lend(object_id, [home for home in homes if home is not None])
-        self.imports.answer(one)
+        self.imports.answer(mine)
+        for one in ours:
+            if one is not mine and one.number:
+                self.imports.described(self.exports.describe(mine.oid, object_id, one.number))
+                one.hold = self.client.hold(mine.oid)
 
     # -- what comes late -----------------------------------------------------------------------
 
@@ -225,46 +222,53 @@ class Homes:
 
     def homeless(self, one: Import) -> bool:
         """A process here has met an object whose home is gone, or not known yet: who is it?"""
+        if one.home in self.lost:
+            self.lost[one.home].asked.add(one.number)
         self.send_manager(HomeAsked(self.node(), one.object))
         return True
 
     def _told(self, message: HomeTold) -> None:
-        one = self.imports.by_object.get(message.object)
-        if one is None or not one.number or one.described:
-            return
         home = self._named(message.home)
-        if home is None or home == self.client.home:
-            self.imports.fail(one, _no_copy(self.numbers.get(one.home)))
-            return
+        for one in self.imports.all_of(message.object):
+            if not one.number or one.described:
+                continue
+            if one.home in self.lost:
+                self.lost[one.home].asked.discard(one.number)
+            if home is None or home == self.client.home:
+                self.imports.fail(one, _no_copy(self.numbers.get(one.home)))
+                continue
+            self._follow(one, home)
+            if home not in self.lost:
+                self._acquire(one)
+
+    def _follow(self, one: Import, home: int) -> None:
+        """Another home, which may be gone already: then the one after that is waited for."""
         if home != one.home:  # else the manager had not heard of its death, or this node of it
             one.home, one.moved = home, self.numbers.get(one.home, -1)
-        if home in self.lost:  # it is reported with the others
-            self.lost[home].holds[one.object] = self.client.hold(one.oid)
-        elif not self.send(home, Acquire(one.object, one.number)):
-            self.homeless(one)
-
-    def _named(self, number: int) -> int | None:
-        """Home id of a node that the manager has named, which may be gone meanwhile. None: it has
-        named nobody."""
-        home = self.home_at(number)
-        if home is None:
-            home = next((one for one, other in self.numbers.items() if other == number), None)
-        return home
+        if home in self.lost:
+            self.holdings.hold(self.lost[home], [one])
 
     def own(self, object_id: bytes) -> int:
         """As in Imports. Who asks this node as the home of an object whose first home is gone has
         heard it from the manager, and this node will."""
         found = self.imports.own(object_id)
-        one = self.imports.by_object.get(object_id)
-        if found or one is None or one.home not in self.lost:
+        if found:
             return found
-        here = self.client.state(one.oid) in _WHOLE and one.oid not in self.places
-        return one.oid if here else 0
+        ours = (one for one in self.imports.all_of(object_id) if one.home in self.lost)
+        return next((one.oid for one in ours if self.holdings.is_whole(one)), 0)
 
     def freed(self, one: Import) -> None:
-        """Nobody holds it any more, here or elsewhere."""
-        if one.home == self.client.home and ids.unpack_id(one.object)[0] != one.home:
+        """A header here has gone; with the last one nobody holds the object, here or elsewhere, if
+        this node is its home."""
+        other = self.imports.by_object.get(one.object)
+        if other is not None:
+            if one.number and other.kept and not other.number and self.holdings.is_whole(other):
+                self._tell(other)  # its home has just heard that nothing is held here
+        elif one.home == self.client.home != ids.unpack_id(one.object)[0]:
             self.send_manager(ObjectGone(one.object))
+
+    def _tell(self, one: Import) -> None:
+        self.kept.tell(one.object, self.client.inspect(one.oid)["size"])
 
 
 def _no_copy(number: int | None) -> str:

@@ -56,6 +56,8 @@ class Imports:
         self.places = places
         self.send = send  # to the node whose host has this home id; False: there is none
         self.by_object: dict[bytes, Import] = {}
+        # Further headers of the same objects, which somebody still holds.
+        self.doubles: dict[bytes, list[Import]] = {}
         self.by_oid: dict[int, Import] = {}
         self.by_number: dict[int, Import] = {}  # those that their home counts
         # Told when a home names nobody who has what all known holders have taken along.
@@ -103,8 +105,23 @@ class Imports:
         oid = self.client.new(KIND_FOREIGN, STATE["CLAIMED"], NODE_SLOT, 0)
         hold = self.client.hold(oid, False)
         one = Import(object_id, ids.unpack_id(object_id)[0], 0, oid, hold)
-        self.by_object[object_id] = self.by_oid[oid] = one
+        self.lead(one)
         return one
+
+    def lead(self, one: Import) -> None:
+        """Of all headers here that stand for its object, this is the one that is found by it."""
+        before = self.by_object.get(one.object)
+        self.by_object[one.object] = self.by_oid[one.oid] = one
+        others = [other for other in self.doubles.pop(one.object, []) if other is not one]
+        if before is not None and before is not one:
+            others.append(before)
+        if others:
+            self.doubles[one.object] = others
+
+    def all_of(self, object_id: bytes) -> list[Import]:
+        """All headers here that stand for that object."""
+        one = self.by_object.get(object_id)
+        return [] if one is None else [one, *self.doubles.get(object_id, ())]
 
     def _acquire(self, one: Import) -> None:
         """Tells the home that it is held here; its answer is on the way from now on."""
@@ -125,12 +142,12 @@ class Imports:
         one.kept = True
         return hold
 
-    def release_kept(self, object_id: bytes) -> bool:
+    def release_kept(self, oid: int) -> bool:
         """No process holds it here any more; the node keeps it all the same. False: none has."""
-        one = self.by_object.get(object_id)
+        one = self.by_oid.get(oid)
         if one is None or not one.number or not one.described:
             return False
-        self.send(one.home, Release(object_id, one.number))
+        self.send(one.home, Release(one.object, one.number))
         self.by_number.pop(one.number, None)
         one.number = 0
         return True
@@ -138,9 +155,7 @@ class Imports:
     def adopt(self, object_id: bytes, oid: int) -> None:
         """A header of this host's that stands for that object already (a task that runs here). One
         that processes have waited with so far is told by the home, as others are."""
-        self.by_object[object_id] = self.by_oid[oid] = Import(
-            object_id, ids.unpack_id(object_id)[0], 0, oid, None, True
-        )
+        self.lead(Import(object_id, ids.unpack_id(object_id)[0], 0, oid, None, True))
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
         """The payload of that object, if this host has it under another header than that one: a
@@ -255,22 +270,25 @@ class Imports:
             return
         del self.by_oid[oid]
         self.by_number.pop(one.number, None)
-        if self.by_object.get(one.object) is one:
-            del self.by_object[one.object]
+        self._remove(one)
         self.places.drop(oid)
         if one.number or not one.kept:
             self.send(one.home, Release(one.object, one.number))
+
+    def _remove(self, one: Import) -> None:
+        others = [other for other in self.doubles.pop(one.object, []) if other is not one]
+        if self.by_object[one.object] is one:
+            del self.by_object[one.object]
+            if others:
+                self.by_object[one.object] = others.pop()
+        if others:
+            self.doubles[one.object] = others
 
     def drop(self, oid: int) -> None:
         """Somebody here has deleted it."""
         one = self.by_oid.get(oid)
         if one is not None:
             self.send(one.home, Drop(one.object))
-
-    def lose_home(self, home: int) -> None:
-        """That host is gone: what it had not finished is lost."""
-        for one in [one for one in self.by_oid.values() if one.home == home and one.number]:
-            self.fail(one, "its host is gone")
 
 
 _UNWRITTEN = (STATE["CLAIMED"], STATE["ABORTED"])

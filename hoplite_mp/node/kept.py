@@ -195,7 +195,7 @@ class KeptCopies:
         for object_id, hold in list(self.holds.items()):
             if object_id not in self.holds:
                 continue  # its home has turned out to be gone
-            if self._only_ours(hold.oid) and self.imports.release_kept(object_id):
+            if self._only_ours(hold.oid) and self.imports.release_kept(hold.oid):
                 self.tell(object_id, self.client.inspect(hold.oid)["size"])
         self._looking = bool(self.lent or self.holds)
         if self._looking:

@@ -293,7 +293,9 @@ class Network:
             if other.home not in self.dead:
                 other.delegation.lose_runner(side.home)
                 other.guests.lose_peer(side.home)
-                other.imports.lose_home(side.home)
+                for one in list(other.imports.by_oid.values()):
+                    if one.home == side.home and one.number:
+                        other.imports.fail(one, "its host is gone")
                 other.exports.lose_peer(side.home)
                 other.places.lose_node(side.number)
                 for oid, place in list(other.fetching.items()):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from hoplite_mp import ids
+from hoplite_mp.node import holdings
 from hoplite_mp.protocol.messages import NodeLost
 from tests.node.losses import LossNetwork
 from tests.node.test_imports import away_hold
@@ -105,4 +107,176 @@ def test_a_ref_of_a_host_that_is_not_known_yet(network: LossNetwork) -> None:
     assert (late.read(found[0]) == BIG).all()
     found.clear()
     del mine
+    clean(network)
+
+
+def test_a_ref_that_is_met_when_all_have_reported(network: LossNetwork) -> None:
+    """The manager has spoken already, and will not have named it here."""
+    home, keeper, late, _ = network.living
+    object_id, mine = home.put(BIG)
+    known, further = home.put(BIG)
+    keeper.keep(object_id, home)
+    (hold,) = away_hold(network, late, known)
+    network.held_back = []
+    network.lose(home)
+    found = late.hold(object_id)
+    held, network.held_back = network.held_back, None
+    network.say(held)
+    network.settle()
+    assert (late.read(found[0]) == BIG).all()
+    found.clear()
+    del hold, further, mine
+    clean(network)
+
+
+# -- two headers of one object ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_who_has_waited_before_the_task_was_sent_here(network: LossNetwork, done: bool) -> None:
+    """A process waits with a header of its own; the task then runs under another one."""
+    home, runner, other, _ = network.living
+    task = ids.pack_id(home.home, home.submit())
+    (waits,) = away_hold(network, runner, task)
+    (far,) = away_hold(network, other, task)
+    home.delegation.set_runner(runner.home, runner.number, 1)
+    network.pump()
+    oid = runner.take_task()
+    assert oid
+    assert oid != waits.oid
+    if done:
+        runner.answer(oid, BIG)
+        runner.look()  # the word of it does not reach anybody
+    network.lose(home)
+    network.settle()
+    if not done:
+        runner.answer(oid, BIG)
+        network.settle()
+    for side, hold in ((runner, waits), (other, far)):
+        got = side.read(hold)
+        assert (got == BIG).all() if done else "node h0 had it" in got
+    del waits
+    network.settle()
+    late = runner.hold(task)
+    network.settle()
+    assert isinstance(runner.read(late[0]), np.ndarray) == done
+    late.clear()
+    assert isinstance(other.read(far), np.ndarray) == done
+    del far, hold, got
+    clean(network)
+    assert not network.planner.homes.named
+
+
+def test_who_has_waited_where_another_host_has_it(network: LossNetwork) -> None:
+    """Both headers follow: the one that is waited with, and that of the task's result."""
+    home, reader, runner, _ = network.living
+    task = ids.pack_id(home.home, home.submit())
+    (waits,) = away_hold(network, runner, task)
+    (far,) = away_hold(network, reader, task)
+    home.delegation.set_runner(runner.home, runner.number, 1)
+    network.pump()
+    runner.answer(runner.take_task(), BIG)
+    network.pump()
+    assert (reader.read(far) == BIG).all()
+    network.lose(home)
+    network.settle()
+    assert network.planner.homes.named[task] == reader.number
+    assert (runner.read(waits) == BIG).all()
+    del waits
+    network.settle()
+    assert (reader.read(far) == BIG).all()
+    del far
+    clean(network)
+    assert not network.planner.homes.named
+
+
+def test_the_home_has_counted_two_headers(network: LossNetwork) -> None:
+    """The task goes back, and somebody asks before its header here has gone."""
+    home, runner, reader, _ = network.living
+    task = ids.pack_id(home.home, home.submit())
+    (waits,) = away_hold(network, runner, task)
+    (far,) = away_hold(network, reader, task)
+    home.delegation.set_runner(runner.home, runner.number, 1)
+    network.pump()
+    runner.guests.recall(home.home, [task])
+    found = runner.hold(task)
+    home.delegation.lose_runner(runner.home)
+    home.delegation.set_runner(reader.home, reader.number, 1)
+    network.pump()
+    assert found[0].oid != waits.oid
+    assert len([one for one in runner.imports.all_of(task) if one.number]) == 2
+    reader.answer(reader.take_task(), BIG)
+    reader.look()
+    network.lose(home)
+    network.settle()
+    for side, hold in ((runner, waits), (runner, found[0]), (reader, far)):
+        assert (side.read(hold) == BIG).all()
+    found.clear()
+    del hold, far
+    network.settle()
+    late = reader.hold(task)
+    network.settle()
+    assert (reader.read(late[0]) == BIG).all()
+    late.clear()
+    del waits
+    clean(network)
+    assert not network.planner.homes.named
+
+
+# -- imports of an open round ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_ref_that_is_met_while_there_is_no_manager(network: LossNetwork, copy: bool) -> None:
+    home, keeper, late, other = network.living
+    object_id, mine = home.put(BIG)
+    if copy:
+        keeper.keep(object_id, home)
+    network.pump()
+    (hold,) = away_hold(network, other, object_id)
+    network.notice(home)
+    network.no_manager = True
+    found = late.hold(object_id)
+    network.pump()
+    network.held_back = []
+    network.restart_manager()
+    held, network.held_back = network.held_back, None
+    network.report(home)  # it has let the nodes in again
+    network.say(held)
+    network.settle()
+    for side, one in ((late, found[0]), (other, hold)):
+        got = side.read(one)
+        assert (got == BIG).all() if copy else "is lost" in got
+    found.clear()
+    del hold, mine, one, got
+    clean(network)
+    assert not network.planner.homes.named
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_more_than_one_report_can_name(
+    network: LossNetwork, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    """What is not in it is lost; nobody waits for it."""
+    monkeypatch.setattr(holdings, "HOLDINGS_MAX", 1)
+    home, first, *_ = network.living
+    tasks = [home.pending() for _ in range(3)]
+    waits = [away_hold(network, first, task)[0] for task, _ in tasks]
+    if asked:  # nobody hears it
+        network.notice(home)
+        network.no_manager = True
+        tasks.append(home.pending())
+        found = first.hold(tasks[-1][0])
+        network.restart_manager()
+        network.report(home)
+    else:
+        network.lose(home)
+    network.settle()
+    if asked:
+        waits.append(found.pop())
+    for hold in waits:
+        assert "node h0 had it" in first.read(hold)
+    waits.clear()
+    tasks.clear()
+    del hold
     clean(network)

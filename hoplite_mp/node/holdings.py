@@ -1,0 +1,95 @@
+"""What is here of objects whose home has died, and what the manager is told of it.
+
+Why it exists: between a death and the manager's word nothing of the dead host's objects may go, as
+others will count on what has been reported. One object may have several headers here: a process has
+held a ref to a task that was then sent here.
+It must never know: what becomes of the objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.protocol.homes import HOLDINGS_MAX
+from hoplite_mp.protocol.messages import HoldingsReported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.imports import Import, Imports
+    from hoplite_mp.node.places import Places
+
+__all__ = ["Holdings", "Lost"]
+
+_WHOLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
+
+
+@dataclass(slots=True)
+class Lost:
+    """A home that is gone, until its objects have others."""
+
+    home: int
+    number: int
+    holds: dict[int, Any] = field(default_factory=dict)  # headers that stay as long as this does
+    reported: dict[bytes, int] = field(default_factory=dict)  # object -> number of the import
+    asked: set[int] = field(default_factory=set)  # numbers of imports that HomeTold will be about
+    # Let go elsewhere, told to this node before it knows that it is the home: (object, peer, n).
+    early: set[tuple[bytes, int, int]] = field(default_factory=set)
+
+
+class Holdings:
+    """Imports of homes that are gone."""
+
+    def __init__(self, imports: Imports, places: Places, node: Callable[[], int]) -> None:
+        self.imports = imports
+        self.places = places
+        self.client = imports.client
+        self.node = node
+        self.lost: dict[int, Lost] = {}  # by home id
+
+    def begin(self, home: int, number: int) -> None:
+        """That host is gone. Called before anything of it is let go."""
+        lost = self.lost[home] = Lost(home, number)
+        self.hold(lost, self.of(home))
+
+    def lost_as(self, number: int) -> Lost | None:
+        """The host whose node had that number."""
+        return next((one for one in self.lost.values() if one.number == number), None)
+
+    def of(self, home: int) -> list[Import]:
+        """All whose holders that host counts."""
+        return [one for one in self.imports.by_oid.values() if one.home == home]
+
+    def hold(self, lost: Lost, imports: list[Import]) -> None:
+        """They stay until it is known who counts them."""
+        for one in imports:
+            hold = self.client.hold(one.oid)
+            if hold is not None:
+                lost.holds[one.oid] = hold
+
+    def told(self, number: int, imports: list[Import], lost: Lost | None) -> HoldingsReported:
+        """What is here of these objects, which that node counted."""
+        headers: dict[bytes, list[Import]] = {}
+        for one in imports:
+            headers.setdefault(one.object, []).append(one)
+        objects: list[bytes] = []
+        numbers: list[int] = []
+        whole: list[int] = []
+        for object_id, found in headers.items():
+            counted = next((one.number for one in found if one.number), 0)
+            here = any(self.is_whole(one) for one in found)
+            if len(objects) == HOLDINGS_MAX or not (here or counted):
+                continue
+            if here:
+                whole.append(len(objects))
+            objects.append(object_id)
+            numbers.append(counted)
+            if lost is not None:
+                lost.reported[object_id] = counted
+        return HoldingsReported(self.node(), number, tuple(objects), tuple(numbers), tuple(whole))
+
+    def is_whole(self, one: Import) -> bool:
+        """Is the value on this host?"""
+        return self.client.state(one.oid) in _WHOLE and one.oid not in self.places
