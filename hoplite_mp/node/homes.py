@@ -125,7 +125,7 @@ class Homes:
         if lost is None:
             return
         for at, object_id in enumerate(message.objects):
-            home = self.home_at(message.homes[at])
+            home = self._named(message.homes[at])
             ours = [one for one in self.imports.all_of(object_id) if one.home == lost.home]
             if home is None:
                 for one in ours:

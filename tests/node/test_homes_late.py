@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from hoplite_mp import ids
 from hoplite_mp.node import holdings
 from hoplite_mp.protocol.messages import NodeLost
+from hoplite_mp.protocol.peers import Acquire, Release
 from tests.node.losses import LossNetwork
 from tests.node.test_imports import away_hold
 from tests.node.test_remaking import clean
@@ -280,3 +281,75 @@ def test_more_than_one_report_can_name(
     tasks.clear()
     del hold
     clean(network)
+
+
+# -- the next home dies, too -----------------------------------------------------------------------
+
+
+def test_the_home_that_is_named_is_lost_here_already(network: LossNetwork) -> None:
+    home, first, second, reader = network.living
+    object_id, mine = home.put(BIG)
+    first.keep(object_id, home)
+    second.keep(object_id, home)
+    network.pump()
+    (hold,) = away_hold(network, reader, object_id)
+    network.held_back = []
+    network.lose(home)
+    held, network.held_back = network.held_back, None
+    network.say([one for one in held if one[0] != reader.number])
+    network.lose(first, report=False)
+    network.say([one for one in held if one[0] == reader.number])
+    network.report(first)
+    network.settle()
+    assert network.planner.homes.named[object_id] == second.number
+    assert (reader.read(hold) == BIG).all()
+    del hold, mine
+    clean(network)
+    assert not network.planner.homes.named
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_the_home_that_is_named_is_found_dead_when_it_is_spoken_to(
+    network: LossNetwork, met: bool
+) -> None:
+    """The end of its connection is noticed in the middle of the manager's words."""
+    home, first, second, reader = network.living
+    some = [home.put(BIG + at) for at in range(3)]
+    for object_id, _ in some:
+        first.keep(object_id, home)
+        second.keep(object_id, home)
+        reader.keep(object_id, home)
+    network.pump()
+    holds = [] if met else [away_hold(network, reader, one)[0] for one, _ in some]
+    network.held_back = []
+    network.lose(home)
+    held, network.held_back = network.held_back, None
+    network.say([one for one in held if one[0] != reader.number])
+    if met:  # since the report
+        found = [reader.hold(one) for one, _ in some]
+    room = reader.recovering.homes
+    send = room.send
+
+    def breaks(to: int, message: Any) -> bool:
+        if to == first.home and to not in network.dead and isinstance(message, (Acquire, Release)):
+            network.notice(first)
+        return send(to, message)
+
+    room.send = breaks
+    network.say([one for one in held if one[0] == reader.number])
+    room.send = send
+    if first.home not in network.dead:
+        network.notice(first)
+    network.to_manager(NodeLost(first.number, 0))
+    network.report(first)
+    network.settle()
+    if met:
+        holds = [one[0] for one in found]
+        found.clear()
+    for at, hold in enumerate(holds):
+        assert (reader.read(hold) == BIG + at).all()
+    del hold
+    holds.clear()
+    some.clear()
+    clean(network)
+    assert not network.planner.homes.named
