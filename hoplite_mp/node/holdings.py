@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.imports import Import, Imports
     from hoplite_mp.node.places import Places
 
-__all__ = ["Holdings", "Lost"]
+__all__ = ["Holdings", "Lost", "is_kept"]
 
 _WHOLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
 
@@ -80,7 +80,7 @@ class Holdings:
         for object_id, found in headers.items():
             counted = next((one.number for one in found if one.number), 0)
             here = any(self.is_whole(one) for one in found)
-            if len(objects) == HOLDINGS_MAX or not (here or counted):
+            if len(objects) == HOLDINGS_MAX or not (here or counted or any(map(is_kept, found))):
                 continue
             if here:
                 whole.append(len(objects))
@@ -93,3 +93,8 @@ class Holdings:
     def is_whole(self, one: Import) -> bool:
         """Is the value on this host?"""
         return self.client.state(one.oid) in _WHOLE and one.oid not in self.places
+
+
+def is_kept(one: Import) -> bool:
+    """Is it here, or on its way, for the node alone?"""
+    return one.kept and not one.number

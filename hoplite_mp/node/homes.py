@@ -10,12 +10,12 @@ It must never know: how copies came to be, who reads them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ObjectLostError
-from hoplite_mp.node.holdings import Holdings, Lost
+from hoplite_mp.node.holdings import Holdings, Lost, is_kept
 from hoplite_mp.protocol.messages import (
     HomeAsked,
     HomesNamed,
@@ -100,7 +100,8 @@ class Homes:
                 moved.setdefault(one.moved, []).append(one)
             elif one.home in self.lost:
                 moved.setdefault(self.lost[one.home].number, []).append(one)
-            if one.number and not one.described and home is None and one.home not in self.lost:
+            asks = is_kept(one) or (one.number and not one.described)
+            if asks and home is None and one.home not in self.lost:
                 yield HomeAsked(self.node(), one.object)
         if homes:
             yield HomesKnown(self.node(), tuple(homes), tuple(homes.values()))
@@ -155,7 +156,11 @@ class Homes:
     def _lose(self, one: Import, lost: Lost) -> None:
         """Nobody has it whole: who is still named as a holder has let go of it, too."""
         why = _no_copy(lost.number)
-        if self.client.state(one.oid) in _UNWRITTEN:
+        place = self.places.places.get(one.oid)
+        if place is not None and place.payload:  # who brings it says whether it can be had
+            hold = self.client.hold(one.oid)
+            place.waiting.append(lambda: _drop(hold))
+        elif self.client.state(one.oid) in _UNWRITTEN:
             self.imports.fail(one, why)
         else:
             self.places.fail(one.oid, ObjectLostError(f"object {one.object.hex()} is lost: {why}"))
@@ -173,7 +178,7 @@ class Homes:
         for one in ours:
             if one.number and one.number != number:
                 self._acquire(one)
-            elif not one.number and self.holdings.is_whole(one):
+            elif not one.number and (self.holdings.is_whole(one) or is_kept(one)):
                 self._keep_on(one)
 
     def _acquire(self, one: Import) -> None:
@@ -181,12 +186,14 @@ class Homes:
             self.homeless(one)
 
     def _keep_on(self, one: Import) -> None:
-        """A copy here, of which another home knows."""
+        """A copy here, or one on its way, of which another home must know."""
         hold = self.client.hold(one.oid)
         if hold is None:
             return
         one.kept = True
         self.kept.keep_on(one.object, hold)
+        if self.holdings.is_whole(one):  # perhaps not yet when it was reported
+            self._tell(one)
 
     def _take_over(
         self, lost: Lost, ours: list[Import], counted: tuple[int, ...], copies: tuple[int, ...]
@@ -221,8 +228,9 @@ class Homes:
                 lost.early.add((message.object, peer, message.number))
 
     def homeless(self, one: Import) -> bool:
-        """A process here has met an object whose home is gone, or not known yet: who is it?"""
-        if one.home in self.lost:
+        """An object's home is gone: is there another? A process here has met it, or its copy here
+        is whole."""
+        if one.number and one.home in self.lost:
             self.lost[one.home].asked.add(one.number)
         self.send_manager(HomeAsked(self.node(), one.object))
         return True
@@ -230,6 +238,8 @@ class Homes:
     def _told(self, message: HomeTold) -> None:
         home = self._named(message.home)
         for one in self.imports.all_of(message.object):
+            if is_kept(one):
+                self._told_of_copy(one, home)
             if not one.number or one.described:
                 continue
             if one.home in self.lost:
@@ -240,6 +250,17 @@ class Homes:
             self._follow(one, home)
             if home not in self.lost:
                 self._acquire(one)
+
+    def _told_of_copy(self, one: Import, home: int | None) -> None:
+        """It is kept here alone, and the home that it had did not hear of it."""
+        if self.number_of(one.home) is not None or one.home in self.lost:
+            return
+        if home is None:
+            self.kept.let_go(one.object)
+        elif home != self.client.home:
+            self._follow(one, home)
+            if home not in self.lost:
+                self._keep_on(one)
 
     def _follow(self, one: Import, home: int) -> None:
         """Another home, which may be gone already: then the one after that is waited for."""
@@ -262,13 +283,17 @@ class Homes:
         this node is its home."""
         other = self.imports.by_object.get(one.object)
         if other is not None:
-            if one.number and other.kept and not other.number and self.holdings.is_whole(other):
+            if one.number and is_kept(other) and self.holdings.is_whole(other):
                 self._tell(other)  # its home has just heard that nothing is held here
         elif one.home == self.client.home != ids.unpack_id(one.object)[0]:
             self.send_manager(ObjectGone(one.object))
 
     def _tell(self, one: Import) -> None:
         self.kept.tell(one.object, self.client.inspect(one.oid)["size"])
+
+
+def _drop(hold: Any) -> None:
+    """It was held until now."""
 
 
 def _no_copy(number: int | None) -> str:

@@ -103,8 +103,10 @@ class KeptCopies:
     def tell(self, object_id: bytes, nbytes: int) -> None:
         """A copy is whole: its home must know."""
         home = self.imports.home_of(object_id)
-        if home != self.client.home:
-            self.send(home, Kept(object_id, nbytes))
+        if home != self.client.home and not self.send(home, Kept(object_id, nbytes)):
+            one = self.imports.by_object.get(object_id)
+            if one is not None:
+                self.imports.homeless(one)
 
     def say(self, message: Kept) -> None:
         """Tells the object's home, which may be this host."""
