@@ -231,3 +231,43 @@ def test_who_dies_while_a_copy_is_on_its_way_is_replaced(tmp_path: Path) -> None
     )
     alone = "copies=3: each needs a node of its own, and this cluster has 2"
     assert said == ["True", "True", alone]
+
+
+@pytest.mark.soak
+def test_a_broadcast_whose_object_loses_its_home(tmp_path: Path) -> None:
+    """The bytes come from another host that has it whole; then all goes with the last ref."""
+    said = run(
+        4,
+        tmp_path,
+        """
+        import threading
+        def put_there(count):
+            return [hoplite_mp.current().put(np.full(count, 7.0))]
+        c.options(node=ids["h2"]).submit(put_there, 3).result()
+        before = counts()
+        future = c.options(node=ids["h2"]).submit(put_there, 1 << 22)
+        (ref,) = future.result()
+        del future
+        c.broadcast(ref, to=[ids["h3"]]).result()
+        ends = []
+        def send_on():
+            try:
+                ends.append(c.broadcast(ref, to=[ids["h4"]]).result(timeout=60))
+            except Exception as error:
+                ends.append(repr(error))
+        thread = threading.Thread(target=send_on)
+        thread.start()
+        received = lambda: c.stats()["nodes"][ids["h4"]]["bytes_received"]
+        while received() < 1 << 20:
+            time.sleep(0.01)
+        killed("h2")
+        thread.join(60)
+        print(*ends)
+        print({ids["h3"], ids["h4"]} <= set(c.locations(ref)))
+        print(c.get(ref, timeout=30)[0])
+        del ref, before[ids["h2"]]
+        print(grown(before))
+        """,
+        "200mbit",
+    )
+    assert said == ["None", "True", "7.0", "{}"]
