@@ -80,7 +80,9 @@ class Holdings:
         for object_id, found in headers.items():
             counted = next((one.number for one in found if one.number), 0)
             here = any(self.is_whole(one) for one in found)
-            if len(objects) == HOLDINGS_MAX or not (here or counted or any(map(is_kept, found))):
+            used = counted or any(map(is_kept, found))
+            said = lost is not None and object_id in lost.reported  # an answer will name it
+            if len(objects) == HOLDINGS_MAX or not (here or used or said):
                 continue
             if here:
                 whole.append(len(objects))

@@ -281,7 +281,8 @@ class Homes:
     def freed(self, one: Import) -> None:
         """A header here has gone; with the last one nobody holds the object, here or elsewhere, if
         this node is its home."""
-        other = self.imports.by_object.get(one.object)
+        others = self.imports.all_of(one.object)
+        other = next((other for other in others if other.home == one.home), None)
         if other is not None:
             if one.number and is_kept(other) and self.holdings.is_whole(other):
                 self._tell(other)  # its home has just heard that nothing is held here
