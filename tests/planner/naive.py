@@ -80,7 +80,7 @@ class NaiveGroup:
     joining: set[int] = field(default_factory=set)
     formed: bool = False
     seen_by: set[int] = field(default_factory=set)
-    shown: tuple[int, int, bool] | None = None
+    shown: tuple[tuple[int, int, bool], tuple[int, ...]] | None = None
 
     def sit(self, who: Who, rank: int) -> None:
         if self.formed:
@@ -99,3 +99,7 @@ class NaiveGroup:
     def masks(self) -> tuple[int, int, bool]:
         alive = sum(2**rank for rank in self.seats if rank not in self.joining)
         return alive, sum(2**rank for rank in self.joining), self.formed
+
+    def former(self) -> tuple[int, ...]:
+        """Nodes that had members, and are still asked what those have given."""
+        return tuple(sorted(self.seen_by - {who[0] for who in self.seats.values()}))

@@ -45,3 +45,17 @@ def test_what_is_left_after_a_loss_need_not_move() -> None:
     walk.execution_failed(number=0, late=0, vanished={0})
     walk.nothing_is_left_of_finished_operations()
     walk.teardown()
+
+
+def test_a_node_without_members_any_more_ends() -> None:
+    """Another walk that failed: the members elsewhere hear that nobody waits for its word."""
+    walk = GroupWalk()
+    walk.begin()
+    walk.join(again=False, node=0)
+    walk.join(again=False, node=1)
+    walk.group_join(client=1, name="g", node=0, rank=1, size=2, use=1)
+    walk.group_join(client=1, name="g", node=1, rank=None, size=2, use=1)
+    walk.leave(late=0, name="g", rank=0, stranger=False)
+    walk.join(again=True, node=1)
+    walk.one_holder_per_rank_and_one_group_per_board()
+    walk.teardown()

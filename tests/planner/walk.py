@@ -206,22 +206,23 @@ class Walk(RuleBasedStateMachine):
         self.check_groups(self.step(m.ClientLost(node, client, generation)))
 
     def check_groups(self, sends: list[tuple[int, m.ManagerToNode]]) -> None:
-        """Exactly the groups whose masks have changed are told, to all their nodes."""
-        expected: list[tuple[int, str, tuple[int, int, bool] | None]] = []
+        """Exactly the groups that have changed are told, to all their nodes."""
+        expected: list[tuple[int, str, object]] = []
         for name, group in list(self.groups.items()):
             if not group.seats:
                 expected += [(node, name, None) for node in group.seen_by]
                 del self.groups[name]
-            elif group.masks() != group.shown:
-                group.shown = group.masks()
+            elif (group.masks(), group.former()) != group.shown:
+                group.shown = group.masks(), group.former()
                 expected += [(node, name, group.shown) for node in group.seen_by]
-        told: list[tuple[int, str, tuple[int, int, bool] | None]] = []
+        told: list[tuple[int, str, object]] = []
         for node, message in sends:
             if isinstance(message, m.GroupClosed):
                 told.append((node, message.name, None))
             else:
                 assert isinstance(message, m.GroupMembers)
-                told.append((node, message.name, (message.alive, message.joining, message.formed)))
+                masks = message.alive, message.joining, message.formed
+                told.append((node, message.name, (masks, message.former)))
         assert sorted(told, key=str) == sorted(expected, key=str)
 
     def teardown(self) -> None:
