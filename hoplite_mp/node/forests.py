@@ -337,7 +337,7 @@ class Forests:
             if place.payload:  # it is being brought already
                 part.known.add(key)
                 part.waiting += 1
-                place.waiting.append(lambda: self._arrived(part))
+                place.waiting.append(partial(self._arrived, part, oid))
                 continue
             payload = self.node.store.lease(nbytes, NODE_SLOT)
             if payload is None:
@@ -351,9 +351,13 @@ class Forests:
             part.queue.append(made)
             part.missing.add(made)
 
-    def _arrived(self, part: Part) -> None:
+    def _arrived(self, part: Part, oid: int) -> None:
+        """Who was bringing it has ended."""
         part.waiting -= 1
-        self._look(part)
+        if self.client.state(oid) != STATE["FAILED"]:
+            self._look(part)
+        elif self.parts.get(part.plan.operation) is part:
+            self._fail(part, "a copy that was on its way is lost", (), "lost")
 
     # -- what the links say --------------------------------------------------------------------
 

@@ -97,6 +97,7 @@ class Restoring:
             self._heard = now
         match message:
             case NodeReturned():
+                self._forget(message.node)  # it has called before, and says all anew
                 self.returned[message.node] = message
                 self._heard = now
             case Reported():
@@ -104,8 +105,8 @@ class Restoring:
             case NodeLost():
                 known = self.returned.get(message.node)
                 if known is not None and known.incarnation == message.incarnation:
-                    del self.returned[message.node]  # what it has said may be true or not
-                    self._reported.discard(message.node)
+                    del self.returned[message.node]
+                    self._forget(message.node)
             case CopyHeld():
                 self.held.append(message)
             case GroupHeld():
@@ -127,6 +128,22 @@ class Restoring:
                 self._take_fold(message)
             case _:
                 self.later.append(message)
+
+    def _forget(self, node: int) -> None:
+        """What that node has said may be true any more or not."""
+        self._reported.discard(node)
+        for facts in (self.held, self.groups, self.homes, self.holdings, self.later):
+            said: list[Any] = facts
+            said[:] = [one for one in said if getattr(one, "node", None) != node]
+        self.ended = {number: one for number, one in self.ended.items() if one.node != node}
+        for copy in self.copies.values():
+            copy.at.discard(node)
+            copy.receiving.discard(node)
+        self.copies = {epoch: copy for epoch, copy in self.copies.items() if copy.at}
+        for fold in self.folds.values():
+            for nodes in (fold.at, fold.reported, fold.older):
+                nodes.discard(node)
+        self.folds = {number: one for number, one in self.folds.items() if one.at or one.older}
 
     def _take_fold(self, message: ReduceHeld) -> None:
         plan = message.plan

@@ -24,6 +24,7 @@ from hoplite_mp.protocol.messages import (
     NodeJoined,
     OperationFailed,
     PeerLost,
+    ReduceRequested,
     Withdraw,
 )
 from hoplite_mp.simulation.asks import Asks
@@ -127,11 +128,13 @@ class Node:
 
     def say_again(self) -> None:
         """As after a connection that broke: what was not acknowledged yet, in its order, whether
-        it had come or not."""
+        it had come or not. But a collective is asked for once: only another manager, who is told
+        of its end too, hears of it again."""
         network = self.world.network
         round_trip_s = 2 * network.latency_s + network.jitter_s
         for at, message in list(self.said):
-            if self.now - at <= round_trip_s and not isinstance(message, NodeJoined):
+            once = isinstance(message, (NodeJoined, ReduceRequested))
+            if self.now - at <= round_trip_s and not once:
                 self.up.send(message, len(encode(message)))
 
     def _reaches_manager(self, connection: int, message: Any) -> None:

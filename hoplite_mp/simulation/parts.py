@@ -301,12 +301,15 @@ class Parts:
             part.known.add(key)
             object_id, nbytes = plan.objects[name.stripe], plan.sizes[name.stripe]
             place = places.expect(object_id, nbytes, (name.node,))
+            if place is None and object_id not in places.holds:
+                self._fail(part, "a former life of this host made it", (), "lost")
+                return
             if place is None:
                 places.tell(object_id)
                 continue
             if place.memory is not None:  # it is being brought already
                 part.waiting += 1
-                place.waiting.append(lambda why: self._arrived(part))
+                place.waiting.append(lambda why: self._arrived(part, why))
                 continue
             cell = self._cell(part, None, places.begin(place, self), 0, nbytes, 0)
             part.copies[cell] = place
@@ -314,9 +317,12 @@ class Parts:
             part.queue.append(cell)
             part.missing.add(cell)
 
-    def _arrived(self, part: Part) -> None:
+    def _arrived(self, part: Part, why: str) -> None:
         part.waiting -= 1
-        self._look(part)
+        if not why:
+            self._look(part)
+        elif self.parts.get(part.plan.operation) is part:
+            self._fail(part, "a copy that was on its way is lost", (), "lost")
 
     # ---- what the links say
 

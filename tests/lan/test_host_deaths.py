@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hoplite_mp.hosting import REJOINS_MAX
 from hoplite_mp.supervisor.main import MANAGER_STARTS_MAX, MANAGER_STARTS_S
 from tests.lan import Lan
 from tests.lan.test_cluster import PATIENCE_S, UpCluster
@@ -201,6 +202,7 @@ def turns(cluster: UpCluster, kind: str, how: str, count: int, elements: int) ->
             assert driver.hear() == "gone"
             usual.append(float(seconds))
         killed_at = -MANAGER_LIFE_S
+        times: dict[int, int] = {}  # by number of a host
         for _ in range(count):
             assert driver.hear() == "ready"
             if how == "manager":  # one that dies too often is not started again
@@ -226,7 +228,10 @@ def turns(cluster: UpCluster, kind: str, how: str, count: int, elements: int) ->
             driver.say("nobody" if how in LOST_NOBODY else victim.name)
             assert driver.hear() == "gone"
             found.append(float(seconds) / usual[-1])
-            if how == "killed":
+            times[victim.number] = times.get(victim.number, 0) + 1
+            if how in ("stopped", "cut") and times[victim.number] % REJOINS_MAX == 0:
+                victim.kill()  # it would not come again so often
+            if victim not in lan.hosts:
                 again = lan.add(victim.number)
                 cluster.joined.append(cluster.join(again, 1))
             elif how == "cut":

@@ -186,6 +186,26 @@ def test_a_copy_that_came_meanwhile() -> None:
     assert 1 in participants(cluster.latest(m.Distribute))
 
 
+def test_who_calls_twice_says_all_anew() -> None:
+    """Its first connection broke, and meanwhile the copy has come."""
+    cluster = Cluster()
+    cluster.say(m.FetchRequested(2, A, NBYTES, (0,)))
+    plan = cluster.latest(m.Distribute)
+    cluster.die()
+    cluster.say(r.NodeReturned(2, 1, NODES, members(0, 1, 2)))
+    cluster.say(r.DistributeHeld(2, plan, True))
+    reports: dict[int, tuple[Any, ...]] = {
+        2: (r.CopyHeld(2, A, NBYTES),),
+        0: (r.DistributeHeld(0, plan, False), r.CopyHeld(0, A, NBYTES)),
+        1: (),
+    }
+    over = m.Withdraw(plan.operation, A, plan.epoch)
+    assert {*cluster.back(reports)} == {(0, over), (2, over)}
+    entry = cluster.planner.copies.entries[A]
+    assert not entry.transfers
+    assert not entry.receiving
+
+
 def test_a_plan_in_place_of_one_that_failed() -> None:
     """Only its source has read it: who receives goes by the first one, and says again why not."""
     cluster = Cluster()

@@ -31,6 +31,10 @@ FOUND = {
     647: "a result that is read where it is made, before its commit has come there",
     1653: "a request that is said again after its end",
     3136: "a part of a cell is asked for",
+    102699: "a node that calls a manager twice, and has got its copy meanwhile",
+    103212: "a copy of what a former life of the host had made",
+    108463: "a gather that counted a copy on its way that was lost",
+    109531: "a collective that is asked for again, on the same connection, after its end",
 }
 
 
