@@ -130,11 +130,12 @@ class Restoring:
                 self.later.append(message)
 
     def _forget(self, node: int) -> None:
-        """What that node has said may be true any more or not."""
+        """What that node has said may be true any more or not. (`later` is no report: it is for
+        the time after, and some of it names other nodes than who has said it.)"""
         self._reported.discard(node)
-        for facts in (self.held, self.groups, self.homes, self.holdings, self.later):
+        for facts in (self.held, self.groups, self.homes, self.holdings):
             said: list[Any] = facts
-            said[:] = [one for one in said if getattr(one, "node", None) != node]
+            said[:] = [one for one in said if one.node != node]
         self.ended = {number: one for number, one in self.ended.items() if one.node != node}
         for copy in self.copies.values():
             copy.at.discard(node)

@@ -33,6 +33,7 @@ FOUND = {
     3136: "a part of a cell is asked for",
     102699: "a node that calls a manager twice, and has got its copy meanwhile",
     103212: "a copy of what a former life of the host had made",
+    104093: "what a node said of another that calls twice",
     108463: "a gather that counted a copy on its way that was lost",
     109531: "a collective that is asked for again, on the same connection, after its end",
 }
