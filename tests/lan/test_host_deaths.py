@@ -229,17 +229,17 @@ def turns(cluster: UpCluster, kind: str, how: str, count: int, elements: int) ->
             assert driver.hear() == "gone"
             found.append(float(seconds) / usual[-1])
             times[victim.number] = times.get(victim.number, 0) + 1
-            if how in ("stopped", "cut") and times[victim.number] % REJOINS_MAX == 0:
-                victim.kill()  # it would not come again so often
-            if victim not in lan.hosts:
-                again = lan.add(victim.number)
-                cluster.joined.append(cluster.join(again, 1))
-            elif how == "cut":
+            if how == "cut":
                 victim.mend()
             elif how == "slowed":
                 victim.shape(RATE, RATE)
             elif how == "stopped":
                 everything(victim, signal.SIGCONT)
+            if how in ("stopped", "cut") and times[victim.number] % REJOINS_MAX == 0:
+                victim.kill()  # it would not come again so often
+            if victim not in lan.hosts:
+                again = lan.add(victim.number)
+                cluster.joined.append(cluster.join(again, 1))
         assert driver.hear() == "ready"
         driver.say("over")
     return found
