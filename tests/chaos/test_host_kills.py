@@ -105,7 +105,8 @@ def kill_one(c: Any, dice: random.Random, fatal: bool) -> str:
 
 def one_round(dice: random.Random) -> str:
     c = hoplite_mp.Cluster(2)
-    processes = psutil.Process().children(recursive=True)
+    supervisor = psutil.Process(c._host.process.pid)
+    processes = [supervisor, *supervisor.children(recursive=True)]
     threads = [Work(c, dice.randrange(1 << 30)) for _ in range(THREADS)]
     for thread in threads:
         thread.start()
