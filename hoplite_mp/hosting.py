@@ -111,7 +111,8 @@ def _take_part(
         if isinstance(cluster, HopliteError):
             if ending.is_set():
                 return 0
-            if again and isinstance(cluster, ManagerLostError) and _refuses(address):
+            over = again and all(map(_refuses, (address, *standby)))
+            if over and isinstance(cluster, ManagerLostError):
                 print("hoplite-mp: the cluster has ended", file=sys.stderr)
                 return 0
             return _say(cluster)

@@ -73,6 +73,7 @@ class Restoring:
         self._own = own
         self.returned: dict[int, NodeReturned] = {}  # by node
         self.later: list[Any] = []  # ordinary messages, for when all is known
+        self._members: dict[int, Member] = {}  # that any of them knows, by node
         self._begun: float | None = None
         self._heard = 0.0  # when a report came or went on
         self.held: list[CopyHeld] = []
@@ -97,15 +98,16 @@ class Restoring:
             self._heard = now
         match message:
             case NodeReturned():
-                self._forget(message.node)  # it has called before, and says all anew
+                if message.node in self.returned:  # it has called before, and says all anew
+                    self._forget(message.node)
                 self.returned[message.node] = message
+                self._note_members(message)
                 self._heard = now
             case Reported():
                 self._reported.add(message.node)
             case NodeLost():
                 known = self.returned.get(message.node)
                 if known is not None and known.incarnation == message.incarnation:
-                    del self.returned[message.node]
                     self._forget(message.node)
             case CopyHeld():
                 self.held.append(message)
@@ -133,6 +135,10 @@ class Restoring:
         """What that node has said may be true any more or not. (`later` is no report: it is for
         the time after, and some of it names other nodes than who has said it.)"""
         self._reported.discard(node)
+        self.returned.pop(node, None)
+        self._members.clear()
+        for report in self.returned.values():
+            self._note_members(report)
         for facts in (self.held, self.groups, self.homes, self.holdings):
             said: list[Any] = facts
             said[:] = [one for one in said if one.node != node]
@@ -162,25 +168,33 @@ class Restoring:
     @property
     def members(self) -> list[Member]:
         """All that any of them knows, in order of joining."""
-        found: dict[int, Member] = {}
-        for report in self.returned.values():
-            for member in report.members:
-                known = found.get(member.node)
-                if known is None or known.incarnation < member.incarnation:
-                    found[member.node] = member
-        return [found[node] for node in sorted(found)]
+        return [self._members[node] for node in sorted(self._members)]
+
+    def _note_members(self, report: NodeReturned) -> None:
+        for member in report.members:
+            known = self._members.get(member.node)
+            if known is None or known.incarnation < member.incarnation:
+                self._members[member.node] = member
 
     def bury(self) -> set[int]:
         """Nodes that do not come back although they have called: the manager before this one had
         given them up, as another one has heard, so what they say may be true or not; or not all of
         their report is there."""
+        known = [
+            (by.numbers, {member.node: member.incarnation for member in by.members})
+            for by in self.returned.values()
+        ]
         gone = {
             node
             for node, said in self.returned.items()
             if node != self._own
             and (
                 node not in self._reported
-                or any(_is_gone(node, said.incarnation, by) for by in self.returned.values())
+                # Everybody has heard of all who came before the latest that it knows.
+                or any(
+                    node < numbers and lives.get(node, said.incarnation + 1) > said.incarnation
+                    for numbers, lives in known
+                )
             )
         }
         for node in gone:
@@ -216,7 +230,7 @@ class Restoring:
         until = self.until
         if until is not None and now >= until:
             return True
-        wanted = {member.node for member in self.members} - (self._absent or set())
+        wanted = self._members.keys() - (self._absent or set())
         return bool(wanted) and wanted <= self._reported
 
     @property
@@ -229,10 +243,3 @@ class Restoring:
         found = {one.operation: one for one in self.later if isinstance(one, ReduceRequested)}
         self.later = [one for one in self.later if not isinstance(one, ReduceRequested)]
         return found
-
-
-def _is_gone(node: int, incarnation: int, by: NodeReturned) -> bool:
-    """Has that one heard that this life of the node is over? It has heard of all who came before
-    the latest that it knows."""
-    there = any(m.node == node and m.incarnation <= incarnation for m in by.members)
-    return node < by.numbers and not there
