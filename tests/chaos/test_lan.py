@@ -175,6 +175,7 @@ class World:
     """The hosts besides the first `kept` ones, and what is wrong with them."""
 
     kept = 1
+    most = HOSTS_MAX
 
     def __init__(self, lan: Lan, cluster: UpCluster) -> None:
         self.lan = lan
@@ -201,7 +202,7 @@ class World:
                 everything(host, signal.SIGCONT)
 
     def join(self) -> None:
-        if len(self.lan.hosts) < HOSTS_MAX:
+        if len(self.lan.hosts) < self.most:
             self.numbers += 1
             host = self.lan.add(self.numbers)
             self.cluster.joined.append(self.cluster.join(host, 1))

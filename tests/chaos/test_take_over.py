@@ -32,17 +32,12 @@ class TakeOver(World):
     """The manager is on the first host, or on the second one when the first has died."""
 
     kept = KEPT
+    most = HOSTS_MAX
     cluster: StandbyCluster
 
     @property
     def first(self) -> Host:
         return next(iter(self.lan))
-
-    def join(self) -> None:
-        if len(self.lan.hosts) < HOSTS_MAX:
-            self.numbers += 1
-            host = self.lan.add(self.numbers)
-            self.cluster.joined.append(self.cluster.join(host, 1))
 
     def kill_manager(self) -> None:
         self.manager_deaths += 1
