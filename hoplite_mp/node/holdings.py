@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.client.memory import STATE
 from hoplite_mp.protocol.homes import HOLDINGS_MAX
 from hoplite_mp.protocol.messages import HoldingsReported
 
@@ -19,11 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.imports import Import, Imports
-    from hoplite_mp.node.places import Places
 
 __all__ = ["Holdings", "Lost", "is_kept"]
-
-_WHOLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
 
 
 @dataclass(slots=True)
@@ -42,9 +38,8 @@ class Lost:
 class Holdings:
     """Imports of homes that are gone."""
 
-    def __init__(self, imports: Imports, places: Places, node: Callable[[], int]) -> None:
+    def __init__(self, imports: Imports, node: Callable[[], int]) -> None:
         self.imports = imports
-        self.places = places
         self.client = imports.client
         self.node = node
         self.lost: dict[int, Lost] = {}  # by home id
@@ -79,7 +74,7 @@ class Holdings:
         whole: list[int] = []
         for object_id, found in headers.items():
             counted = next((one.number for one in found if one.number), 0)
-            here = any(self.is_whole(one) for one in found)
+            here = any(self.imports.is_whole(one) for one in found)
             used = counted or any(map(is_kept, found))
             said = lost is not None and object_id in lost.reported  # an answer will name it
             if len(objects) == HOLDINGS_MAX or not (here or used or said):
@@ -91,10 +86,6 @@ class Holdings:
             if lost is not None:
                 lost.reported[object_id] = counted
         return HoldingsReported(self.node(), number, tuple(objects), tuple(numbers), tuple(whole))
-
-    def is_whole(self, one: Import) -> bool:
-        """Is the value on this host?"""
-        return self.client.state(one.oid) in _WHOLE and one.oid not in self.places
 
 
 def is_kept(one: Import) -> bool:

@@ -66,7 +66,7 @@ class Homes:
         self.send = send
         self.home_at = home_at
         self.number_of = number_of
-        self.holdings = Holdings(imports, places, node)
+        self.holdings = Holdings(imports, node)
         self.lost = self.holdings.lost  # by home id
         self.numbers: dict[int, int] = {}  # of all hosts that have died, by home id
 
@@ -178,7 +178,7 @@ class Homes:
         for one in ours:
             if one.number and one.number != number:
                 self._acquire(one)
-            elif not one.number and (self.holdings.is_whole(one) or is_kept(one)):
+            elif not one.number and (self.imports.is_whole(one) or is_kept(one)):
                 self._keep_on(one)
 
     def _acquire(self, one: Import) -> None:
@@ -192,7 +192,7 @@ class Homes:
             return
         one.kept = True
         self.kept.keep_on(one.object, hold)
-        if self.holdings.is_whole(one):  # perhaps not yet when it was reported
+        if self.imports.is_whole(one):  # perhaps not yet when it was reported
             self._tell(one)
 
     def _take_over(
@@ -200,7 +200,7 @@ class Homes:
     ) -> None:
         """This node counts from now on."""
         assert ours  # it is held here
-        mine = next((one for one in ours if self.holdings.is_whole(one)), ours[0])
+        mine = next((one for one in ours if self.imports.is_whole(one)), ours[0])
         object_id = mine.object
         self.imports.lead(mine)
         for one in ours:
@@ -276,7 +276,7 @@ class Homes:
         if found:
             return found
         ours = (one for one in self.imports.all_of(object_id) if one.home in self.lost)
-        return next((one.oid for one in ours if self.holdings.is_whole(one)), 0)
+        return next((one.oid for one in ours if self.imports.is_whole(one)), 0)
 
     def freed(self, one: Import) -> None:
         """A header here has gone; with the last one nobody holds the object, here or elsewhere, if
@@ -284,7 +284,7 @@ class Homes:
         others = self.imports.all_of(one.object)
         other = next((other for other in others if other.home == one.home), None)
         if other is not None:
-            if one.number and is_kept(other) and self.holdings.is_whole(other):
+            if one.number and is_kept(other) and self.imports.is_whole(other):
                 self._tell(other)  # its home has just heard that nothing is held here
         elif one.home == self.client.home != ids.unpack_id(one.object)[0]:
             self.send_manager(ObjectGone(one.object))

@@ -177,6 +177,10 @@ class Imports:
         one = self.by_object.get(object_id)
         return one.oid if one is not None and one.home == self.client.home else 0
 
+    def is_whole(self, one: Import) -> bool:
+        """Is the value on this host?"""
+        return self.client.state(one.oid) in _WHOLE and one.oid not in self.places
+
     def home_of(self, object_id: bytes) -> int:
         """Who counts its holders."""
         one = self.by_object.get(object_id)
@@ -292,3 +296,4 @@ class Imports:
 
 
 _UNWRITTEN = (STATE["CLAIMED"], STATE["ABORTED"])
+_WHOLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])

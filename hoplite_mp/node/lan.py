@@ -48,6 +48,8 @@ from hoplite_mp.protocol.peers import (
     AddWorkers,
     CancelTask,
     CloseFarPool,
+    CopiesAsked,
+    CopiesTold,
     CountersAsked,
     CountersNow,
     Described,
@@ -403,6 +405,8 @@ class Lan:
                 self.locations.located(message)
             case LetGo():
                 self.kept.let_go(message.object)
+            case CopiesAsked() | CopiesTold():
+                self.recovering.heard(home, message)
             case Described():
                 node.imports.described(message)
             case RunTask():

@@ -1,8 +1,9 @@
 """What this node does about values that a host has taken along: the rooms for it, joined.
 
-Why it exists: three rooms work on it. `lineage` keeps what results of this host's tasks were made
-from, `remaking` makes them again when they are asked for, `homes` finds out who has what the home
-of which is dead. The rest of the node knows this file alone.
+Why it exists: four rooms work on it. `lineage` keeps what results of this host's tasks were made
+from, `remaking` makes them again when they are asked for, `inquiries` finds out before whether
+anybody has them, `homes` who has what the home of which is dead. The rest of the node knows this
+file alone.
 It must never know: how bytes move, what tasks do.
 """
 
@@ -11,16 +12,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.node.homes import Homes
+from hoplite_mp.node.inquiries import Inquiries
 from hoplite_mp.node.lineage import Lineage
 from hoplite_mp.node.remaking import Remaking
 from hoplite_mp.protocol.messages import HomesNamed, HomeTold
+from hoplite_mp.protocol.peers import CopiesAsked
 
 if TYPE_CHECKING:
     from hoplite_mp.node.imports import Import
     from hoplite_mp.node.lan import Lan
     from hoplite_mp.node.main import Node
     from hoplite_mp.protocol.messages import Member
-    from hoplite_mp.protocol.peers import Release
+    from hoplite_mp.protocol.peers import CopiesTold, Release
 
 __all__ = ["Recovering"]
 
@@ -43,11 +46,15 @@ class Recovering:
             self._home_at,
             self._number_of,
         )
+        self.inquiries = Inquiries(
+            node.imports, node.places, lan.kept, lan.peers.send, lambda: list(lan.peers.by_home)
+        )
         self.remaking = remaking = Remaking(
             node.results,
             node.imports,
             node.places,
             self.lineage,
+            self.inquiries,
             lan.peers.send,
             node.after,
             node.workers.queue_for,
@@ -100,6 +107,7 @@ class Recovering:
     def begin(self, member: Member) -> None:
         """That host is gone, before anything of it is let go."""
         self.homes.begin(member.home, member.node)
+        self.inquiries.lose_peer(member.home)
 
     def report(self, number: int) -> None:
         """The manager has heard of it, too."""
@@ -111,6 +119,13 @@ class Recovering:
             return False
         self.homes.receive(message)
         return True
+
+    def heard(self, peer: int, message: CopiesAsked | CopiesTold) -> None:
+        """Who is about to replace a value asks whether it is here, or is answered."""
+        if isinstance(message, CopiesAsked):
+            self.inquiries.asked(peer, message)
+        else:
+            self.inquiries.told(peer, message)
 
     def released(self, peer: int, message: Release) -> None:
         """Another host lets go of an object of this one."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.imports import Import, Imports
+    from hoplite_mp.node.inquiries import Inquiries
     from hoplite_mp.node.lineage import Lineage
     from hoplite_mp.node.places import Place, Places
     from hoplite_mp.node.results import Results
@@ -51,6 +52,7 @@ class _Run:
     oid: int = 0  # the header under which it runs; 0: not yet
     queue: int = -1
     posted: bool = False
+    question: int = 0  # to all hosts: have they the first value?
     brought: bool = False  # its bytes are on their way here
 
 
@@ -63,6 +65,7 @@ class Remaking:
         imports: Imports,
         places: Places,
         lineage: Lineage,
+        inquiries: Inquiries,
         send: Callable[[int, PeerMessage], bool],
         after: Callable[[float, Callable[[], None]], None],
         queue: Callable[[int, bool], int | str],
@@ -75,6 +78,7 @@ class Remaking:
         self.imports = imports
         self.places = places
         self.lineage = lineage
+        self.inquiries = inquiries
         self.send = send
         self.after = after
         self.queue = queue
@@ -144,6 +148,7 @@ class Remaking:
                 self._look_at(run)
             elif run.holds and not any(self.places.absent(need) for need in run.needs):
                 self._needs_are_there(run)
+        self.inquiries.flush()
 
     def _begin(self, oid: int) -> None:
         one, place = self.imports.by_oid.get(oid), self.places.places[oid]
@@ -249,6 +254,7 @@ class Remaking:
         run.holds.append(self.client.hold(run.oid, False))
         run.queue = queue
         self.by_run[run.oid] = run
+        run.question = self.inquiries.about(self.places.places[oid].object)
         self.lineage.entries[oid].spent += 1
         self.tasks.submit(
             run.oid,
@@ -290,7 +296,7 @@ class Remaking:
     def _done(self, run: _Run) -> None:
         oid = run.target
         got = self.client.view(run.oid)
-        if isinstance(got, int):
+        if isinstance(got, int) or not self.inquiries.answered(run.question):
             return  # at the next look
         self._count(run)
         if self._is_kept(run):
@@ -313,8 +319,7 @@ class Remaking:
         self.after(0.0, self.look)  # others may need it
 
     def _is_kept(self, run: _Run) -> bool:
-        """Has somebody had the value all the time, and says so only now? Then it is that one: a
-        task that is run again may give another, and nobody must read parts of both."""
+        """Has somebody had the value all the time, and says so only now? Then it is that one."""
         place, copies = self.places.places.get(run.target), self.copies_of(run.target)
         if not copies or place is None or place.asked >= COPIES_TRIED_MAX:
             return False

@@ -3,6 +3,8 @@
     importer ── Acquire Release Drop ─►  home          the home counts which hosts hold an object
              ◄─ Described ──                           at once, and again when a pending one is done
              ── MakeAgain ─►                           all that held it are dead; Described again
+             ◄─ CopiesAsked ──                         is it so? to all, before a task is run again
+             ── Kept CopiesTold ─►
     sender   ── RunTask CancelTask RecallTasks ─►  runner
              ◄─ TaskEnded ──
     runner   ── Printed LastLinesSent ─►  the host of the driver that the lines are for
@@ -42,12 +44,15 @@ from hoplite_mp.protocol.peer_hosts import (
 )
 
 __all__ = [
+    "OBJECTS_ASKED_MAX",
     "OUTCOMES",
     "STANDINGS",
     "Acquire",
     "AddWorkers",
     "CancelTask",
     "CloseFarPool",
+    "CopiesAsked",
+    "CopiesTold",
     "CountersAsked",
     "CountersNow",
     "Described",
@@ -89,6 +94,7 @@ INLINE_BYTES_MAX = 64 << 10
 PAYLOAD_BYTES_MAX = INLINE_BYTES_MAX + (16 << 10)
 HOLDERS_MAX = 1 << 16
 RECALLED_MAX = 1 << 16
+OBJECTS_ASKED_MAX = 1 << 12
 NAME_BYTES_MAX = 64
 _U16_MAX = (1 << 16) - 1
 
@@ -185,6 +191,30 @@ class LetGo(Message, frozen=True):
 
     def __post_init__(self) -> None:
         _object("object", self.object)
+
+
+class CopiesAsked(Message, frozen=True):
+    """The sender, home of these objects, knows nobody who has them, and is about to have them made
+    again. The receiver drops what it has in part, says Kept of what it has whole, then CopiesTold.
+    """
+
+    objects: tuple[bytes, ...]
+    number: int
+
+    def __post_init__(self) -> None:
+        between("number of objects", len(self.objects), 1, OBJECTS_ASKED_MAX)
+        for one in self.objects:
+            _object("object", one)
+        counts(number=self.number)
+
+
+class CopiesTold(Message, frozen=True):
+    """The answer: of what was asked by that number nothing is here but what was named by Kept."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
 
 
 class Locate(Message, frozen=True):
@@ -302,6 +332,8 @@ PeerMessage: TypeAlias = (
     | Release
     | Kept
     | LetGo
+    | CopiesAsked
+    | CopiesTold
     | Locate
     | Located
     | Drop

@@ -11,7 +11,7 @@ from hoplite_mp.node.kept import KeptCopies
 from hoplite_mp.node.recovering import Recovering
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol.messages import HomesNamed, HomeTold, Member, NodeJoined, NodeLost
-from hoplite_mp.protocol.peers import Kept, LetGo, MakeAgain, Release
+from hoplite_mp.protocol.peers import CopiesAsked, CopiesTold, Kept, LetGo, MakeAgain, Release
 from hoplite_mp.protocol.reports import NodeReturned, Reported
 from tests.cext.host import STATE
 from tests.node.pair import COMMON, Network, Side
@@ -95,6 +95,8 @@ class LossSide(Side):
                 self.kept.kept(peer, message)
             case LetGo():
                 self.kept.let_go(message.object)
+            case CopiesAsked() | CopiesTold():
+                self.recovering.heard(peer, message)
             case _:
                 super().take(peer, message)
 

@@ -258,6 +258,7 @@ class Network:
         self.sides = [self.side(self, number) for number in range(size)]
         self.by_home = {side.home: side for side in self.sides}
         self.dead: set[int] = set()
+        self.stopped: set[tuple[int, int]] = set()  # lines that deliver nothing now
         self._decoder = msgspec.msgpack.Decoder(PeerMessage)
 
     def send(self, source: int, target: int, message: PeerMessage) -> bool:
@@ -270,7 +271,7 @@ class Network:
     def deliver(self, source: int, target: int) -> bool:
         """The oldest message of one line; False: it is empty."""
         line = self.lines.get((source, target))
-        if not line:
+        if not line or (source, target) in self.stopped:
             return False
         message = self._decoder.decode(line.popleft())
         if source not in self.dead and target not in self.dead:

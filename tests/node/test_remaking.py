@@ -239,6 +239,71 @@ def test_a_copy_of_which_is_heard_too_late(network: LossNetwork, sender: LossSid
     assert (sender.read(sender.sent[oid][0]) == BIG).all()
 
 
+def test_a_copy_of_which_is_heard_after_the_second_run(
+    network: LossNetwork, sender: LossSide
+) -> None:
+    """What that run gave is told to nobody before all hosts have said what they have."""
+    oid, runner = submit(network, BIG)
+    object_id = ids.pack_id(sender.home, oid)
+    reader, other = (side for side in network.living[1:] if side is not runner)
+    (hold,) = away_hold(network, reader, object_id)
+    assert reader.places.want(reader.imports.by_object[object_id].oid, lambda: None)
+    reader.bring()
+    network.stopped.add((reader.home, sender.home))
+    sender.delegation.lose_runner(reader.home)
+    network.lose(runner)
+    sender.places.want(oid, lambda: None)
+    network.settle(2)
+    assert run_one(network, BIG + 1) is other
+    network.settle()
+    assert is_absent(sender, oid)
+    network.stopped.clear()
+    network.settle()
+    assert (reader.read(hold) == BIG).all()
+    assert (sender.read(sender.sent[oid][0]) == BIG).all()
+    del hold
+    clean(network)
+
+
+def test_a_host_that_has_not_said_what_it_has_dies(network: LossNetwork, sender: LossSide) -> None:
+    oid, runner = submit(network, BIG)
+    silent, other = (side for side in network.living[1:] if side is not runner)
+    network.stopped.add((silent.home, sender.home))
+    sender.delegation.lose_runner(silent.home)
+    network.lose(runner)
+    sender.places.want(oid, lambda: None)
+    network.settle(2)
+    assert run_one(network, BIG + 1) is other
+    network.settle()
+    assert is_absent(sender, oid)
+    network.lose(silent)
+    network.settle()
+    assert (sender.read(sender.sent[oid][0]) == BIG + 1).all()
+
+
+def test_parts_of_what_is_made_again_are_given_back(network: LossNetwork, sender: LossSide) -> None:
+    """They would go on with the bytes of the second value."""
+    oid, runner = submit(network, BIG)
+    object_id = ids.pack_id(sender.home, oid)
+    reader = next(side for side in network.living[1:] if side is not runner)
+    (hold,) = away_hold(network, reader, object_id)
+    there = reader.imports.by_object[object_id].oid
+    assert reader.places.want(there, lambda: None)
+    place = reader.places.places[there]
+    network.lose(runner)
+    assert place.payload  # who plans the fetch has said nothing yet
+    sender.places.want(oid, lambda: None)
+    network.pump()
+    network.pass_time()
+    network.pump()
+    assert not place.payload
+    assert run_one(network, BIG + 1) is not None
+    network.settle()
+    assert (reader.read(hold) == BIG + 1).all()
+    del hold
+    clean(network)
+
+
 @pytest.mark.parametrize("count", [20_000, 80_000])
 def test_a_value_of_another_size(network: LossNetwork, sender: LossSide, count: int) -> None:
     """A reader elsewhere knew the size of the first one."""

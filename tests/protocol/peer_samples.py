@@ -20,6 +20,8 @@ PEER_SAMPLES: tuple[p.PeerMessage, ...] = (
     p.Release(ID, 1),
     p.Kept(ID, 1 << 20, (1 << 63, 5)),
     p.LetGo(ID),
+    p.CopiesAsked((ID, ID[::-1]), 4),
+    p.CopiesTold(4),
     p.Locate(ID, 3),
     p.Located(ID, 3, (0, 1)),
     p.Drop(ID),
