@@ -381,6 +381,7 @@ class Loop:
             broken = False
             for link in list(self._links):
                 if not link.stream.flush() or link.broken:
+                    self._hear_out(link)
                     self._end(link)
                     broken = True
                     continue
@@ -389,8 +390,18 @@ class Loop:
                 if self._selector.get_key(link.stream.fileno()).events != events:
                     self._selector.modify(link.stream.fileno(), events, link)
 
+    def _hear_out(self, link: Link) -> None:
+        """What it has said before it broke counts."""
+        while link in self._links and not link.broken and link.stream.wants_read:
+            before = link.stream.bytes_received
+            self._serve(link)
+            if link.stream.bytes_received == before:
+                return
+
     def _end(self, link: Link) -> None:
         """Close a connection; the node behind it is lost."""
+        if link not in self._links:
+            return
         self._selector.unregister(link.stream.fileno())
         link.stream.close()
         self._links.discard(link)

@@ -58,7 +58,8 @@ class Wire:
         self._take, self._ended = take, ended
 
     def send(self, frame: bytes) -> bool:
-        """Queues the frame and sends what the connection takes; False if it has ended."""
+        """Queues the frame and sends what the connection takes; False if it has ended. One that
+        breaks is told by the loop, after what the other side has said last."""
         if not self.open:
             return False
         try:
@@ -67,7 +68,8 @@ class Wire:
         except ConnectionError as error:
             self.close(str(error))
             return False
-        return self._flush()
+        self._flush()
+        return True
 
     def beat(self, frame: bytes) -> None:
         """As `send`, in another thread. What breaks here the loop learns when it uses the wire."""
@@ -84,11 +86,10 @@ class Wire:
 
     def ready(self) -> None:
         """Something can be read or written."""
-        if not self._flush():
-            return
+        flushed = self._flush()
         with self._lock:
             data = self.stream.read()
-        if data is None:
+        if data is None or not (flushed or data):
             self.close(self.stream.failure or "the other side closed the connection")
             return
         if self.heard is not None:
@@ -110,14 +111,11 @@ class Wire:
     def _flush(self) -> bool:
         with self._lock:
             flushed = self.stream.flush()
-        if not flushed:
-            self.close(self.stream.failure or "the connection is broken")
-            return False
         events = select.EPOLLIN | (select.EPOLLOUT if self.stream.wants_write else 0)
         if events != self._events:
             self._events = events
             self._poll.modify(self.stream.fileno(), events)
-        return True
+        return flushed
 
     def close(self, reason: str) -> None:
         """The end, told to whoever made this wire."""

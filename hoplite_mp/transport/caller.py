@@ -59,8 +59,8 @@ class Caller:
         rounds_max: int = 0,
     ) -> None:
         """endpoints: best first. cluster, host: whom it must be; other ids are somebody else.
-        rounds_max: it is over after so many rounds in which no address was even reached; 0: when
-        the time is."""
+        rounds_max: it is over after so many rounds in a row in which no address was even reached;
+        0: when the time is."""
         if not endpoints:
             raise ValueError("nobody to call: no endpoints")
         self._endpoints = tuple(endpoints)
@@ -73,8 +73,9 @@ class Caller:
         self._handshake_timeout_s = handshake_timeout_s
         self._cluster = cluster
         self._host = host
-        self._rounds_left = rounds_max or None
-        self._arrived = False  # some address was reached, whoever is there
+        self._rounds_max = rounds_max
+        self._rounds_lost = 0  # the latest ones, in which no address was reached
+        self._arrived = False  # in this round some address was, whoever is there
         self._next = 0  # of the endpoints
         self._attempt_ends = now
         self._again_at: float | None = now  # when to begin an attempt; None while one runs
@@ -222,10 +223,10 @@ class Caller:
         elif self._refusal is not None:
             raise self._refusal
         else:
-            if self._rounds_left is not None and not self._arrived:
-                self._rounds_left -= 1
-                if not self._rounds_left:
-                    raise self._lost(f"{self._name} cannot be reached ({self._last})")
+            self._rounds_lost = 0 if self._arrived else self._rounds_lost + 1
+            self._arrived = False
+            if self._rounds_max and self._rounds_lost == self._rounds_max:
+                raise self._lost(f"{self._name} cannot be reached ({self._last})")
             self._again_at = now + ROUND_PAUSE_S
 
     def _abandon(self) -> None:

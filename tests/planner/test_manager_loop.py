@@ -109,6 +109,21 @@ def test_the_end_of_one_connection_is_news_to_the_other(stage: Stage) -> None:
     assert members.alive == 0b01
 
 
+def test_what_was_said_before_a_connection_broke_counts(stage: Stage) -> None:
+    """It breaks while it is written to, and what has come over it is not read yet."""
+    first, second = stage.connect(), stage.connect()
+    first.say(m.NodeJoined(70, 1, 2), m.GroupJoinRequested(1, 0, 1, 1, "g", 2, 0))
+    stage.loop.turn()
+    second.say(m.NodeJoined(71, 1, 2))
+    stage.loop.turn()
+    second.say(m.GroupJoinRequested(1, 1, 1, 1, "g", 2, 1))
+    second.sock.close()
+    stage.loop._routes[1].write(b"anything")
+    stage.loop._flush()
+    assert m.GroupJoined in map(type, first.hear())
+    assert stage.loop._planner.membership.nodes == (0,)
+
+
 def test_the_host_of_the_manager_is_never_the_one_that_goes() -> None:
     """A standby that leads may have any number."""
     planner = Planner(own=2)

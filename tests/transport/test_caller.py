@@ -43,6 +43,21 @@ def test_nobody_there_is_a_lost_manager_after_the_timeout() -> None:
     caller.close()
 
 
+def test_rounds_in_which_nobody_is_reached_end_it_also_after_one_that_broke_off() -> None:
+    """As when a manager ends while it is called again."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = server.getsockname()
+        caller = make_caller(where, False, now=0.0, timeout_s=10.0, rounds_max=3)
+        until(lambda: caller.deadline > 3.0, lambda: caller.turn(0.0))  # it speaks to somebody
+        server.accept()[0].close()
+        until(lambda: caller.deadline < 3.0, lambda: caller.turn(0.0))
+    for now in (1.0, 2.0):
+        until(lambda now=now: caller.deadline > now, lambda now=now: caller.turn(now))  # type: ignore[misc]
+    with pytest.raises(ManagerLostError, match=r"cannot be reached .*refused"):
+        until(lambda: False, lambda: caller.turn(3.0))
+    caller.close()
+
+
 def test_a_node_that_is_not_there_is_a_connection_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         where = server.getsockname()

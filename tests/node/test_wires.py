@@ -1,0 +1,83 @@
+"""A wire of the node's loop: what the other side has said last counts, however it ends."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hoplite_mp.node.wires import Wire
+from hoplite_mp.protocol.codec import Decoder, encode
+from hoplite_mp.protocol.peers import PeerMessage, Probe
+from hoplite_mp.transport.stream import TcpStream
+from tests.transport.helpers import tcp_pair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+RESET = struct.pack("ii", 1, 0)  # close at once, with a reset
+
+
+class End:
+    """One end, and what has come there."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.poll = select.epoll()
+        self.handlers: dict[int, Callable[[], None]] = {}
+        self.heard: list[object] = []
+        self.ends: list[str] = []
+        self.wire = Wire(
+            self.poll,
+            self.handlers,
+            TcpStream(sock),
+            Decoder(PeerMessage),
+            self.heard.append,
+            self.ends.append,
+        )
+
+    def turn(self) -> None:
+        for fd, _ in self.poll.poll(0.2):
+            if fd in self.handlers:
+                self.handlers[fd]()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[End, socket.socket]]:
+    ours, theirs = tcp_pair()
+    end = End(ours)
+    yield end, theirs
+    end.wire.close("the test is over")
+    end.poll.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_last_words_are_heard_although_a_send_has_failed(
+    ends: tuple[End, socket.socket], reset: bool
+) -> None:
+    end, theirs = ends
+    for number in range(3):
+        theirs.sendall(encode(Probe(number)))  # type: ignore[arg-type]
+    if reset:
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    theirs.close()
+    for _ in range(3):  # the first one meets a reset, if there was none
+        end.wire.send(encode(Probe(9)))  # type: ignore[arg-type]
+    assert not end.ends
+    for _ in range(10):
+        end.turn()
+    assert end.heard == [Probe(0), Probe(1), Probe(2)]
+    assert len(end.ends) == 1
+    assert not end.wire.open
+    assert not end.wire.send(b"more")
+
+
+def test_an_end_without_words(ends: tuple[End, socket.socket]) -> None:
+    end, theirs = ends
+    theirs.close()
+    end.turn()
+    assert end.heard == []
+    assert end.ends == ["the other side closed the connection"]
