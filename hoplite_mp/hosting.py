@@ -6,7 +6,9 @@ It must never know: anything that `Cluster` does not tell.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import signal
 import socket
 import sys
@@ -24,6 +26,7 @@ from hoplite_mp.transport.tokens import token_path
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
 __all__ = ["join", "up"]
 
@@ -47,6 +50,31 @@ class HostCluster(Cluster):
         there. Others as of Cluster."""
         self._standby = standby
         super().__init__(**options)
+
+
+class Ending(threading.Event):
+    """The end of this process, which a signal asks for: in order, not by an exception, but for
+    what may be given up half way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._breaks = False
+
+    def signalled(self, *_: object) -> None:
+        """The handler of the signals."""
+        self.set()
+        if self._breaks:
+            self._breaks = False
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def breaks(self) -> Iterator[None]:
+        """What is done in here is not waited for."""
+        self._breaks = not self.is_set()
+        try:
+            yield
+        finally:
+            self._breaks = False
 
 
 def up(arguments: argparse.Namespace) -> int:
@@ -78,7 +106,7 @@ def join(arguments: argparse.Namespace) -> int:
     common = _common(arguments)
     if str(arguments.token_file) == FROM_STDIN:
         common["token"] = sys.stdin.readline().strip()
-        threading.Thread(target=_until_the_end_of_input, args=(ending,), daemon=True).start()
+        threading.Thread(target=_until_the_end_of_input, daemon=True).start()
         path = None
     else:
         path = token_path(arguments.token_file)
@@ -93,7 +121,7 @@ def _take_part(
     address: str,
     standby: tuple[str, ...],
     common: dict[str, Any],
-    ending: threading.Event,
+    ending: Ending,
     *,
     left: float = REJOIN_S,
     again: bool = False,
@@ -140,7 +168,7 @@ def _join(
     address: str,
     standby: tuple[str, ...],
     common: dict[str, Any],
-    ending: threading.Event,
+    ending: Ending,
     left: float,
     again: bool,
 ) -> HostCluster | HopliteError:
@@ -151,7 +179,10 @@ def _join(
         left = max(LOOK_S, deadline - time.monotonic())
         config = dataclasses.replace(Config.from_environment(), connect_timeout_s=left)
         try:
-            return HostCluster(address=address, standby=standby, config=config, **common)
+            with ending.breaks():
+                return HostCluster(address=address, standby=standby, config=config, **common)
+        except KeyboardInterrupt:
+            return ManagerLostError("interrupted")
         except HopliteError as error:
             final = isinstance(error, AuthError) or not (again and standby)
             if final or time.monotonic() >= deadline or ending.wait(LOOK_S):
@@ -187,21 +218,21 @@ def _common(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _until_the_end_of_input(ending: threading.Event) -> None:
+def _until_the_end_of_input() -> None:
     while sys.stdin.read(4096):
         pass
-    ending.set()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _on_signals() -> threading.Event:
-    """Set by SIGTERM and SIGINT: leaving in order, not by an exception."""
-    ending = threading.Event()
+def _on_signals() -> Ending:
+    """Set by SIGTERM and SIGINT."""
+    ending = Ending()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
+        signal.signal(number, ending.signalled)
     return ending
 
 
-def _stay(cluster: Cluster, ending: threading.Event) -> int:
+def _stay(cluster: Cluster, ending: Ending) -> int:
     """Until a signal comes or the cluster ends by itself."""
     host = cluster._host
     while host is not None and not ending.wait(LOOK_S) and not host.ended.is_set():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import signal
+import socket
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +36,7 @@ def come_back(
     monkeypatch: pytest.MonkeyPatch, lives: list[Any], is_up: bool, end: bool = False
 ) -> int:
     """is_up: does the manager's host answer, with nobody there who listens?"""
-    ending = threading.Event()
+    ending = hosting.Ending()
 
     def join(*_: object) -> Any:
         if end and len(lives) == 1:
@@ -75,3 +78,26 @@ def test_it_is_given_up_again_and_again(
 
 def test_a_signal_ends_it_while_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert come_back(monkeypatch, [Life(), GONE], False, end=True) == 0
+
+
+@pytest.mark.parametrize("how", ["signal", "end of input"])
+def test_it_ends_while_it_looks_for_a_cluster(how: str) -> None:
+    """Nobody waits for the 30 s in which a cluster may still begin."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        words = [sys.executable, "-m", "hoplite_mp", "join", address, "--token-file", "-"]
+        with subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(b"a token of more than thirty-two bytes\n")
+            process.stdin.flush()
+            server.settimeout(20)
+            server.accept()[0].close()  # it has begun to look
+            if how == "signal":
+                process.send_signal(signal.SIGINT)
+            else:
+                process.stdin.close()
+            assert process.wait(20) == 0
+            assert process.stdout.read() == b""
