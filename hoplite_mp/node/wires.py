@@ -111,7 +111,9 @@ class Wire:
     def _flush(self) -> bool:
         with self._lock:
             flushed = self.stream.flush()
-        events = select.EPOLLIN | (select.EPOLLOUT if self.stream.wants_write else 0)
+        # One that is broken wakes the loop in any case.
+        wakes = self.stream.wants_write or not flushed
+        events = select.EPOLLIN | (select.EPOLLOUT if wakes else 0)
         if events != self._events:
             self._events = events
             self._poll.modify(self.stream.fileno(), events)

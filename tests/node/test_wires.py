@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import struct
@@ -73,6 +74,21 @@ def test_last_words_are_heard_although_a_send_has_failed(
     assert len(end.ends) == 1
     assert not end.wire.open
     assert not end.wire.send(b"more")
+
+
+def test_a_way_out_that_breaks_alone_is_the_end(
+    ends: tuple[End, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As TLS may: the socket itself has nothing to announce."""
+    end, _ = ends
+
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(end.wire.stream, "_send_some", broken)
+    assert end.wire.send(encode(Probe(9)))  # type: ignore[arg-type]
+    end.turn()
+    assert end.ends == ["Input/output error"]
 
 
 def test_an_end_without_words(ends: tuple[End, socket.socket]) -> None:
