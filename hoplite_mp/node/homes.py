@@ -16,6 +16,7 @@ from hoplite_mp import ids
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.node.holdings import Holdings, Lost, is_kept
+from hoplite_mp.protocol.homes import HOLDINGS_MAX
 from hoplite_mp.protocol.messages import (
     HomeAsked,
     HomesNamed,
@@ -103,8 +104,9 @@ class Homes:
             asks = is_kept(one) or (one.number and not one.described)
             if asks and home is None and one.home not in self.lost:
                 yield HomeAsked(self.node(), one.object)
-        if homes:
-            yield HomesKnown(self.node(), tuple(homes), tuple(homes.values()))
+        for begin in range(0, len(homes), HOLDINGS_MAX):
+            part = slice(begin, begin + HOLDINGS_MAX)
+            yield HomesKnown(self.node(), tuple(homes)[part], tuple(homes.values())[part])
         open_ = {lost.number: lost for lost in self.lost.values()}
         for number in {**moved, **open_}:
             lost = open_.get(number)
@@ -135,7 +137,8 @@ class Homes:
                 self._take_over(lost, ours, message.counted[at], message.copies[at])
             else:
                 self._moved(lost, object_id, ours, home)
-        self._close(lost)
+        if not message.more:
+            self._close(lost)
 
     def _named(self, number: int) -> int | None:
         """Home id of a node that the manager has named, which may be gone meanwhile. None: it has

@@ -15,19 +15,29 @@ This module must never know who uses an object for what.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from hoplite_mp.ids import unpack_id
 from hoplite_mp.protocol.fields import NODES_MAX
 from hoplite_mp.protocol.messages import HomesNamed, HomeTold
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hoplite_mp.planner.membership import Membership
     from hoplite_mp.planner.plan import Send
     from hoplite_mp.protocol.messages import HoldingsReported, HomeAsked, ObjectGone
     from hoplite_mp.protocol.reports import HomesKnown
 
 NOBODY = NODES_MAX
+# Numbers in one message, of at most 5 bytes, and how many an object's id counts as. Frames have
+# 16 MiB at most. Lower: more messages after the death of a host that had very many objects.
+NUMBERS_MAX = 1 << 20
+OBJECT_NUMBERS = 8
+
+
+# An object, its home, who holds it there, the other copies: see HomesNamed.
+_Row: TypeAlias = tuple[bytes, int, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(slots=True)
@@ -133,7 +143,8 @@ class Homes:
         sends: list[Send] = []
         for node, report in sorted(open_.reports.items()):
             if report.objects:
-                sends.append((node, self._named(node, report, counted, whole)))
+                named = [*self._named(node, report, counted, whole)]
+                sends += [(node, message) for message in named]
         for message in open_.asked:
             sends += self.asked(message)
         return sends
@@ -144,16 +155,23 @@ class Homes:
         report: HoldingsReported,
         counted: dict[bytes, list[int]],
         whole: dict[bytes, list[int]],
-    ) -> HomesNamed:
-        homes = tuple(self.named.get(one, NOBODY) for one in report.objects)
-        mine = [home == node for home in homes]
-        at = list(zip(report.objects, mine, strict=True))
-        return HomesNamed(
-            report.lost,
-            report.objects,
-            homes,
-            tuple(tuple(counted.get(one, ())) if own else () for one, own in at),
-            tuple(
-                tuple(n for n in whole.get(one, ()) if n != node) if own else () for one, own in at
-            ),
-        )
+    ) -> Iterator[HomesNamed]:
+        """What that node is told, in messages that fit into a frame."""
+        rows: list[_Row] = []
+        size = 0
+        for one in report.objects:
+            home = self.named.get(one, NOBODY)
+            held, others = (counted.get(one, ()), whole.get(one, ())) if home == node else ((), ())
+            row = one, home, tuple(held), tuple(other for other in others if other != node)
+            length = OBJECT_NUMBERS + len(held) + len(others)
+            if rows and size + length > NUMBERS_MAX:
+                yield _told(report.lost, rows, True)
+                rows, size = [], 0
+            rows.append(row)
+            size += length
+        yield _told(report.lost, rows, False)
+
+
+def _told(lost: int, rows: list[_Row], more: bool) -> HomesNamed:
+    objects, homes, counted, copies = zip(*rows, strict=True)
+    return HomesNamed(lost, objects, homes, counted, copies, more)

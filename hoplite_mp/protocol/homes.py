@@ -19,6 +19,7 @@ from hoplite_mp.protocol.fields import (
     Message,
     between,
     counts,
+    flags,
     numbers,
     object_id,
     object_ids,
@@ -65,19 +66,21 @@ class HomeAsked(Message, frozen=True):
 
 
 class HomesNamed(Message, frozen=True):
-    """All have reported about `lost`. `objects` are those that the receiver has named, `homes` the
-    nodes that count from now on; NODES_MAX: nobody holds it whole, it is lost. `counted`: for each
-    object of which the receiver is the home, who holds it: (node, import) pairs, flat; `copies`:
-    the other nodes that have it whole."""
+    """All have reported about `lost`. `objects` are those that the receiver has named, in one
+    message or several: `more` follow. `homes`: the nodes that count from now on; NODES_MAX: nobody
+    holds it whole, it is lost. `counted`: for each object of which the receiver is the home, who
+    holds it: (node, import) pairs, flat; `copies`: the other nodes that have it whole."""
 
     lost: int
     objects: tuple[bytes, ...]
     homes: tuple[int, ...]
     counted: tuple[tuple[int, ...], ...]
     copies: tuple[tuple[int, ...], ...]
+    more: bool = False
 
     def __post_init__(self) -> None:
         counts(lost=self.lost)
+        flags(more=self.more)
         object_ids("objects", self.objects, 0)
         numbers("homes", self.homes, NODES_MAX)
         for name in ("homes", "counted", "copies"):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -232,77 +231,3 @@ def test_another_manager_knows_the_homes_that_were_named(network: LossNetwork) -
     del hold, mine
     clean(network)
     assert not network.planner.homes.named
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_at_random(seed: int) -> None:
-    """Puts, refs, reads, copies, deaths of hosts and managers in any order. What is read is the
-    object; it is lost only if no host that lives had it whole; in the end nothing is left."""
-    rng = random.Random(seed)
-    network = LossNetwork(6)
-    values: dict[bytes, np.ndarray[Any, Any]] = {}
-    holds: dict[tuple[bytes, int], Any] = {}
-    whole: dict[bytes, set[int]] = {}
-
-    def put() -> None:
-        side = rng.choice(network.living)
-        value = np.full(10_000, float(len(values)))
-        object_id, hold = side.put(value)
-        values[object_id], whole[object_id] = value, {side.number}
-        holds[object_id, side.number] = hold
-
-    def share() -> None:
-        known = [one for one, number in holds if network.sides[number].home not in network.dead]
-        if known:
-            side, one = rng.choice(network.living), rng.choice(known)
-            found = side.hold(one)
-            network.settle(2)
-            if found and found[0] is not None:
-                holds[one, side.number] = found[0]
-
-    def read() -> None:
-        for one, number in rng.sample(sorted(holds), min(2, len(holds))):
-            side = network.sides[number]
-            if side.home in network.dead:
-                continue
-            got = side.read(holds[one, number])  # type: ignore[attr-defined]
-            if isinstance(got, str):
-                assert not whole[one], (got, whole[one])
-            else:
-                assert np.array_equal(got, values[one])
-                whole[one].add(number)
-
-    def let_go() -> None:
-        if holds:
-            one, number = rng.choice(sorted(holds))
-            del holds[one, number]
-            whole[one].discard(number)
-            if not any(other == one for other, _ in holds):
-                whole[one] = set()
-            network.settle(1)
-
-    def die() -> None:
-        if len(network.living) > 2:
-            side = rng.choice(network.living)
-            for key in [key for key in holds if key[1] == side.number]:
-                del holds[key]
-            late = rng.random() < 0.3
-            network.lose(side, report=not late)
-            if late:
-                network.pump()
-                if rng.random() < 0.5:
-                    network.restart_manager()
-                else:
-                    for other in network.living:
-                        other.recovering.report(side.number)
-            for having in whole.values():
-                having.discard(side.number)
-            network.settle(2)
-
-    for _ in range(60):
-        rng.choice([put, share, share, share, read, read, let_go, let_go, die])()
-    values.clear()
-    holds.clear()
-    clean(network)
-    assert not network.planner.homes.named
-    network.close()
