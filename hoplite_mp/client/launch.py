@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -40,6 +41,9 @@ STORE_BYTES_MIN = 64 << 30  # address space, not memory
 STORE_FACTOR = 8  # so that fragments never keep an object out while there is memory
 PROCESSES_BESIDE = 2  # that put small objects, beside the workers: driver and node
 SPANS_SHARE = 2  # spans of all processes take at most one of so many parts of the store
+# Of the process that starts a host: both ends of a worker's line and of its two outputs, and the
+# rest, with a network.
+DESCRIPTORS_PER_WORKER, DESCRIPTORS_BESIDE = 6, 32
 BOOT_FILE = os.path.join("supervisor", "boot.py")
 READ_BYTES = 1 << 16
 READER_PATIENCE_S = 1.0  # for the thread that prints: the user's stdout may take no more
@@ -64,6 +68,7 @@ class Host:
         self.workers = cores if workers is None else workers
         limit = memory or config.memory_bytes or total_bytes() // 3
         config = _with_spans_that_fit(config, limit, self.workers)
+        _check_descriptors(self.workers)
         self.limit = limit
         control_fd = os.memfd_create("hoplite_mp control", os.MFD_CLOEXEC)
         store_fd = os.memfd_create("hoplite_mp store", os.MFD_CLOEXEC)
@@ -228,6 +233,17 @@ def _with_spans_that_fit(config: Config, limit: int, workers: int) -> Config:
             "memory=, ask for fewer workers, or lower small_object_bytes_max"
         )
     return dataclasses.replace(config, span_bytes=span)
+
+
+def _check_descriptors(workers: int) -> None:
+    """What a host opens while it starts must be allowed: later a lack of it is only a delay."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = DESCRIPTORS_BESIDE + DESCRIPTORS_PER_WORKER * workers
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"workers={workers} needs about {needed} descriptors, and a process may open {hard} "
+            "here: raise the hard limit (ulimit -Hn), or ask for fewer workers"
+        )
 
 
 def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:

@@ -88,7 +88,7 @@ class Delegation:
         # Told of tasks whose result is on another host alone, before anybody else is.
         self.ends_elsewhere: Callable[[int], None] = lambda oid: None
         self._offered: set[int] = set()
-        self._capacity = 0  # workers of all runners
+        self.capacity = 0  # workers of all runners
 
     # -- who runs ------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Delegation:
             self.runners[home] = Runner(home, number, workers)
         else:
             known.workers = workers
-        self._capacity = sum(one.workers for one in self.runners.values())
+        self.capacity = sum(one.workers for one in self.runners.values())
         self.look()
 
     def lose_runner(self, home: int) -> None:
@@ -107,7 +107,7 @@ class Delegation:
         runner = self.runners.pop(home, None)
         if runner is None:
             return
-        self._capacity -= runner.workers
+        self.capacity -= runner.workers
         for pool in [pool for pool, bound in self.pools.items() if bound == home]:
             del self.pools[pool]
             self.broken(pool, f"node h{runner.number}, to which it is bound, is gone")
@@ -152,7 +152,7 @@ class Delegation:
 
     def look(self) -> None:
         """Takes queued tasks for those that have room."""
-        if not (self._capacity or self._offered or self.far):
+        if not (self.capacity or self._offered or self.far):
             return
         for pool in (COMMON_POOL, *self.pools, *self.far):
             suitable = self._suitable(pool)

@@ -135,6 +135,8 @@ class FarPools:
             audience = self.guests.audience_here(home, message.audience)
             pool = workers.open_next(message.workers, NODE_SLOT, message.max_tasks, setup, audience)
         error = "" if pool is not None else f"node h{self.node.number} can start no more workers"
+        if pool is None and self.node.workers.pauses():
+            error += f": {self.node.workers.trouble}"
         if pool is not None:
             self.guests.pools[pool] = home
         self.lan.peers.send(home, FarPoolOpened(message.number, pool or 0, error))

@@ -82,7 +82,7 @@ class Forests:
         else:
             self._begin(self._part(plan, program))
 
-    def execute_privately(self, plan: Plan, done: Callable[[str], None]) -> bool:
+    def execute_privately(self, plan: Plan, done: Callable[[str, str], None]) -> bool:
         """The same for a call of a Group: nobody else learns of what comes here. `done` hears ""
         when this node has what it is to have, or why it cannot; then `take` or `drop`. Returns
         whether it is to have anything."""
@@ -94,7 +94,7 @@ class Forests:
         return program.reports
 
     def _part(
-        self, plan: Plan, program: Program, done: Callable[[str], None] | None = None
+        self, plan: Plan, program: Program, done: Callable[[str, str], None] | None = None
     ) -> Part:
         """In the place of the one before, of which it takes over what it can use."""
         until = time.monotonic() + self.node.config.put_wait_s
@@ -436,7 +436,7 @@ class Forests:
         if part.done is not None:
             done, part.done = part.done, _heard
             part.reported = True
-            done("")
+            done("", "")
         elif self.parts.get(plan.operation) is part:
             part.reported = True
             self.node.send_manager(StripesComplete(plan.operation, plan.epoch, self.node.number))
@@ -447,7 +447,7 @@ class Forests:
         plan = part.plan
         self.drop(plan.operation)
         if part.done is not None:
-            part.done(reason or error)
+            part.done(reason or error, error)
             return
         self.node.send_manager(
             ExecutionFailed(
@@ -459,5 +459,5 @@ class Forests:
 _AWAY: Any = (STATE["SPILLED"], STATE["SPILLING"])
 
 
-def _heard(_: str) -> None:
+def _heard(_: str, __: str) -> None:
     """It has been said."""

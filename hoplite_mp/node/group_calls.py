@@ -359,7 +359,7 @@ class GroupCalls:
         if message.up and message.down and going.outcome.kind in FILLING:
             state.rates[node] = Host(message.up, message.down)
         if message.failure:
-            going.outcome.fail("full", message.failure)
+            going.outcome.fail(message.error, message.failure)
             going.waiting.clear()
         going.waiting.discard(node)
         if not going.waiting:
@@ -410,7 +410,7 @@ class GroupCalls:
         state.go, state.early = message, False
         leader = state.leader
 
-        def say(failure: str) -> None:
+        def say(failure: str = "", error: str = "") -> None:
             if state.go is message and leader is not None:
                 done = GroupDone(
                     message.generation,
@@ -418,14 +418,15 @@ class GroupCalls:
                     message.attempt,
                     failure[:1000],
                     *self.results.forests.meter.rates,
+                    error,
                 )
                 self._send(state, leader, done)
 
-        def done(failure: str) -> None:
+        def done(failure: str, error: str) -> None:
             if failure:
-                say(failure)
+                say(failure, error)
             else:  # what only others of this host read was not waited for by any cell
-                self.results.when_written(state.holds.values(), lambda: say(""))
+                self.results.when_written(state.holds.values(), say)
 
         self.results.go(message, done)
 

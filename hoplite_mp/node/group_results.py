@@ -138,13 +138,14 @@ class GroupResults:
 
     # -- bytes that move -----------------------------------------------------------------------
 
-    def go(self, message: GroupGo, done: Callable[[str], None]) -> None:
-        """Moves this node's part; `done` gets "", or why it cannot be done."""
+    def go(self, message: GroupGo, done: Callable[[str, str], None]) -> None:
+        """Moves this node's part; `done` gets "", or why it cannot be done, and
+        of what kind that error is (GroupCommit)."""
         reports = False
         for plan in message.plans:
             reports = self.forests.execute_privately(plan, done) or reports
         if not reports and self.node.number in message.waits:
-            done("")
+            done("", "")
 
     def drop(self, message: GroupGo, but: Collection[int] = ()) -> None:
         """That attempt is over, except these operations of it."""

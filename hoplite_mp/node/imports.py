@@ -65,6 +65,7 @@ class Imports:
         # Told of an import whose home is not there; False: there cannot be another.
         self.homeless: Callable[[Import], bool] = lambda one: False
         self._next = 1
+        results.local = self.local
 
     def ask(self, objects: list[bytes], done: Callable[[list[Any]], None]) -> None:
         """Calls `done` with a hold on each object's header here (None: it is gone), as soon as the
@@ -176,6 +177,14 @@ class Imports:
             return oid
         one = self.by_object.get(object_id)
         return one.oid if one is not None and one.home == self.client.home else 0
+
+    def local(self, object_id: bytes) -> int:
+        """Where an object of any host lies on this one; 0: nowhere."""
+        home, oid = ids.unpack_id(object_id)
+        if home == self.client.home:
+            return oid
+        one = self.by_object.get(object_id)
+        return 0 if one is None else one.oid
 
     def is_whole(self, one: Import) -> bool:
         """Is the value on this host?"""

@@ -7,6 +7,7 @@ It must never know: what objects contain, how bytes move, how a handshake goes.
 
 from __future__ import annotations
 
+import functools
 import logging
 import socket
 import time
@@ -288,9 +289,9 @@ class Lan:
 
     def call_manager(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
         """A connection to the manager that takes over; None: there is none."""
-        caller = self._caller(timeout_s, MANAGER_ROUNDS_MAX, self.cluster)
         level = logging.WARNING if self.node.management.succession is None else logging.INFO
-        Call(self.node, caller, "the manager", done, level).turn()
+        make = functools.partial(self._caller, timeout_s, MANAGER_ROUNDS_MAX, self.cluster)
+        Call(self.node, make, "the manager", done, level).begin()
 
     def _came(self, member: Member) -> None:
         self.numbers = max(self.numbers, member.node + 1)

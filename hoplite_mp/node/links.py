@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -88,12 +89,18 @@ class Links:
         else:
             self._connect(peer.member.node, admission)
 
-    def _connect(self, number: int, admission: Admission) -> None:
-        sock = admission.stream.detach()
-        with sock:
-            link = self.engine.connect(sock.fileno(), number)
+    def _connect(self, number: int, admission: Admission) -> str:
+        """The engine takes the connection over; returns why it cannot, or ""."""
+        try:
+            with admission.stream.detach() as sock:
+                link = self.engine.connect(sock.fileno(), number)
+        except OSError as error:  # for want of a descriptor
+            why = os.strerror(error.errno or 0)
+            _log.warning("no data connection with node h%d: %s", number, why)
+            return why
         self._count(link, number)
         self.links.setdefault(number, link)
+        return ""
 
     def _driven(self, member: Member) -> TlsLink:
         """The link to a node under TLS; each side connects for what it sends."""
@@ -156,14 +163,13 @@ class Links:
 
     def _called(self, member: Member, admission: Admission | None) -> None:
         waiting = self.calling.pop(member.node, [])
-        if admission is not None:
-            self._connect(member.node, admission)
+        why_not = UNREACHABLE if admission is None else self._connect(member.node, admission)
         for cell, key in waiting:
             wanting = self.wanting.get(cell)
             if wanting is None:
                 continue
-            if admission is None:
-                wanting.failed(cell, UNREACHABLE)
+            if why_not:
+                wanting.failed(cell, why_not)
             else:
                 self.engine.pull(cell, self.links[member.node], key)
 

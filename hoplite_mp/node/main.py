@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp import _shm, _tasks, ids
+from hoplite_mp import _shm, _tasks
 from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
 from hoplite_mp.config import Config
 from hoplite_mp.node.counters import Counters
@@ -43,6 +43,7 @@ from hoplite_mp.protocol.local import (
     GIVEN_UP,
     Exited,
     FromSupervisor,
+    NotSpawned,
     Reply,
     Request,
     Spawn,
@@ -183,11 +184,7 @@ class Node:
 
     def local_oid(self, object_id: bytes) -> int | None:
         """Where an object of any host lies on this one."""
-        home, oid = ids.unpack_id(object_id)
-        if home == self.client.home:
-            return oid
-        known = self.imports.by_object.get(object_id)
-        return None if known is None else known.oid
+        return self.imports.local(object_id) or None
 
     def driver_name(self, slot: int) -> int:
         """Where lines for the driver in that slot are sent; 0: it is the one of this host."""
@@ -240,7 +237,7 @@ class Node:
         except OSError as error:  # no descriptor is left: fewer workers, then
             for fd in made:
                 os.close(fd)
-            _log.error("cannot start a worker: %s", error)
+            self.workers.not_started(error.strerror or str(error))
             return False
         out, err = made[:2], made[2:]
         self.connect(slot, mine, out[0], err[0], pool.audience)
@@ -295,6 +292,9 @@ class Node:
         message = self._supervisor_decoder.decode(data)
         if isinstance(message, Spawned):
             self.workers.spawned(message.slot, message.pid)
+        elif isinstance(message, NotSpawned):
+            self.workers.not_started(message.why)
+            self.exited(Exited(message.slot, 0, 0))
         elif isinstance(message, Exited):
             self.exited(message)
         elif fds:

@@ -62,7 +62,8 @@ class Part:
     begun_ns: int = field(default_factory=time.monotonic_ns)  # when this node heard of the plan
     reported: bool = False  # that this node has what it is to have
     measured: bool = False  # its bytes are counted
-    done: Callable[[str], None] | None = None  # not the manager's: who hears of the end instead
+    # Not the manager's: who hears of the end instead.
+    done: Callable[[str, str], None] | None = None
 
     @property
     def ground(self) -> Ground:

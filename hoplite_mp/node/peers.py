@@ -8,6 +8,7 @@ It must never know: what the messages mean.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from hoplite_mp.protocol.codec import Decoder, encode
 from hoplite_mp.protocol.output import same_host
 from hoplite_mp.protocol.peers import PeerMessage
 from hoplite_mp.transport.addresses import parse_address
+from hoplite_mp.transport.listen import OUT_OF
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +40,7 @@ __all__ = ["Call", "Peers"]
 DIRECT_ROUNDS_MAX = 2
 # A call between nodes may take so long, however little time there was to find the manager.
 CONNECT_S_MIN = 10.0
+STARVED_S = 0.2  # without descriptors: until the next attempt
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -55,20 +58,49 @@ class Peer:
 class Call:
     """One call in the node's loop: turned when something comes and when its time has come."""
 
+    caller: Caller
+
     def __init__(
         self,
         node: Node,
-        caller: Caller,
+        make: Callable[[], Caller],
         whom: str,
         done: Callable[[Admission | None], None],
         level: int = logging.WARNING,
+        *,
+        waits: bool = True,
     ) -> None:
-        """level: of the line that it cannot be reached."""
+        """level: of the line that it cannot be reached. waits: while this process has no descriptor
+        nobody is given up; else that is an end like another."""
         self._level = level
-        self.node, self.caller, self.whom, self.done = node, caller, whom, done
-        self.fd = caller.fileno()
+        self._make = make
+        self._waits = waits
+        self._starved = False
+        self.node, self.whom, self.done = node, whom, done
+        self.fd = -1
         self.over = False
-        node.add(self.fd, self.turn)
+
+    def begin(self) -> None:
+        """Makes the first attempt at once."""
+        try:
+            self.caller = self._make()
+        except OSError as error:
+            if error.errno not in OUT_OF:
+                raise
+            self._starve(str(error))
+            return
+        self.fd, self.over = self.caller.fileno(), False
+        self.node.add(self.fd, self.turn)
+        self.turn()
+
+    def _starve(self, why: str) -> None:
+        if not self._starved:
+            _log.error("%s cannot be called now: %s", self.whom, why)
+        self._starved = True
+        if self._waits:
+            self.node.after(STARVED_S, self.begin)
+        else:
+            self.done(None)
 
     def turn(self) -> None:
         """As far as it goes now."""
@@ -77,6 +109,11 @@ class Call:
         try:
             admission = self.caller.turn(time.monotonic())
         except (HopliteError, OSError) as error:
+            if self.caller.starved:
+                self.over = True
+                self.node.handlers.pop(self.fd, None)
+                self._starve(str(error))
+                return
             _log.log(self._level, "%s cannot be reached: %s", self.whom, error)
             self._end(None)
             return
@@ -218,20 +255,27 @@ class Peers:
     ) -> None:
         from hoplite_mp.transport.caller import Caller
 
-        caller = Caller(
+        make = functools.partial(
+            Caller,
             endpoints,
             key=self.lan.key,
             role=role,
             mine=self.mine,
             tls=self.lan.tls,
-            now=time.monotonic(),
             timeout_s=max(self.lan.connect_timeout_s, CONNECT_S_MIN),
             handshake_timeout_s=self.lan.handshake_timeout_s,
             cluster=self.cluster,
             host=member.home,
             rounds_max=rounds_max,
         )
-        Call(self.node, caller, f"node h{member.node}", done).turn()
+        waits = role == "peer"
+        Call(
+            self.node,
+            lambda: make(now=time.monotonic()),
+            f"node h{member.node}",
+            done,
+            waits=waits,
+        ).begin()
 
     def _answered(self, peer: Peer, admission: Admission | None) -> None:
         peer.calling = False

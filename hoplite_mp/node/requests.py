@@ -58,7 +58,6 @@ __all__ = ["Requests"]
 
 PATIENCE_S = 0.2  # a full store answers after this
 RETRY_S = 0.01
-NO_POOL = "every pool or every process slot of this host is in use: close an executor"
 
 
 class Requests:
@@ -240,7 +239,7 @@ class Requests:
         else:
             number = workers.open_bound(slot, audience)
         if number is None or not ask.far or self.node.lan is None:
-            error = "" if number is not None else NO_POOL
+            error = "" if number is not None else workers.why_none
             self.node.reply(slot, Reply(request.number, number, error))
             return
 
@@ -260,6 +259,7 @@ class Requests:
         error = ""
         if ask.node == node.number:
             now = node.workers.grow(ask.count)
+            error = node.workers.why_none if node.workers.pauses() else ""
             if lan is not None:
                 lan.tell_workers(now)
         elif lan is None or not lan.grow_far(ask.node, ask.count):
@@ -271,7 +271,7 @@ class Requests:
         lan, workers = self.node.lan, self.node.workers
         number = workers.open_bound(slot, 0)
         if number is None:
-            self.node.reply(slot, Reply(request.number, None, NO_POOL))
+            self.node.reply(slot, Reply(request.number, None, workers.why_none))
         elif lan is None or not lan.delegation.bind(number, wanted):
             workers.close(number, False)
             self.node.reply(slot, Reply(request.number, None, f"node h{wanted} is gone"))

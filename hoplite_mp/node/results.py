@@ -16,6 +16,8 @@ from hoplite_mp.node.store import NODE_SLOT, Store
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp.config import Config
 
 __all__ = ["Results"]
@@ -34,6 +36,17 @@ class Results:
         self.store = store
         self.config = config
         self.untaken: dict[int, list[Any]] = {}  # results whose refs the owner must take over
+        # Where an object of any host lies on this one; 0: nowhere.
+        self.local: Callable[[bytes], int] = self._made_here
+
+    def _made_here(self, object_id: bytes) -> int:
+        home, oid = ids.unpack_id(object_id)
+        return oid if home == self.client.home else 0
+
+    def hold(self, object_id: bytes) -> Any:
+        """On an object of any host, as somebody here holds it; None: nobody does."""
+        oid = self.local(object_id)
+        return self.client.hold(oid) if oid else None
 
     def ref(self, oid: int) -> ObjectRef[Any]:
         return ObjectRef(ids.pack_id(self.client.home, oid), self.client.hold(oid))
@@ -88,7 +101,7 @@ class Results:
         if serial.payload_kind(memoryview(data)) != serial.ERROR:
             return None
         refs: list[ObjectRef[Any]] = [
-            ObjectRef(object_id, self.client.hold(ids.unpack_id(object_id)[1]))
+            ObjectRef(object_id, self.hold(object_id))
             for object_id in serial.read_refs(memoryview(data))
         ]
         return serial.Encoded(data, [], [], len(data), refs)

@@ -15,6 +15,7 @@ The node of the manager's own host never votes: with its manager its host ends.
 
 from __future__ import annotations
 
+import functools
 import logging
 import socket
 import threading
@@ -196,19 +197,25 @@ class Succession:
 
         lan = self.lan.lan
         self._calling = True
-        caller = Caller(
+        make = functools.partial(
+            Caller,
             self._endpoints,
             key=lan.key,
             role="voter",
             mine=self.lan.mine,
             tls=lan.tls,
-            now=time.monotonic(),
             timeout_s=CALL_S,
             handshake_timeout_s=lan.handshake_timeout_s,
             cluster=self.lan.cluster,
             rounds_max=1,
         )
-        Call(self.node, caller, "the standby", self._called, logging.INFO).turn()
+        Call(
+            self.node,
+            lambda: make(now=time.monotonic()),
+            "the standby",
+            self._called,
+            logging.INFO,
+        ).begin()
 
     def _called(self, admission: Admission | None) -> None:
         self._calling = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _shm, ids, serial
+from hoplite_mp import _shm, serial
 from hoplite_mp.client.memory import STATE, format_bytes
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, WorkerLostError
 from hoplite_mp.node.store import NODE_SLOT
@@ -82,7 +82,7 @@ class Sweeper:
                 return []
             got = data
         mem = memoryview(got)
-        return [self.client.hold(ids.unpack_id(i)[1]) for i in serial.read_refs(mem)]
+        return [self.results.hold(object_id) for object_id in serial.read_refs(mem)]
 
     def _settle(
         self, header: dict[str, Any], slot: int, worker: WorkerInfo | None, code: int

@@ -9,6 +9,7 @@ It must never know: what a task is about.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import time
@@ -28,6 +29,12 @@ SETUP_FAILED = 97
 POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
 POOLS_MAX = 256
 LOOK_AGAIN_S = 0.5
+# How long tasks wait for a worker while none can be started. Higher: a longer lack of descriptors
+# or processes is only a delay; lower: who waits learns sooner why.
+START_PATIENCE_S = 10.0
+NO_POOL = "every pool or every process slot of this host is in use: close an executor"
+
+_log = logging.getLogger("hoplite_mp")
 
 
 class Workers:
@@ -45,6 +52,8 @@ class Workers:
         self.lost = 0
         self.tasks_done = self.tasks_failed = 0  # of workers that have ended, or never began
         self._due: float | None = None
+        self.trouble = ""  # why no worker can be started now
+        self._trouble_since = self._start_again_at = 0.0
 
     # -- pools ---------------------------------------------------------------------------------
 
@@ -82,10 +91,14 @@ class Workers:
         return None
 
     def grow(self, count: int) -> int:
-        """More workers of the common pool; returns how many it shall have."""
+        """More workers of the common pool; returns how many it shall have. None more, if they
+        cannot be started now."""
         pool = self.pools[0]
-        pool.target += count
-        self.start_missing(pool)
+        if not self.pauses():
+            before, pool.target = pool.target, pool.target + count
+            self.start_missing(pool)
+            if self.pauses():
+                pool.target = max(before, len(pool.workers))
         return pool.target
 
     def open_bound(self, owner: int, audience: int) -> int | None:
@@ -140,7 +153,47 @@ class Workers:
                 if queue is not None:
                     self.tasks.close_queue(queue)
 
+    def pauses(self) -> bool:
+        """Has it just turned out that no worker can be started?"""
+        return bool(self.trouble) and time.monotonic() < self._start_again_at
+
+    @property
+    def why_none(self) -> str:
+        """Why there are no workers, or no pool, for somebody."""
+        return f"no worker can be started: {self.trouble}" if self.pauses() else NO_POOL
+
+    def not_started(self, why: str) -> None:
+        """The system has no descriptor, process or memory for another worker now: it is tried
+        again."""
+        now = time.monotonic()
+        if not self.trouble:
+            self._trouble_since = now
+            _log.error("no worker can be started now: %s", why)
+        self.trouble = why
+        self._start_again_at = now + LOOK_AGAIN_S
+        self.node.after(LOOK_AGAIN_S, lambda: None)
+        if now - self._trouble_since >= START_PATIENCE_S:
+            self.node.after(0.0, self._fail_what_waits)
+
+    def _fail_what_waits(self) -> None:
+        """For a worker, after one more attempt, and nobody else can run it."""
+        lan = self.node.lan
+        others = lan is not None and lan.delegation.capacity > 0
+        why = f"for {START_PATIENCE_S:g} s none could be started: {self.trouble}"
+        for pool in self.pools.values():
+            if not pool.workers and pool.target and not pool.broken:
+                for oid in self.queued(pool.number):
+                    if not others or self._is_bound(oid):
+                        self.fail(oid, why)
+
+    def _is_bound(self, oid: int) -> bool:
+        """Must workers of this host run it?"""
+        lan = self.node.lan
+        return lan is None or oid in lan.guests or bool(self.tasks.task(oid)[3] & FLAG_HERE)
+
     def start_missing(self, pool: Pool) -> None:
+        if self.pauses():
+            return
         blocked = self.blocked(pool)
         for _ in range(pool.missing(blocked, self.node.config.blocked_workers_max)):
             slot = self.client.register(0, WORKER_KIND, pool.number)
@@ -148,7 +201,6 @@ class Workers:
                 return  # every client slot of the host is taken: what runs goes on
             if not self.node.spawn(slot, pool):
                 self.client.unregister(slot)
-                self.node.after(LOOK_AGAIN_S, lambda: None)
                 return
             self.all[slot] = pool.workers[slot] = WorkerInfo(slot, pool.number)
 
@@ -163,6 +215,7 @@ class Workers:
 
     def spawned(self, slot: int, pid: int) -> None:
         worker = self.all.get(slot)
+        self.trouble = ""
         if worker is not None:
             worker.pid = pid
             self.tasks.set_pid(slot, pid)
@@ -225,10 +278,8 @@ class Workers:
 
     def post_queued(self, pool: int) -> None:
         """The dead one may have taken hints with it: all queued tasks are announced again."""
-        lan = self.node.lan
         for oid in self.queued(pool):
-            here = lan is not None and oid in lan.guests
-            here = here or bool(self.tasks.task(oid)[3] & FLAG_HERE)
+            here = self.node.lan is not None and self._is_bound(oid)
             if not self.tasks.post(oid, self.queue(pool, here)):
                 self.node.after(LOOK_AGAIN_S, lambda: self.post_queued(pool))
                 return

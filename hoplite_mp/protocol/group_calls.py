@@ -26,6 +26,7 @@ from hoplite_mp.protocol.fields import (
     counts,
     flags,
     layout,
+    one_of,
     text,
 )
 from hoplite_mp.protocol.messages import Distribute, ExecuteReduce
@@ -50,6 +51,7 @@ Plan: TypeAlias = ExecuteReduce | Distribute
 PIECE_BYTES_MAX = 16 << 10
 PIECE_HEAD_BYTES_MAX = 16 << 10
 PIECES_MAX = RANKS_MAX * RANKS_MAX
+ERRORS = ("", "lost", "value", "full")  # what a call fails with: see GroupCommit
 
 
 class Piece(Message, frozen=True):
@@ -112,7 +114,8 @@ class GroupGo(Message, frozen=True):
 
 
 class GroupDone(Message, frozen=True):
-    """The sender's node has its part of that attempt's results. `failure`: it cannot have it.
+    """The sender's node has its part of that attempt's results. `failure`: it cannot have it, and
+    `error` is of what kind that is, as in GroupCommit.
     `up`, `down`: bytes per second that its links have reached, 0: it does not know."""
 
     generation: int
@@ -121,10 +124,12 @@ class GroupDone(Message, frozen=True):
     failure: str = ""
     up: int = 0
     down: int = 0
+    error: str = ""
 
     def __post_init__(self) -> None:
         counts(generation=self.generation, call=self.call, attempt=self.attempt)
         counts(up=self.up, down=self.down)
+        one_of("error", self.error, ERRORS)
         text("failure", self.failure, TEXT_CHARS_MAX)
 
 

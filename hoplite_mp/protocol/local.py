@@ -48,6 +48,7 @@ __all__ = [
     "ManagerStarted",
     "Members",
     "NotAttached",
+    "NotSpawned",
     "OpenPool",
     "ReadSpilled",
     "Reply",
@@ -480,8 +481,15 @@ class Exited(msgspec.Struct, frozen=True, tag=True, array_like=True):
     code: int
 
 
+class NotSpawned(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The worker that was asked for cannot be started now."""
+
+    slot: int
+    why: str
+
+
 class ManagerStarted(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The manager has ended, and there is another one; with the connection to it."""
 
 
-FromSupervisor: TypeAlias = Spawned | Exited | ManagerStarted
+FromSupervisor: TypeAlias = Spawned | NotSpawned | Exited | ManagerStarted

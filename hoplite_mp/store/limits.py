@@ -128,8 +128,13 @@ def total_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """What can be taken now: MemAvailable and the headroom of every enclosing group, in bytes."""
-    return min(_meminfo("MemAvailable"), cgroup_headroom())
+    """What can be taken now: MemAvailable and the headroom of every enclosing group, in bytes.
+    What cannot be read, for want of a descriptor say, limits nothing."""
+    try:
+        free = _meminfo("MemAvailable")
+    except OSError:
+        free = UNLIMITED
+    return min(free, cgroup_headroom())
 
 
 def cpu_quota() -> float:

@@ -30,6 +30,7 @@ from hoplite_mp.protocol.local import (
     Exited,
     LanStart,
     ManagerStarted,
+    NotSpawned,
     Shutdown,
     Spawn,
     Spawned,
@@ -54,6 +55,7 @@ NODE_PATIENCE_S = 1.0
 FAREWELL_S = 1.0  # for the manager to tell other hosts that it is over
 # A manager that ends so often within so long would do it again.
 MANAGER_STARTS_MAX, MANAGER_STARTS_S = 10, 10.0
+LINE_FDS = 3  # of a worker: its line, its standard output and error
 FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -221,6 +223,9 @@ class Supervisor:
 
     def spawn(self, ask: Spawn, fds: list[int]) -> None:
         s = self.start
+        if len(fds) != LINE_FDS:
+            self.not_spawned(ask.slot, fds, "Too many open files")
+            return
         rpc_fd, out_fd, err_fd = fds
         sys.stdout.flush()
         sys.stderr.flush()
@@ -252,21 +257,26 @@ class Supervisor:
             return int(code)
 
         self._run_child = run
-        pid = self.fork(
-            b"hoplite worker",
-            (__name__, "_run_in_child"),
-            (run,),
-            [self.driver, self.node, self.wake_read, self.wake_write]
-            + [fd for _, others in self.first for fd in others]
-            + _descriptors(s.lan, "manager_fd")
-            + ([] if self.standby is None else [self.standby[0].manager_fd]),
-        )
+        close = [self.driver, self.node, self.wake_read, self.wake_write]
+        close += [fd for _, others in self.first for fd in others]
+        close += _descriptors(s.lan, "manager_fd")
+        close += [] if self.standby is None else [self.standby[0].manager_fd]
+        try:
+            pid = self.fork(b"hoplite worker", (__name__, "_run_in_child"), (run,), close)
+        except OSError as error:  # too many processes, or too little memory
+            self.not_spawned(ask.slot, fds, os.strerror(error.errno or 0))
+            return
         for fd in fds:
             os.close(fd)
         self.workers[pid] = (ask.slot, ask.pool)
         self.tell_node(Spawned(ask.slot, pid))
 
-    def tell_node(self, message: Spawned | Exited) -> None:
+    def not_spawned(self, slot: int, fds: list[int], why: str) -> None:
+        for fd in fds:
+            os.close(fd)
+        self.tell_node(NotSpawned(slot, why))
+
+    def tell_node(self, message: Spawned | NotSpawned | Exited) -> None:
         with contextlib.suppress(OSError):
             self.node.send(msgspec.msgpack.encode(message))
 

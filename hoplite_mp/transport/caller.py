@@ -21,7 +21,7 @@ from hoplite_mp.errors import HopliteError, ManagerLostError
 from hoplite_mp.protocol.greetings import SERVICE_OF
 from hoplite_mp.protocol.handshake import ClientHandshake
 from hoplite_mp.transport.conversation import Admission, Conversation
-from hoplite_mp.transport.listen import begin_connect, connect_error
+from hoplite_mp.transport.listen import OUT_OF, begin_connect, connect_error
 from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class Caller:
         self._host = host
         self._rounds_max = rounds_max
         self._rounds_lost = 0  # the latest ones, in which no address was reached
+        self.starved = False  # nobody could be called for want of descriptors or memory here
         self._arrived = False  # in this round some address was, whoever is there
         self._next = 0  # of the endpoints
         self._attempt_ends = now
@@ -140,6 +141,11 @@ class Caller:
                 self._refusal = type(error)(f"{self._who}: {error}")
                 self._fail(str(error), now)
             except OSError as error:
+                if error.errno in OUT_OF:
+                    self.starved = True
+                    self._abandon()
+                    self._last, self._again_at = str(error), now + ROUND_PAUSE_S
+                    continue
                 self._fail(error.strerror or str(error), now)
             else:
                 return None if outcome is None else self._admit(outcome)
@@ -156,6 +162,7 @@ class Caller:
         self._attempt_ends = now + ARRIVE_S
         self._coming = begin_connect(self._endpoints[self._next])
         self._poll.register(self._coming, select.EPOLLOUT)
+        self.starved = False
 
     def _go_on(self, now: float) -> Outcome | None:
         if self._coming is not None:

@@ -13,7 +13,6 @@ This module must never know what is said after the handshake.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import select
 from collections import Counter
@@ -25,7 +24,7 @@ from hoplite_mp.protocol.greetings import refusal
 from hoplite_mp.protocol.handshake import PLAIN, ServerHandshake
 from hoplite_mp.transport.addresses import Address
 from hoplite_mp.transport.conversation import Admission, Conversation
-from hoplite_mp.transport.listen import bound_address, prepare
+from hoplite_mp.transport.listen import OUT_OF, bound_address, prepare
 from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ TLS_OPENER = 22
 LEAVE_S = 1.0
 # Without descriptors or memory for another connection the listener would wake the loop for nothing.
 ACCEPT_PAUSE_S = 0.1
-OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 THIS_HOST = Address("a process of this host", 0)
 WARNING_PAUSE_S = 1.0  # whoever knocks all day must not fill the log
 
@@ -110,6 +108,7 @@ class Door:
             self._sees = certificate.sha256
         self._guests: dict[int, _Guest] = {}  # by descriptor, the oldest first
         self._accept_again_at: float | None = None
+        self._starved = False  # no connection could be accepted for want of descriptors
         self._warn_again_at = 0.0
         self._unwarned = 0
         listener.setblocking(False)
@@ -172,11 +171,14 @@ class Door:
                 return
             except OSError as error:
                 if error.errno in OUT_OF:
-                    _log.error("no connection can be accepted: %s", error.strerror)
+                    if not self._starved:
+                        _log.error("no connection can be accepted now: %s", error.strerror)
+                    self._starved = True
                     self._accept_again_at = now + ACCEPT_PAUSE_S
                     self._poll.modify(self._listener, 0)
                     return
                 continue  # this one has gone already
+            self._starved = False
             if len(self._guests) >= self._guests_max:
                 self._make_room()
             address = _address(where)

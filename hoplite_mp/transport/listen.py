@@ -19,8 +19,10 @@ from hoplite_mp.transport.addresses import Address, Endpoint, own_addresses
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["begin_connect", "connect_error", "listen", "prepare"]
+__all__ = ["OUT_OF", "begin_connect", "connect_error", "listen", "prepare"]
 
+# This process or host has no descriptor or memory now: nothing that speaks of the other side.
+OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 BACKLOG = 256  # connections that the kernel completes before they are accepted
 # The kernel notices a peer whose host has gone without a word, or to which no way leads any more,
 # when nothing was acknowledged for so long. The beats of a cluster are faster; this is for

@@ -38,7 +38,8 @@ def lan(lan_permitted: None) -> Iterator[Lan]:
 
 @pytest.fixture(scope="module", params=TLS_OR_PLAIN)
 def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
-    made = UpCluster(lan, tls=request.param)
+    # A host that is stopped here is to stay one of the cluster.
+    made = UpCluster(lan, tls=request.param, HOPLITE_MP_SILENCE_S="120")
     made.run(
         lan[0],
         """

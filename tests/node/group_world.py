@@ -219,7 +219,7 @@ class OneNode:
             for n in range(world.count)
             if n != number
         }
-        self.moving: list[tuple[Any, Callable[[str], None]]] = []
+        self.moving: list[tuple[Any, Callable[[str, str], None]]] = []
         self.moved: set[tuple[int, int]] = set()  # (call, attempt)
         self.parts: dict[int, GroupCall] = {}
         self.generation = 0
@@ -234,7 +234,7 @@ class OneNode:
     # -- as a node -----------------------------------------------------------------------------
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self.moving.append((None, lambda failure: action()))
+        self.moving.append((None, lambda failure, error: action()))
 
     def send_manager(self, message: Any) -> None:
         self.world.say(self.number, MANAGER, message)
@@ -341,7 +341,7 @@ class OneNode:
         about = members.generation, members.version, call, ranks
         return GroupPart(*about, first.kind, first.op, first.root, tuple(pieces))
 
-    def go(self, message: Any, done: Callable[[str], None]) -> None:
+    def go(self, message: Any, done: Callable[[str, str], None]) -> None:
         self.moving.append((message, done))
 
     def when_written(self, holds: Any, action: Callable[[], None]) -> None:

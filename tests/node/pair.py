@@ -50,6 +50,7 @@ class Side(Host):
         self.places.fetcher = self
         self.imports = Imports(self.results, self.places, self.send)
         self.places.near = self.imports.near
+        self.sweeper.freed = lambda oid: self.imports.freed(oid)
         self.exports = Exports(self.results, self.places, self.send, lambda: number)
         self.delegation = Delegation(
             self.results, self.imports, self.places, self.send, self.post_again
@@ -150,7 +151,7 @@ class Side(Host):
             assert got is not None
             at = got
         self.party.write(at, encoded.head, encoded.buffers, encoded.offsets)
-        oid = self.party.publish(at, encoded.nbytes, False)
+        oid = self.party.publish(at, encoded.nbytes, bool(encoded.refs))
         return ids.pack_id(self.home, oid), self.party.hold(oid, False)
 
     def pending(self) -> tuple[bytes, Any]:

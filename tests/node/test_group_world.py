@@ -78,7 +78,7 @@ def go_on(world: World, dice: random.Random) -> bool:
             if message is not None:
                 node.moved.add((message.call, message.attempt))
             if message is None or node.number in message.waits:
-                done("")
+                done("", "")
     return True
 
 

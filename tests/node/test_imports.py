@@ -10,6 +10,8 @@ import pytest
 
 from hoplite_mp import ids
 from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.ref import ObjectRef
+from tests.cext.host import STATE
 from tests.node.pair import Network, Side, states_of
 
 if TYPE_CHECKING:
@@ -246,3 +248,29 @@ def test_many_in_random_order(network: Network) -> None:
     objects.clear()
     found = []
     clean(network)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_ref_inside_what_a_dead_process_has_put(
+    network: Network, home: Side, away: Side, held: bool
+) -> None:
+    """Its node holds the other host's object from then on, as long as the outer one stays."""
+    object_id, mine = home.put(np.arange(10_000))
+    (inner,) = away_hold(network, away, object_id)
+    outer_id, outer = away.put({"x": ObjectRef(object_id, inner)})
+    found = away_hold(network, home, outer_id) if held else []
+    del inner, outer, mine
+    away.sweep(away.party.slot)
+
+    def settle() -> None:
+        for _ in range(3):
+            network.pump()
+            away.sweeper.collect()
+            home.party.collect()
+        network.pump()
+
+    settle()
+    assert (home.node.state(ids.unpack_id(object_id)[1]) == STATE["SEALED"]) == held
+    found.clear()
+    settle()
+    assert not home.exports.exports

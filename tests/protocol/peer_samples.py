@@ -54,7 +54,7 @@ PEER_SAMPLES: tuple[p.PeerMessage, ...] = (
     look.LookTold(6, 1 << 62, b"data", "why not"),
     g.GroupPart(3, 1, 9, (0, 1), "allreduce", "sum", 0, (PIECE, FAR_PIECE), "a mistake"),
     g.GroupGo(3, 9, 1, (REDUCE, DISTRIBUTE), (0, 1)),
-    g.GroupDone(3, 9, 1, "gone", 1 << 27, 1 << 27),
+    g.GroupDone(3, 9, 1, "gone", 1 << 27, 1 << 27, "lost"),
     COMMIT,
     g.GroupStart(3, 2, 1, 10),
     g.GroupSkip(3, 10),

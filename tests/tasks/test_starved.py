@@ -1,0 +1,99 @@
+"""A host that has no descriptors, or no process, left: what needs one waits or says so, the rest
+goes on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import pytest
+
+import hoplite_mp
+from tests.tasks.helpers import PATIENCE_S, add, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def process_of(name: str) -> psutil.Process:
+    """The one of this process's cluster."""
+    family = psutil.Process().children(recursive=True)
+    (found,) = [one for one in family if one.name() == name]
+    return found
+
+
+@contextmanager
+def starved(process: psutil.Process) -> Iterator[None]:
+    """It can open nothing more."""
+    soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    there = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
+    free = next(number for number in range(hard) if number not in there)
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_node_has_no_descriptors(capfd: pytest.CaptureFixture[str]) -> None:
+    with hoplite_mp.Cluster(workers=2, memory="128MiB") as cluster:
+        assert cluster.stats()["objects"] == 0  # the node is at work
+        with starved(process_of("hoplite node")):
+            with pytest.raises(ValueError, match="no worker can be started: Too many open files"):
+                cluster.add_workers(2)
+            with pytest.raises(ValueError, match="no worker can be started: Too many open files"):
+                cluster.executor(2)
+            parts = [cluster.submit(np.full, 300_000, float(i)) for i in range(3)]
+            assert cluster.get(cluster.reduce(parts))[5] == 3.0
+            assert cluster.nodes[0].workers == 2
+
+        def grows() -> bool:
+            try:
+                cluster.add_workers(1)
+            except ValueError:
+                return False
+            return True
+
+        eventually(grows)
+        eventually(lambda: cluster.nodes[0].workers == 3)
+        assert list(cluster.executor(2).map(add, [1, 2], [3, 4])) == [4, 6]
+    err = capfd.readouterr().err
+    assert 1 <= err.count("no worker can be started now") <= 3
+
+
+def test_tasks_for_which_no_worker_can_be_started() -> None:
+    """They are not waited for for ever."""
+    with hoplite_mp.Cluster(workers=1, memory="64MiB") as cluster:
+        assert cluster.stats()["objects"] == 0
+        supervisor = psutil.Process().children()[0]
+        with starved(supervisor):
+            with pytest.raises(hoplite_mp.WorkerLostError):
+                cluster.options(retries=0).submit(os._exit, 1).result(PATIENCE_S)
+            waits = cluster.submit(add, 3, 4)
+            with pytest.raises(hoplite_mp.WorkerLostError, match=r"none could be started: Too ma"):
+                waits.result(PATIENCE_S)
+        assert cluster.submit(add, 5, 6).result(PATIENCE_S) == 11
+
+
+def test_the_limit_is_known_before_anything_is_started() -> None:
+    program = """
+import resource, hoplite_mp
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+try:
+    hoplite_mp.Cluster(workers=12)
+except hoplite_mp.ConfigError as error:
+    print(error)
+with hoplite_mp.Cluster(workers=2) as cluster:
+    print(cluster.submit(abs, -1).result(30))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr == ""
+    refusal, result = done.stdout.splitlines()
+    assert "workers=12 needs about 104 descriptors, and a process may open 64 here" in refusal
+    assert result == "1"
