@@ -255,12 +255,14 @@ def test_a_ref_inside_what_a_dead_process_has_put(
     network: Network, home: Side, away: Side, held: bool
 ) -> None:
     """Its node holds the other host's object from then on, as long as the outer one stays."""
+    other = home.put(0)  # or the object would have the same number on both hosts
     object_id, mine = home.put(np.arange(10_000))
     (inner,) = away_hold(network, away, object_id)
     outer_id, outer = away.put({"x": ObjectRef(object_id, inner)})
     found = away_hold(network, home, outer_id) if held else []
-    del inner, outer, mine
-    away.sweep(away.party.slot)
+    del mine
+    away.sweep(away.party.slot)  # with what the process held
+    del inner, outer
 
     def settle() -> None:
         for _ in range(3):
@@ -274,3 +276,4 @@ def test_a_ref_inside_what_a_dead_process_has_put(
     found.clear()
     settle()
     assert not home.exports.exports
+    del other
