@@ -2,8 +2,9 @@
 
 Why it exists: a task that is run again may give another value, and nobody must read parts of both.
 That a host has a copy its home may hear late, so it asks all of them while the task runs. Who has
-the value whole says so once more; who has only parts of it gives them back, and asks the home anew.
-When all have answered, nothing is left of a value that nobody named.
+the value whole says so once more; who has only parts of it, or knows where to fetch it, gives that
+up, and asks the home anew. When all have answered, nothing is left of a value that nobody named.
+Who is only lost to this host lives perhaps, and has it: that the manager decides first.
 It must never know: why a value is lost, how it is made again.
 """
 
@@ -34,14 +35,17 @@ class Inquiries:
         kept: KeptCopies,
         send: Callable[[int, PeerMessage], bool],
         homes: Callable[[], Iterable[int]],
+        doubtful: Callable[[], bool],
     ) -> None:
-        """homes: ids of all other living hosts."""
+        """homes: ids of all other living hosts. doubtful: has this host lost one of which the
+        manager has not said anything?"""
         self.imports = imports
         self.places = places
         self.client = imports.client
         self.kept = kept
         self.send = send
         self.homes = homes
+        self.doubtful = doubtful
         self._number = 1  # of the next question
         self._objects: list[bytes] = []  # what it is about
         self._open: dict[int, set[int]] = {}  # question -> hosts that have not answered
@@ -67,7 +71,7 @@ class Inquiries:
 
     def answered(self, number: int) -> bool:
         """Have all hosts said what they have, or died?"""
-        return number < self._number and number not in self._open
+        return number < self._number and number not in self._open and not self.doubtful()
 
     def told(self, home: int, message: CopiesTold) -> None:
         """That host has said before what it has."""
@@ -90,8 +94,7 @@ class Inquiries:
         """The home of these objects has lost sight of them."""
         for object_id in message.objects:
             for one in self.imports.all_of(object_id):
-                place = self.places.places.get(one.oid)
-                if place is not None and place.payload:
+                if one.oid in self.places and not self.places.absent(one.oid):
                     self.places.lost(one.oid, "all who had it are gone")
                 elif self.imports.is_whole(one):
                     self.kept.tell(object_id, self.client.inspect(one.oid)["size"])

@@ -187,8 +187,13 @@ class Links:
             ground.let_go()
 
     def look(self) -> None:
-        """What the engine says."""
-        for event in self.engine.events():
+        """What the engine says. It has forgotten the links that are lost: so does this file, before
+        anybody who hears of a cell asks for the next one from there."""
+        events = self.engine.events()
+        for event in events:
+            if event[0] == _engine.LINK_LOST:
+                self._lost(*event[1:])
+        for event in events:
             kind = event[0]
             if kind == _engine.FILLED:
                 wanting = self.wanting.pop(event[1], None)
@@ -201,14 +206,14 @@ class Links:
                     wanting.failed(event[1], event[2])
             elif kind == _engine.CLOSED:
                 self._closed(event[1])
-            elif kind == _engine.LINK_LOST:
-                _, link, number, reason = event
-                if self.links.get(number) == link:
-                    del self.links[number]
-                    driven = self.driven.pop(number, None)
-                    if driven is not None:
-                        driven.close()
-                _log.info("the data connection to node h%d ended: %s", number, reason)
+
+    def _lost(self, link: int, number: int, reason: str) -> None:
+        if self.links.get(number) == link:
+            del self.links[number]
+            driven = self.driven.pop(number, None)
+            if driven is not None:
+                driven.close()
+        _log.info("the data connection to node h%d ended: %s", number, reason)
 
     def _note(self, cell: int, outcome: str) -> None:
         """A cell is not on its way any more."""

@@ -47,7 +47,12 @@ class Recovering:
             self._number_of,
         )
         self.inquiries = Inquiries(
-            node.imports, node.places, lan.kept, lan.peers.send, lambda: list(lan.peers.by_home)
+            node.imports,
+            node.places,
+            lan.kept,
+            lan.peers.send,
+            lambda: list(lan.peers.by_home),
+            lambda: bool(lan.missing.members),
         )
         self.remaking = remaking = Remaking(
             node.results,

@@ -32,6 +32,7 @@ class LossSide(Side):
         self.losses = network
         self.timers: list[Callable[[], None]] = []
         self.pools_gone: dict[int, str] = {}
+        self.missing: dict[int, Any] = {}  # lost to this host alone, so far
         self.kept = KeptCopies(self.results, self.imports, self.places, self.send, self.after)
         node = SimpleNamespace(
             results=self.results,
@@ -56,6 +57,7 @@ class LossSide(Side):
             guests=self.guests,
             delegation=self.delegation,
             members=network.members,
+            missing=SimpleNamespace(members=self.missing),
         )
         self.recovering = Recovering(node, lan)  # type: ignore[arg-type]
         self.exports.elsewhere = self.kept_at

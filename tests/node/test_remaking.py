@@ -304,6 +304,36 @@ def test_parts_of_what_is_made_again_are_given_back(network: LossNetwork, sender
     clean(network)
 
 
+def test_the_one_who_has_it_is_lost_to_the_home_alone(
+    network: LossNetwork, sender: LossSide
+) -> None:
+    """It lives perhaps, and others may read from it: the manager decides before there is another
+    value."""
+    oid, runner = submit(network, BIG)
+    object_id = ids.pack_id(sender.home, oid)
+    reader, other = (side for side in network.living[1:] if side is not runner)
+    (hold,) = away_hold(network, reader, object_id)
+    member = network.members[runner.number]
+    network.stopped |= {(runner.home, sender.home), (sender.home, runner.home)}
+    sender.missing[runner.number] = member
+    sender.recovering.begin(member)
+    sender.delegation.lose_runner(runner.home)
+    sender.exports.lose_peer(runner.home)
+    sender.places.lose_node(runner.number)
+    sender.delegation.lose_runner(reader.home)
+    sender.places.want(oid, lambda: None)
+    network.settle(2)
+    assert run_one(network, BIG + 1) is other
+    network.settle()
+    assert is_absent(sender, oid)
+    assert is_absent(reader, reader.imports.by_object[object_id].oid)
+    sender.missing.clear()
+    network.lose(runner)
+    network.settle()
+    assert (sender.read(sender.sent[oid][0]) == BIG + 1).all()
+    assert (reader.read(hold) == BIG + 1).all()
+
+
 @pytest.mark.parametrize("count", [20_000, 80_000])
 def test_a_value_of_another_size(network: LossNetwork, sender: LossSide, count: int) -> None:
     """A reader elsewhere knew the size of the first one."""
