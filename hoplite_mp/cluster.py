@@ -253,13 +253,14 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
             return  # a forked child leaves its parent's `with` block: nothing here is its own
         with self._shutting:
             host, self._host = self._host, None
-            _open.discard(self)
-            if host is not None:
-                host.runtime.submitter.keep_results(host.limit)
-                host.end()
             far, self._far = self._far, None
-            if far is not None:
-                far.end()
+            _open.discard(self)
+            with contextlib.ExitStack() as stack:  # a Ctrl-C ends what comes before, not these
+                if far is not None:
+                    stack.callback(far.end)
+                if host is not None:
+                    stack.callback(host.end)
+                    host.runtime.submitter.keep_results(host.limit)
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
         if self._host is not None:

@@ -92,8 +92,10 @@ def up(arguments: argparse.Namespace) -> int:
         address = str(cluster.address)  # as others reach it, whatever it listens at
         print(f"hoplite-mp join {address}{file}{tls}", flush=True)
         _stay(cluster, ending)
-    if ending.is_set() or host is None or not host.given_up or not standby:
+    if ending.is_set() or host is None:
         return 0
+    if not standby or not (host.given_up or host.node_died):
+        return int(host.node_died)
     # Its manager has stepped down, or the others have lost it: they may go on with the standby.
     common = _common(arguments)
     return _take_part(address, standby, common, ending, again=True)
@@ -151,7 +153,7 @@ def _take_part(
             also = f", with its standby at {held}" if held else ""
             print(f"node {name} of the cluster at {address}{also}", flush=True)
             _stay(cluster, ending)
-        if ending.is_set() or host is None or not host.given_up:
+        if ending.is_set() or host is None or not (host.given_up or host.node_died):
             return 0
         standby = host.standby or standby
         if not standby and _refuses(address):
@@ -159,7 +161,7 @@ def _take_part(
         if time.monotonic() - begun > LIVED_S:
             tries = REJOINS_MAX
         if not tries:
-            print("hoplite-mp: this host is given up again and again", file=sys.stderr)
+            print("hoplite-mp: this host is lost again and again", file=sys.stderr)
             return 1
         again, left, tries = True, REJOIN_S, tries - 1
 

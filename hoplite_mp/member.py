@@ -38,6 +38,8 @@ SECTION_OVERLAP_BYTES = 16 << 10
 # twice a gigabit link: as fast as possible, it would take the cores and the memory bandwidth from
 # those who send the first bytes.
 CALLS_REMEMBERED = 8
+# What travels inside one packet to the node: kernels take 416 KiB of one unless they are told more.
+PACKET_PARTS_BYTES_MAX = 256 << 10
 PACE_BYTES_PER_S_MIN = 250e6
 
 
@@ -70,7 +72,7 @@ class HostsMember:
                 mistake, op = op, ""
             elif value is not None:
                 for one in value if kind == "alltoall" else [value]:
-                    parts.append(self._part(serial.encode(one), one, refs, writing))
+                    parts.append(self._part(serial.encode(one), one, parts, refs, writing))
         except BaseException:
             for given in parts:  # blocks that the node has not heard of
                 if isinstance(given, tuple):
@@ -98,11 +100,14 @@ class HostsMember:
         self,
         encoded: serial.Encoded,
         value: Any,
+        parts: list[bytes | int | tuple[int, int, int]],
         refs: list[ObjectRef[Any]],
         writing: list[tuple[int, serial.Encoded]],
     ) -> bytes | int | tuple[int, int, int]:
-        """One value as the node takes it; `refs` and `writing` get what is left to do."""
-        if encoded.nbytes <= PIECE_BYTES_MAX and not encoded.refs:
+        """One value as the node takes it, after those parts; `refs`, `writing`: what is left."""
+        inside = sum(len(part) for part in parts if isinstance(part, bytes)) + encoded.nbytes
+        small = encoded.nbytes <= PIECE_BYTES_MAX and inside <= PACKET_PARTS_BYTES_MAX
+        if small and not encoded.refs:
             return encoded.tobytes()
         memory = self._memory
         columns = value.flags.f_contiguous and not value.flags.c_contiguous

@@ -27,7 +27,7 @@ from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.config import SPAN_BYTES_MIN
 from hoplite_mp.errors import ConfigError, HopliteError, ManagerLostError, NodeLostError
-from hoplite_mp.protocol.local import GIVEN_UP, Shutdown, Start
+from hoplite_mp.protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
 from hoplite_mp.store.limits import cpu_count, total_bytes
 
 if TYPE_CHECKING:
@@ -170,14 +170,16 @@ class Host:
         self.ended.set()
 
     def _why_lost(self) -> HopliteError:
-        if self._joined:  # its manager decides when it ends
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(READER_PATIENCE_S)
+        if self._joined and code != NODE_DIED:  # its manager decides when it ends
             error = ManagerLostError(f"the cluster at {self._joined} has ended")
             _log.info("%s", error)
             return error
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if self.process.wait(READER_PATIENCE_S) == GIVEN_UP:
-                _log.error("the manager of this host has stepped down: too few others were heard")
-                return ManagerLostError("the manager of this host has stepped down")
+        if code == GIVEN_UP:
+            _log.error("the manager of this host has stepped down: too few others were heard")
+            return ManagerLostError("the manager of this host has stepped down")
         _log.error("the node of this host has ended unexpectedly; its cluster is lost")
         return NodeLostError("the node of this host has ended")
 
@@ -203,6 +205,11 @@ class Host:
     def given_up(self) -> bool:
         """After `end`: the cluster has lost this host, and the host lives."""
         return self.process.returncode == GIVEN_UP
+
+    @property
+    def node_died(self) -> bool:
+        """After `end`: its node was killed, or has failed."""
+        return self.process.returncode == NODE_DIED
 
     def _join_reader(self) -> None:
         if self._reader is not threading.current_thread():

@@ -368,24 +368,23 @@ class Memory:
                 raise ObjectLostError(f"{self._named(oid)} is gone: nobody held a ref to it")
 
     def _restore(self, oid: int, deadline: int) -> None:
-        limit = min(deadline, time.monotonic_ns() + int(self.config.put_wait_s * 1e9))
+        patience_ns = int(self.config.put_wait_s * 1e9)
+        limit = min(deadline, time.monotonic_ns() + patience_ns)
         while True:
             reply = self.channel.call(Restore(oid))
             if not reply.full:
-                if reply.value == ON_ITS_WAY:
-                    self._wait_arrived(oid, deadline)
-                return
+                limit = min(deadline, time.monotonic_ns() + patience_ns)
+                if reply.value != ON_ITS_WAY or self.wait_moved(oid, limit):
+                    return
+                if time.monotonic_ns() >= deadline:
+                    raise HopliteTimeoutError("the object is on its way from another host")
+                continue  # there may be no room for it now
             if deadline == 0 or time.monotonic_ns() >= deadline:
                 raise HopliteTimeoutError("the object is being read back from the spill file")
             if time.monotonic_ns() >= limit:
                 raise StoreFullError(f"get of a spilled object: {reply.error}")
             self.collect()
             self.give_empty_spans()
-
-    def _wait_arrived(self, oid: int, deadline: int) -> None:
-        """Until the bytes have come from another host, or never will."""
-        if not self.wait_moved(oid, deadline):
-            raise HopliteTimeoutError("the object is on its way from another host")
 
     def read(self, oid: int, deadline: int, writable: bool) -> Any:
         """The value; raises what the object failed with."""

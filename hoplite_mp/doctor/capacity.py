@@ -21,7 +21,7 @@ from hoplite_mp.doctor.findings import ok, problem, warning
 from hoplite_mp.doctor.settings import limits
 from hoplite_mp.store.limits import cpu_count, cpu_quota, pids_headroom
 from hoplite_mp.supervisor.blas import BLAS_VARIABLES
-from hoplite_mp.supervisor.main import DESCRIPTORS_MAX
+from hoplite_mp.supervisor.processes import DESCRIPTORS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import ids
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.peers import Kept, LetGo
@@ -117,12 +116,12 @@ class KeptCopies:
             self.send(home, message)
 
     def _is_foreign(self, object_id: bytes) -> bool:
-        return ids.unpack_id(object_id)[0] != self.client.home
+        return self.imports.home_of(object_id) != self.client.home
 
     def _header(self, object_id: bytes) -> int:
-        home, oid = ids.unpack_id(object_id)
-        if home == self.client.home:
-            return oid
+        own = self.imports.own(object_id)
+        if own:
+            return own
         if object_id not in self.holds:
             self.holds[object_id] = self.imports.keep(object_id)
             self._look_later()

@@ -11,7 +11,6 @@ made again the maker's.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -158,8 +157,7 @@ class Places:
             place.nbytes, place.layout = nbytes, layout
         place.holders, place.making, place.why = holders, False, ""
         if place.waiting:
-            until = time.monotonic() + self.results.config.put_wait_s
-            self._fetch_when_room(oid, place, until)
+            self._fetch_when_room(oid, place)
 
     def learn(self, oid: int, holders: tuple[int, ...]) -> None:
         """These nodes hold what is on its way from somebody who may have it in part only."""
@@ -168,26 +166,27 @@ class Places:
             place.holders = holders
 
     def bring(self, oid: int) -> None:
-        """Fetches it though nobody waits for it; it fails if there is no room for a while."""
+        """Fetches it though nobody waits for it, as soon as there is room."""
         place = self.places[oid]
         place.waiting.append(_nothing)
         if self.absent(oid):
             self.make(oid)
         elif not place.payload:
-            self._fetch_when_room(oid, place, time.monotonic() + self.results.config.put_wait_s)
+            self._fetch_when_room(oid, place)
 
-    def _fetch_when_room(self, oid: int, place: Place, until: float) -> None:
+    def _fetch_when_room(self, oid: int, place: Place) -> None:
+        """Who reads it asks again, and learns that there is none; who has it still has it."""
         if self.places.get(oid) is not place or place.payload or not place.holders:
             return
         payload = self.store.lease(place.nbytes, NODE_SLOT)
         if payload is not None:
             place.payload = payload
             self._fetch(oid, place)
-        elif time.monotonic() >= until or self.store.impossible(place.nbytes):
+        elif self.store.impossible(place.nbytes):
             name = f"object {place.object.hex()} of {place.nbytes} bytes"
             self.fail(oid, StoreFullError(f"{name}: {self.store.full_message()}"))
         else:
-            self.after(ROOM_LOOK_S, lambda: self._fetch_when_room(oid, place, until))
+            self.after(ROOM_LOOK_S, lambda: self._fetch_when_room(oid, place))
 
     def _fetch(self, oid: int, place: Place) -> None:
         near = self.near(place.object, oid)

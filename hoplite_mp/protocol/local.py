@@ -464,6 +464,7 @@ ToSupervisor: TypeAlias = Spawn | Shutdown | StartStandby
 # Exit code of a node, and of its supervisor, when the others have lost this host and it lives:
 # it may join again.
 GIVEN_UP = 75
+NODE_DIED = 76  # and of a host whose node was killed, or has failed
 
 
 class Spawned(msgspec.Struct, frozen=True, tag=True, array_like=True):

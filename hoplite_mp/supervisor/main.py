@@ -14,7 +14,6 @@ import ctypes
 import gc
 import importlib
 import os
-import resource
 import select
 import signal
 import socket
@@ -27,6 +26,7 @@ import msgspec
 from hoplite_mp.client.channel import seqpacket_pair
 from hoplite_mp.protocol.local import (
     GIVEN_UP,
+    NODE_DIED,
     Exited,
     LanStart,
     ManagerStarted,
@@ -39,6 +39,7 @@ from hoplite_mp.protocol.local import (
     ToSupervisor,
 )
 from hoplite_mp.supervisor.blas import BLAS_VARIABLES, blas_environment, limit_blas, note_given
+from hoplite_mp.supervisor.processes import children, kill_group, leave, raise_descriptor_limit
 
 __all__ = ["main"]
 
@@ -48,10 +49,10 @@ STANDBY_MAIN = ("hoplite_mp.manager.standby", "main")
 WORKER_MAIN = ("hoplite_mp.worker.main", "main")
 PRELOAD = ("numpy", "hoplite_mp.worker.main", "cloudpickle")
 PACKET_BYTES_MAX = 1 << 16
-DESCRIPTORS_MAX = 4096
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 ENDING_POLL_MS = 20
 NODE_PATIENCE_S = 1.0
+UNKILLABLE_S = 5.0  # for the last processes, which SIGKILL may not end: of another user, or stuck
 FAREWELL_S = 1.0  # for the manager to tell other hosts that it is over
 # A manager that ends so often within so long would do it again.
 MANAGER_STARTS_MAX, MANAGER_STARTS_S = 10, 10.0
@@ -72,7 +73,7 @@ class Supervisor:
         self.node_pid = self.manager_pid = 0
         self.manager_starts: list[float] = []  # when, the latest last
         self.standby: tuple[LanStart, int] | None = None  # in place of a manager: (start, its node)
-        self.given_up = False
+        self.given_up = self.node_died = False
         self.first: list[tuple[int, list[int]]] = []  # first workers: (slot, rpc, stdout, stderr)
         self.ending = self.orderly = False
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -110,7 +111,7 @@ class Supervisor:
 
             traceback.print_exc()
         finally:
-            _leave(code)
+            leave(code)
         return 0
 
     def start_services(self) -> None:
@@ -310,8 +311,11 @@ class Supervisor:
     def note_end(self, pid: int, status: int) -> None:
         """Whether it says that the others have lost this host: the node's does, and that of a
         manager which must not decide any more."""
+        code = os.waitstatus_to_exitcode(status)
         if pid in (self.node_pid, self.manager_pid):
-            self.given_up = self.given_up or os.waitstatus_to_exitcode(status) == GIVEN_UP
+            self.given_up = self.given_up or code == GIVEN_UP
+        if pid == self.node_pid and code not in (0, GIVEN_UP) and not self.ending:
+            self.node_died = True
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -346,6 +350,7 @@ class Supervisor:
                     except OSError:  # it has died without having read all
                         data, fds = b"", []
                     if not data:
+                        self.await_node()
                         self.ending = True
                         poll.unregister(self.node)
                         break
@@ -355,14 +360,24 @@ class Supervisor:
                     elif isinstance(message, StartStandby):
                         self.take_standby(message, fds)
 
+    def pause(self) -> None:
+        """Until a child has ended, or for a moment."""
+        select.select([self.wake_read], [], [], ENDING_POLL_MS / 1000)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_read, 4096)
+        self.reap()
+
+    def await_node(self) -> None:
+        """It has closed its line, and its end follows: by its own will?"""
+        deadline = time.monotonic() + FAREWELL_S
+        while self.node_pid and time.monotonic() < deadline:
+            self.pause()
+
     def end(self, patience_s: float) -> None:
         """Workers that see the closing flag end by themselves; what is left is killed."""
         deadline = time.monotonic() + patience_s
         while self.workers and time.monotonic() < deadline:
-            select.select([self.wake_read], [], [], ENDING_POLL_MS / 1000)
-            with contextlib.suppress(BlockingIOError):
-                os.read(self.wake_read, 4096)
-            self.reap()
+            self.pause()
         for pid in self.workers:
             self.kill(pid)
         if self.orderly:
@@ -371,15 +386,20 @@ class Supervisor:
         for pid in (self.node_pid, self.manager_pid):
             if pid:
                 self.kill(pid)
-        while True:
-            for pid in _children():  # adopted too: what tasks had started goes with the host
+        deadline = time.monotonic() + UNKILLABLE_S
+        while time.monotonic() < deadline:
+            for pid in children():  # adopted too: what tasks had started goes with the host
                 self.kill(pid)
             try:
-                pid, status = os.waitpid(-1, 0)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
-            self.note_end(pid, status)
-            kill_group(pid)
+            if pid:
+                self.note_end(pid, status)
+                kill_group(pid)
+            else:
+                select.select([], [], [], ENDING_POLL_MS / 1000)
+        _say(f"these processes cannot be ended from here: {children()}")
 
     def let_node_finish(self) -> None:
         """What workers have written last is still on its way through the node to the driver."""
@@ -387,10 +407,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             self.node.shutdown(socket.SHUT_WR)  # after the reports of the workers' ends
         while self.node_pid and time.monotonic() < deadline:
-            select.select([self.wake_read], [], [], ENDING_POLL_MS / 1000)
-            with contextlib.suppress(BlockingIOError):
-                os.read(self.wake_read, 4096)
-            self.reap()
+            self.pause()
 
     def let_manager_say_farewell(self) -> None:
         """Other hosts would wait for the next one. Not if there is a standby for them, and this end
@@ -403,14 +420,11 @@ class Supervisor:
             os.kill(self.manager_pid, signal.SIGTERM)
         self.ending = True
         while self.manager_pid and time.monotonic() < deadline:
-            select.select([self.wake_read], [], [], ENDING_POLL_MS / 1000)
-            with contextlib.suppress(BlockingIOError):
-                os.read(self.wake_read, 4096)
-            self.reap()
+            self.pause()
 
     def kill(self, pid: int) -> None:
         kill_group(pid)
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # of another user, by sudo
             os.kill(pid, signal.SIGKILL)
 
 
@@ -426,52 +440,15 @@ def _descriptors(lan: LanStart | None, *names: str) -> list[int]:
     return [fd for fd in found if fd >= 0]
 
 
-def _children() -> list[int]:
-    """Pids of this single-threaded process's children."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            return [int(pid) for pid in file.read().split()]
-    except OSError:  # a kernel without it: they end by themselves
-        return []
-
-
 def _run_in_child(run: Any) -> int:
     return int(run())
-
-
-def kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _leave(code: int) -> None:
-    """The end of a child: exit handlers run, but nothing of the template's is torn down twice."""
-    import atexit
-    import threading
-
-    with contextlib.suppress(BaseException):
-        threading._shutdown()  # type: ignore[attr-defined]
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BaseException):
-            stream.flush()
-    os._exit(code)
-
-
-def _raise_descriptor_limit() -> None:
-    """Each worker has a line and two pipes at the node: 1024 are used up by about 170 workers."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def main(start: Start) -> None:
     """Runs in the exec'ed process until the host ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setsid()
-    _raise_descriptor_limit()
+    raise_descriptor_limit()
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     note_given()
     supervisor = Supervisor(start)
@@ -494,4 +471,5 @@ def main(start: Start) -> None:
     finally:
         grace_s = float(start.config.get("cancel_grace_s", 2.0))
         supervisor.end(grace_s if supervisor.orderly else 0.0)
-    os._exit(GIVEN_UP if supervisor.given_up else 0)
+    code = GIVEN_UP if supervisor.given_up else 0
+    os._exit(NODE_DIED if supervisor.node_died else code)

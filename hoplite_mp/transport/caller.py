@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hoplite_mp.errors import HopliteError, ManagerLostError
-from hoplite_mp.protocol.greetings import SERVICE_OF
+from hoplite_mp.protocol.greetings import REFUSED_TEXTS, SERVICE_OF
 from hoplite_mp.protocol.handshake import ClientHandshake
 from hoplite_mp.transport.conversation import Admission, Conversation
 from hoplite_mp.transport.listen import OUT_OF, begin_connect, connect_error
@@ -37,6 +37,9 @@ __all__ = ["Caller"]
 # How long one address may be silent before the next is tried: one lost packet costs the kernel 1 s.
 ARRIVE_S = 2.0
 NO_HANDSHAKE = "it answers, but not to the handshake"
+# How long a manager that does not lead is asked again: it may be about to take over. Higher: longer
+# take-overs are only a delay; lower: who has the address of a standby learns sooner so.
+LEADS_S = 5.0
 ROUND_PAUSE_S = 0.2  # between two rounds over all addresses
 
 
@@ -138,7 +141,9 @@ class Caller:
                     self._begin(now)
                 outcome = self._go_on(now)
             except HopliteError as error:  # before OSError, which some of them are
-                self._refusal = type(error)(f"{self._who}: {error}")
+                early = str(error) == REFUSED_TEXTS["standby"] and now < self._began + LEADS_S
+                if not early:
+                    self._refusal = type(error)(f"{self._who}: {error}")
                 self._fail(str(error), now)
             except OSError as error:
                 if error.errno in OUT_OF:

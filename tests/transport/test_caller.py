@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.errors import AuthError, ManagerLostError
+from hoplite_mp.errors import AuthError, ManagerLostError, ProtocolError
 from hoplite_mp.protocol import greetings as g
 from hoplite_mp.transport.addresses import Endpoint
 from hoplite_mp.transport.door import Door
@@ -186,3 +186,28 @@ def test_nothing_stays_open(opened: list[Any]) -> None:
     assert opened[0].recv(1) == b""
     assert isinstance(endpoint(("127.0.0.1", 1)), Endpoint)
     assert certificate().sha256 != other_certificate().sha256
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_manager_that_is_about_to_lead_is_asked_again(opened: list[Any], leads: bool) -> None:
+    """For a while: then that it does not is the answer."""
+    door = make_door(False)
+    opened.append(door)
+    door.not_now = frozenset({"node"})
+    caller = make_caller(door.address, False, now=0.0)
+    clock, called = 0.0, []
+
+    def turn() -> None:
+        opened.extend(one.stream for one in door.turn(clock))
+        if not called:
+            called.extend(filter(None, [caller.turn(clock)]))
+
+    until(lambda: caller._again_at == pytest.approx(0.2), turn)
+    clock = 6.0
+    if leads:
+        door.not_now = frozenset()
+        until(lambda: called, turn)
+        opened.append(called[0].stream)
+    else:
+        with pytest.raises(ProtocolError, match="does not lead"):
+            until(lambda: False, turn)
