@@ -49,7 +49,7 @@ class SourcesGone(Exception):
     ) -> None:
         named = ", ".join(map(str, indices[:NAMED_MAX]))
         more = f" and {len(indices) - NAMED_MAX} more" if len(indices) > NAMED_MAX else ""
-        super().__init__(f"sources {named}{more} were deleted")
+        super().__init__(f"sources {named}{more} are not there any more")
         self.indices = indices
         self.spilled = spilled
         self.pins = pins  # the members that are there: not to be spilled for the others

@@ -102,6 +102,8 @@ class Operations:
         self.forests: Forests | None = None  # set when there is a network
         # Is that done object held by nobody? If so, it is made again. Set when there is a network.
         self.lost: Callable[[int], bool] = lambda oid: False
+        # That source, which was to be at a node, is not there.
+        self.not_there: Callable[[int, int], None] = lambda oid, node: None
         self.notes = Notes()
         self.operations: dict[int, Operation] = {}
         self.finished: list[tuple[int, int, Execution, BaseException | None]] = []
@@ -422,17 +424,24 @@ class Operations:
         operation = self.operations.get(message.operation)
         if operation is None:
             return
-        if message.error in _FOR_WANT_OF_SOURCES and self._begin_again(operation):
-            return
+        if message.error in _FOR_WANT_OF_SOURCES:
+            gone = [operation.ask.sources[index] for index in message.gone[::2]]
+            for oid, node in zip(gone, message.gone[1::2], strict=True):
+                self.not_there(oid, node)
+            if self._begin_again(operation, gone):
+                return
         for oid in operation.results:
             self.results.store_value(oid, self._error(operation, message), True)
         self._note(operation, "failed")
         self.end(operation)
 
-    def _begin_again(self, operation: Operation) -> bool:
-        """If sources were lost that can be made again, it waits for those. False: none were."""
+    def _begin_again(self, operation: Operation, gone: list[int]) -> bool:
+        """If sources were lost that can be made again, it waits for those; and if some were only
+        not there any more where they were to be read. False: neither."""
         ask = operation.ask
-        if not any([self.lost(oid) for oid in dict.fromkeys(ask.sources)]):
+        lost = any([self.lost(oid) for oid in dict.fromkeys(ask.sources)])
+        moved = bool(gone) and all(self.client.state(oid) in READY for oid in gone)
+        if not lost and not moved:
             return False
         if ask.deadline_s is not None:
             passed = (time.monotonic_ns() - operation.asked_ns) / 1e9

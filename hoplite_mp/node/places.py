@@ -48,6 +48,7 @@ class Place:
     why: str = ""  # nobody holds it
     making: bool = False  # the maker has been asked
     asked: int = 0  # how often the maker has tried to find it
+    copied: bool = False  # its holders have copies, which go when nobody there wants them
 
 
 class Filler(Protocol):
@@ -146,16 +147,21 @@ class Places:
             self.maker.make(oid, place)
 
     def found(
-        self, oid: int, holders: tuple[int, ...], nbytes: int = 0, layout: bytes = b""
+        self,
+        oid: int,
+        holders: tuple[int, ...],
+        nbytes: int = 0,
+        layout: bytes = b"",
+        copied: bool = False,
     ) -> None:
         """These nodes hold what was absent. nbytes, layout: of a value that was made again, and may
-        be another one."""
+        be another one. copied: as in Place."""
         if not self.absent(oid):
             return
         place = self.places[oid]
         if nbytes:
             place.nbytes, place.layout = nbytes, layout
-        place.holders, place.making, place.why = holders, False, ""
+        place.holders, place.making, place.why, place.copied = holders, False, "", copied
         if place.waiting:
             self._fetch_when_room(oid, place)
 
@@ -304,15 +310,25 @@ class Places:
     def lose_node(self, number: int) -> None:
         """What only that node held is lost. What is just being fetched may have other holders:
         who plans the fetch goes on with them, or says that it is lost."""
-        for oid, place in list(self.places.items()):
-            if number not in place.holders:
-                continue
-            place.holders = tuple(holder for holder in place.holders if holder != number)
-            if place.holders:
-                continue
-            place.why = f"object {place.object.hex()} is lost: node h{number} had it"
-            if not place.payload or place.filler is not self.fetcher:
-                self.lost(oid, place.why)
+        for oid in list(self.places):
+            self.lose_holder(oid, number)
+
+    def lose_copy(self, oid: int, number: int) -> None:
+        """That node holds an object no more; its value stays, if it was kept for its sender."""
+        if oid in self.places and self.places[oid].copied:
+            self.lose_holder(oid, number)
+
+    def lose_holder(self, oid: int, number: int) -> None:
+        """That node does not have its bytes any more."""
+        place = self.places.get(oid)
+        if place is None or number not in place.holders:
+            return
+        place.holders = tuple(holder for holder in place.holders if holder != number)
+        if place.holders:
+            return
+        place.why = f"object {place.object.hex()} is lost: node h{number} had it"
+        if not place.payload or place.filler is not self.fetcher:
+            self.lost(oid, place.why)
 
 
 def _nothing() -> None:

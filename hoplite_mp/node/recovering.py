@@ -69,6 +69,7 @@ class Recovering:
         node.store.unwanted = self.lineage.make_room
         node.exports.own = self.homes.own
         node.operations.lost = node.places.needs_making
+        node.operations.not_there = node.places.lose_holder
         node.imports.homeless = self.homes.homeless
         node.imports.nobody_named = remaking.ask_again
         remaking.copies_of = lan.locations.kept_at
@@ -133,8 +134,11 @@ class Recovering:
             self.inquiries.told(peer, message)
 
     def released(self, peer: int, message: Release) -> None:
-        """Another host lets go of an object of this one."""
+        """Another host lets go of an object of this one, and of its copy."""
         self.homes.released(peer, message)
+        number = self._number_of(peer)
+        if number is not None:
+            self.node.places.lose_copy(self.node.imports.own(message.object), number)
 
     def freed(self, one: Import) -> None:
         """A header of an object of another host has gone."""

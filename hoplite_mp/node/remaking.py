@@ -155,7 +155,7 @@ class Remaking:
         copies = self.copies_of(oid)
         if copies and place.asked < COPIES_TRIED_MAX:
             place.asked += 1
-            self.places.found(oid, copies)
+            self.places.found(oid, copies, copied=True)
         elif one is not None:
             self._ask_home(oid, one)
         elif oid in self.by_run:  # it was done, and its host died before its bytes were here
@@ -326,7 +326,7 @@ class Remaking:
         place.asked += 1
         del self.runs[run.target]
         self._end(run)
-        self.places.found(run.target, copies)
+        self.places.found(run.target, copies, copied=True)
         self.after(0.0, self.look)  # others may need it
         return True
 

@@ -108,6 +108,8 @@ class Operation:
     unfinished: set[int] = field(default_factory=set)  # nodes that have not reported yet
     lost: set[int] = field(default_factory=set)  # nodes lost while it ran
     told: dict[int, None] = field(default_factory=dict)  # living nodes that have the latest plan
+    # Of sources that were to be at a node, and were not there: (index, node).
+    gone: dict[tuple[int, int], None] = field(default_factory=dict)
 
     def same(self, index: int) -> Iterable[int]:
         """All indices of the source at `index`; none if there is no such source."""
@@ -228,9 +230,20 @@ def _note_execution_failed(op: Operation, message: ExecutionFailed) -> ManagerTo
         # Nothing that could be left out: a further epoch would fail in the same way.
         return OperationFailed(op.request.operation, message.error, message.reason)
     for index in vanished:
-        note_failed(op, SourceFailed(op.request.operation, index, message.reason))
+        _note_gone(op, index, message)
     op.state = State.WAITING
     return None
+
+
+def _note_gone(op: Operation, index: int, message: ExecutionFailed) -> None:
+    """Others may still hold it: a copy goes when nobody there wants it any more."""
+    op.gone[index, message.node] = None
+    source = op.ready.get(index)
+    if source is None or message.node not in source.holders or len(source.holders) == 1:
+        note_failed(op, SourceFailed(op.request.operation, index, message.reason))
+        return
+    for one in op.same(index):
+        op.ready[one].holders.pop(message.node, None)
 
 
 def _drop(op: Operation, _: OperationDropped) -> ManagerToNode:

@@ -487,7 +487,8 @@ def _failure(op: Operation) -> OperationFailed:
         f"first source {index}: {reason}"
     )
     error = "reduce" if op.request.kind in FOLDING else "source"
-    return OperationFailed(op.request.operation, error, message, index)
+    gone = tuple(number for pair in op.gone for number in pair)
+    return OperationFailed(op.request.operation, error, message, index, gone)
 
 
 def _find_twins(sources: tuple[bytes, ...]) -> dict[bytes, list[int]]:

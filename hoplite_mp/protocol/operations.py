@@ -277,17 +277,21 @@ class Commit(Message, frozen=True):
 
 
 class OperationFailed(Message, frozen=True):
-    """The operation cannot come true; `cause_index` names the source that failed first."""
+    """The operation cannot come true; `cause_index` names the source that failed first. `gone`: of
+    sources that were to be at a node, and were not there, (index, node) pairs, flat."""
 
     operation: int
     error: str
     message: str
     cause_index: int | None = None
+    gone: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         counts(operation=self.operation)
         one_of("error", self.error, OPERATION_ERRORS)
         text("message", self.message, 2 * TEXT_CHARS_MAX)
+        numbers("gone", self.gone, max(SOURCES_MAX, NODES_MAX) - 1)
+        between("numbers in gone", len(self.gone) % 2, 0, 0)
         if self.cause_index is not None:
             between("cause_index", self.cause_index, 0, SOURCES_MAX - 1)
 

@@ -46,6 +46,12 @@ class NaiveOperation:
             elif what == "failed":
                 ready.pop(index, None)
                 failed += [index] if index not in failed else []
+            elif what == "gone":  # from one of its holders, or it was never there
+                if node in ready.get(index, ()) and len(ready[index]) > 1:
+                    ready[index].discard(node)
+                else:
+                    ready.pop(index, None)
+                    failed += [index] if index not in failed else []
             elif what == "lost":
                 for one in list(ready):
                     ready[one].discard(node)

@@ -149,7 +149,7 @@ class ReduceWalk(Walk):
             del self.operations[operation]
         else:
             for index in sorted(vanished.intersection(op.members)):
-                op.report("failed", index)
+                op.report("gone", index)
             op.members = None
             self.check_operation(operation, sends)
 

@@ -1,0 +1,37 @@
+"""Copies of sources that go while a collective is planned: others may still hold them."""
+
+from __future__ import annotations
+
+from hoplite_mp.planner.machine import Planner
+from hoplite_mp.protocol import messages as m
+
+ID = bytes(16)
+
+
+def test_a_holder_that_has_it_no_more_is_replaced_by_another() -> None:
+    planner = Planner()
+    for node in range(3):
+        planner.step(m.NodeJoined(70 + node, 1, 2), 0.0)
+    request = m.ReduceRequested(
+        7,
+        0,
+        1,
+        (ID,),
+        "sum",
+        1,
+        ready=(0,),
+        ready_nbytes=(4096,),
+        ready_layouts=(b"x",),
+        ready_holders=((1, 2),),
+    )
+    plans = [one for _, one in planner.step(request, 0.0).sends if isinstance(one, m.ExecuteReduce)]
+    assert {plan.holders for plan in plans} == {(1,)}
+    sends = planner.step(m.ExecutionFailed(7, 1, 1, "it is gone", (0,)), 0.0).sends
+    plans = [one for _, one in sends if isinstance(one, m.ExecuteReduce)]
+    assert {(plan.epoch, plan.holders) for plan in plans} == {(2, (2,))}
+    sends = planner.step(m.ExecutionFailed(7, 2, 2, "it is gone", (0,)), 0.0).sends
+    ((node, failure),) = [send for send in sends if isinstance(send[1], m.OperationFailed)]
+    assert isinstance(failure, m.OperationFailed)
+    assert node == 0
+    assert failure.gone == (0, 1, 0, 2)
+    assert failure.error == "reduce"
