@@ -379,9 +379,10 @@ def spmd(
             left[0] -= 1
             if left[0]:
                 return
-        if runtime.client.usable:
-            runtime.channel.tell(ClosePool(pool, False))
-            runtime.submitter.close_queue(pool)
+        with contextlib.suppress(NodeLostError, ClosedError):  # it has gone with its cluster
+            if runtime.client.usable:
+                runtime.channel.tell(ClosePool(pool, False))
+                runtime.submitter.close_queue(pool)
 
     for future in futures:
         future.add_done_callback(done)

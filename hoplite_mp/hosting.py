@@ -161,7 +161,11 @@ def _take_part(
         if time.monotonic() - begun > LIVED_S:
             tries = REJOINS_MAX
         if not tries:
-            print("hoplite-mp: this host is lost again and again", file=sys.stderr)
+            print(
+                f"hoplite-mp: this host was lost {REJOINS_MAX + 1} times, each within {LIVED_S:g} s"
+                ": when what it is lost by is mended (its link, its memory), join again",
+                file=sys.stderr,
+            )
             return 1
         again, left, tries = True, REJOIN_S, tries - 1
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.client.memory import whole
 from hoplite_mp.client.tracing import Trace
+from hoplite_mp.errors import NodeLostError
 from hoplite_mp.protocol.local import AddWorkers, DrainNode, Members, Standing, Stats
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from hoplite_mp.client.runtime import Runtime
 
@@ -115,7 +116,8 @@ def counters(runtime: Runtime) -> dict[int, dict[str, int]]:
 def node_numbers(
     runtime: Runtime, nodes: Any, one: str | None = None, workers: bool = False
 ) -> list[int]:
-    """A Node, a node id, or a list of them, as numbers; ValueError for one that is not there.
+    """A Node, a node id, or a list of them, as numbers; NodeLostError for one that is gone,
+    ValueError for one that has never been there.
 
     `one`: the call that takes at most one node. `workers`: they must have some.
     """
@@ -131,11 +133,20 @@ def node_numbers(
     for node in wanted:
         name = node.id if isinstance(node, Node) else node
         if name not in living:
-            raise ValueError(f"there is no node {name!r}: this cluster has {', '.join(living)}")
+            has = f"this cluster has {', '.join(living)}"
+            if isinstance(node, Node) or _was_there(name, living):
+                raise NodeLostError(f"node {name!r} is gone: {has}")
+            raise ValueError(f"there is no node {name!r}: {has}")
         if workers and not living[name].workers:
             raise ValueError(f"node {name!r} has no workers: no task can run there")
         found.append(int(name.removeprefix("h")))
     return found
+
+
+def _was_there(name: Any, living: Iterable[str]) -> bool:
+    """Numbers are given in order of joining."""
+    digits = name.removeprefix("h") if isinstance(name, str) else ""
+    return digits.isdecimal() and int(digits) < max(int(one.removeprefix("h")) for one in living)
 
 
 def named_places(

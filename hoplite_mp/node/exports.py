@@ -130,8 +130,9 @@ class Exports:
         """Something has become done: were others waiting for it?"""
         for oid in [oid for oid in self.pending if self.tasks.done(oid)]:
             self.tasks.unpark(self.pending.pop(oid))
-            for peer, number in self.exports[oid].importers:
-                self.send(peer, self.describe(oid, self.exports[oid].object, number))
+            export = self.exports[oid]
+            for peer, number in list(export.importers):  # one that takes nothing may go meanwhile
+                self.send(peer, self.describe(oid, export.object, number))
         for oid in [oid for oid in self.again if not self.places.needs_making(oid)]:
             for peer, object_id, number in self.again.pop(oid):
                 self.send(peer, self.describe(oid, object_id, number))

@@ -86,6 +86,8 @@ class Management:
         self.host: int | None = None  # home of the manager's host; None: it is this one
         self.join_error: tuple[str, str] | None = None
         self._losses = 0
+        self._incarnation = 0  # one more for each attempt to join
+        self._join_until = 0.0
         self.ended = False  # the manager has said that the cluster ends
         self._said: deque[Any] = deque(maxlen=SAID_MAX)
         self._measured: dict[int, Any] = {}  # the latest, by peer; -1: of all together
@@ -127,20 +129,11 @@ class Management:
     def join(self) -> None:
         """Begins to speak with the manager; with one on another host this takes its time."""
         node = self.node
-        joined = NodeJoined(node.client.home, 0, node.start.workers)
-        if node.lan is not None:
-            lan = node.lan.lan
-            joined = msgspec.structs.replace(
-                joined,
-                host=lan.host,
-                addresses=tuple(lan.addresses),
-                memory_total=node.store.limit,
-                stays=lan.meets_drivers,
-            )
         if self.is_near:
             stream = TcpStream(socket.socket(fileno=self._fd))
         else:
             assert node.lan is not None
+            self._join_until = time.monotonic() + node.lan.lan.connect_timeout_s
             try:
                 admission = node.lan.connect()
             except HopliteError as error:
@@ -148,7 +141,45 @@ class Management:
                 node.requests.answer_standing()
                 return
             self.host, stream = admission.peer.host, admission.stream
-        self._speak(stream, [joined])
+        self._speak(stream, [self._joined()])
+
+    def _joined(self) -> NodeJoined:
+        node = self.node
+        joined = NodeJoined(node.client.home, self._incarnation, node.start.workers)
+        if node.lan is None:
+            return joined
+        lan = node.lan.lan
+        return msgspec.structs.replace(
+            joined,
+            host=lan.host,
+            addresses=tuple(lan.addresses),
+            memory_total=node.store.limit,
+            stays=lan.meets_drivers,
+        )
+
+    def _join_again(self, reason: str) -> bool:
+        """The manager has died while it let this node in: the next one is asked. False: it is too
+        late for that."""
+        left, lan = self._join_until - time.monotonic(), self.node.lan
+        if lan is None or self.is_near or self.ended or self.node.given_up or left <= 0:
+            return False
+        _log.info("the manager has not let this node in: %s", reason)
+        self._incarnation += 1
+
+        def called(admission: Admission | None) -> None:
+            if admission is None:
+                self._not_let_in(reason)
+            else:
+                self.host = admission.peer.host
+                self._speak(admission.stream, [self._joined()])
+
+        lan.call_manager(called, left)
+        return True
+
+    def _not_let_in(self, reason: str) -> None:
+        self.join_error = "ManagerLostError", f"the manager has not let this node in: {reason}"
+        self.node.requests.answer_standing()
+        self.node.leave()
 
     def admitted(self) -> None:
         """This node has its number."""
@@ -212,10 +243,11 @@ class Management:
         self.wire = None
         if self.pulse is not None:
             self.pulse.stop()
+        if not node.standing and self._join_again(reason):
+            return
         if not node.standing and not self.ended:
-            self.join_error = "ManagerLostError", f"the manager has not let this node in: {reason}"
-            node.requests.answer_standing()
-        if self.ended or node.stopping or not node.standing or node.given_up:
+            self._not_let_in(reason)
+        elif self.ended or node.stopping or not node.standing or node.given_up:
             node.leave()
         elif self.is_near:
             _log.info("the manager is gone: %s", reason)
@@ -315,11 +347,11 @@ class Management:
         members, numbers = node.members
         generations = node.groups.generations
         if node.lan is None:
-            yield NodeReturned(number, 0, numbers, members, generations=generations)
+            yield NodeReturned(number, self._incarnation, numbers, members, generations=generations)
         else:
             transfers = node.lan.transfers
             counted = transfers.epochs, transfers.copied, generations
-            yield NodeReturned(number, 0, numbers, members, *counted)
+            yield NodeReturned(number, self._incarnation, numbers, members, *counted)
         yield from node.operations.report()
         yield from node.groups.report()
         if node.lan is not None:

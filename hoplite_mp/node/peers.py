@@ -333,7 +333,8 @@ class Peers:
                 wire.send(frame)
         else:
             peer.extra.append(wire)
-        wire.ready()  # what came with the handshake's last bytes is announced by no loop
+        if wire.open:  # what came with the handshake's last bytes is announced by no loop
+            wire.ready()
 
     def _ended(self, peer: Peer, reason: str) -> None:
         if self.by_home.get(peer.member.home) is peer:

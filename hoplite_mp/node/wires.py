@@ -92,7 +92,7 @@ class Wire:
         if data is None or not (flushed or data):
             self.close(self.stream.failure or "the other side closed the connection")
             return
-        if self.heard is not None:
+        if data and self.heard is not None:
             self.heard()
         try:
             for message in self._decoder.feed(data) if data else ():
