@@ -59,11 +59,12 @@ def node_id(number: int) -> str:
     return f"h{number}"
 
 
-def standby_of(runtime: Runtime) -> tuple[tuple[str, ...], int, bool]:
+def standby_of(runtime: Runtime) -> tuple[tuple[str, ...], int, bool, bool]:
     """Where the cluster's standby is to be, best first; the number of the node on whose host that
-    is, -1 if that has not joined; whether it leads the cluster by now."""
+    is, -1 if that has not joined; whether it leads the cluster by now; whether there is a manager
+    at all, as far as this host's node knows."""
     standing = runtime.channel.call(Standing()).value
-    return tuple(standing[2]), standing[4], standing[5]
+    return tuple(standing[2]), standing[4], standing[5], standing[6]
 
 
 class Looking:

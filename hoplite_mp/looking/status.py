@@ -39,11 +39,17 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def standby(cluster: Cluster) -> list[str]:
-    """Where the manager is, or would be, if its first host is lost; nothing without a standby."""
-    addresses, node, leads = standby_of(cluster._runtime)
+    """Where the manager is, or would be, if its first host is lost, or that there is none; nothing
+    without a standby."""
+    addresses, node, leads, managed = standby_of(cluster._runtime)
     if not addresses:
         return []
     where = f"standby at {' or '.join(addresses)}"
+    if not managed:
+        return [
+            f"{where}: there is no manager, and what needs one waits. If its host is gone, "
+            f"`hoplite-mp promote {addresses[0]}` makes the standby lead"
+        ]
     if node < 0:
         return [f"{where}: no host with that address has joined, so nobody would take over"]
     return [f"{where}, on {node_id(node)}{', which leads the cluster' if leads else ''}"]

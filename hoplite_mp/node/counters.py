@@ -42,11 +42,15 @@ class Counters:
             done += info["tasks_done"]
             failed += info["tasks_failed"]
         objects = sum(header["state"] not in _UNFINISHED for header in client.scan())
-        sent, received = (0, 0) if node.lan is None else node.lan.links.moved()
+        sent = received = 0
+        retried, lan = node.sweeper.retried, node.lan
+        if lan is not None:
+            sent, received = lan.links.moved()
+            retried += lan.delegation.retried + lan.recovering.remaking.begun
         return {
             "tasks_done": done + workers.tasks_done,
             "tasks_failed": failed + workers.tasks_failed + node.sweeper.failed,
-            "tasks_retried": node.sweeper.retried,
+            "tasks_retried": retried,
             "workers_lost": workers.lost,
             "objects": objects,
             "bytes_used": store.used_bytes(),

@@ -89,6 +89,7 @@ class Delegation:
         self.ends_elsewhere: Callable[[int], None] = lambda oid: None
         self._offered: set[int] = set()
         self.capacity = 0  # workers of all runners
+        self.retried = 0  # tasks whose host was lost
 
     # -- who runs ------------------------------------------------------------------------------
 
@@ -331,6 +332,7 @@ class Delegation:
         if self.tasks.aborted(oid):
             self.client.settle(oid, NODE_SLOT)
         elif self.client.inspect(oid)["retries_left"] and self.client.requeue(oid, NODE_SLOT):
+            self.retried += 1
             self.post(oid)
         elif self.client.take_over(oid, NODE_SLOT):
             name, tries = self.client.task_name(oid), self.client.add_try(oid)

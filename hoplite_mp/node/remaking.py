@@ -89,6 +89,7 @@ class Remaking:
         self.is_there: Callable[[int], bool] = lambda home: False  # a host
         self.runs: dict[int, _Run] = {}  # by target
         self.by_run: dict[int, _Run] = {}  # by header
+        self.begun = 0  # runs so far
         self._new: deque[int] = deque()
 
     # -- the maker of places -------------------------------------------------------------------
@@ -254,6 +255,7 @@ class Remaking:
         run.holds.append(self.client.hold(run.oid, False))
         run.queue = queue
         self.by_run[run.oid] = run
+        self.begun += 1
         run.question = self.inquiries.about(self.places.places[oid].object)
         self.lineage.entries[oid].spent += 1
         self.tasks.submit(

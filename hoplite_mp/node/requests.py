@@ -293,7 +293,8 @@ class Requests:
         if not node.standing and node.management.join_error is None:
             return
         cluster = node.lan.cluster if node.lan is not None else b""
-        stands = (node.number, cluster, *node.management.standby)
+        managed = node.management.wire is not None
+        stands = (node.number, cluster, *node.management.standby, managed)
         waiting, self.waiting_standing = self.waiting_standing, []
         for slot, number in waiting:
             node.reply(slot, Reply(number, node.management.join_error or stands))

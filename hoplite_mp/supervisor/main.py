@@ -360,11 +360,15 @@ class Supervisor:
                     elif isinstance(message, StartStandby):
                         self.take_standby(message, fds)
 
-    def pause(self) -> None:
+    def doze(self) -> None:
         """Until a child has ended, or for a moment."""
         select.select([self.wake_read], [], [], ENDING_POLL_MS / 1000)
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_read, 4096)
+
+    def pause(self) -> None:
+        """The same, and its end is noted."""
+        self.doze()
         self.reap()
 
     def await_node(self) -> None:
@@ -398,7 +402,7 @@ class Supervisor:
                 self.note_end(pid, status)
                 kill_group(pid)
             else:
-                select.select([], [], [], ENDING_POLL_MS / 1000)
+                self.doze()
         _say(f"these processes cannot be ended from here: {children()}")
 
     def let_node_finish(self) -> None:

@@ -305,6 +305,10 @@ def test_both_lead_until_they_hear_of_each_other(two: StandbyCluster) -> None:
     with both_sides(two, lan[1]) as driver:
         assert driver.hear() == "ready h1 h2"
         lan[0].cut()
+        until(
+            lambda: "there is no manager" in two.command(lan[1], "status").stdout,
+            "status does not say that there is no manager",
+        )
         assert two.command(lan[1], "promote").returncode == 0
         lan[0].mend()
         assert two.up.stdout is not None

@@ -117,6 +117,7 @@ def test_a_lost_result_is_made_again_when_it_is_asked_for(
     network.settle()
     assert run_one(network, BIG + 1) is not None
     network.settle()
+    assert sender.recovering.remaking.begun == 1
     assert sorted(heard) == [0, 1, 2]
     assert run_one(network, BIG) is None
     assert (sender.read(sender.sent[oid][0]) == BIG + 1).all()

@@ -241,12 +241,13 @@ def test_processes_are_gone_when_shutdown_returns() -> None:
         """
         c = hoplite_mp.Cluster(workers=2)
         list(c.map(abs, range(10)))
-        say(len(family()))
+        while len(family()) < 5:  # one worker may have run them all
+            time.sleep(0.01)
         c.shutdown()
         say(len(family()), threading.active_count())
         """
     )
-    assert out.split() == ["5", "0", "1"]
+    assert out.split() == ["0", "1"]
 
 
 def test_stopping_and_going_on() -> None:

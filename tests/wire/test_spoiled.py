@@ -61,7 +61,7 @@ while line := input():
         try:
             there = c.options(node=other(), retries=1)
             break
-        except ValueError:  # it has just gone
+        except hoplite_mp.NodeLostError:  # it has just gone
             pass
     x = np.random.default_rng(i).standard_normal(250_000)
     ref = c.put(x)
