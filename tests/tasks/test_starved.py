@@ -22,10 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def process_of(name: str) -> psutil.Process:
-    """The one of this process's cluster."""
-    family = psutil.Process().children(recursive=True)
-    (found,) = [one for one in family if one.name() == name]
+def supervisor_of(cluster: hoplite_mp.Cluster) -> psutil.Process:
+    host = cluster._host
+    assert host is not None
+    return psutil.Process(host.process.pid)
+
+
+def node_of(cluster: hoplite_mp.Cluster) -> psutil.Process:
+    family = supervisor_of(cluster).children()
+    (found,) = [one for one in family if one.name() == "hoplite node"]
     return found
 
 
@@ -52,7 +57,7 @@ def starved(process: psutil.Process) -> Iterator[None]:
 def test_the_node_has_no_descriptors(capfd: pytest.CaptureFixture[str]) -> None:
     with hoplite_mp.Cluster(workers=2, memory="128MiB") as cluster:
         assert cluster.stats()["objects"] == 0  # the node is at work
-        with starved(process_of("hoplite node")):
+        with starved(node_of(cluster)):
             with pytest.raises(ValueError, match="no worker can be started: Too many open files"):
                 cluster.add_workers(2)
             with pytest.raises(ValueError, match="no worker can be started: Too many open files"):
@@ -79,7 +84,7 @@ def test_tasks_for_which_no_worker_can_be_started() -> None:
     """They are not waited for for ever."""
     with hoplite_mp.Cluster(workers=1, memory="64MiB") as cluster:
         assert cluster.submit(add, 1, 2).result(PATIENCE_S) == 3
-        supervisor = psutil.Process().children()[0]
+        supervisor = supervisor_of(cluster)
         eventually(lambda: quiet(supervisor))
         with starved(supervisor):
             with pytest.raises(hoplite_mp.WorkerLostError):
