@@ -1,0 +1,114 @@
+"""Before a second run's value is told to anybody, all hosts say what they have of the first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hoplite_mp import ids
+from tests.node.test_imports import away_hold
+from tests.node.test_remaking import BIG, clean, is_absent, network, run_one, sender, submit
+
+if TYPE_CHECKING:
+    from tests.node.losses import LossNetwork, LossSide
+
+__all__ = ["network", "sender"]  # fixtures
+
+
+def run_again(
+    network: LossNetwork,
+    sender: LossSide,
+    oid: int,
+    runner: LossSide,
+    silent: LossSide,
+    other: LossSide,
+) -> None:
+    """The runner dies, and another host has another value; one of them says nothing meanwhile."""
+    network.stopped.add((silent.home, sender.home))
+    sender.delegation.lose_runner(silent.home)
+    network.lose(runner)
+    sender.places.want(oid, lambda: None)
+    network.settle(2)
+    assert run_one(network, BIG + 1) is other
+    network.settle()
+    assert is_absent(sender, oid)
+
+
+def test_a_copy_of_which_is_heard_after_the_second_run(
+    network: LossNetwork, sender: LossSide
+) -> None:
+    """What that run gave is told to nobody before all hosts have said what they have."""
+    oid, runner = submit(network, BIG)
+    object_id = ids.pack_id(sender.home, oid)
+    reader, other = (side for side in network.living[1:] if side is not runner)
+    (hold,) = away_hold(network, reader, object_id)
+    assert reader.places.want(reader.imports.by_object[object_id].oid, lambda: None)
+    reader.bring()
+    run_again(network, sender, oid, runner, reader, other)
+    network.stopped.clear()
+    network.settle()
+    assert (reader.read(hold) == BIG).all()
+    assert (sender.read(sender.sent[oid][0]) == BIG).all()
+    del hold
+    clean(network)
+
+
+def test_a_host_that_has_not_said_what_it_has_dies(network: LossNetwork, sender: LossSide) -> None:
+    oid, runner = submit(network, BIG)
+    silent, other = (side for side in network.living[1:] if side is not runner)
+    run_again(network, sender, oid, runner, silent, other)
+    network.lose(silent)
+    network.settle()
+    assert (sender.read(sender.sent[oid][0]) == BIG + 1).all()
+
+
+def test_parts_of_what_is_made_again_are_given_back(network: LossNetwork, sender: LossSide) -> None:
+    """They would go on with the bytes of the second value."""
+    oid, runner = submit(network, BIG)
+    object_id = ids.pack_id(sender.home, oid)
+    reader = next(side for side in network.living[1:] if side is not runner)
+    (hold,) = away_hold(network, reader, object_id)
+    there = reader.imports.by_object[object_id].oid
+    assert reader.places.want(there, lambda: None)
+    place = reader.places.places[there]
+    network.lose(runner)
+    assert place.payload  # who plans the fetch has said nothing yet
+    sender.places.want(oid, lambda: None)
+    network.pump()
+    network.pass_time()
+    network.pump()
+    assert not place.payload
+    assert run_one(network, BIG + 1) is not None
+    network.settle()
+    assert (reader.read(hold) == BIG + 1).all()
+    del hold
+    clean(network)
+
+
+def test_the_one_who_has_it_is_lost_to_the_home_alone(
+    network: LossNetwork, sender: LossSide
+) -> None:
+    """It lives perhaps, and others may read from it: the manager decides before there is another
+    value."""
+    oid, runner = submit(network, BIG)
+    object_id = ids.pack_id(sender.home, oid)
+    reader, other = (side for side in network.living[1:] if side is not runner)
+    (hold,) = away_hold(network, reader, object_id)
+    member = network.members[runner.number]
+    network.stopped |= {(runner.home, sender.home), (sender.home, runner.home)}
+    sender.missing[runner.number] = member
+    sender.recovering.begin(member)
+    sender.delegation.lose_runner(runner.home)
+    sender.exports.lose_peer(runner.home)
+    sender.places.lose_node(runner.number)
+    sender.delegation.lose_runner(reader.home)
+    sender.places.want(oid, lambda: None)
+    network.settle(2)
+    assert run_one(network, BIG + 1) is other
+    network.settle()
+    assert is_absent(sender, oid)
+    assert is_absent(reader, reader.imports.by_object[object_id].oid)
+    sender.missing.clear()
+    network.lose(runner)
+    network.settle()
+    assert (sender.read(sender.sent[oid][0]) == BIG + 1).all()
+    assert (reader.read(hold) == BIG + 1).all()
