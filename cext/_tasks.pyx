@@ -333,8 +333,20 @@ cdef class Tasks:
         return LOAD32(&client_of(self.c, self.slot).retire) != 0
 
     def pool_state(self, unsigned pool) -> int:
-        """0 free, 1 open, 2 closing."""
+        """0 free, 1 open, 2 closing, 3 an actor's that has ended."""
         return LOAD32(&pool_of(self.c, pool).state)
+
+    def owns_queue(self, unsigned queue, unsigned pool) -> bool:
+        """Is that queue still this client's, to that pool?"""
+        cdef shm_queue *q = queue_of(self.c, queue)
+        return LOAD32(&q.owner) == self.slot + 1 and LOAD32(&q.pool) == pool
+
+    def close_queues_to(self, unsigned pool) -> None:
+        """The node: nobody can submit to that pool any more."""
+        cdef unsigned q
+        for q in range(LOAD32(&root_of(self.c).queues_high)):
+            if LOAD32(&queue_of(self.c, q).owner) and LOAD32(&queue_of(self.c, q).pool) == pool:
+                queue_close(self.c, q)
 
     def wake_pool(self, unsigned pool) -> None:
         """Wakes every worker that sleeps."""

@@ -63,7 +63,7 @@ cdef class NodeClient(Client):
         STORE32(&client_of(self.c, slot).retire, value)
 
     def open_pool(self, unsigned pool, uint32_t state) -> None:
-        """0 free, 1 open, 2 closing."""
+        """0 free, 1 open, 2 closing, 3 an actor's that has ended."""
         STORE32(&pool_of(self.c, pool).state, state)
 
     def client_info(self, unsigned slot) -> dict:
@@ -90,6 +90,24 @@ cdef class NodeClient(Client):
                 if WORD_STATE(w) != ST_FREE and (owned or WORD_CLAIMANT(w) == slot):
                     found.append(describe(self.c, t, i))
         return found
+
+    def queued_in(self, unsigned pool, bint waiting_too=False) -> list[int]:
+        """Tasks that wait for a worker of that pool, in the order in which they were submitted;
+        `waiting_too`: also those that wait for their arguments."""
+        cdef list found = []
+        cdef unsigned t, i
+        cdef shm_header *h
+        cdef uint64_t w
+        for t in range(LOAD32(&root_of(self.c).tables_high)):
+            for i in range(LOAD32(&table_of(self.c, t).high)):
+                h = header_at(self.c, t, i)
+                w = LOAD64(&h.word)
+                if h.pool == pool and h.kind == KIND_TASK and (
+                        WORD_STATE(w) == ST_QUEUED or (waiting_too and WORD_STATE(w) == ST_WAITING)):
+                    found.append((record_at(self.c, t, i).submitted_ns,
+                                  ID_MAKE(t, i, WORD_GENERATION(w))))
+        found.sort()
+        return [oid for _, oid in found]
 
     def announce(self, uint64_t oid) -> None:
         announce_done(self.c, oid)

@@ -4,12 +4,14 @@ The names below are the public face; everything else may change.
 """
 
 from hoplite_mp._version import __version__ as __version__
+from hoplite_mp.actor import Actor as Actor
 from hoplite_mp.client.futures import Future as Future
 from hoplite_mp.cluster import Cluster as Cluster
 from hoplite_mp.cluster import Node as Node
 from hoplite_mp.cluster import current as current
 from hoplite_mp.config import Config as Config
 from hoplite_mp.drop_in import Executor as Executor
+from hoplite_mp.errors import ActorLostError as ActorLostError
 from hoplite_mp.errors import AuthError as AuthError
 from hoplite_mp.errors import ClosedError as ClosedError
 from hoplite_mp.errors import ConfigError as ConfigError
@@ -31,6 +33,8 @@ from hoplite_mp.ref import by_ref as by_ref
 from hoplite_mp.serial import register_pickle_by_value as register_pickle_by_value
 
 __all__ = [
+    "Actor",
+    "ActorLostError",
     "AuthError",
     "ClosedError",
     "Cluster",
@@ -58,7 +62,16 @@ __all__ = [
     "register_pickle_by_value",
 ]
 
-for _name in ("Cluster", "Executor", "Future", "Group", "Node", "ObjectRef", "as_completed"):
+for _name in (
+    "Actor",
+    "Cluster",
+    "Executor",
+    "Future",
+    "Group",
+    "Node",
+    "ObjectRef",
+    "as_completed",
+):
     globals()[_name].__module__ = "hoplite_mp"
-for _name in ("by_ref", "current", "register_pickle_by_value", "Config"):
+for _name in ("Actor", "by_ref", "current", "register_pickle_by_value", "Config"):
     globals()[_name].__module__ = "hoplite_mp"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from hoplite_mp.actor import ActorCalls
 from hoplite_mp.client.entering import enter
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
@@ -60,7 +61,7 @@ SPMD_SIZE_MAX = 200
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
-class Cluster(CollectiveCalls, Looking, TaskExecutor):
+class Cluster(ActorCalls, CollectiveCalls, Looking, TaskExecutor):
     """Processes that share immutable objects; a `concurrent.futures.Executor`.
 
     Args:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from concurrent.futures import BrokenExecutor
 
 __all__ = [
+    "ActorLostError",
     "AuthError",
     "ClosedError",
     "ConfigError",
@@ -65,6 +66,14 @@ class WorkerLostError(HopliteError, BrokenExecutor):
     """A worker died while it ran the task, and the task's retries are used up.
 
     The world's doing (a kill, memory running out) or the task's (a crash in compiled code).
+    """
+
+
+class ActorLostError(WorkerLostError):
+    """The actor's process has ended, and its state with it; or it was closed, or killed.
+
+    The world's doing, or the class's own (a crash in compiled code). `options(restarts=)` begins
+    it anew, `options(checkpoint=)` keeps its state.
     """
 
 

@@ -50,6 +50,9 @@ class Options:
     timeout: float | None = None
     copy: bool = False
     name: str | None = None
+    restarts: int = 0
+    detached: bool = False
+    get_if_exists: bool = False
 
     def override(self, changes: dict[str, Any]) -> Options:
         """The same with some changed; TypeError for names that do not exist."""
@@ -70,6 +73,11 @@ class Options:
             if not timeout > 0:
                 raise ValueError(f"timeout={timeout!r}: it must be seconds above 0, or None")
             changes["timeout"] = None if timeout > TIMEOUT_S_MAX else float(timeout)
+        restarts = changes.get("restarts")
+        if restarts is not None:
+            changes["restarts"] = whole(restarts)
+            if changes["restarts"] is None or changes["restarts"] < 0:
+                raise ValueError(f"restarts={restarts!r}: it must be 0 or more")
         name = changes.get("name")
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name={name!r}: it must be a text, or None")

@@ -23,6 +23,7 @@ FLOORS = [
     {"client"},
     {"supervisor", "manager", "node", "worker", "nodes"},
     {"executor", "collectives", "leading"},
+    {"actor"},
     {"member"},
     {"group"},
     {"cluster"},

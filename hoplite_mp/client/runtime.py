@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks, serial
+from hoplite_mp.client.actors import Actors
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import STATE, Memory
 from hoplite_mp.client.submitter import HERE, KIND_OPERATION, Submitter
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from hoplite_mp.client.channel import Channel
     from hoplite_mp.config import Config
 
-__all__ = ["Runtime", "current_runtime"]
+__all__ = ["Runtime", "current_runtime", "runtime_of"]
 
 NODE_SLOT = 0
 _stack: list[Runtime] = []
@@ -54,6 +55,7 @@ class Runtime:
         self.memory.wait_one = self.submitter.waiting.wait_done
         self.memory.wait_moved = self.submitter.waiting.wait_moved
         self.memory.drain = self.submitter.drain
+        self.actors = Actors(self)
         self.own_pool = 0  # the pool whose tasks may be run in place
         self.face: Any = None  # the Cluster over this runtime, made when first asked for
         self.pool_sizes: dict[int, int] = {}
@@ -149,6 +151,15 @@ def current_runtime() -> Runtime:
         if runtime.client.usable:
             return runtime
     raise ClosedError("no cluster is open in this process: open one with hoplite_mp.Cluster()")
+
+
+def runtime_of(ref: ObjectRef[Any]) -> Runtime:
+    """The open one that this ref's hold belongs to, else the innermost."""
+    home = getattr(ref._hold, "home", 0)
+    for runtime in reversed(_stack):
+        if runtime.client.usable and runtime.client.home == home:
+            return runtime
+    return current_runtime()
 
 
 def _closed(oid: int, deadline: int) -> None:

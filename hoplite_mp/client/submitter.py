@@ -29,6 +29,7 @@ from hoplite_mp.errors import (
     ObjectLostError,
     StoreFullError,
 )
+from hoplite_mp.protocol.actors import FailActorCalls
 from hoplite_mp.protocol.local import Interrupt
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ FLAG_OWN_STACK, FLAG_COPY, FLAG_HERE = 1, 2, 4
 HERE = -1
 NAME_BYTES = 32
 FINISHED_MIN = 1024
+POOL_ENDED = 3
 HOLDS_OF_CALL = 2  # the function, and what it carries
 ERROR_CHARS_MAX = 40  # of the last resort, which must fit into a record
 NO_ROOM_EVEN_FOR_WORDS = "no room, even for details; raise memory="
@@ -79,6 +81,7 @@ class Submitter:
         self._waiting: dict[int, list[Pending]] = {}  # dependency -> tasks that need it
         # queue -> tasks that are ready, but the queue's ring was full
         self._overflow: dict[int, deque[Pending]] = {}
+        self._ordered: dict[int, int] = {}  # queue -> pool, of actors
         self._finished: list[weakref.ref[Future[Any]]] = []  # perhaps with results not yet read
         self._finished_max = FINISHED_MIN
         self._lock = threading.RLock()
@@ -120,7 +123,10 @@ class Submitter:
         timeout: float | None,
         copy: bool,
         name: str | None,
+        holder: Any = None,
+        refusal: BaseException | None = None,
     ) -> Future[Any]:
+        """holder: held until the task is done. refusal: why it fails without having run."""
         if self.closed or not self.client.usable:
             self.memory.check()
             raise ClosedError("this cluster is closed: it takes no new tasks")
@@ -129,7 +135,7 @@ class Submitter:
             memory.collect()
         function, carried = self._functions.send(fn)
         call = serial.encode_call(args, kwargs)
-        holds: list[Any] = [function, carried, *call.refs]
+        holds: list[Any] = [function, carried if holder is None else (carried, holder), *call.refs]
         inline, args_oid = call.head, 0
         if call.nbytes > _tasks.ARGS_INLINE_BYTES or call.buffers:
             if call.nbytes <= _tasks.ARGS_INLINE_BYTES:
@@ -145,7 +151,7 @@ class Submitter:
         future: Future[Any] = Future(self, oid, hold, copy)
         if name is None:
             name = getattr(fn, "__name__", None) or type(fn).__name__
-        ready = not call.dependencies and queue not in self._overflow
+        ready = not call.dependencies and queue not in self._overflow and refusal is None
         pending = Pending(oid, queue, future, holds)
         try:
             self.pending[oid] = pending
@@ -162,8 +168,16 @@ class Submitter:
                 ready,
                 self.audience,
             )
-            if not posted:
-                if call.dependencies:
+            if posted:
+                if holder is not None:
+                    self._look_at_actor(pool)
+            else:
+                if refusal is not None:
+                    self._fail(pending, refusal)
+                    self.drain()
+                elif call.dependencies:
+                    if holder is not None:
+                        self._keep_place(pending)
                     self._depend(pending, call.dependencies)
                 else:
                     self._post_later(pending)
@@ -177,9 +191,38 @@ class Submitter:
             raise
         return future
 
+    # -- actors: their calls keep their order ----------------------------------------------------
+
+    def order(self, pool: int) -> None:
+        """Tasks for that pool, an actor's, are posted in the order in which they were submitted:
+        one that waits for its arguments holds back the later ones."""
+        queue = self._queues.get(pool)
+        if queue is not None and self._ordered.get(queue) == pool:
+            if self.tasks.owns_queue(queue, pool):
+                return
+            with self._lock:  # an earlier actor had this number, and its queues were closed
+                if self._queues.get(pool) == queue:
+                    del self._queues[pool], self._ordered[queue]
+        with self._lock:
+            self._ordered[self.queue(pool)] = pool
+
+    def _keep_place(self, pending: Pending) -> None:
+        """In the row of its actor's calls, before it is known when its arguments are there."""
+        with self._lock:
+            pending.missing = 1
+            self._overflow.setdefault(pending.queue, deque()).append(pending)
+
+    def _look_at_actor(self, pool: int) -> None:
+        """After a call was posted: whoever ended the actor before has not seen it."""
+        if self.tasks.pool_state(pool) == POOL_ENDED:
+            self.memory.channel.tell(FailActorCalls(pool))
+
     def _post_later(self, pending: Pending) -> None:
         """Posts it behind what waits for room in the same queue."""
         with self._lock:
+            if pending.queue in self._ordered and pending.needs:
+                self._post_overflow()  # it has its place already
+                return
             if pending.queue not in self._queues.values():
                 return  # its pool has been closed: it is cancelled
             self._overflow.setdefault(pending.queue, deque()).append(pending)
@@ -188,13 +231,18 @@ class Submitter:
     def _post_overflow(self) -> None:
         with self._lock:
             for queue, tasks in list(self._overflow.items()):
+                posted = False
                 while tasks:
                     task = tasks[0]
-                    if task.oid in self.pending and not self.tasks.post(task.oid, queue):
-                        break
+                    if task.oid in self.pending:
+                        if task.missing or not self.tasks.post(task.oid, queue):
+                            break
+                        posted = True
                     tasks.popleft()
                 else:
                     del self._overflow[queue]
+                if posted and queue in self._ordered:
+                    self._look_at_actor(self._ordered[queue])
 
     @property
     def wants_news(self) -> bool:
@@ -387,6 +435,9 @@ class Submitter:
 
     def cancel(self, oid: int, force: bool) -> bool:
         self.memory.check()
+        pending = self.pending.get(oid)
+        if pending is not None and pending.queue in self._ordered:
+            force = False  # the state of an actor that is interrupted would be what nobody expects
         outcome = self.tasks.cancel(oid, force)
         if outcome == 2:
             self.memory.channel.tell(Interrupt(oid, self.tasks.claimant(oid)))

@@ -35,8 +35,26 @@ class Waiting:
         self.memory = submitter.memory
         self.tasks = submitter.tasks
         self.run_in_place: Callable[[int], bool] | None = None  # set in a worker
+        self._own_calls = -1  # of an actor: the pool of its calls, which run one at a time
+        self._runs_calls = 0  # the thread that runs them
         self._blocked = 0  # threads of a worker that wait inside a task
         self._lock = threading.Lock()
+
+    def forbid(self, pool: int) -> None:
+        """This thread runs that pool's tasks, one at a time: it must not wait for another one."""
+        self._own_calls, self._runs_calls = pool, threading.get_ident()
+
+    def _check_own_calls(self, oids: list[int]) -> None:
+        if threading.get_ident() != self._runs_calls:
+            return
+        for oid in oids:
+            if self.tasks.pool_of(oid) == self._own_calls and not self.tasks.done(oid):
+                name = self.tasks.name(oid)
+                if name:
+                    raise RuntimeError(
+                        f"{name}() is a later call of this actor: it begins when the call that "
+                        "runs now has ended, so waiting for it here would never end"
+                    )
 
     def wait_done(self, oid: int, deadline: int) -> None:
         """Until the object is done. A worker runs what it waits for, or counts as blocked."""
@@ -75,6 +93,8 @@ class Waiting:
         """Until `need` of them are done; False at the deadline. `news`: True also when something
         else has become done."""
         counted, blocked = self.run_in_place is None, False
+        if self._own_calls >= 0:
+            self._check_own_calls(oids)
         try:
             while True:
                 self.memory.check()

@@ -22,6 +22,7 @@ import msgspec
 from hoplite_mp import _shm, _tasks
 from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
 from hoplite_mp.config import Config
+from hoplite_mp.node.actors import Actors
 from hoplite_mp.node.counters import Counters
 from hoplite_mp.node.exports import Exports
 from hoplite_mp.node.groups import Groups
@@ -95,7 +96,9 @@ class Node:
         self.store.elsewhere = self.places.restore
         self.imports = Imports(self.results, self.places, self.send_peer)
         self.exports = Exports(self.results, self.places, self.send_peer, lambda: self.number)
-        self.sweeper.freed = self.imports.freed
+        self.actors = Actors(self)
+        self.sweeper.freed = self.freed
+        self.sweeper.lost_call = self.actors.lost_call
         threads = self.config.reduce_threads or start.cores
         self.operations = Operations(
             self.results, self.send_manager, self.tasks.wake_node, threads, lambda: self.number
@@ -185,6 +188,14 @@ class Node:
     def local_oid(self, object_id: bytes) -> int | None:
         """Where an object of any host lies on this one."""
         return self.imports.local(object_id) or None
+
+    def freed(self, oid: int) -> None:
+        """Nobody on this host holds that object any more."""
+        self.actors.freed(oid)
+        if self.lan is not None:
+            self.lan.freed(oid)
+        else:
+            self.imports.freed(oid)
 
     def driver_name(self, slot: int) -> int:
         """Where lines for the driver in that slot are sent; 0: it is the one of this host."""
@@ -378,7 +389,6 @@ class Node:
             from hoplite_mp.node.lan import Lan
 
             self.lan = Lan(self, self.start.lan)
-            self.sweeper.freed = self.lan.freed
             self.sweeper.is_guest = self.lan.recovering.is_run_here
         self.management.join()
         self.workers.open_first(self.start.workers, DRIVER_SLOT)

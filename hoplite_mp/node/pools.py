@@ -40,6 +40,7 @@ class Pool:
     owner: int  # client slot
     max_tasks: int = 0
     setup: int = 0
+    actor: bool = False  # its one worker keeps a state, and nobody stands in for it
     audience: int = 0  # who hears what its workers print before their first task
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     closing: bool = False
@@ -58,14 +59,14 @@ class Pool:
         if self.closing or self.broken:
             return 0
         living = sum(not worker.retiring for worker in self.workers.values())
-        wanted = self.target + min(blocked, blocked_max)
+        wanted = self.target + (0 if self.actor else min(blocked, blocked_max))
         return max(0, wanted - living)
 
     def stuck(self, blocked: int, blocked_max: int, now: float) -> bool:
         """All its workers have waited inside tasks for a while, and no other one may be started:
         what they have sent to this pool would never run."""
         living = sum(not worker.retiring for worker in self.workers.values())
-        if self.closing or blocked <= blocked_max or blocked < living:
+        if self.closing or self.actor or blocked <= blocked_max or blocked < living:
             self.stuck_since = None
         elif self.stuck_since is None:
             self.stuck_since = now

@@ -11,6 +11,16 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.protocol.actors import (
+    ActorBegins,
+    ActorFailed,
+    ActorMayEnd,
+    ActorRestarts,
+    EndActor,
+    FailActorCalls,
+    FindActor,
+    OpenActor,
+)
 from hoplite_mp.protocol.local import (
     ON_ITS_WAY,
     RESTORED,
@@ -110,6 +120,14 @@ class Requests:
             TraceDrop: node.tracing.drop,
             Dump: node.waits.ask,
             DumpRead: node.waits.piece,
+            OpenActor: node.actors.open,
+            FindActor: node.actors.find,
+            EndActor: node.actors.end,
+            ActorRestarts: node.actors.restarts,
+            FailActorCalls: node.actors.fail_calls,
+            ActorFailed: node.actors.constructor_raised,
+            ActorBegins: node.actors.begins,
+            ActorMayEnd: node.actors.may_end,
         }
 
     def take(self, slot: int, request: Request) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.pools import WorkerInfo
     from hoplite_mp.node.results import Results
 
-__all__ = ["Sweeper"]
+__all__ = ["Sweeper", "how_it_ended"]
 
 FLAG_REFS = 2
 KIND_TASK = 2
@@ -41,6 +41,8 @@ class Sweeper:
         self.freed: Callable[[int], None] = lambda oid: None  # told of everything that goes
         # Of the node's tables only tasks of other hosts are waited for: others' senders are dead.
         self.is_guest: Callable[[int], bool] = lambda oid: False
+        # What a call raises during which its actor's process has ended; None: of no actor.
+        self.lost_call: Callable[[WorkerInfo, str], Exception | None] = lambda worker, how: None
         self.own_tables: set[int] = set(self.client.tables)
         self.retried = self.failed = 0  # tasks whose worker died
 
@@ -138,9 +140,11 @@ class Sweeper:
                 f"{slot}@h{self.tasks.node_number}, which was killed and replaced; give it more "
                 "with options(timeout=)"
             )
+        elif worker is not None and (lost := self.lost_call(worker, how_it_ended(code))):
+            error = lost
         else:
             error = WorkerLostError(
-                f"worker {slot}@h{self.tasks.node_number} {_how(code)} ({_memory()}) "
+                f"worker {slot}@h{self.tasks.node_number} {how_it_ended(code)} ({_memory()}) "
                 f"while running {name}(); tried {tries} time{'s' if tries != 1 else ''}."
             )
         self.results.store_error(oid, error)
@@ -169,7 +173,8 @@ _STORED = ("SEALED", "SPILLING", "SPILLED", "FAILED")
 _DONE = ("SEALED", "FAILED", "CANCELLED", "DELETED", "SPILLED", "SPILLING")
 
 
-def _how(code: int) -> str:
+def how_it_ended(code: int) -> str:
+    """Of a process, by its exit code as os.waitstatus_to_exitcode gives it."""
     if code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"

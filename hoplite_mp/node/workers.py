@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from hoplite_mp.client.submitter import FLAG_HERE
 from hoplite_mp.errors import NodeLostError, WorkerLostError
 from hoplite_mp.node.pools import Pool, WorkerInfo
+from hoplite_mp.node.sweeper import how_it_ended
 
 if TYPE_CHECKING:
     from hoplite_mp.node.main import Node
@@ -58,9 +59,16 @@ class Workers:
     # -- pools ---------------------------------------------------------------------------------
 
     def open(
-        self, number: int, target: int, owner: int, max_tasks: int, setup: int, audience: int
+        self,
+        number: int,
+        target: int,
+        owner: int,
+        max_tasks: int,
+        setup: int,
+        audience: int,
+        actor: bool = False,
     ) -> Pool:
-        pool = Pool(number, target, owner, max_tasks, setup, audience)
+        pool = Pool(number, target, owner, max_tasks, setup, actor, audience)
         if setup:
             pool.setup_hold = self.client.hold(setup)
         self.pools[number] = pool
@@ -78,12 +86,18 @@ class Workers:
             pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0)
 
     def open_next(
-        self, target: int, owner: int, max_tasks: int, setup: int, audience: int
+        self,
+        target: int,
+        owner: int,
+        max_tasks: int,
+        setup: int,
+        audience: int,
+        actor: bool = False,
     ) -> int | None:
         """The number of a new pool; None if all are taken."""
         for number in range(1, POOLS_MAX):
             if number not in self.pools:
-                pool = self.open(number, target, owner, max_tasks, setup, audience)
+                pool = self.open(number, target, owner, max_tasks, setup, audience, actor)
                 if pool.workers:
                     return number
                 self.close(number, False)  # no worker can be started
@@ -145,6 +159,8 @@ class Workers:
     def forget_if_empty(self, pool: Pool) -> None:
         if pool.closing and not pool.workers:
             self.client.open_pool(pool.number, POOL_FREE)
+            if pool.actor:
+                self.tasks.close_queues_to(pool.number)
             self.pools.pop(pool.number, None)
             if self.node.lan is not None:
                 self.node.lan.delegation.forget_pool(pool.number)
@@ -238,12 +254,17 @@ class Workers:
         pool.workers.pop(worker.slot, None)
         if (code != 0 or info["running"]) and worker.verdict != "closing":
             self.lost += 1
-        pool.died(worker, code, SETUP_FAILED)
-        if pool.broken:
-            self.fail_queued(pool)
+        if pool.actor:
+            self.node.actors.died(pool, worker, how_it_ended(code))
         else:
+            pool.died(worker, code, SETUP_FAILED)
+        if not pool.broken:
             self.start_missing(pool)
-            self.post_queued(pool.number)
+        if not pool.actor:  # an actor's process asks for the calls that wait, in their order
+            if pool.broken:
+                self.fail_queued(pool)
+            else:
+                self.post_queued(pool.number)
         for oid in again:
             if self.tasks.pool_of(oid) not in self.pools:
                 self.fail(oid, "its pool is closed")
@@ -316,8 +337,8 @@ class Workers:
     def interrupt(self, oid: int, slot: int) -> None:
         """Interrupts the task if it still runs there; kills the worker if that does not help."""
         worker = self.all.get(slot)
-        if worker is None or not self._runs(slot, oid):
-            return
+        if worker is None or not self._runs(slot, oid) or self.pools[worker.pool].actor:
+            return  # an actor's call is not interrupted: its state would be what nobody expects
         if worker.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGUSR1)

@@ -22,13 +22,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import serial
+from hoplite_mp.client.actors import ActorSetup
 from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.memory import FOREVER_NS, _freeze
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.protocol.actors import ActorBegins, ActorFailed, ActorMayEnd
 from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL, SetupFailed
+from hoplite_mp.worker import actor
 from hoplite_mp.worker.voice import Voice
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ __all__ = ["Worker", "main"]
 POLL_NS = 500_000_000
 FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # decoded functions that a worker keeps
 SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
+ERROR_IN_MESSAGE_BYTES_MAX = 128 << 10
 SETUP_FAILED = 97  # exit code: the initializer raised
 
 
@@ -63,22 +67,43 @@ class Worker:
         self.functions: dict[int, tuple[Any, serial.Carried | None, int]] = {}
         self.functions_bytes = 0
         self.untaken: list[tuple[int, Any]] = []  # results whose refs the submitter must take over
+        self.is_actor = False
         runtime.own_pool = pool
         self.submitter.waiting.run_in_place = self.run_in_place
+
+    def become_actor(self) -> None:
+        """Its tasks are calls of one object, one at a time: while one waits, no other may run."""
+        self.is_actor = True
+        self.submitter.waiting.run_in_place = None
+        self.submitter.waiting.forbid(self.pool)
 
     def loop(self) -> None:
         """Until the cluster or the pool closes, or this worker is to retire."""
         client, tasks = self.memory.client, self.tasks
+        if self.is_actor:
+            self.run_backlog()
         while not client.closing:
             oid = tasks.next(self.pool, POLL_NS)
             if oid:
                 self.run(oid)
                 if self.max_tasks and self.done_tasks >= self.max_tasks:
                     break
-            elif tasks.retire or tasks.pool_state(self.pool) != 1:
+            elif tasks.retire or (tasks.pool_state(self.pool) != 1 and self.may_end()):
                 break
             self.keep_house(bool(oid))
         self.finish_own()
+
+    def run_backlog(self) -> None:
+        """Calls that were made before this process had its object, in their order: who died before
+        it may have taken some out of the queues."""
+        for oid in self.runtime.channel.call(ActorBegins()).value:
+            if self.tasks.claim(oid):
+                self.run(oid)
+                self.keep_house(True)
+
+    def may_end(self) -> bool:
+        """Its pool is closing. An actor first runs the calls that wait for their arguments."""
+        return not self.is_actor or bool(self.runtime.channel.call(ActorMayEnd()).value)
 
     def finish_own(self) -> None:
         """Tasks that were sent from here would fail with this process: it stays until they are
@@ -255,6 +280,17 @@ class Worker:
         lines = traceback.format_exception(type(error), error, frame)
         return serial.encode_error(error, f"in {self.runtime.label}:\n" + "".join(lines))
 
+    def error_in_message(self, error: BaseException) -> bytes:
+        """An error payload that fits into a message to the node, without refs."""
+        try:
+            encoded = self.encode_error(error)
+        except Exception:
+            encoded = last_resort(error)
+        if encoded.refs or encoded.nbytes > ERROR_IN_MESSAGE_BYTES_MAX:
+            encoded = last_resort(error)
+        error.__traceback__ = None
+        return encoded.tobytes()
+
     def store_block(self, oid: int, array: Any, block: Any) -> bool:
         """An array of c.empty(): its block becomes the result, no byte is copied."""
         head = self.memory.block_head(array, block)
@@ -294,10 +330,16 @@ def warm_up() -> None:
     serial.decode_call(memoryview(call.tobytes()), _no_refs, lambda ref: None)
 
 
-def set_up(runtime: Runtime, setup: int) -> None:
-    """Runs the pool's initializer."""
+def set_up(worker: Worker, setup: int) -> None:
+    """Runs the pool's initializer, or makes the actor's object."""
     brought = serial.begin_run()
-    initializer, initargs = runtime.memory.read(setup, FOREVER_NS, False)
+    found = worker.memory.read(setup, FOREVER_NS, False)
+    if isinstance(found, ActorSetup):
+        worker.become_actor()
+        actor.make(worker.runtime, found)
+        serial.end_run(brought)
+        return
+    initializer, initargs = found
     function, carried = serial.decode_with_carried(initializer)
     carried.check()
     function(*initargs)
@@ -345,8 +387,11 @@ def main(
     _warm_up(runtime)
     if setup:
         try:
-            set_up(runtime, setup)
+            set_up(worker, setup)
         except BaseException as error:
+            if worker.is_actor:
+                channel.call(ActorFailed(worker.error_in_message(error)))
+                return SETUP_FAILED
             text = traceback.format_exc()
             sys.stderr.write(text)
             sys.stderr.flush()

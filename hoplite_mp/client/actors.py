@@ -1,0 +1,165 @@
+"""Actors as one process sees them: opening, finding, calling.
+
+Why it exists: a handle is a ref to the actor's identity and what is known of its class; this file
+asks the node for identities, and turns calls into tasks of the actor's own pool, which the
+submitter keeps in order.
+It must never know: what a handle looks like to a user, how a process is started.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hoplite_mp import serial
+from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.errors import ActorLostError
+from hoplite_mp.protocol.actors import (
+    ActorRestarts,
+    EndActor,
+    FindActor,
+    OpenActor,
+)
+from hoplite_mp.protocol.local import Imported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.client.futures import Future
+    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["About", "ActorSetup", "Actors"]
+
+POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 3
+RETRIES = 0  # of a call, unless it is told otherwise: an actor's state may have changed
+
+
+class About(NamedTuple):
+    """What every handle of an actor knows."""
+
+    class_name: str
+    name: str
+    methods: frozenset[str]
+    retries: int
+    timeout: float | None
+    copy: bool
+
+
+class ActorSetup(NamedTuple):
+    """What an actor's process makes its object from, each time that it begins."""
+
+    constructor: bytes
+    arguments: ObjectRef[Any]
+    copy: bool
+
+
+class Actors:
+    """The actors that one process knows."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._pools: dict[int, int] = {}  # identity's local id -> its pool
+        self._lock = threading.Lock()
+
+    # -- identities ----------------------------------------------------------------------------
+
+    def open(
+        self,
+        cls: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        about: About,
+        restarts: int,
+        get_if_exists: bool,
+        detached: bool,
+    ) -> tuple[ObjectRef[Any], About]:
+        """A new actor; or the one of that name, with what its own handles know."""
+        memory, channel = self._runtime.memory, self._runtime.channel
+        memory.check()
+        arguments = memory.put_encoded(serial.encode_call(args, kwargs))
+        setup = memory.put(ActorSetup(serial.encode_function(cls), arguments, about.copy))
+        ask = OpenActor(
+            memory.local_id(setup),
+            pickle.dumps(tuple(about), 5),
+            about.class_name,
+            about.name,
+            restarts,
+            get_if_exists,
+            detached,
+        )
+        reply = channel.call(ask)
+        return self._take(reply.value, reply.number)
+
+    def find(self, name: str) -> tuple[ObjectRef[Any], About] | None:
+        """The living actor of that name."""
+        self._runtime.memory.check()
+        reply = self._runtime.channel.call(FindActor(name))
+        return self._take(reply.value, reply.number) if reply.value else None
+
+    def _take(self, oid: int, number: int) -> tuple[ObjectRef[Any], About]:
+        """A ref to that identity, with a hold of this process's."""
+        memory = self._runtime.memory
+        identity = memory.make_ref(memory.public_id(oid))
+        self._runtime.channel.tell(Imported(number))
+        _, about = memory.read(oid, FOREVER_NS, False)
+        return identity, About(*pickle.loads(about))
+
+    def pool_of(self, identity: ObjectRef[Any]) -> int:
+        """The pool of that actor's calls on this host. Its number stays the actor's own as long as
+        anybody holds the identity."""
+        memory = self._runtime.memory
+        oid = memory.local_id(identity)
+        pool = self._pools.get(oid)
+        if pool is None:
+            pool, _ = memory.read(oid, FOREVER_NS, False)
+            if len(self._pools) > POOLS_KNOWN_MAX:
+                self._pools.clear()
+            self._pools[oid] = pool
+        return pool
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        identity: ObjectRef[Any],
+        about: About,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        copy: bool,
+        name: str,
+    ) -> Future[Any]:
+        """A call, behind all that this process has made before."""
+        runtime = self._runtime
+        runtime.memory.check()
+        pool = self.pool_of(identity)
+        submitter, tasks = runtime.submitter, runtime.tasks
+        submitter.order(pool)
+        closed = tasks.pool_state(pool) == POOL_CLOSING
+        refusal = ActorLostError(f"{title(about)} was closed") if closed else None
+        future: Future[Any] = submitter.submit(
+            function, args, kwargs, pool, about.retries, timeout, copy, name, identity, refusal
+        )
+        return future
+
+    def end(self, identity: ObjectRef[Any], kill: bool) -> None:
+        memory = self._runtime.memory
+        memory.check()
+        self._runtime.channel.call(EndActor(memory.local_id(identity), kill))
+
+    def restarts(self, identity: ObjectRef[Any]) -> int:
+        memory = self._runtime.memory
+        memory.check()
+        return int(self._runtime.channel.call(ActorRestarts(memory.local_id(identity))).value)
+
+
+POOLS_KNOWN_MAX = 4096
+
+
+def title(about: About) -> str:
+    """As errors name the actor."""
+    name, kind = about.name, about.class_name
+    return f"actor {name!r} ({kind})" if name else f"a {kind}"

@@ -1,0 +1,236 @@
+"""The actors of this host: who they are, how they begin, end, and begin again.
+
+Why it exists: an actor is a pool of one worker that makes an object before it takes its first call,
+and its *identity*: an object of the node's own table, whose holders are counted as those of any
+object are. So the actor lives as long as a handle does, or a call that has not ended, wherever they
+are; when the identity has no holder left, the pool closes.
+It must never know: what a call does, how calls are ordered (their submitters' queues do that).
+
+Invariant: the number of an actor's pool is given to nobody else before the identity is gone, so a
+process that holds a handle may submit to that number without asking.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.errors import ActorLostError
+from hoplite_mp.node.store import NODE_SLOT
+from hoplite_mp.protocol.local import Reply
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.pools import Pool, WorkerInfo
+    from hoplite_mp.protocol.local import Request
+
+__all__ = ["POOL_ENDED", "Actor", "Actors"]
+
+KIND_IDENTITY = 1  # as of any object that was put
+POOL_CLOSING, POOL_ENDED = 2, 3
+
+
+@dataclass(slots=True)
+class Actor:
+    """One actor of this host."""
+
+    identity: int
+    pool: int
+    name: str
+    class_name: str
+    restarts_left: int
+    restarts: int = 0
+    hold: Any = None  # the node's own on the identity: the actor is detached
+    # What every call raises from now on, as an error payload; None: the actor lives.
+    ended: bytes | None = None
+    begun: bool = field(default=False)  # its present process has made its object
+
+    @property
+    def title(self) -> str:
+        """As errors name it."""
+        return f"actor {self.name!r} ({self.class_name})" if self.name else f"a {self.class_name}"
+
+
+class Actors:
+    """All actors of this host."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.client = node.client
+        self.by_pool: dict[int, Actor] = {}
+        self.by_identity: dict[int, Actor] = {}
+        self.by_name: dict[str, Actor] = {}
+
+    # -- asked by clients ----------------------------------------------------------------------
+
+    def open(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        known = self.by_name.get(ask.name) if ask.name else None
+        if known is not None:
+            if ask.get_if_exists:
+                self._grant(slot, request, known)
+            else:
+                self.node.reply(slot, Reply(request.number, None, _taken(known)))
+            return
+        workers = self.node.workers
+        pool = workers.open_next(1, NODE_SLOT, 0, ask.setup, workers.audience_of(slot), actor=True)
+        if pool is None:
+            self.node.reply(slot, Reply(request.number, None, workers.why_none))
+            return
+        identity = self.client.new(KIND_IDENTITY, STATE["CLAIMED"], NODE_SLOT, 0)
+        hold = self.client.hold(identity, False)
+        self.node.results.store_value(identity, serial.encode((pool, ask.about)), False)
+        actor = Actor(identity, pool, ask.name, ask.class_name, ask.restarts)
+        self.by_pool[pool] = self.by_identity[identity] = actor
+        if ask.name:
+            self.by_name[ask.name] = actor
+        if ask.detached:
+            actor.hold = self.client.hold(identity)
+        self._grant(slot, request, actor)
+        del hold
+
+    def find(self, slot: int, request: Request) -> None:
+        actor = self.by_name.get(request.ask.name)  # type: ignore[union-attr]
+        if actor is None:
+            self.node.reply(slot, Reply(request.number, 0))
+        else:
+            self._grant(slot, request, actor)
+
+    def _grant(self, slot: int, request: Request, actor: Actor) -> None:
+        """The identity is held until the caller has said that it holds it."""
+        hold = self.client.hold(actor.identity)
+        if hold is None:  # its last handle has just gone
+            self.node.reply(slot, Reply(request.number, 0))
+            return
+        self.node.requests.granted.setdefault(slot, {})[request.number] = [hold]
+        self.node.reply(slot, Reply(request.number, actor.identity))
+
+    def end(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        actor = self.by_identity.get(ask.identity)
+        if actor is not None:
+            self._end(actor, ask.kill)
+        self.node.reply(slot, Reply(request.number))
+
+    def _end(self, actor: Actor, kill: bool) -> None:
+        self._forget_name(actor)
+        actor.hold = None
+        if kill:
+            if actor.ended is None:
+                self._end_with(actor, ActorLostError(f"{actor.title} was ended by Actor.kill"))
+            for worker in list(self.node.workers.pools[actor.pool].workers.values()):
+                self.node.workers.kill(worker, "closing")
+        elif actor.ended is None:
+            self.client.open_pool(actor.pool, POOL_CLOSING)
+            self.node.tasks.wake_pool(actor.pool)
+
+    def restarts(self, slot: int, request: Request) -> None:
+        actor = self.by_identity.get(request.ask.identity)  # type: ignore[union-attr]
+        self.node.reply(slot, Reply(request.number, actor.restarts if actor is not None else 0))
+
+    def fail_calls(self, slot: int, request: Request) -> None:
+        actor = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
+        if actor is not None and actor.ended is not None:
+            self._fail_queued(actor)
+
+    # -- asked by the actor's own process ------------------------------------------------------
+
+    def _of_worker(self, slot: int) -> Actor | None:
+        worker = self.node.workers.all.get(slot)
+        return None if worker is None else self.by_pool.get(worker.pool)
+
+    def begins(self, slot: int, request: Request) -> None:
+        actor = self._of_worker(slot)
+        queued = []
+        if actor is not None:
+            actor.begun = True
+            queued = self.client.queued_in(actor.pool)
+        self.node.reply(slot, Reply(request.number, queued))
+
+    def constructor_raised(self, slot: int, request: Request) -> None:
+        actor = self._of_worker(slot)
+        ask: Any = request.ask
+        if actor is not None and actor.ended is None:
+            self._end_with_payload(actor, ask.payload)
+        self.node.reply(slot, Reply(request.number))
+
+    def may_end(self, slot: int, request: Request) -> None:
+        """It has nothing to do, and accepts no new calls: are there any that wait for arguments?"""
+        actor = self._of_worker(slot)
+        ends = actor is None or not self.client.queued_in(actor.pool, True)
+        if ends and actor is not None and actor.ended is None:
+            self._end_with(actor, ActorLostError(f"{actor.title} was closed"))
+        self.node.reply(slot, Reply(request.number, ends))
+
+    # -- what happens to them ------------------------------------------------------------------
+
+    def died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
+        """Its process has ended, and the call that it ran is settled. It begins again, or not."""
+        actor = self.by_pool.get(pool.number)
+        if actor is None:  # the identity is gone: no call is left
+            pool.broken = "its actor has ended"
+            return
+        actor.begun = False
+        if actor.ended is None and actor.restarts_left > 0:
+            actor.restarts_left -= 1
+            actor.restarts += 1
+            return
+        if actor.ended is None:
+            self._end_with(actor, self.loss(actor, worker, how))
+        pool.broken = "its actor has ended"
+        self._fail_queued(actor)
+
+    def lost_call(self, worker: WorkerInfo, how: str) -> ActorLostError | None:
+        """What a call raises during which its actor's process has ended; None: of no actor."""
+        actor = self.by_pool.get(worker.pool)
+        return None if actor is None else self.loss(actor, worker, how)
+
+    def loss(self, actor: Actor, worker: WorkerInfo, how: str) -> ActorLostError:
+        """Why calls of an actor whose process has ended fail."""
+        number = self.node.number
+        left = f"; it had been restarted {actor.restarts} times" if actor.restarts else ""
+        return ActorLostError(
+            f"{actor.title} has lost its state: its process, worker {worker.slot}@h{number}, "
+            f"{how}{left}. options(restarts=) begins it anew, options(checkpoint=) keeps its state"
+        )
+
+    def freed(self, oid: int) -> None:
+        """Nobody holds that object any more; if it was an identity, its actor ends."""
+        actor = self.by_identity.pop(oid, None)
+        if actor is None:
+            return
+        self._forget_name(actor)
+        self.by_pool.pop(actor.pool, None)
+        self.node.workers.close(actor.pool, False)
+
+    def _end_with(self, actor: Actor, error: BaseException) -> None:
+        self._end_with_payload(actor, serial.encode_error(error, "").tobytes())
+
+    def _end_with_payload(self, actor: Actor, payload: bytes) -> None:
+        """From now on every call raises that. First the state, then the look: whoever posts a call
+        after the look sees the state, and asks for another look."""
+        actor.ended = payload
+        self._forget_name(actor)
+        self.client.open_pool(actor.pool, POOL_ENDED)
+        self._fail_queued(actor)
+
+    def _fail_queued(self, actor: Actor) -> None:
+        assert actor.ended is not None
+        error = serial.Encoded(actor.ended, [], [], len(actor.ended), [])
+        for oid in self.client.queued_in(actor.pool):
+            if self.client.take_over(oid, NODE_SLOT):
+                self.node.workers.tasks_failed += 1
+                self.node.results.store_value(oid, error, True)
+
+    def _forget_name(self, actor: Actor) -> None:
+        if self.by_name.get(actor.name) is actor:
+            del self.by_name[actor.name]
+
+
+def _taken(actor: Actor) -> str:
+    return (
+        f"there is an actor named {actor.name!r} already, a {actor.class_name}: choose another "
+        "name, find it with get_actor(), or use options(get_if_exists=True)"
+    )

@@ -1,0 +1,92 @@
+"""What a client and its node say to each other about actors on one host.
+
+Why it exists: calls of actors are tasks and need no message; opening, finding, ending an actor and
+what its process learns when it begins again are asked of the node in these messages.
+It must never know: how a process is started, what a call does.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+__all__ = [
+    "ActorAsk",
+    "ActorBegins",
+    "ActorFailed",
+    "ActorMayEnd",
+    "ActorRestarts",
+    "EndActor",
+    "FailActorCalls",
+    "FindActor",
+    "OpenActor",
+]
+
+
+class OpenActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A process of its own for one object. `setup`: an object with its constructor and arguments.
+    `about`: what a handle must know, pickled by the client. Reply: the local id of the actor's
+    identity, which the node holds until Imported says that the caller holds it; or a ValueError's
+    text. With `get_if_exists` the identity may be that of the living actor of this name."""
+
+    setup: int
+    about: bytes
+    class_name: str
+    name: str
+    restarts: int
+    get_if_exists: bool
+    detached: bool
+
+
+class FindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The living actor of that name. Reply: the local id of its identity, held by the node until
+    Imported; 0 if there is none."""
+
+    name: str
+
+
+class EndActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The actor ends after the calls made so far; `kill`: now. Reply: None, at once."""
+
+    identity: int
+    kill: bool
+
+
+class ActorRestarts(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Reply: how often the actor's process has been started again."""
+
+    identity: int
+
+
+class FailActorCalls(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A call was queued for an actor that has ended: it is to fail. No reply."""
+
+    pool: int
+
+
+class ActorFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """This process's constructor raised: the exception as an error payload. Reply: None."""
+
+    payload: bytes
+
+
+class ActorBegins(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """This process's object is made. Reply: ids of calls that were queued before, oldest first."""
+
+
+class ActorMayEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """This actor's process is idle and accepts no new calls. Reply: whether it may end, because no
+    call waits for its arguments."""
+
+
+ActorAsk: TypeAlias = (
+    OpenActor
+    | FindActor
+    | EndActor
+    | ActorRestarts
+    | FailActorCalls
+    | ActorFailed
+    | ActorBegins
+    | ActorMayEnd
+)

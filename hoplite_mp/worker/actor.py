@@ -1,0 +1,44 @@
+"""An actor's object in its own process: making it, and calling its methods.
+
+Why it exists: a call of an actor is a task whose function is `call` below and whose first argument
+is the method's name; the object itself never travels.
+It must never know: who holds handles, in which order calls come, who restarts a process.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import serial
+from hoplite_mp.client.memory import FOREVER_NS
+
+if TYPE_CHECKING:
+    from hoplite_mp.client.actors import ActorSetup
+    from hoplite_mp.client.runtime import Runtime
+
+__all__ = ["call", "make"]
+
+_made: dict[int, Any] = {}  # this process's id -> its object; a forked child has none
+
+
+def call(method: str, /, *args: Any, **kwargs: Any) -> Any:
+    """What a handle submits."""
+    made = _made.get(os.getpid())
+    if made is None:
+        raise RuntimeError("there is no actor in this process: user code has forked it")
+    return getattr(made, method)(*args, **kwargs)
+
+
+def make(runtime: Runtime, setup: ActorSetup) -> None:
+    """Runs the constructor. Waits for those of its arguments that are refs."""
+    constructor, carried = serial.decode_with_carried(setup.constructor)
+    carried.check()
+    memory = runtime.memory
+    args, kwargs = serial.decode_call(
+        memory.payload(memory.local_id(setup.arguments), FOREVER_NS),
+        make_ref=memory.make_ref,
+        resolve=lambda ref: memory.read(memory.local_id(ref), FOREVER_NS, setup.copy),
+        writable=True,
+    )
+    _made[os.getpid()] = constructor(*args, **kwargs)
