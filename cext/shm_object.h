@@ -91,10 +91,14 @@ static inline int mask_empty(uint64_t *m) {
             return 0;
     return 1;
 }
+/* The node collects its own tables at once, because other hosts and actors wait for what goes there;
+ * other owners look when they next do something. */
 static inline void set_freed_bit(char *c, uint64_t id) {
     shm_table *t = table_of(c, ID_TABLE(id));
     OR(&t->freed[ID_INDEX(id) / 64], 1ULL << (ID_INDEX(id) % 64));
     OR(&t->freed_summary, 1ULL << (ID_INDEX(id) / 64));
+    if (LOAD(&root_of(c)->hungry) || LOAD(&t->owner) == NODE_SLOT + 1)
+        wake_node(c);
 }
 static inline void set_done_bit(char *c, uint64_t id) {
     shm_table *t = table_of(c, ID_TABLE(id));
@@ -112,17 +116,12 @@ static inline int try_free(char *c, uint64_t id) {
         if (!mask_empty(h->pins))
             return 0;
         if (!mask_empty(h->refs)) {
-            if (s == ST_DELETED && !(LOAD(&h->flags) & FLAG_RETURNED)) {
+            if (s == ST_DELETED && !(LOAD(&h->flags) & FLAG_RETURNED))
                 set_freed_bit(c, id); /* the owner returns the bytes, keeps the header */
-                if (LOAD(&root_of(c)->hungry))
-                    wake_node(c);
-            }
             return 0;
         }
         if (CAS64(&h->word, w, (w & ~0xFULL) | ST_FREED)) {
             set_freed_bit(c, id);
-            if (LOAD(&root_of(c)->hungry))
-                wake_node(c);
             return 1;
         }
     }

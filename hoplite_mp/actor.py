@@ -8,6 +8,7 @@ It must never know: shared memory, processes, who counts handles.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,11 @@ class Actor:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived, (_identity_of(self), tuple(_about_of(self)))
+
+    def __del__(self) -> None:
+        # Calls that have ended hold the actor until somebody looks after them.
+        with contextlib.suppress(Exception):  # half made, or at the end of the interpreter
+            runtime_of(_identity_of(self)).actors.handle_dropped()
 
     @staticmethod
     def close(handle: Actor) -> None:

@@ -355,6 +355,7 @@ def _start(
     opened = runtime.channel.call(OpenPool(here, max_tasks, setup, far, exact)).value
     if isinstance(opened, str):
         raise NodeLostError(opened)
+    runtime.submitter.opened(int(opened))
     return int(opened)
 
 

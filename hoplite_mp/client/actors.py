@@ -138,12 +138,18 @@ class Actors:
         pool = self.pool_of(identity)
         submitter, tasks = runtime.submitter, runtime.tasks
         submitter.order(pool)
+        submitter.collector.start()
         closed = tasks.pool_state(pool) == POOL_CLOSING
         refusal = ActorLostError(f"{title(about)} was closed") if closed else None
         future: Future[Any] = submitter.submit(
             function, args, kwargs, pool, about.retries, timeout, copy, name, identity, refusal
         )
         return future
+
+    def handle_dropped(self) -> None:
+        """Takes no lock: the garbage collector may call it anywhere."""
+        if self._runtime.submitter.pending:
+            self._runtime.submitter.collector.notice()
 
     def end(self, identity: ObjectRef[Any], kill: bool) -> None:
         memory = self._runtime.memory

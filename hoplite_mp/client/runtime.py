@@ -78,6 +78,7 @@ class Runtime:
         pool = self.bound.get(node)
         if pool is None:
             pool = self.bound[node] = int(self.channel.call(BindPool(node)).value)
+            self.submitter.opened(pool)
         return pool
 
     def collective(
@@ -154,12 +155,14 @@ def current_runtime() -> Runtime:
 
 
 def runtime_of(ref: ObjectRef[Any]) -> Runtime:
-    """The open one that this ref's hold belongs to, else the innermost."""
+    """The open one that this ref's hold belongs to. ClosedError: it has been closed since."""
     home = getattr(ref._hold, "home", 0)
     for runtime in reversed(_stack):
         if runtime.client.usable and runtime.client.home == home:
             return runtime
-    return current_runtime()
+    if not home:
+        raise ObjectLostError(f"{ref} is gone, or no cluster of its is open in this process")
+    raise ClosedError("the cluster of this object is closed")
 
 
 def _closed(oid: int, deadline: int) -> None:

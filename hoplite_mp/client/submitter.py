@@ -101,6 +101,7 @@ class Submitter:
                 queue = self._queues.get(pool)
                 if queue is None:
                     queue = self.tasks.open_queue(max(pool, 0), pool == HERE)
+                    self._ordered.pop(queue, None)
                     self._queues[pool] = queue
         return queue
 
@@ -197,14 +198,23 @@ class Submitter:
         """Tasks for that pool, an actor's, are posted in the order in which they were submitted:
         one that waits for its arguments holds back the later ones."""
         queue = self._queues.get(pool)
-        if queue is not None and self._ordered.get(queue) == pool:
-            if self.tasks.owns_queue(queue, pool):
-                return
-            with self._lock:  # an earlier actor had this number, and its queues were closed
-                if self._queues.get(pool) == queue:
-                    del self._queues[pool], self._ordered[queue]
+        if (
+            queue is not None
+            and self._ordered.get(queue) == pool
+            and self.tasks.owns_queue(queue, pool)
+        ):
+            return
         with self._lock:
+            self.opened(pool)
             self._ordered[self.queue(pool)] = pool
+
+    def opened(self, pool: int) -> None:
+        """That number has been given to a new pool: a queue that this process had to the one
+        before, an actor's, was closed when that one ended."""
+        with self._lock:
+            queue = self._queues.get(pool)
+            if queue is not None and not self.tasks.owns_queue(queue, pool):
+                del self._queues[pool]
 
     def _keep_place(self, pending: Pending) -> None:
         """In the row of its actor's calls, before it is known when its arguments are there."""

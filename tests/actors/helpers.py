@@ -1,0 +1,65 @@
+"""Classes for actors of the tests, importable in workers."""
+
+import os
+import time
+from typing import Any
+
+
+class Counter:
+    """Counts, and remembers in which order it was called."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+        self.seen: list[Any] = []
+
+    def add(self, amount: int = 1) -> int:
+        self.value += amount
+        return self.value
+
+    def note(self, what: Any) -> int:
+        self.seen.append(what)
+        return len(self.seen)
+
+    def notes(self) -> list[Any]:
+        return self.seen
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def wait(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "waited"
+
+    def fail(self) -> None:
+        raise KeyError("on purpose")
+
+    def end(self, code: int = 3) -> None:
+        os._exit(code)
+
+    def call_me(self, handle: Any) -> Any:
+        return handle.add().result()
+
+    def pass_on(self, handle: Any) -> Any:
+        return handle
+
+    def __call__(self, factor: int) -> int:
+        return self.value * factor
+
+    @staticmethod
+    def double(x: int) -> int:
+        return 2 * x
+
+
+class Refuses:
+    """Cannot be made."""
+
+    def __init__(self, why: str = "no") -> None:
+        raise ValueError(why)
+
+    def anything(self) -> None: ...
+
+
+class MadeSlowly(Counter):
+    def __init__(self, seconds: float) -> None:
+        time.sleep(seconds)
+        super().__init__()

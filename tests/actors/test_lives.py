@@ -1,0 +1,210 @@
+"""How actors end, and begin again: handles, close, kill, names, deaths of their processes."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+import hoplite_mp
+from hoplite_mp import Actor, ActorLostError, WorkerLostError
+from tests.actors.helpers import Counter, MadeSlowly
+from tests.tasks.helpers import eventually
+
+
+def _gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_it_ends_with_its_last_handle_after_the_calls_made(c: hoplite_mp.Cluster) -> None:
+    counter = c.actor(Counter)
+    pid = counter.pid().result(20)
+    counter.wait(0.3)
+    last = counter.add(7)
+    del counter
+    assert last.result(20) == 7
+    eventually(lambda: _gone(pid))
+
+
+def test_it_ends_with_its_last_handle_while_a_call_waits_for_its_argument(
+    c: hoplite_mp.Cluster,
+) -> None:
+    counter = c.actor(Counter)
+    last = counter.add(c.submit(_slow, 5))
+    del counter
+    assert last.result(20) == 5
+
+
+def _slow(x: Any) -> Any:
+    time.sleep(0.5)
+    return x
+
+
+def _keep(handle: Any, seconds: float) -> int:
+    time.sleep(seconds)
+    return int(handle.add().result(20))
+
+
+def test_a_task_that_has_a_handle_keeps_it(c: hoplite_mp.Cluster) -> None:
+    counter = c.actor(Counter, 1)
+    pid = counter.pid().result(20)
+    future = c.submit(_keep, counter, 0.5)
+    del counter
+    assert future.result(20) == 2
+    del future
+    eventually(lambda: _gone(pid))
+
+
+def test_a_handle_in_an_object_keeps_it(c: hoplite_mp.Cluster) -> None:
+    counter = c.actor(Counter, 1)
+    ref = c.put({"handle": counter})
+    pid = counter.pid().result(20)
+    del counter
+    assert c.get(ref)["handle"].add().result(20) == 2
+    del ref
+    eventually(lambda: _gone(pid))
+
+
+def test_close_finishes_what_was_called_and_refuses_the_rest(c: hoplite_mp.Cluster) -> None:
+    counter = c.actor(Counter)
+    counter.wait(0.3)
+    before = counter.add()
+    held = counter.add(c.submit(_slow, 10))
+    Actor.close(counter)
+    after = counter.add()
+    assert before.result(20) == 1
+    assert held.result(20) == 11
+    with pytest.raises(ActorLostError, match="a Counter was closed"):
+        after.result(20)
+    Actor.close(counter)
+
+
+def test_kill_ends_it_now(c: hoplite_mp.Cluster) -> None:
+    counter = c.options(restarts=5).actor(Counter)
+    pid = counter.pid().result(20)
+    running, waiting = counter.wait(30), counter.add()
+    eventually(running.running)
+    Actor.kill(counter)
+    for future in (running, waiting, counter.add()):
+        with pytest.raises(ActorLostError):
+            future.result(20)
+    eventually(lambda: _gone(pid))
+
+
+def test_its_state_is_never_lost_in_silence(c: hoplite_mp.Cluster) -> None:
+    counter = c.actor(Counter)
+    pid = counter.pid().result(20)
+    running, waiting = counter.wait(30), counter.add()
+    eventually(running.running)
+    os.kill(pid, signal.SIGKILL)
+    for future in (running, waiting, counter.add()):
+        with pytest.raises(ActorLostError, match=r"a Counter has lost its state.*SIGKILL"):
+            future.result(20)
+    with pytest.raises(WorkerLostError):
+        counter.add().result(20)
+
+
+def test_a_process_that_ends_itself(c: hoplite_mp.Cluster) -> None:
+    counter = c.actor(Counter)
+    with pytest.raises(ActorLostError, match="exit code 3"):
+        counter.end(3).result(20)
+    other = c.actor(Counter)
+    with pytest.raises(ActorLostError, match="exit code 0"):
+        other.end(0).result(20)
+
+
+def test_a_restart_begins_anew_and_goes_on_with_what_had_not_begun(
+    c: hoplite_mp.Cluster,
+) -> None:
+    counter = c.options(restarts=1).actor(Counter, 100)
+    pid = counter.pid().result(20)
+    counter.add().result(20)
+    running = counter.wait(30)
+    waiting = [counter.note(i) for i in range(50)]
+    eventually(running.running)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorLostError):
+        running.result(20)
+    assert [one.result(20) for one in waiting] == list(range(1, 51))
+    assert counter.notes().result(20) == list(range(50))
+    assert counter.add().result(20) == 101
+    assert Actor.restarts(counter) == 1
+    os.kill(counter.pid().result(20), signal.SIGKILL)
+    with pytest.raises(ActorLostError, match="restarted 1 time"):
+        counter.add().result(20)
+
+
+def test_a_call_with_retries_is_tried_again_first(c: hoplite_mp.Cluster) -> None:
+    counter = c.options(restarts=1, retries=1).actor(Counter)
+    pid = counter.pid().result(20)
+    running = counter.wait(1)
+    waiting = counter.note("later")
+    eventually(running.running)
+    os.kill(pid, signal.SIGKILL)
+    assert running.result(20) == "waited"
+    assert waiting.result(20) == 1
+
+
+def test_names(c: hoplite_mp.Cluster) -> None:
+    counter = c.options(name="the counter").actor(Counter, 3)
+    assert c.get_actor("the counter") == counter
+    assert c.get_actor("the counter").add().result(20) == 4
+    assert c.submit(_by_name, "the counter").result(20) == 5
+    with pytest.raises(ValueError, match=r"there is an actor named 'the counter' already"):
+        c.options(name="the counter").actor(Counter)
+    same = c.options(name="the counter", get_if_exists=True).actor(Counter, 99)
+    assert same == counter
+    assert same.add().result(20) == 6
+    Actor.close(counter)
+    with pytest.raises(LookupError, match="no actor named 'the counter'"):
+        c.get_actor("the counter")
+    again = c.options(name="the counter").actor(Counter, 50)
+    assert again.add().result(20) == 51
+
+
+def _by_name(name: str) -> Any:
+    return hoplite_mp.current().get_actor(name).add().result(20)
+
+
+def test_a_detached_one_lives_without_handles(c: hoplite_mp.Cluster) -> None:
+    c.options(name="alone", detached=True).actor(Counter, 1).add().result(20)
+    time.sleep(0.2)
+    assert c.get_actor("alone").add().result(20) == 3
+    Actor.kill(c.get_actor("alone"))
+    with pytest.raises(LookupError):
+        c.get_actor("alone")
+
+
+def test_one_that_dies_while_it_is_made(c: hoplite_mp.Cluster) -> None:
+    supervisor = psutil.Process(c._host.process.pid)  # type: ignore[union-attr]
+    before = {one.pid for one in supervisor.children()}
+    slow = c.options(restarts=1).actor(MadeSlowly, 0.5)
+    future = slow.add()
+    eventually(lambda: {one.pid for one in supervisor.children()} - before)
+    for one in supervisor.children():
+        if one.pid not in before:
+            one.kill()
+    assert future.result(20) == 1
+    assert Actor.restarts(slow) == 1
+
+
+def test_many_of_them(c: hoplite_mp.Cluster) -> None:
+    for _ in range(3):
+        handles = [c.actor(Counter, i) for i in range(10)]
+        assert [h.add().result(60) for h in handles] == list(range(1, 11))
+        del handles
+
+
+def test_the_cluster_ends_while_actors_live() -> None:
+    with hoplite_mp.Cluster(workers=1) as c:
+        handles = [c.actor(Counter, i) for i in range(2)]
+        futures = [h.wait(0.2) for h in handles]
+    assert [f.result() for f in futures] == ["waited"] * 2
+    with pytest.raises(hoplite_mp.ClosedError):
+        handles[0].add()
