@@ -15,16 +15,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import serial
+from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ActorLostError
 from hoplite_mp.node.store import NODE_SLOT
+from hoplite_mp.protocol.actors import FindActor
 from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.messages import (
+    ActorNameAsked,
+    ActorNameClaimed,
+    ActorNameHeld,
+    ActorNameReleased,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from hoplite_mp.node.main import Node
     from hoplite_mp.node.pools import Pool, WorkerInfo
     from hoplite_mp.protocol.local import Request
+    from hoplite_mp.protocol.messages import NodeToManager
 
 __all__ = ["POOL_ENDED", "Actor", "Actors"]
 
@@ -38,9 +48,10 @@ class Actor:
 
     identity: int
     pool: int
-    name: str
+    name: str  # while it is this actor's
     class_name: str
     restarts_left: int
+    label: str = ""  # its name, for ever
     restarts: int = 0
     hold: Any = None  # the node's own on the identity: the actor is detached
     # What every call raises from now on, as an error payload; None: the actor lives.
@@ -50,7 +61,19 @@ class Actor:
     @property
     def title(self) -> str:
         """As errors name it."""
-        return f"actor {self.name!r} ({self.class_name})" if self.name else f"a {self.class_name}"
+        return f"actor {self.label!r} ({self.class_name})" if self.label else f"a {self.class_name}"
+
+
+@dataclass(slots=True)
+class Opening:
+    """A client that has asked for an actor, and waits for the answer."""
+
+    slot: int
+    line: Any  # of that process: the slot may be another's by the time of the answer
+    request: Request
+    identity: int  # of an actor that is to begin; 0: it is only looked for
+    holds: list[Any] = field(default_factory=list)
+    asked: Any = None
 
 
 class Actors:
@@ -61,51 +84,117 @@ class Actors:
         self.client = node.client
         self.by_pool: dict[int, Actor] = {}
         self.by_identity: dict[int, Actor] = {}
-        self.by_name: dict[str, Actor] = {}
+        self.openings: dict[int, Opening] = {}  # that wait for the manager, by request
+        self._requests = 0
 
     # -- asked by clients ----------------------------------------------------------------------
 
     def open(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
-        known = self.by_name.get(ask.name) if ask.name else None
-        if known is not None:
-            if ask.get_if_exists:
-                self._grant(slot, request, known)
-            else:
-                self.node.reply(slot, Reply(request.number, None, _taken(known)))
-            return
-        workers = self.node.workers
-        pool = workers.open_next(1, NODE_SLOT, 0, ask.setup, workers.audience_of(slot), actor=True)
-        if pool is None:
-            self.node.reply(slot, Reply(request.number, None, workers.why_none))
-            return
         identity = self.client.new(KIND_IDENTITY, STATE["CLAIMED"], NODE_SLOT, 0)
-        hold = self.client.hold(identity, False)
-        self.node.results.store_value(identity, serial.encode((pool, ask.about)), False)
-        actor = Actor(identity, pool, ask.name, ask.class_name, ask.restarts)
-        self.by_pool[pool] = self.by_identity[identity] = actor
+        opening = Opening(slot, self.node.clients.get(slot), request, identity)
+        opening.holds = [self.client.hold(identity, False), self.client.hold(ask.setup)]
         if ask.name:
-            self.by_name[ask.name] = actor
-        if ask.detached:
-            actor.hold = self.client.hold(identity)
-        self._grant(slot, request, actor)
-        del hold
+            self._ask_manager(
+                opening,
+                lambda number: ActorNameClaimed(
+                    number, self.node.number, ask.name, self._public(identity)
+                ),
+            )
+        else:
+            self._begin(opening)
 
     def find(self, slot: int, request: Request) -> None:
-        actor = self.by_name.get(request.ask.name)  # type: ignore[union-attr]
-        if actor is None:
-            self.node.reply(slot, Reply(request.number, 0))
-        else:
-            self._grant(slot, request, actor)
+        ask: Any = request.ask
+        opening = Opening(slot, self.node.clients.get(slot), request, 0)
+        self._ask_manager(
+            opening, lambda number: ActorNameAsked(number, self.node.number, ask.name)
+        )
 
-    def _grant(self, slot: int, request: Request, actor: Actor) -> None:
-        """The identity is held until the caller has said that it holds it."""
-        hold = self.client.hold(actor.identity)
-        if hold is None:  # its last handle has just gone
-            self.node.reply(slot, Reply(request.number, 0))
+    def _public(self, oid: int) -> bytes:
+        return ids.pack_id(self.client.home, oid)
+
+    def _ask_manager(self, opening: Opening, make: Callable[[int], NodeToManager]) -> None:
+        self._requests += 1
+        opening.asked = make(self._requests)
+        self.openings[self._requests] = opening
+        self.node.send_manager(opening.asked)
+
+    def receive(self, message: Any) -> bool:
+        """A message of the manager; False if it is not about actors."""
+        if not isinstance(message, ActorNameHeld):
+            return False
+        opening = self.openings.pop(message.request, None)
+        if opening is None:
+            return True
+        ask: Any = opening.request.ask
+        if message.identity is None:
+            self._answer(opening, Reply(opening.request.number, 0))
+        elif opening.identity and message.identity == self._public(opening.identity):
+            self._begin(opening)
+        elif isinstance(ask, FindActor) or ask.get_if_exists:
+            self._grant_public(opening, message.identity)
+        else:
+            self._answer(opening, Reply(opening.request.number, None, _taken(ask.name)))
+        return True
+
+    def report(self) -> Iterator[NodeToManager]:
+        """What a manager must know that has not heard of any actor."""
+        for actor in self.by_identity.values():
+            if actor.name:
+                yield self._claim(actor)
+        for opening in self.openings.values():
+            yield opening.asked
+
+    def _claim(self, actor: Actor) -> ActorNameClaimed:
+        return ActorNameClaimed(0, self.node.number, actor.name, self._public(actor.identity))
+
+    def _begin(self, opening: Opening) -> None:
+        """The actor's process."""
+        ask: Any = opening.request.ask
+        workers = self.node.workers
+        audience = workers.audience_of(opening.slot)
+        pool = workers.open_next(1, NODE_SLOT, 0, ask.setup, audience, actor=True)
+        if pool is None:
+            self._release_name(ask.name, opening.identity)
+            self._answer(opening, Reply(opening.request.number, None, workers.why_none))
             return
-        self.node.requests.granted.setdefault(slot, {})[request.number] = [hold]
-        self.node.reply(slot, Reply(request.number, actor.identity))
+        identity = opening.identity
+        self.node.results.store_value(identity, serial.encode((pool, ask.about)), False)
+        actor = Actor(identity, pool, ask.name, ask.class_name, ask.restarts, ask.name)
+        self.by_pool[pool] = self.by_identity[identity] = actor
+        if ask.detached:
+            actor.hold = self.client.hold(identity)
+        self._grant(opening, identity)
+        opening.holds.clear()
+
+    def _grant_public(self, opening: Opening, identity: bytes) -> None:
+        """To an actor of any host."""
+
+        def done(holds: list[Any]) -> None:
+            if holds[0] is None:  # its last handle has just gone
+                self._answer(opening, Reply(opening.request.number, 0))
+            else:
+                self._grant(opening, holds[0].oid)
+
+        self.node.imports.ask([identity], done)
+
+    def _grant(self, opening: Opening, identity: int) -> None:
+        """The identity is held until the caller has said that it holds it."""
+        hold = self.client.hold(identity)
+        if self._is_there(opening):
+            granted = self.node.requests.granted.setdefault(opening.slot, {})
+            granted[opening.request.number] = [hold]
+        self._answer(opening, Reply(opening.request.number, identity))
+
+    def _is_there(self, opening: Opening) -> bool:
+        """Its process still waits."""
+        line = self.node.clients.get(opening.slot)
+        return line is not None and line is opening.line
+
+    def _answer(self, opening: Opening, reply: Reply) -> None:
+        if self._is_there(opening):
+            self.node.reply(opening.slot, reply)
 
     def end(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
@@ -225,12 +314,17 @@ class Actors:
                 self.node.results.store_value(oid, error, True)
 
     def _forget_name(self, actor: Actor) -> None:
-        if self.by_name.get(actor.name) is actor:
-            del self.by_name[actor.name]
+        name, actor.name = actor.name, ""
+        self._release_name(name, actor.identity)
+
+    def _release_name(self, name: str, identity: int) -> None:
+        if name:
+            released = ActorNameReleased(self.node.number, name, self._public(identity))
+            self.node.send_manager(released)
 
 
-def _taken(actor: Actor) -> str:
+def _taken(name: str) -> str:
     return (
-        f"there is an actor named {actor.name!r} already, a {actor.class_name}: choose another "
-        "name, find it with get_actor(), or use options(get_if_exists=True)"
+        f"there is an actor named {name!r} already: choose another name, find it with get_actor(), "
+        "or use options(get_if_exists=True)"
     )

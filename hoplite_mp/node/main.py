@@ -322,7 +322,7 @@ class Node:
             return
         if self.lan is not None and self.lan.receive(message):
             return
-        if not self.operations.receive(message):
+        if not (self.operations.receive(message) or self.actors.receive(message)):
             self.groups.receive(message)
 
     def from_pipe(self, fd: int) -> None:

@@ -354,6 +354,7 @@ class Management:
             yield NodeReturned(number, self._incarnation, numbers, members, *counted)
         yield from node.operations.report()
         yield from node.groups.report()
+        yield from node.actors.report()
         if node.lan is not None:
             yield from node.lan.report()
         for end in self._ends:

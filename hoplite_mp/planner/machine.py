@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hoplite_mp.planner.actors import ActorNames
 from hoplite_mp.planner.broadcast import Copies
 from hoplite_mp.planner.group import Groups
 from hoplite_mp.planner.homes import Homes
@@ -25,6 +26,9 @@ from hoplite_mp.planner.reduce import Reductions
 from hoplite_mp.planner.restoring import Restoring
 from hoplite_mp.planner.topology import Topology
 from hoplite_mp.protocol.messages import (
+    ActorNameAsked,
+    ActorNameClaimed,
+    ActorNameReleased,
     ClientLost,
     CopyDropped,
     ExecutionFailed,
@@ -88,6 +92,7 @@ class Planner:
         self.reductions = Reductions(operations_max, self.membership, self.topology, self.copies)
         self.groups = Groups(boards_max, self.topology)
         self.homes = Homes(self.membership)
+        self.actor_names = ActorNames()
 
     def step(self, message: NodeToManager | Report | TreesPacked, now: float) -> Plan:
         """What follows from one message that came at `now`, or from an answer to Plan.packing."""
@@ -136,7 +141,7 @@ class Planner:
                 *(send for send in sends if living(send[0])),
             ]
         )
-        for message in restoring.later:
+        for message in sorted(restoring.later, key=lambda said: not _is_restated(said)):
             plan = plan.followed_by(self.step(message, now))
         return plan
 
@@ -201,6 +206,7 @@ class Planner:
     def _end(self, node: int, now: float) -> list[Send]:
         self.membership.lose(node)
         self.topology.lose(node)
+        self.actor_names.lose_node(node)
         # Who asks for nothing any more is not told of the refusals that its death causes.
         sends = self.reductions.lose_requester(node)
         sends += self._heard(self.copies.lose(node, now), now)
@@ -336,6 +342,23 @@ class Planner:
     def _group_left(self, message: GroupLeft, now: float) -> list[Send]:
         return self.groups.leave(message)
 
+    # ---- actors
+
+    def _actor_name(
+        self, message: ActorNameClaimed | ActorNameAsked | ActorNameReleased, now: float
+    ) -> list[Send]:
+        if not self.membership.is_living(message.node):
+            return []
+        names = self.actor_names
+        if isinstance(message, ActorNameClaimed):
+            return names.claim(message)
+        return names.ask(message) if isinstance(message, ActorNameAsked) else names.release(message)
+
+
+def _is_restated(message: Any) -> bool:
+    """A name that an actor has already: it counts before all claims that are still open."""
+    return isinstance(message, ActorNameClaimed) and not message.request
+
 
 # Typed loosely because each row takes the one message that its key names.
 _HANDLERS: dict[type, Callable[[Planner, Any, float], list[Send]]] = {
@@ -363,4 +386,7 @@ _HANDLERS: dict[type, Callable[[Planner, Any, float], list[Send]]] = {
     GroupJoinRequested: Planner._group_join,
     GroupAdmitted: Planner._group_admitted,
     GroupLeft: Planner._group_left,
+    ActorNameClaimed: Planner._actor_name,
+    ActorNameAsked: Planner._actor_name,
+    ActorNameReleased: Planner._actor_name,
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hoplite_mp.protocol.fields import NODES_MAX, SHARES
 from hoplite_mp.protocol.messages import (
+    ActorNameHeld,
     Commit,
     Credentials,
     Distribute,
@@ -205,6 +206,11 @@ def _closed(m: GroupClosed) -> list[str]:
     return [f"board {m.board}: {m.name!r} #{m.generation} is closed"]
 
 
+def _name_held(m: ActorNameHeld) -> list[str]:
+    holder = "nobody" if m.identity is None else _object(m.identity)
+    return [f"request {m.request}: {m.name!r} is the name of {holder}"]
+
+
 # Typed loosely because each row takes the one message that its key names.
 _DRAWN: dict[type, Callable[..., list[str]]] = {
     Credentials: _credentials,
@@ -225,4 +231,5 @@ _DRAWN: dict[type, Callable[..., list[str]]] = {
     GroupJoined: _joined,
     GroupRefused: _refused,
     GroupClosed: _closed,
+    ActorNameHeld: _name_held,
 }

@@ -11,10 +11,12 @@ incarnation, node and stripe are in all of them, because they cannot be added to
             ──  ReduceRequested SourceReady SourceFailed StripesComplete
                 ExecutionFailed OperationDropped                                      ─►
             ──  GroupJoinRequested GroupAdmitted GroupLeft                            ─►
+            ──  ActorNameClaimed ActorNameAsked ActorNameReleased                     ─►
             ◄─  Credentials NodeAdmitted MembersChanged Leave GivenUp ClusterEnded    ──
             ◄─  Distribute Withdraw FetchRefused HomesNamed HomeTold                  ──
             ◄─  ExecuteReduce Commit OperationFailed Forget                           ──
             ◄─  GroupMembers GroupJoined GroupRefused GroupClosed                     ──
+            ◄─  ActorNameHeld                                                         ──
 
 Words: an *operation* id is chosen by the requesting node and never used twice in a cluster; an
 *epoch* counts the plans of one operation, from 1 (for copies: those of the cluster); a
@@ -28,6 +30,12 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from hoplite_mp.protocol.actor_names import (
+    ActorNameAsked,
+    ActorNameClaimed,
+    ActorNameHeld,
+    ActorNameReleased,
+)
 from hoplite_mp.protocol.copies import (
     CopyDropped,
     Distribute,
@@ -80,6 +88,10 @@ from hoplite_mp.protocol.stripes import Stripe
 
 __all__ = [
     "SHARES",
+    "ActorNameAsked",
+    "ActorNameClaimed",
+    "ActorNameHeld",
+    "ActorNameReleased",
     "AnyMessage",
     "ClientLost",
     "ClusterEnded",
@@ -168,6 +180,9 @@ NodeToManager: TypeAlias = (
     | GroupJoinRequested
     | GroupAdmitted
     | GroupLeft
+    | ActorNameClaimed
+    | ActorNameAsked
+    | ActorNameReleased
 )
 ManagerToNode: TypeAlias = (
     Credentials
@@ -189,5 +204,6 @@ ManagerToNode: TypeAlias = (
     | GroupJoined
     | GroupRefused
     | GroupClosed
+    | ActorNameHeld
 )
 AnyMessage: TypeAlias = NodeToManager | ManagerToNode

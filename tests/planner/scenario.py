@@ -200,4 +200,9 @@ VERBS: dict[str, Callable[[Words, Named], Any]] = {
     "group-join": _group_join,
     "group-left": _group_left,
     "group-admitted": _group_admitted,
+    "actor-claims": lambda w, n: m.ActorNameClaimed(
+        int(n.get("request", "0")), _number(n, "node"), w[0], letter_id(w[1])
+    ),
+    "actor-asked": lambda w, n: m.ActorNameAsked(int(n["request"]), _number(n, "node"), w[0]),
+    "actor-ended": lambda w, n: m.ActorNameReleased(_number(n, "node"), w[0], letter_id(w[1])),
 }
