@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.client.actors import About
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Actor", "ActorCalls", "ActorMethod"]
 
-RESTARTS_MAX = 1 << 30
+_turns = itertools.count()
 
 
 class Actor:
@@ -250,6 +251,8 @@ class ActorCalls:
         if not isinstance(cls, type):
             raise TypeError(f"an actor is made from a class, not from a {type(cls).__name__}")
         options = self._options
+        runtime = self._runtime
+        places = options.node or (runtime.tasks.node_number,)
         about = About(
             cls.__qualname__.rpartition("<locals>.")[2],
             options.name or "",
@@ -259,7 +262,7 @@ class ActorCalls:
             options.copy,
         )
         return _handle(
-            *self._runtime.actors.open(
+            *runtime.actors.open(
                 cls,
                 args,
                 kwargs,
@@ -267,6 +270,7 @@ class ActorCalls:
                 options.restarts,
                 options.get_if_exists,
                 options.detached,
+                places[next(_turns) % len(places)],
             )
         )
 

@@ -12,23 +12,24 @@ import pickle
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hoplite_mp import serial
+from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import FOREVER_NS
 from hoplite_mp.errors import ActorLostError
 from hoplite_mp.protocol.actors import (
     ActorRestarts,
+    BindActor,
     EndActor,
     FindActor,
     OpenActor,
 )
 from hoplite_mp.protocol.local import Imported
+from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
-    from hoplite_mp.ref import ObjectRef
 
 __all__ = ["About", "ActorSetup", "Actors"]
 
@@ -74,6 +75,7 @@ class Actors:
         restarts: int,
         get_if_exists: bool,
         detached: bool,
+        node: int,
     ) -> tuple[ObjectRef[Any], About]:
         """A new actor; or the one of that name, with what its own handles know."""
         memory, channel = self._runtime.memory, self._runtime.channel
@@ -88,9 +90,13 @@ class Actors:
             restarts,
             get_if_exists,
             detached,
+            node,
         )
-        reply = channel.call(ask)
-        return self._take(reply.value, reply.number)
+        while True:
+            reply = channel.call(ask)
+            if reply.value:
+                return self._take(reply.value, reply.number)
+            # With get_if_exists: the actor that had the name has just ended.
 
     def find(self, name: str) -> tuple[ObjectRef[Any], About] | None:
         """The living actor of that name."""
@@ -101,10 +107,10 @@ class Actors:
     def _take(self, oid: int, number: int) -> tuple[ObjectRef[Any], About]:
         """A ref to that identity, with a hold of this process's."""
         memory = self._runtime.memory
-        identity = memory.make_ref(memory.public_id(oid))
+        hold = memory.client.hold(oid)
         self._runtime.channel.tell(Imported(number))
-        _, about = memory.read(oid, FOREVER_NS, False)
-        return identity, About(*pickle.loads(about))
+        _, about, identity = memory.read(oid, FOREVER_NS, False)
+        return ObjectRef(identity, hold), About(*pickle.loads(about))
 
     def pool_of(self, identity: ObjectRef[Any]) -> int:
         """The pool of that actor's calls on this host. Its number stays the actor's own as long as
@@ -113,7 +119,10 @@ class Actors:
         oid = memory.local_id(identity)
         pool = self._pools.get(oid)
         if pool is None:
-            pool, _ = memory.read(oid, FOREVER_NS, False)
+            pool = memory.read(oid, FOREVER_NS, False)[0]
+            if ids.unpack_id(identity._id)[0] != memory.client.home:
+                pool = int(self._runtime.channel.call(BindActor(oid, pool)).value)
+                self._runtime.submitter.opened(pool)
             if len(self._pools) > POOLS_KNOWN_MAX:
                 self._pools.clear()
             self._pools[oid] = pool

@@ -13,13 +13,12 @@ process that holds a handle may submit to that number without asking.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ActorLostError
 from hoplite_mp.node.store import NODE_SLOT
-from hoplite_mp.protocol.actors import FindActor
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.messages import (
     ActorNameAsked,
@@ -64,14 +63,60 @@ class Actor:
         return f"actor {self.label!r} ({self.class_name})" if self.label else f"a {self.class_name}"
 
 
+class Asker(Protocol):
+    """Who has asked for an actor, and waits for the answer."""
+
+    def granted(self, hold: Any) -> None:
+        """It gets the identity; the hold lasts until it has one of its own."""
+
+    def refused(self, why: str) -> None:
+        """There is no such actor, and why; "": nobody has that name."""
+
+
+@dataclass(slots=True)
+class Client:
+    """A process of this host that asks."""
+
+    node: Node
+    slot: int
+    number: int
+    line: Any  # of that process: the slot may be another's by the time of the answer
+
+    def _is_there(self) -> bool:
+        return self.line is not None and self.node.clients.get(self.slot) is self.line
+
+    def granted(self, hold: Any) -> None:
+        if self._is_there():
+            granted = self.node.requests.granted.setdefault(self.slot, {})
+            granted[self.number] = [hold]
+            self.node.reply(self.slot, Reply(self.number, hold.oid))
+
+    def refused(self, why: str) -> None:
+        if self._is_there():
+            self.node.reply(self.slot, Reply(self.number, 0, why))
+
+
+@dataclass(slots=True)
+class Wanted:
+    """An actor that is to begin on this host."""
+
+    setup: int
+    about: bytes
+    class_name: str
+    name: str
+    restarts: int
+    get_if_exists: bool
+    detached: bool
+    audience: int
+
+
 @dataclass(slots=True)
 class Opening:
-    """A client that has asked for an actor, and waits for the answer."""
+    """Somebody waits for the manager's word on a name."""
 
-    slot: int
-    line: Any  # of that process: the slot may be another's by the time of the answer
-    request: Request
-    identity: int  # of an actor that is to begin; 0: it is only looked for
+    asker: Asker
+    wanted: Wanted | None  # None: the actor of that name is only looked for
+    identity: int = 0
     holds: list[Any] = field(default_factory=list)
     asked: Any = None
 
@@ -89,26 +134,50 @@ class Actors:
 
     # -- asked by clients ----------------------------------------------------------------------
 
+    def asker(self, slot: int, request: Request) -> Client:
+        return Client(self.node, slot, request.number, self.node.clients.get(slot))
+
     def open(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
+        asker = self.asker(slot, request)
+        audience = self.node.workers.audience_of(slot) or self.node.driver_name(slot)
+        wanted = Wanted(
+            ask.setup,
+            ask.about,
+            ask.class_name,
+            ask.name,
+            ask.restarts,
+            ask.get_if_exists,
+            ask.detached,
+            audience,
+        )
+        if ask.node == self.node.number:
+            self.begin(asker, wanted)
+        elif self.node.lan is None:
+            asker.refused(f"node h{ask.node} is gone")
+        else:
+            self.node.lan.far_actors.begin(asker, wanted, ask.node)
+
+    def begin(self, asker: Asker, wanted: Wanted) -> None:
+        """An actor on this host, unless another one has its name."""
         identity = self.client.new(KIND_IDENTITY, STATE["CLAIMED"], NODE_SLOT, 0)
-        opening = Opening(slot, self.node.clients.get(slot), request, identity)
-        opening.holds = [self.client.hold(identity, False), self.client.hold(ask.setup)]
-        if ask.name:
+        opening = Opening(asker, wanted, identity)
+        opening.holds = [self.client.hold(identity, False), self.client.hold(wanted.setup)]
+        if wanted.name:
             self._ask_manager(
                 opening,
                 lambda number: ActorNameClaimed(
-                    number, self.node.number, ask.name, self._public(identity)
+                    number, self.node.number, wanted.name, self._public(identity)
                 ),
             )
         else:
-            self._begin(opening)
+            self._start(opening, wanted)
 
     def find(self, slot: int, request: Request) -> None:
-        ask: Any = request.ask
-        opening = Opening(slot, self.node.clients.get(slot), request, 0)
+        name = request.ask.name  # type: ignore[union-attr]
         self._ask_manager(
-            opening, lambda number: ActorNameAsked(number, self.node.number, ask.name)
+            Opening(self.asker(slot, request), None),
+            lambda number: ActorNameAsked(number, self.node.number, name),
         )
 
     def _public(self, oid: int) -> bytes:
@@ -127,81 +196,65 @@ class Actors:
         opening = self.openings.pop(message.request, None)
         if opening is None:
             return True
-        ask: Any = opening.request.ask
-        if message.identity is None:
-            self._answer(opening, Reply(opening.request.number, 0))
-        elif opening.identity and message.identity == self._public(opening.identity):
-            self._begin(opening)
-        elif isinstance(ask, FindActor) or ask.get_if_exists:
-            self._grant_public(opening, message.identity)
+        wanted, holder = opening.wanted, message.identity
+        if holder is None:
+            opening.asker.refused("")
+        elif wanted is not None and holder == self._public(opening.identity):
+            self._start(opening, wanted)
+        elif wanted is None or wanted.get_if_exists:
+            self._grant(opening.asker, holder)
         else:
-            self._answer(opening, Reply(opening.request.number, None, _taken(ask.name)))
+            opening.asker.refused(_taken(wanted.name))
         return True
 
     def report(self) -> Iterator[NodeToManager]:
         """What a manager must know that has not heard of any actor."""
         for actor in self.by_identity.values():
             if actor.name:
-                yield self._claim(actor)
+                identity = self._public(actor.identity)
+                yield ActorNameClaimed(0, self.node.number, actor.name, identity)
         for opening in self.openings.values():
             yield opening.asked
 
-    def _claim(self, actor: Actor) -> ActorNameClaimed:
-        return ActorNameClaimed(0, self.node.number, actor.name, self._public(actor.identity))
-
-    def _begin(self, opening: Opening) -> None:
+    def _start(self, opening: Opening, wanted: Wanted) -> None:
         """The actor's process."""
-        ask: Any = opening.request.ask
-        workers = self.node.workers
-        audience = workers.audience_of(opening.slot)
-        pool = workers.open_next(1, NODE_SLOT, 0, ask.setup, audience, actor=True)
+        workers, identity = self.node.workers, opening.identity
+        pool = workers.open_next(1, NODE_SLOT, 0, wanted.setup, wanted.audience, actor=True)
         if pool is None:
-            self._release_name(ask.name, opening.identity)
-            self._answer(opening, Reply(opening.request.number, None, workers.why_none))
+            self._release_name(wanted.name, identity)
+            opening.asker.refused(workers.why_none)
             return
-        identity = opening.identity
-        self.node.results.store_value(identity, serial.encode((pool, ask.about)), False)
-        actor = Actor(identity, pool, ask.name, ask.class_name, ask.restarts, ask.name)
+        known = serial.encode((pool, wanted.about, self._public(identity)))
+        self.node.results.store_value(identity, known, False)
+        actor = Actor(identity, pool, wanted.name, wanted.class_name, wanted.restarts, wanted.name)
         self.by_pool[pool] = self.by_identity[identity] = actor
-        if ask.detached:
+        if wanted.detached:
             actor.hold = self.client.hold(identity)
-        self._grant(opening, identity)
-        opening.holds.clear()
+        opening.asker.granted(self.client.hold(identity))
 
-    def _grant_public(self, opening: Opening, identity: bytes) -> None:
-        """To an actor of any host."""
+    def _grant(self, asker: Asker, identity: bytes) -> None:
+        """An actor of any host."""
 
         def done(holds: list[Any]) -> None:
             if holds[0] is None:  # its last handle has just gone
-                self._answer(opening, Reply(opening.request.number, 0))
+                asker.refused("")
             else:
-                self._grant(opening, holds[0].oid)
+                asker.granted(holds[0])
 
         self.node.imports.ask([identity], done)
 
-    def _grant(self, opening: Opening, identity: int) -> None:
-        """The identity is held until the caller has said that it holds it."""
-        hold = self.client.hold(identity)
-        if self._is_there(opening):
-            granted = self.node.requests.granted.setdefault(opening.slot, {})
-            granted[opening.request.number] = [hold]
-        self._answer(opening, Reply(opening.request.number, identity))
-
-    def _is_there(self, opening: Opening) -> bool:
-        """Its process still waits."""
-        line = self.node.clients.get(opening.slot)
-        return line is not None and line is opening.line
-
-    def _answer(self, opening: Opening, reply: Reply) -> None:
-        if self._is_there(opening):
-            self.node.reply(opening.slot, reply)
-
     def end(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
-        actor = self.by_identity.get(ask.identity)
-        if actor is not None:
-            self._end(actor, ask.kill)
+        if not self.end_here(ask.identity, ask.kill) and self.node.lan is not None:
+            self.node.lan.far_actors.end(ask.identity, ask.kill)
         self.node.reply(slot, Reply(request.number))
+
+    def end_here(self, identity: int, kill: bool) -> bool:
+        """False: it is no actor of this host."""
+        actor = self.by_identity.get(identity)
+        if actor is not None:
+            self._end(actor, kill)
+        return actor is not None
 
     def _end(self, actor: Actor, kill: bool) -> None:
         self._forget_name(actor)
@@ -216,13 +269,31 @@ class Actors:
             self.node.tasks.wake_pool(actor.pool)
 
     def restarts(self, slot: int, request: Request) -> None:
-        actor = self.by_identity.get(request.ask.identity)  # type: ignore[union-attr]
-        self.node.reply(slot, Reply(request.number, actor.restarts if actor is not None else 0))
+        identity = request.ask.identity  # type: ignore[union-attr]
+        actor = self.by_identity.get(identity)
+        if actor is None and self.node.lan is not None:
+            self.node.lan.far_actors.ask_restarts(self.asker(slot, request), identity)
+        else:
+            self.node.reply(slot, Reply(request.number, actor.restarts if actor else 0))
 
-    def fail_calls(self, slot: int, request: Request) -> None:
-        actor = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
+    def bind(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        if self.node.lan is None:
+            self.node.reply(slot, Reply(request.number, None, "that actor is of another cluster"))
+        else:
+            self.node.lan.far_actors.bind(slot, request.number, ask.identity, ask.pool)
+
+    def refuse_calls(self, pool: int) -> None:
+        """Calls of an actor that has ended have been queued."""
+        actor = self.by_pool.get(pool)
         if actor is not None and actor.ended is not None:
             self._fail_queued(actor)
+
+    def fail_calls(self, slot: int, request: Request) -> None:
+        pool = request.ask.pool  # type: ignore[union-attr]
+        self.refuse_calls(pool)
+        if pool not in self.by_pool and self.node.lan is not None:
+            self.node.lan.far_actors.fail_calls(pool)
 
     # -- asked by the actor's own process ------------------------------------------------------
 
@@ -289,6 +360,8 @@ class Actors:
         """Nobody holds that object any more; if it was an identity, its actor ends."""
         actor = self.by_identity.pop(oid, None)
         if actor is None:
+            if self.node.lan is not None:
+                self.node.lan.far_actors.freed(oid)
             return
         self._forget_name(actor)
         self.by_pool.pop(actor.pool, None)
@@ -307,8 +380,12 @@ class Actors:
 
     def _fail_queued(self, actor: Actor) -> None:
         assert actor.ended is not None
-        error = serial.Encoded(actor.ended, [], [], len(actor.ended), [])
-        for oid in self.client.queued_in(actor.pool):
+        self.fail_all(actor.pool, actor.ended)
+
+    def fail_all(self, pool: int, payload: bytes) -> None:
+        """Calls that are queued fail with that."""
+        error = serial.Encoded(payload, [], [], len(payload), [])
+        for oid in self.client.queued_in(pool):
             if self.client.take_over(oid, NODE_SLOT):
                 self.node.workers.tasks_failed += 1
                 self.node.results.store_value(oid, error, True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.results import Results
     from hoplite_mp.protocol.peers import PeerMessage, TaskEnded
 
-__all__ = ["Delegation"]
+__all__ = ["AHEAD_TASKS", "Delegation"]
 
 COMMON_POOL = 0
 # How many tasks a runner has beyond its workers: so many begin without a message in between.
@@ -87,6 +87,8 @@ class Delegation:
         self.sends_on: Callable[[int, int], None] = lambda audience, home: None
         # Told of tasks whose result is on another host alone, before anybody else is.
         self.ends_elsewhere: Callable[[int], None] = lambda oid: None
+        # What a call raises that was sent to an actor of a lost host; None: it is no call.
+        self.lost_call: Callable[[int, str, int], Exception | None] = lambda oid, name, number: None
         self._offered: set[int] = set()
         self.capacity = 0  # workers of all runners
         self.retried = 0  # tasks whose host was lost
@@ -139,10 +141,11 @@ class Delegation:
                 return True
         return False
 
-    def add_far(self, pool: int, home: int, there: int, workers: int, exact: bool) -> None:
-        """That pool has workers on another host, as the pool `there`."""
+    def add_far(self, pool: int, home: int, there: int, workers: int, ahead: int) -> None:
+        """That pool has workers on another host, as the pool `there`, which are given so many tasks
+        beyond those that they run."""
         number = self.runners[home].number
-        runner = Runner(home, number, workers, there, 0 if exact else AHEAD_TASKS)
+        runner = Runner(home, number, workers, there, ahead)
         self.far.setdefault(pool, []).append(runner)
         self.look()
 
@@ -338,7 +341,8 @@ class Delegation:
             name, tries = self.client.task_name(oid), self.client.add_try(oid)
             self.results.store_error(
                 oid,
-                NodeLostError(
+                self.lost_call(oid, name, number)
+                or NodeLostError(
                     f"node h{number} was lost while it ran {name}(); "
                     f"tried {tries} time{'s' if tries != 1 else ''}."
                 ),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids
+from hoplite_mp.node.delegation import AHEAD_TASKS
 from hoplite_mp.node.guests import NO_OBJECT
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.peers import CloseFarPool, FarPoolOpened, OpenFarPool
@@ -88,7 +89,8 @@ class FarPools:
             self.lan.peers.send(home, CloseFarPool(message.pool, True))
             opening.error = "the pool has been closed while its workers were started"
         elif home in self.delegation.runners:
-            self.delegation.add_far(opening.pool, home, message.pool, workers, opening.exact)
+            ahead = 0 if opening.exact else AHEAD_TASKS
+            self.delegation.add_far(opening.pool, home, message.pool, workers, ahead)
         self._look(message.number, opening)
 
     def _is_open(self, opening: Opening) -> bool:

@@ -8,6 +8,7 @@ It must never know: how messages travel, what tasks do, which host it would be b
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ class Guest:
     oid: int = 0  # 0: what it names is not here yet
     ended: bool = False
     unwanted: bool = False
+    ready: bool = False  # a call of an actor: what it names is held here
 
 
 class Guests:
@@ -65,6 +67,10 @@ class Guests:
         self.by_task: dict[bytes, Guest] = {}
         self.by_oid: dict[int, Guest] = {}
         self.pools: dict[int, int] = {}  # of workers for one other host alone -> its home
+        # Is that the pool of an actor of this host? Then every other host may call it.
+        self.is_actor: Callable[[int], bool] = lambda pool: False
+        self.refuse_calls: Callable[[int], None] = lambda pool: None  # if the actor has ended
+        self.rows: dict[tuple[int, int], deque[tuple[Guest, RunTask]]] = {}
         self.notes = Notes()
         self.unposted: list[int] = []  # the ring of hints was full
         # Told before the sender is: what that worker has printed goes before the task's end.
@@ -83,7 +89,25 @@ class Guests:
             named += serial.read_refs(memoryview(message.args))
         if message.args_object != NO_OBJECT:
             named.append(message.args_object)
-        self.imports.ask(named, lambda holds: self._begin(guest, message, holds))
+        if not self.is_actor(message.pool):
+            self.imports.ask(named, lambda holds: self._begin(guest, message, holds))
+            return
+        # Calls of one host begin in the order in which they came, whatever they wait for.
+        row = self.rows.setdefault((peer, message.pool), deque())
+        row.append((guest, message))
+        self.imports.ask(named, lambda holds: self._ready(guest, holds))
+
+    def _ready(self, guest: Guest, holds: list[Any]) -> None:
+        """What that call names is held here."""
+        guest.holds = holds
+        guest.ready = True
+        for key, row in list(self.rows.items()):
+            if key[0] == guest.peer:
+                while row and row[0][0].ready:
+                    first, message = row.popleft()
+                    self._begin(first, message, first.holds)
+                if not row:
+                    del self.rows[key]
 
     def _begin(self, guest: Guest, message: RunTask, holds: list[Any]) -> None:
         if guest.unwanted:
@@ -95,7 +119,7 @@ class Guests:
             self.send(guest.peer, TaskEnded(guest.task, "returned"))  # it knows what has become
             return
         pool = message.pool
-        if pool != POOL and self.pools.get(pool) != guest.peer:
+        if pool != POOL and self.pools.get(pool) != guest.peer and not self.is_actor(pool):
             del self.by_task[guest.task]
             short = WorkerLostError("its pool has been closed")
             payload = serial.encode_error(short, "").tobytes()
@@ -123,6 +147,8 @@ class Guests:
         if not posted:
             self.unposted.append(oid)
         self._prefetch(message, holds)
+        if self.is_actor(pool):
+            self.refuse_calls(pool)
 
     def audience_here(self, peer: int, audience: int) -> int:
         """An audience that another host has named, as this one does: 0 is its own driver."""

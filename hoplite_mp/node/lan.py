@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hoplite_mp.errors import ActorLostError
 from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.draining import Draining
 from hoplite_mp.node.drivers import Drivers
+from hoplite_mp.node.far_actors import FarActors
 from hoplite_mp.node.far_output import FarOutput
 from hoplite_mp.node.far_pools import FarPools
 from hoplite_mp.node.forests import Forests
@@ -124,7 +126,8 @@ class Lan:
             node.results, node.imports, node.places, self.peers.send, self._post
         )
         self.delegation.broken = node.workers.break_bound
-        self.delegation.deserted = node.workers.desert
+        self.delegation.deserted = self._deserted
+        self.delegation.lost_call = self._lost_call
         self.guests = Guests(
             node.results,
             node.imports,
@@ -140,6 +143,8 @@ class Lan:
             lambda slot: bool(node.tasks.running(slot)),
         )
         self.guests.ends = self._printed
+        self.guests.is_actor = node.actors.by_pool.__contains__
+        self.guests.refuse_calls = node.actors.refuse_calls
         self.delegation.sends_on = self.far_output.sent_on
         self.kept = KeptCopies(node.results, node.imports, node.places, self.peers.send, node.after)
         self.links = Links(node, self.peers)
@@ -157,6 +162,7 @@ class Lan:
         self.draining = Draining(node, self)
         self.drivers = Drivers(node, self)
         self.far_pools = FarPools(node, self)
+        self.far_actors = FarActors(node, self)
         self.locations = Locations(node, self.peers, self.kept)
         self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager)
         node.exports.elsewhere = self.locations.kept_at
@@ -168,6 +174,19 @@ class Lan:
         node = self.node
         if not node.tasks.post(oid, node.workers.queue(node.tasks.pool_of(oid))):
             node.after(0.05, lambda: self._post(oid))
+
+    def _deserted(self, pool: int, why: str) -> None:
+        if not self.far_actors.lost(pool, why):
+            self.node.workers.desert(pool, why)
+
+    def _lost_call(self, oid: int, name: str, number: int) -> Exception | None:
+        """What a call raises that was sent to an actor whose host is lost; None: it is no call."""
+        if self.node.tasks.pool_of(oid) not in self.far_actors.bound:
+            return None
+        return ActorLostError(
+            f"the actor has lost its state: node h{number} was lost while {name}() was under way "
+            "there, and it may have begun"
+        )
 
     def _printed(self, slot: int) -> None:
         """What that worker has printed goes before the word that its task has ended."""
@@ -347,6 +366,7 @@ class Lan:
         self.kept.lose_peer(member.home)
         self.draining.lose_peer(member.home)
         self.far_pools.lose_peer(member.home)
+        self.far_actors.lose_peer(member.home)
         self.far_output.lose_peer(member.home)
         self.locations.lose_peer(member.home)
         self.probing.lose_peer(member.home)
@@ -468,6 +488,8 @@ class Lan:
                 self.draining.leaves(home)
             case Evacuated():
                 self.draining.evacuated(home)
+            case _ if self.far_actors.receive(home, message):
+                pass
             case _:  # about a group
                 peer = self.peers.by_home.get(home)
                 if peer is not None:

@@ -16,6 +16,7 @@ from hoplite_mp.protocol.actors import (
     ActorFailed,
     ActorMayEnd,
     ActorRestarts,
+    BindActor,
     EndActor,
     FailActorCalls,
     FindActor,
@@ -128,6 +129,7 @@ class Requests:
             ActorFailed: node.actors.constructor_raised,
             ActorBegins: node.actors.begins,
             ActorMayEnd: node.actors.may_end,
+            BindActor: node.actors.bind,
         }
 
     def take(self, slot: int, request: Request) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "ActorFailed",
     "ActorMayEnd",
     "ActorRestarts",
+    "BindActor",
     "EndActor",
     "FailActorCalls",
     "FindActor",
@@ -37,6 +38,16 @@ class OpenActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     restarts: int
     get_if_exists: bool
     detached: bool
+    node: int  # where it is to run
+
+
+class BindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Calls of an actor of another host, whose pool has the number `pool` there, will be made here.
+    Reply: the number of the pool on this host that leads there; it stays the actor's own as long as
+    anybody here holds the identity."""
+
+    identity: int
+    pool: int
 
 
 class FindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -89,4 +100,5 @@ ActorAsk: TypeAlias = (
     | ActorFailed
     | ActorBegins
     | ActorMayEnd
+    | BindActor
 )

@@ -26,6 +26,14 @@ from hoplite_mp.protocol.fields import Message, between, counts, flags, layout, 
 from hoplite_mp.protocol.group_calls import GroupMessage
 from hoplite_mp.protocol.looking import LookMessage
 from hoplite_mp.protocol.output import LastLinesAsked, LastLinesSent, Printed, PrintedTaken
+from hoplite_mp.protocol.peer_actors import (
+    ActorBegun,
+    ActorHeld,
+    BeginActor,
+    EndActorThere,
+    RestartsAsked,
+    RestartsTold,
+)
 from hoplite_mp.protocol.peer_hosts import (
     AddWorkers,
     CloseFarPool,
@@ -48,7 +56,10 @@ __all__ = [
     "OUTCOMES",
     "STANDINGS",
     "Acquire",
+    "ActorBegun",
+    "ActorHeld",
     "AddWorkers",
+    "BeginActor",
     "CancelTask",
     "CloseFarPool",
     "CopiesAsked",
@@ -57,6 +68,7 @@ __all__ = [
     "CountersNow",
     "Described",
     "Drop",
+    "EndActorThere",
     "Evacuated",
     "FarPoolOpened",
     "Kept",
@@ -78,6 +90,8 @@ __all__ = [
     "RelayOpened",
     "Release",
     "RemoveNode",
+    "RestartsAsked",
+    "RestartsTold",
     "RunTask",
     "TaskEnded",
     "WorkersNow",
@@ -346,6 +360,12 @@ PeerMessage: TypeAlias = (
     | OpenFarPool
     | FarPoolOpened
     | CloseFarPool
+    | BeginActor
+    | ActorBegun
+    | ActorHeld
+    | EndActorThere
+    | RestartsAsked
+    | RestartsTold
     | RemoveNode
     | Leaving
     | Evacuated

@@ -1,0 +1,253 @@
+"""Actors of other hosts: begun there for processes of this host, and called from here.
+
+Why it exists: an actor's identity is an object of its host's node, so handles travel as refs do.
+For calls from this host the node keeps a pool without workers, whose tasks all go to the actor's
+pool over there, in their order; and it begins actors here for other hosts.
+It must never know: what calls do, how messages travel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import ids, serial
+from hoplite_mp.errors import ActorLostError
+from hoplite_mp.node.actors import POOL_ENDED, Wanted
+from hoplite_mp.node.store import NODE_SLOT
+from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.peers import (
+    ActorBegun,
+    ActorHeld,
+    BeginActor,
+    EndActorThere,
+    RestartsAsked,
+    RestartsTold,
+)
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.actors import Asker, Client
+    from hoplite_mp.node.lan import Lan
+    from hoplite_mp.node.main import Node
+
+__all__ = ["FarActors"]
+
+NO_IDENTITY = bytes(ids.ID_BYTES)
+# Calls under way to an actor of another host beyond the one that runs. Higher: calls follow each
+# other without a pause on a long way; lower: fewer may have begun when that host is lost.
+ACTOR_AHEAD_CALLS = 64
+
+
+@dataclass(slots=True)
+class FarAsker:
+    """Another node that asks for an actor on this host."""
+
+    far: FarActors
+    home: int
+    number: int
+
+    def granted(self, hold: Any) -> None:
+        identity = self.far.public(hold.oid)
+        if self.far.send(self.home, ActorBegun(self.number, identity)):
+            self.far.given[self.home, self.number] = hold
+
+    def refused(self, why: str) -> None:
+        self.far.send(self.home, ActorBegun(self.number, NO_IDENTITY, why))
+
+
+@dataclass(slots=True)
+class Bound:
+    """A pool of this host whose tasks are calls of an actor of another one."""
+
+    identity: int
+    home: int
+    ended: bytes | None = None
+
+
+class FarActors:
+    """Both sides of it, on one node."""
+
+    def __init__(self, node: Node, lan: Lan) -> None:
+        self.node = node
+        self.lan = lan
+        self.send = lan.peers.send
+        self.asking: dict[int, tuple[int, Asker]] = {}  # by number -> home, who waits
+        self.counting: dict[int, tuple[int, Client]] = {}
+        self.given: dict[tuple[int, int], Any] = {}  # holds until the other host has its own
+        self.by_identity: dict[int, int] = {}  # -> pool
+        self.bound: dict[int, Bound] = {}  # by pool
+        self._last = 0
+
+    def public(self, oid: int) -> bytes:
+        """The name of an object of any host, as it has a header here."""
+        one = self.node.imports.by_oid.get(oid)
+        return ids.pack_id(self.node.client.home, oid) if one is None else one.object
+
+    # -- for processes of this host --------------------------------------------------------------
+
+    def begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
+        """An actor on another node."""
+        member = self.lan.members.get(node)
+        if member is None:
+            asker.refused(f"node h{node} is gone")
+            return
+        self._last += 1
+        self.asking[self._last] = (member.home, asker)
+        self.send(
+            member.home,
+            BeginActor(
+                self._last,
+                self.public(wanted.setup),
+                wanted.about,
+                wanted.class_name,
+                wanted.name,
+                wanted.restarts,
+                wanted.get_if_exists,
+                wanted.detached,
+                wanted.audience,
+            ),
+        )
+
+    def begun(self, home: int, message: ActorBegun) -> None:
+        """The answer of the node that was asked."""
+        _, asker = self.asking.pop(message.number, (0, None))
+        if asker is None:
+            return
+        if message.identity == NO_IDENTITY:
+            asker.refused(message.error)
+            return
+
+        def done(holds: list[Any]) -> None:
+            self.send(home, ActorHeld(message.number))
+            if holds[0] is None:
+                asker.refused("its host was lost when the actor had just begun")
+            else:
+                asker.granted(holds[0])
+
+        self.node.imports.ask([message.identity], done)
+
+    def bind(self, slot: int, number: int, identity: int, there: int) -> None:
+        """The pool on this host for calls of that actor."""
+        pool = self.by_identity.get(identity)
+        if pool is None:
+            pool = self.node.workers.open_bound(NODE_SLOT, 0)
+            one = self.node.imports.by_oid.get(identity)
+            if pool is None or one is None:
+                why = self.node.workers.why_none if pool is None else "that actor has ended"
+                self.node.reply(slot, Reply(number, None, why))
+                return
+            self.node.workers.pools[pool].actor = True
+            self.by_identity[identity] = pool
+            self.bound[pool] = Bound(identity, one.home)
+            runners = self.lan.delegation.runners
+            if one.home in runners:
+                ahead = ACTOR_AHEAD_CALLS
+                self.lan.delegation.add_far(pool, one.home, there, 1, ahead)
+            else:
+                self.lost(pool, "its host is gone")
+        self.node.reply(slot, Reply(number, pool))
+
+    def end(self, identity: int, kill: bool) -> None:
+        one = self.node.imports.by_oid.get(identity)
+        if one is not None:
+            self.send(one.home, EndActorThere(one.object, kill))
+
+    def ask_restarts(self, asker: Client, identity: int) -> None:
+        one = self.node.imports.by_oid.get(identity)
+        self._last += 1
+        if one is None or not self.send(one.home, RestartsAsked(self._last, one.object)):
+            self.node.reply(asker.slot, Reply(asker.number, 0))
+        else:
+            self.counting[self._last] = (one.home, asker)
+
+    def fail_calls(self, pool: int) -> None:
+        """A call was posted to an actor whose host is gone."""
+        bound = self.bound.get(pool)
+        if bound is not None and bound.ended is not None:
+            self.node.actors.fail_all(pool, bound.ended)
+
+    def lost(self, pool: int, why: str) -> bool:
+        """Calls from here reach that pool's actor no more. False: it is no actor's."""
+        bound = self.bound.get(pool)
+        if bound is None:
+            return False
+        if bound.ended is None:
+            error = ActorLostError(f"the actor has lost its state: {why}")
+            bound.ended = serial.encode_error(error, "").tobytes()
+            self.node.client.open_pool(pool, POOL_ENDED)
+        self.node.actors.fail_all(pool, bound.ended)
+        return True
+
+    def freed(self, oid: int) -> None:
+        """Nobody here holds that identity any more."""
+        pool = self.by_identity.pop(oid, None)
+        if pool is not None:
+            del self.bound[pool]
+            self.node.workers.close(pool, False)
+
+    # -- for other hosts -------------------------------------------------------------------------
+
+    def asked(self, home: int, message: BeginActor) -> None:
+        """Another node wants an actor here."""
+        asker = FarAsker(self, home, message.number)
+        if self.lan.draining.going:
+            asker.refused(f"node h{self.node.number} is leaving the cluster")
+            return
+
+        def ready(holds: list[Any]) -> None:
+            if holds[0] is None:
+                asker.refused("its constructor's arguments are gone")
+                return
+            wanted = Wanted(
+                holds[0].oid,
+                message.about,
+                message.class_name,
+                message.name,
+                message.restarts,
+                message.get_if_exists,
+                message.detached,
+                self.lan.guests.audience_here(home, message.audience),
+            )
+            self.node.actors.begin(asker, wanted)
+
+        self.node.imports.ask([message.setup], ready)
+
+    def receive(self, home: int, message: Any) -> bool:
+        """False: it is not about actors."""
+        match message:
+            case BeginActor():
+                self.asked(home, message)
+            case ActorBegun():
+                self.begun(home, message)
+            case ActorHeld():
+                self.given.pop((home, message.number), None)
+            case EndActorThere():
+                self.node.actors.end_here(self._here(message.identity), message.kill)
+            case RestartsAsked():
+                actor = self.node.actors.by_identity.get(self._here(message.identity))
+                count = actor.restarts if actor is not None else 0
+                self.send(home, RestartsTold(message.number, count))
+            case RestartsTold():
+                _, asker = self.counting.pop(message.number, (0, None))
+                if asker is not None:
+                    self.node.reply(asker.slot, Reply(asker.number, message.restarts))
+            case _:
+                return False
+        return True
+
+    def _here(self, identity: bytes) -> int:
+        home, oid = ids.unpack_id(identity)
+        return oid if home == self.node.client.home else 0
+
+    def lose_peer(self, home: int) -> None:
+        """That host is gone."""
+        for number, (asked, asker) in list(self.asking.items()):
+            if asked == home:
+                del self.asking[number]
+                asker.refused("its host was lost while the actor was to begin there")
+        for number, (asked, client) in list(self.counting.items()):
+            if asked == home:
+                del self.counting[number]
+                self.node.reply(client.slot, Reply(client.number, 0))
+        for key in [key for key in self.given if key[0] == home]:
+            del self.given[key]

@@ -1,0 +1,188 @@
+"""Actors on other hosts than their callers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lan import Lan
+from tests.lan.test_cluster import PATIENCE_S, TLS_OR_PLAIN, UpCluster
+from tests.lan.test_leaving import WAIT_FOR_ALL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CLASSES = """
+import signal
+from hoplite_mp import Actor
+class Counter:
+    def __init__(self, value=0):
+        self.value, self.seen = value, []
+    def add(self, amount=1):
+        self.value += amount
+        return self.value
+    def note(self, what):
+        self.seen.append(what)
+    def notes(self):
+        return self.seen
+    def where(self):
+        return os.uname().nodename
+    def pid(self):
+        return os.getpid()
+    def total(self, array):
+        return float(array.sum())
+    def give(self, size):
+        return np.full(size, self.value, np.float64)
+    def fail(self):
+        raise KeyError("on purpose")
+    def wait(self, seconds):
+        time.sleep(seconds)
+def call_it(handle, n):
+    for i in range(n):
+        handle.note((os.uname().nodename, os.getpid(), i))
+    return handle.add().result(30)
+second = next(n for n in c.nodes if n.host == "h2" and n.workers)
+"""
+
+
+@pytest.fixture(scope="module")
+def lan(lan_permitted: None) -> Iterator[Lan]:
+    with Lan(3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=TLS_OR_PLAIN)
+def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
+    made = UpCluster(lan, tls=request.param)
+    yield made
+    assert made.end() == [0, 0, 0]
+
+
+def test_calls_from_everywhere(cluster: UpCluster, lan: Lan) -> None:
+    out = cluster.run(
+        lan[1],
+        WAIT_FOR_ALL
+        + CLASSES
+        + """
+far = c.options(node=there).actor(Counter, c.put(10))
+print(far.where().result(30), far.add().result(30), far.add(c.submit(int, "5")).result(30))
+big = np.ones(1 << 20)
+print(far.total(big).result(30), far.total(c.put(big)).result(30))
+print(float(far.give(1 << 20).result(30).sum()))
+print(type(far.fail().exception(30)).__name__)
+futures = [c.options(node=n).submit(call_it, far, 50) for n in c.nodes if n.workers]
+c.wait(futures)
+assert sorted(f.result() for f in futures) == [17, 18, 19], [f.result() for f in futures]
+seen = far.notes().result(30)
+for who in {s[:2] for s in seen}:
+    assert [s[2] for s in seen if s[:2] == who] == list(range(50)), who
+print(len(seen))
+def slowly(value):
+    time.sleep(0.2)
+    return value
+other = c.options(node=second).actor(Counter)
+other.note(c.options(node=there).submit(slowly, "first"))
+for i in range(100):
+    other.note(i)
+print(other.notes().result(30) == ["first", *range(100)])
+pid = other.pid().result(30)
+assert Actor.restarts(other) == 0
+del other
+def gone():
+    return not os.path.exists(f"/proc/{pid}")
+while not c.options(node=second).submit(gone).result(30):
+    time.sleep(0.02)
+print("gone")
+""",
+    )
+    assert out.splitlines() == [
+        "h3 11 16",
+        f"{float(1 << 20)} {float(1 << 20)}",
+        str(16.0 * (1 << 20)),
+        "KeyError",
+        "150",
+        "True",
+        "gone",
+    ]
+
+
+def test_names_in_the_whole_cluster(cluster: UpCluster, lan: Lan) -> None:
+    out = cluster.run(
+        lan[1],
+        WAIT_FOR_ALL
+        + CLASSES
+        + """
+one = c.options(node=there, name="one").actor(Counter, 1)
+def by_name():
+    return hoplite_mp.current().get_actor("one").add().result(30)
+print(*[c.options(node=n).submit(by_name).result(30) for n in c.nodes if n.workers])
+for node in c.nodes:
+    if node.workers:
+        try:
+            c.options(node=node, name="one").actor(Counter)
+        except ValueError as error:
+            print(str(error)[:35])
+        same = c.options(node=node, name="one", get_if_exists=True).actor(Counter)
+        assert same == one
+Actor.close(one)
+try:
+    while True:
+        c.get_actor("one")
+        time.sleep(0.02)
+except LookupError as error:
+    print(error)
+print(type(one.add().exception(30)).__name__)
+killed = c.options(node=there, name="one", restarts=1).actor(Counter, 7)
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+c.options(node=there).submit(kill, killed.pid().result(30)).result(30)
+while not Actor.restarts(killed):
+    time.sleep(0.02)
+print(killed.add().result(30))
+Actor.kill(killed)
+print(type(killed.add().exception(30)).__name__)
+""",
+    )
+    assert out.splitlines() == [
+        "2 3 4",
+        *["there is an actor named 'one' alread"[:35]] * 3,
+        "there is no actor named 'one' in this cluster, or it has ended",
+        "ActorLostError",
+        "8",
+        "ActorLostError",
+    ]
+
+
+def test_its_host_dies(lan_permitted: None) -> None:
+    with Lan(3) as lan:
+        cluster = UpCluster(lan, tls=False)
+        driver = lan[1].popen(
+            cluster.program(
+                WAIT_FOR_ALL
+                + CLASSES
+                + """
+far = c.options(node=there, name="far").actor(Counter)
+far.add().result(30)
+running, waiting = far.wait(60), [far.add() for _ in range(200)]
+held = far.add(c.submit(time.sleep, 4))
+print("called", flush=True)
+print({type(f.exception(40)).__name__ for f in [running, *waiting, held, far.add()]})
+try:
+    c.get_actor("far")
+except LookupError:
+    print("free")
+"""
+            ),
+            env=cluster.env,
+            stdout=-1,
+            text=True,
+        )
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "called\n"
+        lan[2].kill()
+        assert driver.stdout.read().splitlines() == ["{'ActorLostError'}", "free"]
+        driver.stdout.close()
+        assert driver.wait(PATIENCE_S) == 0
+        del cluster.joined[1]
+        assert cluster.end() == [0, 0]
