@@ -99,6 +99,7 @@ class Stage:
             members=((Member(1, 0, 5, 1),), 3),
             operations=none,
             groups=none,
+            actors=none,
             from_manager=lambda message: None,
         )
         self.node = node
