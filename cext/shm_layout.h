@@ -169,7 +169,7 @@ typedef struct {
     uint64_t tasks_failed;
     uint64_t puts;
     uint64_t put_bytes;
-    uint64_t pad4[4];
+    uint64_t parked_news[PARKS / 64]; /* buckets in which it is parked and something became done */
 } shm_client;
 static_assert(sizeof(shm_client) == 256, "client");
 

@@ -27,6 +27,7 @@ cdef extern from "shm_spans.h" nogil:
     ctypedef struct shm_client:
         uint32_t state, pid, pool, kind, event, sleeping, returned, blocked, task, retire
         uint64_t generation, running, deadline_ns, deadline_id, tasks_done, tasks_failed, puts, put_bytes
+        uint64_t parked_news[4]
         uint64_t waiting_id, waiting_n, waiting_ns, waiting_last
     ctypedef struct shm_queue:
         uint32_t owner, pool, here

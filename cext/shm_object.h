@@ -68,13 +68,17 @@ static inline unsigned park_index(uint64_t id) {
     uint64_t h = (id ^ (id >> 29)) * 0x9E3779B97F4A7C15ULL;
     return (unsigned)(h >> 56) % PARKS;
 }
+/* Also says which bucket it was: who waits for many looks only at those in there. */
 static inline void wake_parked(char *c, uint64_t id) {
-    uint64_t *park = park_of(c, park_index(id));
+    unsigned bucket = park_index(id);
+    uint64_t *park = park_of(c, bucket);
     for (int i = 0; i < MASK_WORDS; i++) {
         uint64_t mask = LOAD(&park[i]);
         while (mask) {
             unsigned bit = (unsigned)__builtin_ctzll(mask);
             mask &= mask - 1;
+            OR(&client_of(c, (unsigned)i * 64 + bit)->parked_news[bucket / 64],
+               1ULL << (bucket % 64));
             wake_client(c, (unsigned)i * 64 + bit);
         }
     }

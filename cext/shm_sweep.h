@@ -39,8 +39,12 @@ static inline void sweep_bits(char *c, unsigned slot, int pins) {
                 try_free(c, id);
         }
     }
-    for (unsigned i = 1; i < CLIENTS; i++)
+    for (unsigned i = 0; i < CLIENTS; i++)
         if (LOAD(&client_of(c, i)->state)) {
+            for (unsigned k = 0; k < PARKS / 64; k++) /* it may have died before it said which */
+                STORE(&client_of(c, i)->parked_news[k], ~0ULL);
+            if (i == NODE_SLOT)
+                continue;
             STORE(&client_of(c, i)->returned, 1);
             wake_client(c, i);
         }

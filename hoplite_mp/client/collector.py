@@ -39,7 +39,6 @@ class Collector:
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread = 0  # its ident; 0: not started
-        self._parked: dict[int, list[int]] = {}
 
     def arm(self) -> None:
         """Somebody waits with the standard library's means: completions must be looked for."""
@@ -110,8 +109,7 @@ class Collector:
         submitter.drain()
         if submitter.client.news():
             memory.collect()
-        self._park()
-        submitter.check_waiting()
+        submitter.look_at_others()
         interval = memory.config.drain_interval_s
         if self._look_again:
             self._look_again = False
@@ -123,11 +121,3 @@ class Collector:
             tasks.wait_event(seen, time.monotonic_ns() + int(interval * 1e9), False)
         else:
             self._sleep(interval if submitter.pending or memory.inner else None)
-
-    def _park(self) -> None:
-        waiting, tasks = self._submitter.awaited(), self._submitter.tasks
-        for oid in waiting:
-            if oid not in self._parked:
-                self._parked[oid] = tasks.park([oid])
-        for oid in [o for o in self._parked if o not in waiting]:
-            tasks.unpark(self._parked.pop(oid))

@@ -8,7 +8,6 @@ It must never know: how a task is run.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import weakref
@@ -62,7 +61,7 @@ class Pending:
         self.queue = queue
         self.future = future
         self.holds = holds
-        self.missing = 0  # dependencies that are not done
+        self.missing: set[int] = set()  # dependencies that are not known to be done
         self.needs: list[ObjectRef[Any]] = []  # all its dependencies
 
 
@@ -77,6 +76,9 @@ class Submitter:
         self._functions = Functions(memory)
         self._queues: dict[int, int] = {}
         self._waiting: dict[int, list[Pending]] = {}  # dependency -> tasks that need it
+        # Bucket in which this process is parked -> dependencies there that others own: nobody puts
+        # those into the own tables' bitmap of what is done.
+        self._others: dict[int, set[int]] = {}
         # queue -> tasks that are ready, but the queue's ring was full
         self._overflow: dict[int, deque[Pending]] = {}
         self._finished: list[weakref.ref[Future[Any]]] = []  # perhaps with results not yet read
@@ -205,8 +207,9 @@ class Submitter:
 
     def _depend(self, pending: Pending, refs: Sequence[ObjectRef[Any]]) -> None:
         lost: ObjectLostError | None = None
-        with self._lock:
-            pending.missing = 1  # not sent before all have been looked at
+        done: list[int] = []
+        with self._lock:  # not sent before all have been looked at
+            first = not self._waiting
             pending.needs = list(refs)
             for ref in refs:
                 try:
@@ -215,24 +218,57 @@ class Submitter:
                     lost = error
                     break
                 if not self.tasks.done(oid):
-                    pending.missing += 1
-                    self._waiting.setdefault(oid, []).append(pending)
+                    self._await(oid, pending)
+                    if self.tasks.done(oid):  # perhaps its news came before it was listed
+                        done.append(oid)
         if lost is not None:
             self._fail(pending, lost)
             return
-        self._arrived(pending)
-        if pending.missing:
-            self.collector.start()
-            self.collector.wake()
+        if not pending.missing:
+            self._send(pending)
+            return
+        for oid in done:
+            self._release(oid)
+        self.collector.start()
+        if first:  # later ones are announced by a change of the event word, on which it sleeps
+            self.collector.notice()
 
-    def _arrived(self, pending: Pending) -> None:
-        """One thing less is missing; with nothing missing the task is sent, or fails."""
+    def _await(self, oid: int, pending: Pending) -> None:
+        waiting = self._waiting.get(oid)
+        if waiting is None:
+            waiting = self._waiting[oid] = []
+            buckets = self.tasks.park([oid])
+            if not buckets:  # it stands in a table of our own
+                self.tasks.watch(oid)
+            for bucket in buckets:
+                self._others.setdefault(bucket, set()).add(oid)
+        if oid not in pending.missing:
+            pending.missing.add(oid)
+            waiting.append(pending)
+
+    def _release(self, oid: int) -> None:
+        """It is done, so nobody is added to those who wait for it any more. What Ctrl-C stops half
+        way is done again by whoever looks at all: each step may be repeated."""
         with self._lock:
-            pending.missing -= 1
-            if pending.missing or pending.oid not in self.pending:
-                return
-            needs = pending.needs
-        for ref in needs:
+            tasks = self._waiting.get(oid, ())
+        for pending in tasks:
+            with self._lock:
+                pending.missing.discard(oid)
+                ready = not pending.missing and pending.oid in self.pending
+            if ready:
+                self._send(pending)
+        with self._lock:
+            if self._waiting.pop(oid, None) is not None:
+                bucket = self.tasks.bucket(oid)
+                if oid in self._others.get(bucket, ()):
+                    self._others[bucket].discard(oid)
+                    self.tasks.unpark([bucket])
+
+    def _send(self, pending: Pending) -> None:
+        """Nothing is missing any more: the task is sent, or fails."""
+        if self.client.state(pending.oid) != STATE["WAITING"]:
+            return  # sent already, or cancelled
+        for ref in pending.needs:
             oid = self.memory.local_id(ref)
             if self.client.state(oid) not in _USABLE:
                 try:
@@ -243,6 +279,7 @@ class Submitter:
                     self._fail(pending, error)
                     return
         self._post_later(pending)
+        self.waiting.ready(pending.oid)
 
     def _fail(self, pending: Pending, error: BaseException) -> None:
         """The task will not run: it fails with what its argument failed with."""
@@ -275,25 +312,12 @@ class Submitter:
         self.tasks.settle(oid)
         return False
 
-    def check_waiting(self) -> None:
-        """Dependencies that others own: has one become done?"""
-        for oid in self.awaited():
-            if self.tasks.done(oid):
-                self._release(oid)
-
-    def awaited(self) -> set[int]:
-        """Ids that tasks of ours wait for."""
-        with self._lock:
-            return set(self._waiting)
-
-    def _release(self, oid: int) -> None:
-        with self._lock:
-            tasks = self._waiting.get(oid)
-        while tasks:
-            with contextlib.suppress(IndexError):  # another thread took the last one
-                self._arrived(tasks.pop())
-        with self._lock:  # it is done, so nothing has been added meanwhile
-            self._waiting.pop(oid, None)
+    def look_at_others(self) -> None:
+        """Dependencies that others own, as far as their buckets have had news."""
+        for bucket in self.tasks.take_parked_news():
+            for oid in list(self._others.get(bucket, ())):
+                if self.tasks.done(oid):
+                    self._look_after(oid)
 
     # -- completions ---------------------------------------------------------------------------
 
@@ -317,7 +341,7 @@ class Submitter:
 
     def look_at_all(self) -> None:
         """As drain(), without being told which."""
-        for oid in list(self.pending):
+        for oid in (*self.pending, *self._waiting):
             if self.tasks.done(oid):
                 self._look_after(oid)
 

@@ -61,13 +61,13 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> EncodedCall:
         raise
     except Exception as error:
         raise _blame_argument(args, kwargs, error) from error
-    call.dependencies = written.dependencies
+    call.dependencies = list(written.dependencies)
     return call
 
 
 def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
     """A call of nothing but small immutable values and refs: most calls, and the quickest."""
-    refs: list[ObjectRef[Any]] = []
+    refs: dict[ObjectRef[Any], int] = {}  # each once, and which of them it is
     flags = PLAIN | ARGS_ONLY
     if all_atoms(map(type, args)):
         stream = pickle.dumps(args, 5)
@@ -77,9 +77,7 @@ def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
         for place, arg in enumerate(args):
             if isinstance(arg, types):
                 ref = arg if isinstance(arg, ObjectRef) else arg.ref
-                if ref not in refs:
-                    refs.append(ref)
-                plain[place] = refs.index(ref)
+                plain[place] = refs.setdefault(ref, len(refs))
                 places.append(place)
             elif type(arg) not in ATOMS:
                 return None
@@ -87,8 +85,8 @@ def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
         flags |= REFS_AT
     head = pack_head(PICKLE, flags, 0, len(refs), 0, len(stream))
     head = b"".join((head, *[ref._id for ref in refs], stream))
-    call = EncodedCall(head, [], [], len(head), refs)
-    call.dependencies = refs.copy()
+    call = EncodedCall(head, [], [], len(head), list(refs))
+    call.dependencies = list(refs)
     return call
 
 

@@ -30,7 +30,7 @@ class Stream:
         self.chunks: list[bytes] = []
         self.buffers: list[pickle.PickleBuffer] = []
         self.refs: list[ObjectRef[Any]] = []
-        self.dependencies: list[ObjectRef[Any]] = []
+        self.dependencies: dict[ObjectRef[Any], None] = {}  # a set in order
         self.index: dict[ObjectRef[Any], int] = {}
         self.write = self.chunks.append  # The picklers take this object for their file.
 

@@ -81,8 +81,7 @@ def _reduce_future(pickler: Any, future: Any) -> Reduced:
 
 def _reduce_resolve(pickler: Any, mark: Resolve) -> Reduced:
     stream = pickler.stream
-    if mark.ref not in stream.dependencies:
-        stream.dependencies.append(mark.ref)
+    stream.dependencies[mark.ref] = None
     return load_value, (stream.index_of(mark.ref),)
 
 

@@ -17,11 +17,12 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import serial
+from hoplite_mp import _tasks, serial
 from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.memory import FOREVER_NS, _freeze
 from hoplite_mp.client.runtime import Runtime
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Worker", "main"]
 
 POLL_NS = 500_000_000
+UNTAKEN_LOOKS = 8  # after each task: more than one can add, so that their number falls
 FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # decoded functions that a worker keeps
 SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
 SETUP_FAILED = 97  # exit code: the initializer raised
@@ -62,7 +64,8 @@ class Worker:
         # id -> the function, what to check before it runs, from how many bytes it was decoded
         self.functions: dict[int, tuple[Any, serial.Carried | None, int]] = {}
         self.functions_bytes = 0
-        self.untaken: list[tuple[int, Any]] = []  # results whose refs the submitter must take over
+        # Results whose refs the submitter must take over.
+        self.untaken: deque[tuple[int, Any]] = deque()
         runtime.own_pool = pool
         self.submitter.waiting.run_in_place = self.run_in_place
 
@@ -89,10 +92,11 @@ class Worker:
             return
         self.submitter.waiting.count_blocked(1)
         while pending and not client.closing and tasks.pool_state(self.pool) == 1:
-            oids = list(pending)
-            tasks.wait(oids, len(oids), time.monotonic_ns() + POLL_NS, True)
+            oid = next(iter(pending), 0)
+            outcome = tasks.wait([oid], 1, time.monotonic_ns() + POLL_NS, True)
             self.keep_house(False)
-            self.submitter.look_at_all()
+            if oid in pending and outcome != _tasks.NEWS:  # its bit may have gone astray
+                self.submitter.look_at_all()
 
     def keep_house(self, busy: bool) -> None:
         if self.memory.client.news():
@@ -102,8 +106,10 @@ class Worker:
         if not busy:
             self.memory.give_empty_spans()
             self.forget_functions()
-        if self.untaken:
-            self.untaken = [item for item in self.untaken if not self.tasks.taken(item[0])]
+        for _ in range(min(len(self.untaken), UNTAKEN_LOOKS if busy else len(self.untaken))):
+            item = self.untaken.popleft()
+            if not self.tasks.taken(item[0]):
+                self.untaken.append(item)
 
     def forget_functions(self) -> None:
         """Functions whose submitter has dropped them go, and what their closures hold."""
