@@ -27,8 +27,15 @@ cdef extern from "sys/mman.h" nogil:
     void *MAP_FAILED
 cdef extern from "unistd.h" nogil:
     int ftruncate(int, long)
+cdef extern from "shm_file.h" nogil:
+    int file_open(int, shm_file *)
+    void file_close(shm_file *)
+    int file_write(shm_file *, char *, unsigned, const char *, uint64_t, uint64_t)
+    ctypedef struct shm_file:
+        int fd
 cdef extern from "shm_pages.h" nogil:
     void pages_populate(char *, uint64_t, unsigned)
+    void pages_copy(char *, const char *, uint64_t)
 cdef extern from "pthread.h" nogil:
     int pthread_atfork(void (*)() noexcept nogil, void (*)() noexcept nogil,
                        void (*)() noexcept nogil)
@@ -78,11 +85,14 @@ cdef class Mapping:
     cdef char *store
     cdef char *area
     cdef uint64_t store_bytes
+    cdef shm_file file
+    cdef int writers           # threads that are using it, without the GIL
     cdef int fork_mark
     cdef bint closed
 
     def __cinit__(self, int control_fd, int store_fd, int node_event_fd):
         self.fork_mark = fork_count
+        self.file.fd = -1
         area = mmap(NULL, CONTROL_BYTES + PRIVATE_BYTES, PROT_NONE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
         if area == MAP_FAILED:
@@ -103,14 +113,21 @@ cdef class Mapping:
         if store == MAP_FAILED:
             raise OSError(errno, "the store cannot be mapped")
         self.store = <char *>store
+        file_open(store_fd, &self.file)  # without it, large values go through the mapping
         madvise(self.area, CONTROL_BYTES + PRIVATE_BYTES, MADV_DONTDUMP)
         madvise(self.store, self.store_bytes, MADV_DONTDUMP)
 
     def __dealloc__(self):
+        file_close(&self.file)
         if self.store != NULL:
             munmap(self.store, self.store_bytes)
         if self.area != NULL:
             munmap(self.area, CONTROL_BYTES + PRIVATE_BYTES)
+
+    cdef void close_file(self) noexcept:
+        """After the end of the cluster, as soon as nobody writes through it."""
+        if self.closed and not self.writers:
+            file_close(&self.file)
 
     cdef inline bint usable(self) noexcept:
         return not self.closed and self.fork_mark == fork_count
@@ -177,9 +194,16 @@ cdef class Client(_Holders):
     def write(self, uint64_t payload, bytes head, list buffers, list offsets) -> None:
         """Copies a payload's head and buffers into a block; large copies release the GIL."""
         self.check_range(payload, PyBytes_GET_SIZE(head))
-        self.copy_in(self.map.store + payload, head, buffers, offsets)
+        self.copy_in(self.map.store + payload, head, buffers, offsets, 0)
 
-    cdef int copy_in(self, char *to, bytes head, list buffers, list offsets) except -1:
+    def write_cold(self, uint64_t payload, bytes head, list buffers, list offsets) -> None:
+        """As write(), for a large block whose pages this process has not mapped: where it can, the
+        kernel copies into fresh pages, which then need not be cleared and mapped before."""
+        self.check_range(payload, PyBytes_GET_SIZE(head))
+        self.copy_in(self.map.store + payload, head, buffers, offsets, payload)
+
+    cdef int copy_in(self, char *to, bytes head, list buffers, list offsets,
+                     uint64_t cold) except -1:
         cdef Py_buffer view
         cdef uint64_t at
         cdef Py_ssize_t i
@@ -187,7 +211,15 @@ cdef class Client(_Holders):
         for i in range(len(buffers)):
             at = offsets[i]
             PyObject_GetBuffer(buffers[i], &view, PyBUF_SIMPLE)
-            if view.len > 16384:
+            if view.len > 16384 and cold:
+                self.map.writers += 1
+                with nogil:
+                    if not file_write(&self.map.file, self.c, self.slot, <char *>view.buf,
+                                      view.len, cold + at):
+                        pages_copy(to + at, <char *>view.buf, view.len)
+                self.map.writers -= 1
+                self.map.close_file()
+            elif view.len > 16384:
                 with nogil:
                     memcpy(to + at, view.buf, view.len)
             elif view.len:
@@ -212,7 +244,7 @@ cdef class Client(_Holders):
             raise ValueError(f"{nbytes} bytes do not fit into {RESULT_INLINE}")
         cdef uint64_t oid = self.new_header(KIND_PUT, ST_CLAIMED, self.slot, 0, 0, nbytes,
                                             FLAG_INLINE | (FLAG_REFS if refs else 0))
-        self.copy_in(<char *>record_of(self.c, oid).result_inline, head, buffers, offsets)
+        self.copy_in(<char *>record_of(self.c, oid).result_inline, head, buffers, offsets, 0)
         change_state(self.c, oid, ST_CLAIMED, ST_SEALED, self.slot, -1)
         self.counted(nbytes)
         return oid
@@ -238,7 +270,7 @@ cdef class Client(_Holders):
         if nbytes > RESULT_INLINE:
             raise ValueError(f"{nbytes} bytes do not fit into {RESULT_INLINE}")
         cdef shm_header *h = header_of(self.c, oid)
-        self.copy_in(<char *>record_of(self.c, oid).result_inline, head, buffers, offsets)
+        self.copy_in(<char *>record_of(self.c, oid).result_inline, head, buffers, offsets, 0)
         h.size = nbytes
         OR8(&h.flags, FLAG_INLINE | (FLAG_REFS if refs else 0))
 
@@ -353,6 +385,7 @@ cdef class Client(_Holders):
             if CAS64(&h.word, w, (w & WORD_ACQUIRES_MASK)
                      | WORD_MAKE((WORD_GENERATION(w) + 1) & GENERATION_MASK, 0, 0, ST_FREE)):
                 break
+        table_of(self.c, t).used[index // 64] &= ~(1ULL << (index % 64))
         self.free_index[t][self.free_count[t]] = <uint16_t>index
         self.free_count[t] += 1
 
@@ -381,4 +414,5 @@ cdef class Client(_Holders):
 
 
 include "shm_views.pxi"
+include "shm_counts.pxi"
 include "shm_node.pxi"

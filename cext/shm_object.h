@@ -105,6 +105,13 @@ static inline void set_done_bit(char *c, uint64_t id) {
     OR(&t->done[ID_INDEX(id) / 64], 1ULL << (ID_INDEX(id) % 64));
     OR(&t->done_summary, 1ULL << (ID_INDEX(id) / 64));
 }
+/* After the header's step: its flags may be another object's by now, then the bit is a false alarm. */
+static inline void set_gone_bit(char *c, uint64_t id) {
+    unsigned t = ID_TABLE(id), i = ID_INDEX(id);
+    OR(&table_of(c, t)->gone[i / 64], 1ULL << (i % 64));
+    OR(&table_of(c, t)->gone_summary, 1ULL << (i / 64));
+    OR(&root_of(c)->gone_tables[t / 64], 1ULL << (t % 64));
+}
 /* The one place where a header becomes FREED. Returns 1 when this call did it. */
 static inline int try_free(char *c, uint64_t id) {
     shm_header *h = header_of(c, id);
@@ -113,6 +120,7 @@ static inline int try_free(char *c, uint64_t id) {
         unsigned s = WORD_STATE(w);
         if (WORD_GENERATION(w) != ID_GENERATION(id) || !state_can_free(s))
             return 0;
+        unsigned marked = LOAD(&h->flags) & FLAG_ELSEWHERE; /* a later mark changes the word */
         if (!mask_empty(h->pins))
             return 0;
         if (!mask_empty(h->refs)) {
@@ -124,6 +132,8 @@ static inline int try_free(char *c, uint64_t id) {
             return 0;
         }
         if (CAS64(&h->word, w, (w & ~0xFULL) | ST_FREED)) {
+            if (marked)
+                set_gone_bit(c, id);
             set_freed_bit(c, id);
             if (LOAD(&root_of(c)->hungry))
                 wake_node(c);
@@ -173,6 +183,7 @@ static inline int change_state(char *c, uint64_t id, unsigned from, unsigned to,
 
 /* Everybody who waits for this id looks again: its owner (who also finds it in `done`), the parked. */
 static inline void announce_done(char *c, uint64_t id) {
+    AND(&table_of(c, ID_TABLE(id))->open[ID_INDEX(id) / 64], ~(1ULL << (ID_INDEX(id) % 64)));
     set_done_bit(c, id);
     uint32_t owner = LOAD(&table_of(c, ID_TABLE(id))->owner);
     if (owner)
@@ -212,7 +223,10 @@ static inline int delete_object(char *c, uint64_t id) {
             to = ST_ABORTED;
         } else
             return s == ST_SPILLING ? -1 : 0;
+        unsigned marked = LOAD(&h->flags) & FLAG_ELSEWHERE;
         if (CAS64(&h->word, w, (w & ~0xFULL) | to)) {
+            if (marked)
+                set_gone_bit(c, id);
             announce_done(c, id);
             try_free(c, id);
             return 1;

@@ -200,16 +200,20 @@ class Memory:
 
     def write(self, encoded: serial.Encoded) -> int:
         """A LEASED block with the payload in it."""
-        payload = self.allocate(encoded.nbytes)
+        payload = self.allocate(encoded.nbytes, written=True)
+        write = self.client.write
+        if encoded.nbytes >= POPULATE_BYTES_MIN and not self._is_mapped(payload, encoded.nbytes):
+            write = self.client.write_cold
         try:
-            self.client.write(payload, encoded.head, encoded.buffers, encoded.offsets)
+            write(payload, encoded.head, encoded.buffers, encoded.offsets)
         except BaseException:
             self.client.give_back(payload)
             raise
         return payload
 
-    def allocate(self, nbytes: int) -> int:
-        """Payload offset of a LEASED block; StoreFullError without room for put_wait_s."""
+    def allocate(self, nbytes: int, written: bool = False) -> int:
+        """Payload offset of a LEASED block; StoreFullError without room for put_wait_s. written:
+        its pages are not asked for here, since who writes them all at once knows a better way."""
         if nbytes <= self.config.small_object_bytes_max:
             payload = self.client.allocate(nbytes)
             if payload:
@@ -231,15 +235,17 @@ class Memory:
         deadline = time.monotonic() + self.config.put_wait_s
         while not payload:
             payload = self._ask(Lease(nbytes), nbytes, deadline)
-        if nbytes >= POPULATE_BYTES_MIN:
+        if nbytes >= POPULATE_BYTES_MIN and not written:
             self._map(payload, nbytes)
         return payload
 
+    def _is_mapped(self, payload: int, nbytes: int) -> bool:
+        return self._mapped.issuperset(_units(payload, nbytes))
+
     def _map(self, payload: int, nbytes: int) -> None:
-        units = range(payload // MAP_UNIT, (payload + nbytes - 1) // MAP_UNIT + 1)
-        if not self._mapped.issuperset(units):
+        if not self._is_mapped(payload, nbytes):
             self.client.populate(payload, nbytes)
-            self._mapped.update(units)
+            self._mapped.update(_units(payload, nbytes))
 
     def _ask(self, ask: Lease | LeaseSpan, nbytes: int, deadline: float) -> int:
         """A block or a span; 0: there is none yet, but what was given back may do."""
@@ -428,6 +434,10 @@ class Memory:
             return None
         mem = self.payload(oid, FOREVER_NS) if isinstance(got, int) else memoryview(got)
         return None if serial.payload_kind(mem) == serial.ERROR else serial.read_contributors(mem)
+
+
+def _units(payload: int, nbytes: int) -> range:
+    return range(payload // MAP_UNIT, (payload + nbytes - 1) // MAP_UNIT + 1)
 
 
 def _order(order: str) -> Any:
