@@ -7,6 +7,7 @@ arguments.
 from __future__ import annotations
 
 import functools
+import pickle
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.serial.namespaces import Carried, collecting
@@ -34,7 +35,13 @@ def encode_function(function: Callable[..., Any]) -> bytes:
     except Exception as error:
         what = type(function).__name__
         raise TypeError(f"cannot pickle the {what} {_display_name(function)}: {error}") from error
-    return b"".join((bytes((len(name),)), name, *stream.chunks))
+    return b"".join((bytes((len(name),)), name, *map(_in_band, stream.chunks)))
+
+
+def _in_band(chunk: Any) -> Any:
+    """A chunk as plain bytes. Without a `buffer_callback` the pickler writes a large buffer as the
+    PickleBuffer itself, whose memory may be in an order that `join` does not take."""
+    return chunk.raw() if type(chunk) is pickle.PickleBuffer else chunk
 
 
 def _display_name(function: Any) -> str:
