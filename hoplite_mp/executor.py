@@ -8,7 +8,6 @@ It must never know: how a host is started, collectives.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import itertools
 import threading
@@ -16,9 +15,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hoplite_mp import serial
+from hoplite_mp import errors, serial
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, deadline_ns, whole
-from hoplite_mp.errors import ClosedError, HopliteTimeoutError, NodeLostError
+from hoplite_mp.errors import ClosedError, HopliteTimeoutError
 from hoplite_mp.nodes import WORKERS_MAX, node_numbers
 from hoplite_mp.protocol.local import ClosePool, OpenPool
 
@@ -293,9 +292,11 @@ class PoolExecutor(TaskExecutor):
             self._runtime.submitter.close_queue(self._pool)
 
     def _close_later(self) -> None:
-        with contextlib.suppress(ClosedError, NodeLostError):  # the cluster has ended meanwhile
+        try:  # no suppress(): it would make the class, in a program that may never need it
             self._wait_pending()
             self._close(False)
+        except (ClosedError, errors.NodeLostError):  # the cluster has ended meanwhile
+            pass
 
 
 def open_pool(
@@ -346,7 +347,7 @@ def _start(
     far = [place for place in places if place[0] != own]
     opened = runtime.channel.call(OpenPool(here, max_tasks, setup, far, exact)).value
     if isinstance(opened, str):
-        raise NodeLostError(opened)
+        raise errors.NodeLostError(opened)
     return int(opened)
 
 
@@ -379,10 +380,12 @@ def spmd(
             left[0] -= 1
             if left[0]:
                 return
-        with contextlib.suppress(NodeLostError, ClosedError):  # it has gone with its cluster
+        try:
             if runtime.client.usable:
                 runtime.channel.tell(ClosePool(pool, False))
                 runtime.submitter.close_queue(pool)
+        except (errors.NodeLostError, ClosedError):  # it has gone with its cluster
+            pass
 
     for future in futures:
         future.add_done_callback(done)

@@ -15,8 +15,8 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from hoplite_mp import errors
 from hoplite_mp.client.submitter import FLAG_HERE
-from hoplite_mp.errors import NodeLostError, WorkerLostError
 from hoplite_mp.node.pools import Pool, WorkerInfo
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ class Workers:
         name = self.client.task_name(oid)
         if self.client.take_over(oid, 0):
             self.tasks_failed += 1
-            kind = NodeLostError if host_lost else WorkerLostError
+            kind = errors.NodeLostError if host_lost else errors.WorkerLostError
             self.node.results.store_error(oid, kind(f"no worker can run {name}(): {why}"), text)
 
     # -- interrupting --------------------------------------------------------------------------
