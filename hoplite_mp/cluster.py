@@ -210,15 +210,14 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
         """
         if self._host is None:
             return
-        if self._closed:  # ending already, behind the caller's back
-            if wait and self._finisher is not None:
-                self._finisher.join()
-            return
-        self._closed = True
+        ending, self._closed = self._closed, True
         if self._runtime.client.usable and cancel_futures:
             for oid in list(self._runtime.submitter.pending):
                 self._runtime.submitter.cancel(oid, False)
-        if wait:
+        if ending:  # already, behind the caller's back
+            if wait and self._finisher is not None:
+                self._finisher.join()
+        elif wait:
             self._finish()
         else:
             self._finisher = threading.Thread(target=self._finish, name="hoplite_mp shutdown")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from hoplite_mp import errors
 from hoplite_mp.client.submitter import FLAG_HERE
 from hoplite_mp.node.pools import Pool, WorkerInfo
+from hoplite_mp.protocol.local import POOL_BROKEN
 
 if TYPE_CHECKING:
     from hoplite_mp.node.main import Node
@@ -239,6 +240,8 @@ class Workers:
         if (code != 0 or info["running"]) and worker.verdict != "closing":
             self.lost += 1
         pool.died(worker, code, SETUP_FAILED)
+        if pool.broken and code == SETUP_FAILED and not pool.closing:
+            self.client.open_pool(pool.number, POOL_BROKEN)  # who submits now hears it at once
         if pool.broken:
             self.fail_queued(pool)
         else:

@@ -72,7 +72,10 @@ def _reduce_ref(pickler: Any, ref: ObjectRef[Any]) -> Reduced:
     if pickler.stop_at_refs:
         raise RefMet
     stream = pickler.stream
-    return ref.__reduce__() if stream is None else (load_ref, (stream.index_of(ref),))
+    if stream is None:
+        pickler.holds_refs = True
+        return ref.__reduce__()
+    return load_ref, (stream.index_of(ref),)
 
 
 def _reduce_future(pickler: Any, future: Any) -> Reduced:
