@@ -435,12 +435,13 @@ def _results(
             future = ahead.popleft() if ordered else _first(ahead, deadline)
             left = None if deadline is None else deadline - time.monotonic()
             try:
-                result = future.result(left)
+                result = [future.result(left)]
+                future._submitter.drain()  # it need not keep the Future, and so the result
             finally:
                 future.cancel()  # without effect once it is done
                 del future
             ahead.extend(itertools.islice(more, 1))
-            yield result
+            yield result.pop()  # it is the reader's alone from here on
     finally:
         for future in ahead:
             future.cancel()
@@ -449,7 +450,9 @@ def _results(
 def _flattened(results: Iterator[list[Any]]) -> Iterator[Any]:
     """The items of chunks; a generator, so that closing it closes `results`."""
     for chunk in results:
-        yield from chunk
+        chunk.reverse()
+        while chunk:
+            yield chunk.pop()  # nothing here holds what the reader has been given
 
 
 def _first(ahead: deque[Future[Any]], deadline: float | None) -> Future[Any]:
