@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from hoplite_mp import errors
 from hoplite_mp.client.entering import enter
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
 from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import CollectiveCalls, as_refs, keep_copies
 from hoplite_mp.config import Config, parse_size
-from hoplite_mp.errors import ConfigError, HopliteTimeoutError, NodeLostError
+from hoplite_mp.errors import ConfigError, HopliteTimeoutError
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
@@ -209,15 +210,14 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
         """
         if self._host is None:
             return
-        if self._closed:  # ending already, behind the caller's back
-            if wait and self._finisher is not None:
-                self._finisher.join()
-            return
-        self._closed = True
+        ending, self._closed = self._closed, True
         if self._runtime.client.usable and cancel_futures:
             for oid in list(self._runtime.submitter.pending):
                 self._runtime.submitter.cancel(oid, False)
-        if wait:
+        if ending:  # already, behind the caller's back
+            if wait and self._finisher is not None:
+                self._finisher.join()
+        elif wait:
             self._finish()
         else:
             self._finisher = threading.Thread(target=self._finish, name="hoplite_mp shutdown")
@@ -228,12 +228,12 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
         if host is None or not runtime.client.usable:
             return
         try:
-            with contextlib.suppress(NodeLostError):  # meanwhile: nothing is left to wait for
-                if not host.lost:
-                    runtime.submitter.waiting.wait_idle(FOREVER_NS)
-        except BaseException:
-            self._abort()
-            raise
+            if not host.lost:
+                runtime.submitter.waiting.wait_idle(FOREVER_NS)
+        except BaseException as error:
+            if not isinstance(error, errors.NodeLostError):  # then nothing is left to wait for
+                self._abort()
+                raise
         self._end()
 
     def _abort(self) -> None:

@@ -8,7 +8,6 @@ It must never know: how a host is started, collectives.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import itertools
 import threading
@@ -16,11 +15,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hoplite_mp import serial
+from hoplite_mp import errors, serial
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, deadline_ns, whole
-from hoplite_mp.errors import ClosedError, HopliteTimeoutError, NodeLostError
+from hoplite_mp.errors import ClosedError, HopliteTimeoutError
 from hoplite_mp.nodes import WORKERS_MAX, node_numbers
-from hoplite_mp.protocol.local import ClosePool, OpenPool
+from hoplite_mp.protocol.local import POOL_BROKEN, ClosePool, OpenPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,7 +35,7 @@ CHUNK_ITEMS_MAX = 256
 RETRIES_MAX = 127
 COMMON_POOL = 0
 _turns = itertools.count()
-SHUT_DOWN = "this executor has been shut down: it takes no new tasks"
+SHUT_DOWN = "cannot schedule new futures after shutdown: this executor takes no new tasks"
 MAX_TASKS_MAX = 1 << 62
 TIMEOUT_S_MAX = 1e9  # 31 years; more is none
 
@@ -85,6 +84,7 @@ class TaskExecutor(concurrent.futures.Executor):
     _closed: bool = False
     _parent: TaskExecutor | None = None  # of a view
     _places: Sequence[tuple[int, int]] = ()  # of workers of its own: (node, how many)
+    _pickles_later = False  # as in the standard library: what does not pickle fails the Future
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -126,19 +126,32 @@ class TaskExecutor(concurrent.futures.Executor):
                 "this cluster was made with workers=0, so no task can ever run: make it with "
                 "workers, or use c.executor(), which has workers of its own"
             )
-        future: Future[T] = runtime.submitter.submit(
-            fn,
-            args,
-            kwargs,
-            pool,
-            runtime.config.retries if retries is None else retries,
-            options.timeout,
-            options.copy,
-            options.name,
-        )
+        if pool > COMMON_POOL and runtime.tasks.pool_state(pool) == POOL_BROKEN:
+            raise self._why_broken(pool, fn)
+        try:
+            future: Future[T] = runtime.submitter.submit(
+                fn,
+                args,
+                kwargs,
+                pool,
+                runtime.config.retries if retries is None else retries,
+                options.timeout,
+                options.copy,
+                options.name,
+            )
+        except serial.NotPicklable as error:
+            if not self._pickles_later:
+                raise
+            return runtime.submitter.fail_at_once(error.reason, options.copy)
         if self._was_closed() and future.cancel():  # by another thread, which did not see this one
             raise ClosedError(SHUT_DOWN)
         return future
+
+    def _why_broken(self, pool: int, fn: Any) -> BaseException:
+        """What its tasks fail with, from the node, which fails this one too."""
+        name = self._options.name or getattr(fn, "__name__", type(fn).__name__)
+        probe = self._runtime.submitter.submit(abs, (0,), {}, pool, 0, None, False, name)
+        return probe.exception() or errors.WorkerLostError("the initializer of its workers raised")
 
     def _resolved(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Options with the numbers of their nodes. ValueError: one is not there, or runs nothing
@@ -211,7 +224,7 @@ class TaskExecutor(concurrent.futures.Executor):
     def _view(self, options: Options) -> TaskExecutor:
         view = TaskExecutor()
         view._runtime, view._pool, view._options = self._runtime, self._pool, options
-        view._parent = self
+        view._parent, view._pickles_later = self, self._pickles_later
         return view
 
     def _pending(self) -> list[int]:
@@ -259,14 +272,13 @@ class PoolExecutor(TaskExecutor):
         """As in the standard library."""
         if not self._runtime.client.usable:
             return
-        if self._closed:  # ending already, behind the caller's back
-            if wait and self._finisher is not None:
-                self._finisher.join()
-            return
-        self._closed = True
+        ending, self._closed = self._closed, True
         if cancel_futures:
             self._cancel_pending(False)
-        if wait:
+        if ending:  # already, behind the caller's back
+            if wait and self._finisher is not None:
+                self._finisher.join()
+        elif wait:
             self._wait_pending()
             self._close(False)
         else:
@@ -293,9 +305,11 @@ class PoolExecutor(TaskExecutor):
             self._runtime.submitter.close_queue(self._pool)
 
     def _close_later(self) -> None:
-        with contextlib.suppress(ClosedError, NodeLostError):  # the cluster has ended meanwhile
+        try:  # no suppress(): it would make the class, in a program that may never need it
             self._wait_pending()
             self._close(False)
+        except (ClosedError, errors.NodeLostError):  # the cluster has ended meanwhile
+            pass
 
 
 def open_pool(
@@ -310,7 +324,7 @@ def open_pool(
     """Starts a pool of its own, on these nodes or else on this host."""
     count = whole(workers)
     if count is None or not 1 <= count <= WORKERS_MAX:
-        raise ValueError(f"max_workers={workers!r}: it must be from 1 to {WORKERS_MAX}, or None")
+        raise ValueError(refusal(workers))
     if initializer is not None and not callable(initializer):
         raise TypeError(f"initializer={initializer!r}: it must be callable")
     max_tasks = 0 if max_tasks_per_child is None else whole(max_tasks_per_child)
@@ -326,6 +340,14 @@ def open_pool(
     pool = _start(runtime, places, max_tasks, oid, False)
     runtime.pool_sizes[pool] = count
     return PoolExecutor(runtime, pool, options, setup, places)
+
+
+def refusal(max_workers: Any) -> str:
+    """Of a number of workers; it begins with the words of the standard library."""
+    return (
+        f"max_workers must be greater than 0 and at most {WORKERS_MAX}, or None, "
+        f"not {max_workers!r}"
+    )
 
 
 def spread(count: int, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -346,7 +368,7 @@ def _start(
     far = [place for place in places if place[0] != own]
     opened = runtime.channel.call(OpenPool(here, max_tasks, setup, far, exact)).value
     if isinstance(opened, str):
-        raise NodeLostError(opened)
+        raise errors.NodeLostError(opened)
     return int(opened)
 
 
@@ -379,10 +401,12 @@ def spmd(
             left[0] -= 1
             if left[0]:
                 return
-        with contextlib.suppress(NodeLostError, ClosedError):  # it has gone with its cluster
+        try:
             if runtime.client.usable:
                 runtime.channel.tell(ClosePool(pool, False))
                 runtime.submitter.close_queue(pool)
+        except (errors.NodeLostError, ClosedError):  # it has gone with its cluster
+            pass
 
     for future in futures:
         future.add_done_callback(done)
@@ -411,12 +435,13 @@ def _results(
             future = ahead.popleft() if ordered else _first(ahead, deadline)
             left = None if deadline is None else deadline - time.monotonic()
             try:
-                result = future.result(left)
+                result = [future.result(left)]
+                future._submitter.drain()  # it need not keep the Future, and so the result
             finally:
                 future.cancel()  # without effect once it is done
                 del future
             ahead.extend(itertools.islice(more, 1))
-            yield result
+            yield result.pop()  # it is the reader's alone from here on
     finally:
         for future in ahead:
             future.cancel()
@@ -425,7 +450,9 @@ def _results(
 def _flattened(results: Iterator[list[Any]]) -> Iterator[Any]:
     """The items of chunks; a generator, so that closing it closes `results`."""
     for chunk in results:
-        yield from chunk
+        chunk.reverse()
+        while chunk:
+            yield chunk.pop()  # nothing here holds what the reader has been given
 
 
 def _first(ahead: deque[Future[Any]], deadline: float | None) -> Future[Any]:

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from hoplite_mp import _tasks
+from hoplite_mp import _tasks, errors
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout
 from hoplite_mp.collectives import operation_name
 from hoplite_mp.errors import (
     ClosedError,
     HopliteTimeoutError,
-    NodeLostError,
     ObjectLostError,
     PeerLostError,
     StoreFullError,
@@ -368,7 +367,7 @@ class Group:
                 until = min(deadline, blocked_at) if in_worker and not blocked else deadline
                 if self._tasks.wait_event(seen, until, True) == _tasks.CLOSING:
                     self._memory.check()
-                    raise NodeLostError("the node of this host has ended")
+                    raise errors.NodeLostError("the node of this host has ended")
         finally:
             if blocked:
                 self._runtime.submitter.waiting.count_blocked(-1)

@@ -10,9 +10,9 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import errors
 from hoplite_mp.client.memory import whole
 from hoplite_mp.client.tracing import Trace
-from hoplite_mp.errors import NodeLostError
 from hoplite_mp.protocol.local import AddWorkers, DrainNode, Members, Standing, Stats
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def node_numbers(
         if name not in living:
             has = f"this cluster has {', '.join(living)}"
             if isinstance(node, Node) or _was_there(name, living):
-                raise NodeLostError(f"node {name!r} is gone: {has}")
+                raise errors.NodeLostError(f"node {name!r} is gone: {has}")
             raise ValueError(f"there is no node {name!r}: {has}")
         if workers and not living[name].workers:
             raise ValueError(f"node {name!r} has no workers: no task can run there")

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp import ids
+from hoplite_mp import errors, ids
 from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.launch import Host
 from hoplite_mp.client.runtime import Runtime
-from hoplite_mp.errors import HopliteError, NodeLostError
+from hoplite_mp.errors import HopliteError
 from hoplite_mp.protocol.greetings import Introduction
 from hoplite_mp.protocol.handshake import ClientHandshake
 from hoplite_mp.protocol.local import Attached, NotAttached
@@ -165,7 +165,7 @@ class AttachedHost(Host):
         self._watch()
 
     def _why_lost(self) -> HopliteError:
-        error = NodeLostError(
+        error = errors.NodeLostError(
             f"the node of this host, through which this process took part in the cluster at "
             f"{self._joined}, has ended"
         )

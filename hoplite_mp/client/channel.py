@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from hoplite_mp.errors import ClosedError, NodeLostError
+from hoplite_mp import errors
+from hoplite_mp.errors import ClosedError
 from hoplite_mp.protocol.local import Ask, Reply, Request
 
 __all__ = ["Channel"]
@@ -70,14 +71,14 @@ class Channel:
     def _lost(self, error: OSError) -> Exception:
         if self._closed:
             return self._ended()
-        if isinstance(error, NodeLostError):
+        if isinstance(error, errors.NodeLostError):
             return error
-        return NodeLostError(f"the node of this host does not answer: {error}")
+        return errors.NodeLostError(f"the node of this host does not answer: {error}")
 
     def _ended(self) -> Exception:
         if self._closed:
             return ClosedError("the cluster is closed")
-        return NodeLostError("the node of this host has ended")
+        return errors.NodeLostError("the node of this host has ended")
 
     def close(self) -> None:
         """A call of another thread ends, and for the node the line does, whoever was forked."""

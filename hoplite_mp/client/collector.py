@@ -34,6 +34,7 @@ class Collector:
         self._submitter = submitter
         self._armed = 0
         self._look_again = False
+        self._resting = False  # until somebody wakes it
         self._closed = False
         self._lock = threading.Lock()
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -68,6 +69,12 @@ class Collector:
         """There is something to be looked after now and then."""
         if self._woken.empty():
             self._woken.put(None)
+
+    def look_soon(self) -> None:
+        """What nobody waits for is to be looked after within drain_interval_s of its end."""
+        self.start()
+        if self._resting:
+            self.notice()
 
     def wake(self) -> None:
         """There is something new to wait for."""
@@ -119,5 +126,11 @@ class Collector:
                 return
         if self._armed or submitter.wants_news:
             tasks.wait_event(seen, time.monotonic_ns() + int(interval * 1e9), False)
+            return
+        self._resting = True  # first: who adds something from here on sees it, or is seen
+        if submitter.pending or memory.inner:
+            self._resting = False
+            self._sleep(interval)
         else:
-            self._sleep(interval if submitter.pending or memory.inner else None)
+            self._sleep(None)
+            self._resting = False

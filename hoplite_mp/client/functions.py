@@ -31,6 +31,7 @@ _IMMUTABLE = {
     int, float, complex, str, bytes, bool, type(None), types.ModuleType, types.BuiltinFunctionType,
 }  # fmt: skip
 _ABSENT = object()
+NOTHING = object()  # is to be held, but the function's object is to go soon after its task
 _BY_NAME: list[Any] = []  # what is carried along by a function that readers import: nothing
 
 
@@ -48,10 +49,13 @@ class Functions:
         return len(self._known)
 
     def send(self, fn: Any) -> tuple[ObjectRef[Any], Any]:
-        """The function as an object in the store; and what to hold until the task is done: refs
-        that the function carries along are held by nobody else on the way."""
+        """The function as an object in the store; and, if that object is to go soon after the task
+        is done, what to hold until then: refs that the function carries along are held by nobody
+        else on the way. Without refs nothing is held, so that what the function is bound to goes
+        when its owner drops it."""
         if type(fn) not in _BY_IDENTITY:  # it may have a state, and an equality of its own
-            return self._memory.put(serial.encode_function(fn)), fn
+            encoded, refs = serial.encode_carrying(fn)
+            return self._memory.put(encoded), fn if refs else NOTHING
         known = self._known.get(fn)
         if known is not None:
             ref, before, _ = known
@@ -64,15 +68,15 @@ class Functions:
             now, constant = _BY_NAME, True
         else:
             now, constant = _carried(fn)
-        encoded = serial.encode_function(fn)
+        encoded, refs = serial.encode_carrying(fn)
         digest = serial.digest(encoded)
         if known is None or known[2] != digest:
             ref = self._memory.put(encoded)
         if constant:
             self._known[fn] = ref, now, digest
-            return ref, None
+            return ref, None if now is _BY_NAME else NOTHING
         self._known[fn] = ref, None, digest
-        return ref, (fn, now)
+        return ref, (fn, now) if refs else NOTHING
 
 
 def _carried(fn: Any) -> tuple[list[Any], bool]:

@@ -172,7 +172,9 @@ class Future(concurrent.futures.Future[T]):
             return
         try:
             self._value = serial.decode(mem, make_ref=memory.make_ref, writable=self._writable)
-        except Exception as error:  # a class that cannot be rebuilt here: this result's error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a class that cannot be rebuilt here: this result's error
             self._error = error
 
     def __await__(self) -> Generator[Any, None, T]:

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp import _shm, ids
+from hoplite_mp import _shm, errors, ids
 from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.config import SPAN_BYTES_MIN
-from hoplite_mp.errors import ConfigError, HopliteError, ManagerLostError, NodeLostError
+from hoplite_mp.errors import ConfigError, HopliteError, ManagerLostError
 from hoplite_mp.protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
 from hoplite_mp.store.limits import cpu_count, total_bytes
 
@@ -181,7 +181,7 @@ class Host:
             _log.error("the manager of this host has stepped down: too few others were heard")
             return ManagerLostError("the manager of this host has stepped down")
         _log.error("the node of this host has ended unexpectedly; its cluster is lost")
-        return NodeLostError("the node of this host has ended")
+        return errors.NodeLostError("the node of this host has ended")
 
     def end(self) -> None:
         """Ends all processes; returns when they are gone."""

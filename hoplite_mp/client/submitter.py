@@ -12,6 +12,7 @@ import logging
 import threading
 import weakref
 from collections import deque
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks, serial
@@ -173,6 +174,8 @@ class Submitter:
             if len(holds) > HOLDS_OF_CALL:  # what it holds is to go soon after, asked for or not
                 self.collector.start()
                 self.collector.notice()
+            elif carried is not None:
+                self.collector.look_soon()
         except BaseException:  # Ctrl-C, say: nobody gets this Future, so nobody waits for the task
             self.tasks.cancel(oid, False)
             self.drain()
@@ -273,6 +276,9 @@ class Submitter:
             if self.client.state(oid) not in _USABLE:
                 try:
                     error = self.memory.error(oid, FOREVER_NS)
+                except CancelledError:  # so is this task, for whoever looks at it
+                    self.tasks.cancel(pending.oid, False)
+                    return
                 except Exception as lost:
                     error = lost
                 if error is not None:
@@ -293,6 +299,15 @@ class Submitter:
                 self.store_result(oid, last_resort(error), True)
             if not isinstance(problem, Exception):
                 raise
+
+    def fail_at_once(self, error: BaseException, copy: bool) -> Future[Any]:
+        """The Future of a task that cannot be sent: it has failed with this very exception."""
+        client = self.client
+        oid = client.new(KIND_OPERATION, STATE["CLAIMED"], client.slot, 0)
+        future: Future[Any] = Future(self, oid, client.hold(oid, False), copy)
+        future._abandon(error)
+        self.store_result(oid, serial.encode_error(error), True)
+        return future
 
     def store_result(self, oid: int, encoded: serial.Encoded, failed: bool) -> bool:
         """Writes and finishes a result that this client has claimed; False: it was aborted."""

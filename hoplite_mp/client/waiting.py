@@ -13,9 +13,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hoplite_mp import _tasks
+from hoplite_mp import _tasks, errors
 from hoplite_mp.client.memory import FOREVER_NS, STATE
-from hoplite_mp.errors import HopliteTimeoutError, NodeLostError
+from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +141,7 @@ class Waiting:
                     return True
                 elif outcome == _tasks.CLOSING:
                     self.memory.check()
-                    raise NodeLostError("the node of this host has ended")
+                    raise errors.NodeLostError("the node of this host has ended")
                 elif time.monotonic_ns() >= deadline:
                     return False
                 elif not counted:
@@ -167,7 +167,7 @@ class Waiting:
                 outcome = self.tasks.wait_event(seen, until, False, oid)
                 if outcome == _tasks.CLOSING:
                     self.memory.check()
-                    raise NodeLostError("the node of this host has ended")
+                    raise errors.NodeLostError("the node of this host has ended")
                 if time.monotonic_ns() >= deadline:
                     return False
                 if not counted:

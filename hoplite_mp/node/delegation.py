@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _shm, ids, serial
-from hoplite_mp.errors import NodeLostError, StoreFullError
+from hoplite_mp import _shm, errors, ids, serial
+from hoplite_mp.errors import StoreFullError
 from hoplite_mp.node.guests import NO_OBJECT
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.peers import CancelTask, RecallTasks, Release, RunTask
@@ -338,7 +338,7 @@ class Delegation:
             name, tries = self.client.task_name(oid), self.client.add_try(oid)
             self.results.store_error(
                 oid,
-                NodeLostError(
+                errors.NodeLostError(
                     f"node h{number} was lost while it ran {name}(); "
                     f"tried {tries} time{'s' if tries != 1 else ''}."
                 ),

@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import ids, serial
+from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import STATE
-from hoplite_mp.errors import WorkerLostError
 from hoplite_mp.node.layouts import layout_of, payload_layout
 from hoplite_mp.node.notes import Notes
 from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, TaskEnded
@@ -97,7 +96,7 @@ class Guests:
         pool = message.pool
         if pool != POOL and self.pools.get(pool) != guest.peer:
             del self.by_task[guest.task]
-            short = WorkerLostError("its pool has been closed")
+            short = errors.WorkerLostError("its pool has been closed")
             payload = serial.encode_error(short, "").tobytes()
             self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
             return

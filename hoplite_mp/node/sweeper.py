@@ -11,9 +11,9 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _shm, serial
+from hoplite_mp import _shm, errors, serial
 from hoplite_mp.client.memory import STATE, format_bytes
-from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, WorkerLostError
+from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.store.limits import available_bytes, total_bytes
 
@@ -139,7 +139,7 @@ class Sweeper:
                 "with options(timeout=)"
             )
         else:
-            error = WorkerLostError(
+            error = errors.WorkerLostError(
                 f"worker {slot}@h{self.tasks.node_number} {_how(code)} ({_memory()}) "
                 f"while running {name}(); tried {tries} time{'s' if tries != 1 else ''}."
             )

@@ -15,9 +15,10 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from hoplite_mp import errors
 from hoplite_mp.client.submitter import FLAG_HERE
-from hoplite_mp.errors import NodeLostError, WorkerLostError
 from hoplite_mp.node.pools import Pool, WorkerInfo
+from hoplite_mp.protocol.local import POOL_BROKEN
 
 if TYPE_CHECKING:
     from hoplite_mp.node.main import Node
@@ -239,6 +240,8 @@ class Workers:
         if (code != 0 or info["running"]) and worker.verdict != "closing":
             self.lost += 1
         pool.died(worker, code, SETUP_FAILED)
+        if pool.broken and code == SETUP_FAILED and not pool.closing:
+            self.client.open_pool(pool.number, POOL_BROKEN)  # who submits now hears it at once
         if pool.broken:
             self.fail_queued(pool)
         else:
@@ -308,7 +311,7 @@ class Workers:
         name = self.client.task_name(oid)
         if self.client.take_over(oid, 0):
             self.tasks_failed += 1
-            kind = NodeLostError if host_lost else WorkerLostError
+            kind = errors.NodeLostError if host_lost else errors.WorkerLostError
             self.node.results.store_error(oid, kind(f"no worker can run {name}(): {why}"), text)
 
     # -- interrupting --------------------------------------------------------------------------

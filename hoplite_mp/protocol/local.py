@@ -15,6 +15,7 @@ import msgspec
 
 __all__ = [
     "ON_ITS_WAY",
+    "POOL_BROKEN",
     "RESTORED",
     "SPILLED_PIECE_BYTES",
     "STACKS_FILE",
@@ -76,6 +77,8 @@ SPILLED_PIECE_BYTES = 128 << 10
 # A worker that gets this signal writes where its threads stand into its nameless file of this name.
 STACKS_SIGNAL = signal.SIGRTMIN + 5
 STACKS_FILE = "hoplite_mp stacks"
+# The state of a pool, in shared memory, whose initializer has raised: it takes no more tasks.
+POOL_BROKEN = 3
 
 
 class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True):

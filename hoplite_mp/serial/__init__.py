@@ -47,6 +47,7 @@ from hoplite_mp.serial.fingerprints import (
 from hoplite_mp.serial.functions import (
     decode_function,
     decode_with_carried,
+    encode_carrying,
     encode_function,
     function_name,
 )
@@ -92,7 +93,9 @@ from hoplite_mp.serial.reducers import (
 from hoplite_mp.serial.streams import (
     PLAIN_ITEMS_MAX,
     MakeRef,
+    NotPicklable,
     ResolveRef,
+    reworded,
 )
 from hoplite_mp.serial.values import (
     decode,
@@ -131,6 +134,7 @@ __all__ = [
     "Encoded",
     "EncodedCall",
     "MakeRef",
+    "NotPicklable",
     "RemoteTraceback",
     "ResolveRef",
     "begin_run",
@@ -145,6 +149,7 @@ __all__ = [
     "encode",
     "encode_array_head",
     "encode_call",
+    "encode_carrying",
     "encode_error",
     "encode_function",
     "end_run",
@@ -157,4 +162,5 @@ __all__ = [
     "read_refs",
     "register_future_type",
     "register_pickle_by_value",
+    "reworded",
 ]

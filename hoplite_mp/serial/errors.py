@@ -117,7 +117,7 @@ def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
         head = unpack_head(mem)
         if head[5] > skip:
             loaded = load_within(mem, head, skip, make_ref, None, False)
-    except Exception:
+    except (Exception, SystemExit):
         pass  # The reader lacks a module, or the exception's own code fails: the text is left.
     error = loaded if isinstance(loaded, BaseException) else TaskError(summary)
     if text:  # Past a __setattr__ of its own, which may refuse.

@@ -7,34 +7,49 @@ arguments.
 from __future__ import annotations
 
 import functools
+import pickle
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.serial.namespaces import Carried, collecting
 from hoplite_mp.serial.picklers import LightPickler, Stream, heavy_pickler
 from hoplite_mp.serial.reading import load_foreign
+from hoplite_mp.serial.streams import NotPicklable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 def encode_function(function: Callable[..., Any]) -> bytes:
-    """A function for a task: by reference where readers can import it, else by value.
+    """A function for a task: by reference where readers can import it, else by value."""
+    return encode_carrying(function)[0]
 
-    Refs in its closure travel as in a foreign pickle: they hold nothing on the way, so the caller
-    keeps `function` alive until it has arrived.
+
+def encode_carrying(function: Callable[..., Any]) -> tuple[bytes, bool]:
+    """A function for a task; and whether it carries refs. They travel as in a foreign pickle, and
+    hold nothing on the way, so the caller keeps `function` alive until it has arrived.
     """
     name = _display_name(function).encode()[:255]
     stream = Stream()
     try:
         try:
-            LightPickler(stream, 5).dump(function)
+            pickler: Any = LightPickler(stream, 5)
+            pickler.dump(function)
         except Exception:
             stream = Stream()
-            heavy_pickler()(stream, 5).dump(function)
+            pickler = heavy_pickler()(stream, 5)
+            pickler.dump(function)
     except Exception as error:
         what = type(function).__name__
-        raise TypeError(f"cannot pickle the {what} {_display_name(function)}: {error}") from error
-    return b"".join((bytes((len(name),)), name, *stream.chunks))
+        what += f" {_display_name(function)}"
+        raise NotPicklable(f"cannot pickle the {what}: {error}") from error
+    data = b"".join((bytes((len(name),)), name, *map(_in_band, stream.chunks)))
+    return data, pickler.holds_refs
+
+
+def _in_band(chunk: Any) -> Any:
+    """A chunk as plain bytes. Without a `buffer_callback` the pickler writes a large buffer as the
+    PickleBuffer itself, whose memory may be in an order that `join` does not take."""
+    return chunk.raw() if type(chunk) is pickle.PickleBuffer else chunk
 
 
 def _display_name(function: Any) -> str:

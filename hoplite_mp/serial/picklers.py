@@ -48,6 +48,7 @@ class LightPickler(pickle.Pickler):
     by_value = False
     stream: Stream | None = None  # None: refs are written as a foreign pickler would.
     stop_at_refs = False
+    holds_refs = False  # some that were written so
     reducer_override = reducer_override
 
 
@@ -65,6 +66,7 @@ def heavy_pickler() -> type[pickle.Pickler]:
         manifests: Manifests | None = None
         stream: Stream | None = None
         stop_at_refs = False
+        holds_refs = False
         reducer_override = reducer_override
 
     return HeavyPickler

@@ -8,6 +8,7 @@ streams are written, nor where they stand.
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +172,11 @@ def load_array_state(array: Any, state: tuple[Any, Any]) -> None:
         for part in getattr(array, "__dict__", {}).values():  # A masked array's mask.
             if type(part) is np.ndarray and part.base is None:
                 part.flags.writeable = False
+
+
+def load_output(name: str) -> Any:
+    """One of the files that this process prints to."""
+    return getattr(sys, name)
 
 
 def load_exception(

@@ -7,7 +7,10 @@ of the two it is, nor what the stream is for.
 
 from __future__ import annotations
 
+import copyreg
 import functools
+import io
+import itertools
 import pickle
 import sys
 import types
@@ -32,6 +35,7 @@ from hoplite_mp.serial.reading import (
     load_array,
     load_array_state,
     load_exception,
+    load_output,
     load_ref,
     load_same,
     load_value,
@@ -72,7 +76,10 @@ def _reduce_ref(pickler: Any, ref: ObjectRef[Any]) -> Reduced:
     if pickler.stop_at_refs:
         raise RefMet
     stream = pickler.stream
-    return ref.__reduce__() if stream is None else (load_ref, (stream.index_of(ref),))
+    if stream is None:
+        pickler.holds_refs = True
+        return ref.__reduce__()
+    return load_ref, (stream.index_of(ref),)
 
 
 def _reduce_future(pickler: Any, future: Any) -> Reduced:
@@ -135,6 +142,35 @@ def _reduces_as_ndarray(cls: type) -> bool:
     )
 
 
+FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
+OUTPUTS = ("stdout", "stderr", "__stdout__", "__stderr__")
+_REDUCTIONS = frozenset({"__reduce__", "__reduce_ex__", "__getstate__"})
+
+
+def _reduce_file(pickler: Any, file: Any) -> Reduced:
+    """The outputs of this process are those of the reader. All others are refused, because
+    cloudpickle would send the text of a file in the place of the file."""
+    for name in OUTPUTS:
+        if file is getattr(sys, name, None):
+            return load_output, (name,)
+    try:
+        name = repr(file.name)
+    except (AttributeError, ValueError):
+        name = "without a name"
+    raise TypeError(
+        f"{name} is an open file, which cannot travel to another process; pass its path, and "
+        "open it where it is read"
+    )
+
+
+def _is_file(cls: type) -> bool:
+    """A class of open files that does not say itself how its instances pickle."""
+    if not issubclass(cls, FILES) or cls in copyreg.dispatch_table:
+        return False
+    own = itertools.takewhile(lambda base: base not in FILES, cls.__mro__)
+    return not any(_REDUCTIONS & vars(base).keys() for base in own)
+
+
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not by C.
 
 Handler = Callable[[Any, Any], Reduced]
@@ -160,6 +196,8 @@ def _learn_handler(cls: type) -> Handler | None:
     handler: Handler | None = None
     if issubclass(cls, _ref_types[1:]):
         handler = _reduce_future
+    elif _is_file(cls):
+        handler = _reduce_file
     else:
         handler = next((h for base, h in _HANDLERS_BY_BASE if issubclass(cls, base)), None)
     if handler is None and cls.__flags__ & _HEAP_TYPE and not importable(cls):

@@ -246,9 +246,10 @@ class Worker:
         try:
             return serial.encode(value)
         except Exception as error:  # it is about a value that the user may never have seen
+            cause = (isinstance(error, serial.NotPicklable) and error.__cause__) or error
             what = f"the result of {self.tasks.name(oid)}(), a {type(value).__name__}"
-            why = f"{type(error).__name__}: {error}"
-            raise TypeError(f"{what}, does not pickle: {why}") from error
+            why = f"{type(cause).__name__}: {cause}"
+            raise serial.reworded(cause, f"{what}, does not pickle: {why}") from cause.__cause__
 
     def write(self, oid: int, encoded: serial.Encoded, failed: bool) -> None:
         if self.submitter.store_result(oid, encoded, failed) and encoded.refs:
