@@ -161,7 +161,8 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
         "up",
         help="start a cluster here that other hosts can join",
         description="Manager and node on this host, in the foreground. Prints the command for the "
-        "other hosts when it is ready. SIGTERM or Ctrl-C ends the cluster.",
+        "other hosts to stdout when it is ready, and what to do with it to stderr. It works for "
+        "the cluster meanwhile. SIGTERM or Ctrl-C ends the cluster.",
     )
     up.add_argument("--listen", required=True, metavar="HOST:PORT", help="where others join")
     up.add_argument(
@@ -180,10 +181,10 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
     join.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
     join.add_argument(
         "--wait",
-        type=float,
-        default=30.0,
+        type=_patience,
         metavar="S",
-        help="try for so long; default: %(default)s",
+        help="try for so long, and wait for a token file that is missing, too, which is else an "
+        "error at once; default: 30",
     )
     return [up, join]
 
@@ -298,6 +299,16 @@ def _seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"must be seconds from {INTERVAL_S_MIN:g} to {INTERVAL_S_MAX:g}, not {text!r}"
         )
+    return number
+
+
+def _patience(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be seconds from 0, not {text!r}")
     return number
 
 
