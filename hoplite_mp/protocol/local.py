@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from hoplite_mp.protocol.output import MarkLines
+
 __all__ = [
     "ON_ITS_WAY",
     "RESTORED",
@@ -347,6 +349,7 @@ Ask: TypeAlias = (
     | TraceDrop
     | Dump
     | DumpRead
+    | MarkLines
 )
 
 
