@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import math
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from hoplite_mp.demo.training import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import TypeAlias
+    from typing import TextIO, TypeAlias
 
     Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -28,6 +30,30 @@ TOP_NEEDS = {"rich": "rich"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    try:
+        code = _run(argv)
+    except BrokenPipeError:  # who reads the output has gone
+        code = 1
+    finally:
+        written = _flushed(sys.stdout) & _flushed(sys.stderr)
+    return code or int(not written)
+
+
+def _flushed(stream: TextIO) -> bool:
+    """Whether everything has been written. If not, nothing more is tried: the interpreter would
+    flush again as it ends, and make its own complaint and exit code, 120, of it."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+        return False
+    return True
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = parser().parse_args(argv)
     if arguments.command == "demo":
         return _demo(arguments)

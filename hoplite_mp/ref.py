@@ -26,9 +26,7 @@ class RuntimeHooks:
 
     contributors: Callable[[ObjectRef[Any]], tuple[int, ...] | None]
     attach: Callable[[bytes], object]
-    words: Callable[
-        [ObjectRef[Any]], str
-    ]  # what is known here without asking anybody; never raises
+    words: Callable[[ObjectRef[Any]], str]  # known here without asking anybody; never raises
 
     def __init__(self) -> None:
         self.contributors = lambda ref: None
