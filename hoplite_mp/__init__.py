@@ -75,5 +75,14 @@ __all__ = [
 
 for _name in ("Cluster", "Executor", "Future", "Group", "Node", "ObjectRef", "as_completed"):
     globals()[_name].__module__ = "hoplite_mp"
+
+
+def __dir__() -> list[str]:
+    """What completion offers: the public face. Submodules can be imported all the same."""
+    return sorted(
+        [*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__", "__version__"]
+    )
+
+
 for _name in ("by_ref", "current", "register_pickle_by_value", "Config"):
     globals()[_name].__module__ = "hoplite_mp"

@@ -8,9 +8,11 @@ only: it measures nothing and knows nobody who reads it.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
+import sys
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -46,8 +48,37 @@ def parse_size(text: str | int) -> int:
     return round(float(number) * factor)
 
 
+class _Explained(type):
+    """Its classes' docs end with what stands below each field, read from the source when somebody
+    asks (`help`): written once, and nothing at import."""
+
+    @property
+    def __doc__(cls) -> str:  # type: ignore[override]
+        import ast
+        import inspect
+        import textwrap
+
+        own = cls.__dict__.get("__doc__") or ""
+        try:
+            tree = ast.parse(inspect.getsource(sys.modules[__name__]))
+        except (KeyError, OSError, SyntaxError, TypeError):  # there is no source here
+            return own
+        (body,) = [
+            one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == cls.__name__
+        ]
+        words = [own]
+        for field, below in itertools.pairwise(body.body):
+            if not (isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)):
+                continue
+            if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+                default = "" if field.value is None else f" = {ast.unparse(field.value)}"
+                text = textwrap.indent(inspect.cleandoc(below.value.value), "    ")
+                words.append(f"{ast.unparse(field.target)}{default}\n{text}")
+        return "\n\n".join(words)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(metaclass=_Explained):
     """The limits of one cluster. Immutable: `dataclasses.replace` makes a changed copy."""
 
     # -- memory --------------------------------------------------------------------------------

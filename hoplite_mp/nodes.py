@@ -11,7 +11,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import errors
-from hoplite_mp.client.memory import whole
+from hoplite_mp.client.describing import cluster_words
+from hoplite_mp.client.memory import format_bytes, whole
 from hoplite_mp.client.tracing import Trace
 from hoplite_mp.protocol.local import AddWorkers, DrainNode, Members, Standing, Stats
 
@@ -42,9 +43,9 @@ WORKERS_MAX = 200
 LEAVING_LOOK_S = 0.02
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Node:
-    """A living host; memory in bytes."""
+    """A living host as it was when `nodes` was asked; memory in bytes."""
 
     id: str
     address: str
@@ -52,6 +53,11 @@ class Node:
     workers: int
     memory_used: int
     memory_total: int
+
+    def __repr__(self) -> str:
+        workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
+        memory = f"{format_bytes(self.memory_used)} of {format_bytes(self.memory_total)}"
+        return f"Node({self.id} at {self.address}, {self.host}: {workers}, {memory} used)"
 
 
 def node_id(number: int) -> str:
@@ -71,6 +77,9 @@ class Looking:
     """The calls of a Cluster that only look."""
 
     _runtime: Runtime
+
+    def __repr__(self) -> str:
+        return f"<hoplite_mp.Cluster: {cluster_words(self)}>"
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, in total and by node id under "nodes"."""

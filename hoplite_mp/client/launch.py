@@ -18,16 +18,18 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hoplite_mp import _shm, errors, ids
 from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
+from hoplite_mp.client.printing import Printer
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.config import SPAN_BYTES_MIN
 from hoplite_mp.errors import ConfigError, HopliteError, ManagerLostError
 from hoplite_mp.protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
+from hoplite_mp.protocol.output import MarkLines
 from hoplite_mp.store.limits import cpu_count, total_bytes
 
 if TYPE_CHECKING:
@@ -130,6 +132,9 @@ class Host:
         self.lost = False
         self.ended = threading.Event()
         self._ending = False
+        channel = self.runtime.channel  # not this host: the thread alone is to keep it
+        self._printer = Printer(lambda number: channel.tell(MarkLines(number)))
+        self._printer.follow_cells()
         self._reader = threading.Thread(
             target=self._read_output, name="hoplite_mp output", daemon=True
         )
@@ -159,8 +164,9 @@ class Host:
                 size = int.from_bytes(data[:4], "little")
                 if len(data) < 4 + size:
                     break
-                _print(*decoder.decode(bytes(data[4 : 4 + size])))
+                self._printer.take(*decoder.decode(bytes(data[4 : 4 + size])))
                 del data[: 4 + size]
+        self._printer.end()
         if not self._ending:
             self.lost = True
             error = self._why_lost()
@@ -275,10 +281,3 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
         )
     finally:
         os.close(info)
-
-
-def _print(stream: int, label: str, line: bytes) -> None:
-    target: Any = sys.stdout if stream == 1 else sys.stderr
-    with contextlib.suppress(Exception):  # a closed or broken stdout of the user's is not ours
-        target.write(f"({label}) {line.decode(errors='replace')}\n")
-        target.flush()

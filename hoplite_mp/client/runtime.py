@@ -7,10 +7,12 @@ It must never know: the public face above it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks, serial
+from hoplite_mp.client.describing import ref_words
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import STATE, Memory
 from hoplite_mp.client.submitter import HERE, KIND_OPERATION, Submitter
@@ -188,6 +190,17 @@ def _attach(object_id: bytes) -> object:
     return memory.make_ref(object_id)._hold
 
 
+def _words(ref: ObjectRef[Any]) -> str:
+    memory = _owner(ref._id)
+    for runtime in list(_stack):
+        if runtime.memory is memory:
+            # Closed by another thread just now, say: whoever prints a ref wants no exception.
+            with contextlib.suppress(Exception):
+                return ref_words(runtime, ref)
+    return ""
+
+
 runtime_hooks.contributors = _contributors
+runtime_hooks.words = _words
 runtime_hooks.attach = _attach
 serial.register_future_type(Future)

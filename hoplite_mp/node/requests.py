@@ -50,6 +50,7 @@ from hoplite_mp.protocol.local import (
     TraceEnd,
     TracePiece,
 )
+from hoplite_mp.protocol.output import MarkLines
 
 if TYPE_CHECKING:
     from hoplite_mp.node.main import Node
@@ -110,6 +111,9 @@ class Requests:
             TraceDrop: node.tracing.drop,
             Dump: node.waits.ask,
             DumpRead: node.waits.piece,
+            MarkLines: lambda slot, request: node.output.mark_lines(
+                request.ask.number, node.driver_name(slot)
+            ),
         }
 
     def take(self, slot: int, request: Request) -> None:

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from hoplite_mp.protocol.output import MarkLines
+
 __all__ = [
     "ON_ITS_WAY",
     "POOL_BROKEN",
@@ -350,6 +352,7 @@ Ask: TypeAlias = (
     | TraceDrop
     | Dump
     | DumpRead
+    | MarkLines
 )
 
 
