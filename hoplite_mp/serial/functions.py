@@ -9,12 +9,16 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.serial.aside import Aside, Keep, bringing
 from hoplite_mp.serial.namespaces import Carried, collecting
 from hoplite_mp.serial.picklers import LightPickler, Stream, heavy_pickler
 from hoplite_mp.serial.reading import load_foreign
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp.ref import ObjectRef
 
 
 def encode_function(function: Callable[..., Any]) -> bytes:
@@ -23,18 +27,36 @@ def encode_function(function: Callable[..., Any]) -> bytes:
     Refs in its closure travel as in a foreign pickle: they hold nothing on the way, so the caller
     keeps `function` alive until it has arrived.
     """
+    return encode_with_aside(function, None)[0]
+
+
+def encode_with_aside(
+    function: Callable[..., Any], keep: Keep | None
+) -> tuple[bytes, list[ObjectRef[Any]]]:
+    """That function, and the objects in which its large arrays travel beside it."""
     name = _display_name(function).encode()[:255]
     stream = Stream()
+    aside = None if keep is None else Aside(keep)
     try:
         try:
-            LightPickler(stream, 5).dump(function)
+            light = LightPickler(stream, 5)
+            light.aside = aside
+            light.dump(function)
+        except (MemoryError, HopliteError):
+            raise
         except Exception:
             stream = Stream()
-            heavy_pickler()(stream, 5).dump(function)
+            aside = None if keep is None else Aside(keep)
+            heavy: Any = heavy_pickler()(stream, 5)
+            heavy.aside = aside
+            heavy.dump(function)
+    except (MemoryError, HopliteError):
+        raise
     except Exception as error:
         what = type(function).__name__
         raise TypeError(f"cannot pickle the {what} {_display_name(function)}: {error}") from error
-    return b"".join((bytes((len(name),)), name, *stream.chunks))
+    data = b"".join((bytes((len(name),)), name, *stream.chunks))
+    return data, [] if aside is None else aside.refs
 
 
 def _display_name(function: Any) -> str:
@@ -54,7 +76,9 @@ def decode_function(data: bytes | memoryview) -> Any:
     return load_foreign(data[1 + data[0] :])
 
 
-def decode_with_carried(data: bytes | memoryview) -> tuple[Any, Carried]:
-    """That function, and what to check before each of its runs."""
-    with collecting() as carried:
-        return decode_function(data), carried
+def decode_with_carried(data: bytes | memoryview, ids: Sequence[bytes] = ()) -> tuple[Any, Carried]:
+    """That function, and what to check before each of its runs. `ids`: of what is beside it."""
+    with collecting() as carried, bringing(ids) as brought:
+        function = decode_function(data)
+    carried.nbytes = len(data) + brought.nbytes
+    return function, carried
