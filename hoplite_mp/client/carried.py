@@ -10,6 +10,7 @@ It must never know: functions, tasks, how a stream names what stands beside it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import weakref
@@ -77,6 +78,7 @@ class Carried:
         self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
         self._copies: dict[int, list[weakref.ref[Copy]]] = {}  # by size, the newest last
         self._gone: list[written.Watch] = []
+        self._users: dict[int, tuple[weakref.ref[Any], list[Kept]]] = {}
         self.nbytes_min = memory.config.carried_array_bytes_min
         self._named: set[tuple[str, str]] = set()
         self.bytes_compared = 0  # so far: what was read to find out what has changed
@@ -135,6 +137,15 @@ class Carried:
             watch.open()
         return kept
 
+    def hold(self, fn: Any, kept: list[Kept]) -> None:
+        """What is known of its arrays stays as long as the function does."""
+        key, users = id(fn), self._users
+        if kept:
+            with contextlib.suppress(TypeError):  # there are no weak references to it
+                users[key] = weakref.ref(fn, lambda _: users.pop(key, None)), kept
+        else:
+            users.pop(key, None)
+
     def _forget(self) -> None:
         while self._gone:
             self._gone.pop().close()
@@ -147,6 +158,7 @@ class Carried:
                 if kept.watch is not None:
                     kept.watch.close()
             self._kept.clear()
+            self._users.clear()
 
     # -- is it worth its price? ----------------------------------------------------------------
 
@@ -224,6 +236,10 @@ class Look:
     def kept(self) -> list[Kept]:
         """To be held as long as the same arrays may be looked at again."""
         return [kept for _, kept in self._seen.values()]
+
+    def used_by(self, fn: Any) -> None:
+        """What has been looked at so far is used by this function."""
+        self._carried.hold(fn, self.kept)
 
     def keeps(self, array: Array) -> bool:
         """Is it one of those that are kept as objects?"""

@@ -50,7 +50,6 @@ class Functions:
         self._memory = memory
         self._known: Known = weakref.WeakKeyDictionary()
         self._chunked: Known = weakref.WeakKeyDictionary()
-        self._others: dict[int, tuple[weakref.ref[Any], list[Kept]]] = {}
         self._arrays = arrays = Arrays(memory)
         memory.keep = lambda: Look(arrays)
 
@@ -74,7 +73,7 @@ class Functions:
         look = Look(self._arrays)
         if kind not in _BY_IDENTITY:  # it may have a state, and an equality of its own
             ref = self._put(*serial.encode_with_aside(_Chunked(fn) if chunked else fn, look))
-            self._hold(fn, look.kept)
+            look.used_by(fn)
             return ref, fn
         table = self._chunked if chunked else self._known
         known = table.get(fn)
@@ -98,15 +97,6 @@ class Functions:
             return ref, None
         table[fn] = ref, None, digest, look.kept
         return ref, (fn, now)
-
-    def _hold(self, fn: Any, kept: list[Kept]) -> None:
-        """What is known of its arrays, as long as it lives."""
-        key, others = id(fn), self._others
-        if kept:
-            with contextlib.suppress(TypeError):  # there are no weak references to it
-                others[key] = weakref.ref(fn, lambda _: others.pop(key, None)), kept
-        elif key in others:
-            del others[key]
 
     def _put(self, encoded: bytes, beside: list[ObjectRef[Any]]) -> ObjectRef[Any]:
         """With the objects beside it: they live as long as this one does."""

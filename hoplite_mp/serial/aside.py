@@ -64,6 +64,9 @@ class Keep(Protocol):
     def copy_of(self, array: Array) -> tuple[Kept, Numbered]:
         """What keeps it; and what has a number that no other array of this process has."""
 
+    def used_by(self, fn: Any) -> None:
+        """Hears that this function is one of those that carry what was kept so far."""
+
     def named(self, module: str, name: str, array: Array) -> None:
         """Hears which global variable of this process it is the value of."""
 

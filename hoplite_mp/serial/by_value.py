@@ -119,6 +119,8 @@ def _reduce_function(pickler: Any, function: types.FunctionType, reduced: Any) -
     namespace = manifests.namespace(function.__globals__)
     names = cloudpickle._extract_code_globals(code)
     manifest = [e for name in names if (e := manifests.entry(namespace, name)) is not None]
+    if manifests.aside is not None:
+        manifests.aside.keep.used_by(function)
     carried: tuple[Any, ...] = (state, slots, submodules, manifest)
     if pickler.stream is not None:  # Only payloads have views; globals are not to pin objects.
         carried = (*carried[:3], Private(1), manifest, Private(-1), manifest)
