@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # What only the benchmarks over hosts compare with: torch, Open MPI, and nothing of ours.
 PEERS := .venv-peers
-ROOMS := hoplite_mp._shm hoplite_mp._tasks hoplite_mp._reduce hoplite_mp._engine
+ROOMS := hoplite_mp._shm hoplite_mp._tasks hoplite_mp._reduce hoplite_mp._engine hoplite_mp._pages
 # A change to one of these installs and compiles again; Python files are used where they lie.
 BUILD_INPUTS := pyproject.toml setup.py $(wildcard cext/*)
 SANITIZE := .build-sanitize

@@ -41,9 +41,6 @@ else:
             return getattr(_errors, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
-
 
 __all__ = [
     "AuthError",
@@ -75,6 +72,8 @@ __all__ = [
 
 for _name in ("Cluster", "Executor", "Future", "Group", "Node", "ObjectRef", "as_completed"):
     globals()[_name].__module__ = "hoplite_mp"
+for _name in ("by_ref", "current", "register_pickle_by_value", "Config"):
+    globals()[_name].__module__ = "hoplite_mp"
 
 
 def __dir__() -> list[str]:
@@ -82,7 +81,3 @@ def __dir__() -> list[str]:
     return sorted(
         [*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__", "__version__"]
     )
-
-
-for _name in ("by_ref", "current", "register_pickle_by_value", "Config"):
-    globals()[_name].__module__ = "hoplite_mp"

@@ -93,6 +93,13 @@ class Config(metaclass=_Explained):
     one for each process would take more than half of it, spans are smaller than this.
     Higher: fewer leases per second. Lower: less memory tied up by clients that put little."""
 
+    carried_array_bytes_min: int = 1 * MIB
+    """Arrays of this size and above that a function by value carries along (globals, closure,
+    defaults) are objects of their own: they are sent again only when they have changed, and a
+    global one is named in a warning.
+    Higher: more arrays are read and written with each task that names them.
+    Lower: more objects, and a look at each of them with every submit, some 5 microseconds."""
+
     put_wait_s: float = 10.0
     """How long a put waits for room in a full store before StoreFullError.
     Higher: bursts are ridden out. Lower: a program that leaks refs learns of it sooner."""

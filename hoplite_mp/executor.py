@@ -16,6 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hoplite_mp import errors, serial
+from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, deadline_ns, whole
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError
 from hoplite_mp.nodes import WORKERS_MAX, node_numbers
@@ -203,15 +204,15 @@ class TaskExecutor(concurrent.futures.Executor):
                 chunksize = self._chunksize(len(items))
         chunksize = chunksize or 1
         chunks = _chunks(items, chunksize) if chunksize > 1 else None
+        # What the function carries along is what it is now, for all items.
+        fixed: Any = Fixed(fn, chunks is not None)
         if chunks is not None:
             name = self._options.name or getattr(fn, "__name__", "map")
             view = self._view(self._options.override({"name": name}))
-            futures: Iterator[Future[Any]] = (
-                view.submit(_run_chunk, cast("Any", fn), chunk) for chunk in chunks
-            )
+            futures: Iterator[Future[Any]] = (view.submit(fixed, chunk) for chunk in chunks)
             limit = None if buffersize is None else max(1, buffersize // chunksize)
         else:
-            futures = (self.submit(fn, *args) for args in items)
+            futures = (self.submit(fixed, *args) for args in items)
             limit = buffersize
         ahead = deque(itertools.islice(futures, limit))
         results = _results(ahead, futures, deadline, ordered)
@@ -385,9 +386,10 @@ def spmd(
     pool = _start(runtime, places, 0, 0, True)
     peers = PoolExecutor(runtime, pool, options, None, places)
     futures: list[Future[T]] = []
+    fixed: Any = Fixed(fn)
     try:
         for rank in range(size):
-            futures.append(peers.submit(fn, rank, *args))
+            futures.append(peers.submit(fixed, rank, *args))
     except BaseException:  # it does not pickle, say: no peer is left waiting for the others
         for future in futures:
             future.cancel(force=True)
@@ -417,10 +419,6 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     iterator = iter(items)
     while chunk := list(itertools.islice(iterator, size)):
         yield chunk
-
-
-def _run_chunk(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[Any]:
-    return [fn(*args) for args in chunk]
 
 
 def _results(

@@ -18,7 +18,7 @@ LINES_MAX = 500
 
 FLOORS = [
     {"ids", "errors", "config", "_version"},
-    {"protocol", "serial", "ref", "_shm", "_tasks", "_reduce", "_engine", "rule"},
+    {"protocol", "serial", "ref", "_shm", "_tasks", "_reduce", "_engine", "_pages", "rule"},
     {"planner", "store", "reduction", "transport"},
     {"client"},
     {"supervisor", "manager", "node", "worker", "nodes"},

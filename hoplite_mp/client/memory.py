@@ -109,6 +109,7 @@ class Memory:
         self.config = config
         self.wait_one: WaitOne = lambda oid, deadline: None
         self.wait_moved: Callable[[int, int], bool] = lambda oid, deadline: True
+        self.keep: Callable[[], serial.Keep] | None = None  # for large globals of functions
         self.drain: Callable[[], None] = lambda: None  # drops what finished tasks held
         self.attached = 0  # refs that came in foreign pickles, functions among them
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # refs inside objects of ours
@@ -182,7 +183,7 @@ class Memory:
             block = self.block_of(value)
             if block is not None:
                 return self._publish_block(value, block)
-        return self.put_encoded(serial.encode(value))
+        return self.put_encoded(serial.encode(value, self.keep))
 
     def put_encoded(self, encoded: serial.Encoded, held: bool = False) -> ObjectRef[Any]:
         """`held`: the caller holds the refs inside it as long as somebody may read them."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _shm, _tasks, serial
 from hoplite_mp.client.describing import ref_words
 from hoplite_mp.client.futures import Future
-from hoplite_mp.client.memory import STATE, Memory
+from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
 from hoplite_mp.client.submitter import HERE, KIND_OPERATION, Submitter
 from hoplite_mp.errors import ClosedError, ObjectLostError
 from hoplite_mp.protocol.local import BindPool, Collective
@@ -142,6 +142,7 @@ class Runtime:
         self.memory.wait_one = _closed
         self.memory.wait_moved = _gone
         self.memory.drain = _nothing
+        self.memory.keep = None
         self.face = None
 
 
@@ -200,6 +201,15 @@ def _words(ref: ObjectRef[Any]) -> str:
     return ""
 
 
+def _fetch(object_id: bytes) -> Any:
+    memory = _owner(object_id)
+    if memory is None:
+        raise ClosedError("no cluster is open in this process: its arrays cannot be had")
+    ref = memory.make_ref(object_id)  # holds it while it is read
+    return memory.read(memory.local_id(ref), FOREVER_NS, False)
+
+
+serial.fetching.fetch = _fetch
 runtime_hooks.contributors = _contributors
 runtime_hooks.words = _words
 runtime_hooks.attach = _attach

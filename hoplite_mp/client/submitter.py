@@ -131,7 +131,7 @@ class Submitter:
         if client.news():
             memory.collect()
         function, carried = self._functions.send(fn)
-        call = serial.encode_call(args, kwargs)
+        call = serial.encode_call(args, kwargs, memory.keep)
         holds: list[Any] = [function, carried, *call.refs]
         inline, args_oid = call.head, 0
         if call.nbytes > _tasks.ARGS_INLINE_BYTES or call.buffers:
@@ -436,6 +436,7 @@ class Submitter:
     def stop(self) -> None:
         """No more tasks; the collector ends."""
         self.closed = True
+        self._functions.close()
         self.collector.stop()
 
 

@@ -10,40 +10,55 @@ import functools
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.serial.aside import Aside, Keep, bringing
 from hoplite_mp.serial.namespaces import Carried, collecting
 from hoplite_mp.serial.picklers import LightPickler, Stream, heavy_pickler
 from hoplite_mp.serial.reading import load_foreign
 from hoplite_mp.serial.streams import NotPicklable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp.ref import ObjectRef
 
 
 def encode_function(function: Callable[..., Any]) -> bytes:
     """A function for a task: by reference where readers can import it, else by value."""
-    return encode_carrying(function)[0]
+    return encode_with_aside(function, None)[0]
 
 
-def encode_carrying(function: Callable[..., Any]) -> tuple[bytes, bool]:
-    """A function for a task; and whether it carries refs. They travel as in a foreign pickle, and
-    hold nothing on the way, so the caller keeps `function` alive until it has arrived.
+def encode_with_aside(
+    function: Callable[..., Any], keep: Keep | None
+) -> tuple[bytes, list[ObjectRef[Any]], bool]:
+    """A function for a task; the objects in which its large arrays travel beside it; and whether it
+    carries refs. Those travel as in a foreign pickle, and hold nothing on the way, so the caller
+    keeps `function` alive until it has arrived.
     """
     name = _display_name(function).encode()[:255]
     stream = Stream()
+    aside = None if keep is None else Aside(keep)
     try:
         try:
             pickler: Any = LightPickler(stream, 5)
+            pickler.aside = aside
             pickler.dump(function)
+        except (MemoryError, HopliteError):
+            raise
         except Exception:
             stream = Stream()
+            aside = None if keep is None else Aside(keep)
             pickler = heavy_pickler()(stream, 5)
+            pickler.aside = aside
             pickler.dump(function)
+    except (MemoryError, HopliteError):
+        raise
     except Exception as error:
         what = type(function).__name__
         what += f" {_display_name(function)}"
         raise NotPicklable(f"cannot pickle the {what}: {error}") from error
     data = b"".join((bytes((len(name),)), name, *map(_in_band, stream.chunks)))
-    return data, pickler.holds_refs
+    return data, [] if aside is None else aside.refs, pickler.holds_refs
 
 
 def _in_band(chunk: Any) -> Any:
@@ -69,7 +84,9 @@ def decode_function(data: bytes | memoryview) -> Any:
     return load_foreign(data[1 + data[0] :])
 
 
-def decode_with_carried(data: bytes | memoryview) -> tuple[Any, Carried]:
-    """That function, and what to check before each of its runs."""
-    with collecting() as carried:
-        return decode_function(data), carried
+def decode_with_carried(data: bytes | memoryview, ids: Sequence[bytes] = ()) -> tuple[Any, Carried]:
+    """That function, and what to check before each of its runs. `ids`: of what is beside it."""
+    with collecting() as carried, bringing(ids) as brought:
+        function = decode_function(data)
+    carried.nbytes = len(data) + brought.nbytes
+    return function, carried

@@ -42,6 +42,10 @@ class Reading:
         self.writable = writable
         self.private = 0  # above 0 inside of what is to have memory of its own
 
+    def id(self, index: int) -> bytes:
+        """The id at `index`."""
+        return self._ids[index]
+
     def ref(self, index: int) -> ObjectRef[Any]:
         """The ref at `index`, made when first asked for."""
         if index not in self._refs:
@@ -88,6 +92,12 @@ def _now() -> Reading:
     if reading is None:
         raise pickle.UnpicklingError("this stream is part of a payload of hoplite_mp, not a pickle")
     return reading
+
+
+def id_in_payload(index: int) -> bytes | None:
+    """The id of a ref in the list of the payload that is being read; None if none is."""
+    reading = _local.reading
+    return None if reading is None else reading.id(index)
 
 
 def load_ref(index: int) -> ObjectRef[Any]:

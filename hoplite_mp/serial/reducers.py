@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from hoplite_mp.ref import ByRef, ObjectRef
+from hoplite_mp.serial.aside import SharedArray
 from hoplite_mp.serial.code import (
     Reduced,
     by_value_modules,
@@ -100,6 +101,10 @@ def _reduce_bare_exception(pickler: Any, mark: BareException) -> Reduced:
     return load_exception, (type(mark.exc), mark.exc.args, mark.state)
 
 
+def _reduce_shared(pickler: Any, marker: SharedArray) -> Reduced:
+    return pickler.manifests.aside.reduce_shared(marker)
+
+
 def _reduce_view(pickler: Any, view: memoryview) -> Reduced:
     if view.c_contiguous and view.format in _CASTABLE and view.nbytes:
         return load_view, (pickle.PickleBuffer(view.cast("B")), view.format, view.shape)
@@ -109,10 +114,16 @@ def _reduce_view(pickler: Any, view: memoryview) -> Reduced:
 _CASTABLE = frozenset("cbB?hHiIlLqQnNfd")
 
 
+def is_bytes_alone(array: Array) -> bool:
+    """Do its bytes, its dtype, its shape and its class say all of it?"""
+    dtype = array.dtype
+    return not dtype.hasobject and bool(dtype.itemsize) and _reduces_as_ndarray(type(array))
+
+
 def _reduce_array(pickler: Any, array: Array) -> Reduced:
     cls = type(array)
     dtype = array.dtype
-    if dtype.hasobject or not dtype.itemsize or not _reduces_as_ndarray(cls):
+    if not is_bytes_alone(array):
         # In band, by numpy or by the subclass; the setter makes the result read-only when read so.
         reduced: Any = array.__reduce_ex__(5)
         if isinstance(reduced, str):
@@ -121,6 +132,9 @@ def _reduce_array(pickler: Any, array: Array) -> Reduced:
         state = rest[0] if rest else None
         setter = rest[3] if len(rest) > 3 else None
         return func, args, (state, setter), None, None, load_array_state
+    aside = pickler.aside
+    if aside is not None and array.nbytes >= aside.nbytes_min:
+        return aside.reduce(array)
     flags = array.flags
     if not (flags.c_contiguous or flags.f_contiguous):
         array = np.array(array, order="C", copy=True, subok=False)
@@ -183,6 +197,7 @@ _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
     (BareException, _reduce_bare_exception),
     (np.ndarray, _reduce_array),
     (memoryview, _reduce_view),
+    (SharedArray, _reduce_shared),
     ((type, types.FunctionType), reduce_code),
     (types.ModuleType, reduce_only_by_value),
     ((functools._lru_cache_wrapper, typing.NewType, typing.TypeVar), reduce_named),

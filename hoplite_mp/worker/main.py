@@ -195,14 +195,17 @@ class Worker:
         known = self.functions.get(function_id)
         if known is not None:
             return known[:2]
-        data = self.memory.read(function_id, FOREVER_NS, False)
+        value = self.memory.read(function_id, FOREVER_NS, False)
+        data, beside = value if type(value) is tuple else (value, ())
         attached = self.memory.attached
-        function, carried = serial.decode_with_carried(data)
+        ids = [ref._id for ref in beside]  # held by the function's object as long as it is needed
+        function, carried = serial.decode_with_carried(data, ids)
+        del value, beside
         if self.memory.attached != attached:
             return function, carried  # it holds refs, and is to hold them no longer than it runs
         # No ref is kept: an id names one object for ever, and what closures hold may be large.
-        self.functions[function_id] = (function, carried or None, len(data))
-        self.functions_bytes += len(data)
+        self.functions[function_id] = (function, carried or None, carried.nbytes)
+        self.functions_bytes += carried.nbytes
         while len(self.functions) > 1 and (
             len(self.functions) > FUNCTIONS_MAX or self.functions_bytes > FUNCTIONS_BYTES_MAX
         ):
@@ -244,7 +247,7 @@ class Worker:
 
     def encode_result(self, oid: int, value: Any) -> serial.Encoded:
         try:
-            return serial.encode(value)
+            return serial.encode(value, self.memory.keep)
         except Exception as error:  # it is about a value that the user may never have seen
             cause = (isinstance(error, serial.NotPicklable) and error.__cause__) or error
             what = f"the result of {self.tasks.name(oid)}(), a {type(value).__name__}"
