@@ -134,6 +134,21 @@ class Config:
     Higher: longer chains of tasks, and larger arguments, survive the death of a host. Lower: less
     of the store is kept for what may never be needed; 0: nothing is made again."""
 
+    start_attempts_max: int = 5
+    """How often in a row workers of a pool may die before their first task until tasks that wait
+    for one fail with a WorkerLostError. Attempts go on: tasks fail only while it lasts.
+    Higher: a longer shortage of memory is only a delay. Lower: who waits learns sooner why."""
+
+    restart_pause_s: float = 0.1
+    """How long to wait before the third attempt in a row to start a worker (the second is made at
+    once); before each later one it is twice as long, up to restart_pause_s_max.
+    Higher: less is spent on workers that die at once. Lower: a short trouble is over sooner."""
+
+    restart_pause_s_max: float = 5.0
+    """The longest pause between two attempts to start a worker; one that has lived for so long has
+    started well.
+    Higher: a host in trouble is left in peace. Lower: its workers are there sooner afterwards."""
+
     cancel_grace_s: float = 2.0
     """How long an interrupted task may clean up before its worker is killed.
     Higher: files are closed, locks released. Lower: cancelling is prompt."""
@@ -260,6 +275,7 @@ _SMALLEST: dict[str, int] = {
     "memory_bytes": 1 * MIB,
     "blocked_workers_max": 0,
     "nested_depth_max": 1,
+    "start_attempts_max": 2,
     "group_members_max": 1,
     "output_line_bytes_max": 80,
     "blas_threads": 1,
@@ -282,7 +298,8 @@ _LARGEST: dict[str, int] = {
     "unauthenticated_max": 4096,
 }
 _ABOVE_ZERO = {
-    "beat_interval_s", "drain_interval_s", "handshake_timeout_s", "silence_s", "start_timeout_s",
+    "beat_interval_s", "drain_interval_s", "handshake_timeout_s", "restart_pause_s",
+    "restart_pause_s_max", "silence_s", "start_timeout_s",
 }  # fmt: skip
 _POWERS_OF_TWO = {"span_bytes"}  # spans are aligned to their size
 _MULTIPLES: dict[str, int] = {"span_bytes": 4096}

@@ -42,6 +42,7 @@ from hoplite_mp.protocol.local import (
     Reply,
     Request,
     Restore,
+    SetUp,
     SetupFailed,
     Standing,
     Stats,
@@ -102,6 +103,7 @@ class Requests:
             GroupRefusal: lambda slot, request: node.reply(
                 slot, Reply(request.number, node.groups.refused.get(request.ask.name, ""))
             ),
+            SetUp: lambda slot, request: node.workers.set_up(slot),
             SetupFailed: self.setup_failed,
             Stats: lambda slot, request: node.counters.ask(slot, request.number),
             TraceBegin: node.tracing.begin,

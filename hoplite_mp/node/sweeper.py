@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.pools import WorkerInfo
     from hoplite_mp.node.results import Results
 
-__all__ = ["Sweeper"]
+__all__ = ["Sweeper", "how_it_ended", "memory_in_use"]
 
 FLAG_REFS = 2
 KIND_TASK = 2
@@ -140,7 +140,7 @@ class Sweeper:
             )
         else:
             error = WorkerLostError(
-                f"worker {slot}@h{self.tasks.node_number} {_how(code)} ({_memory()}) "
+                f"worker {slot}@h{self.tasks.node_number} {how_it_ended(code)} ({memory_in_use()}) "
                 f"while running {name}(); tried {tries} time{'s' if tries != 1 else ''}."
             )
         self.results.store_error(oid, error)
@@ -169,7 +169,8 @@ _STORED = ("SEALED", "SPILLING", "SPILLED", "FAILED")
 _DONE = ("SEALED", "FAILED", "CANCELLED", "DELETED", "SPILLED", "SPILLING")
 
 
-def _how(code: int) -> str:
+def how_it_ended(code: int) -> str:
+    """The end of a process in words."""
     if code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"
@@ -178,7 +179,8 @@ def _how(code: int) -> str:
     return f"ended with exit code {code}"
 
 
-def _memory() -> str:
+def memory_in_use() -> str:
+    """Of the whole host."""
     total = total_bytes()
     used = max(0, total - available_bytes())
     doubt = "out of memory? " if used > 0.9 * total else ""

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from hoplite_mp.protocol.setup import SetUp, SetupFailed
+
 __all__ = [
     "ON_ITS_WAY",
     "RESTORED",
@@ -54,6 +56,7 @@ __all__ = [
     "Reply",
     "Request",
     "Restore",
+    "SetUp",
     "SetupFailed",
     "Shutdown",
     "Spawn",
@@ -260,13 +263,6 @@ class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
     the manager is there); or (name of an error, its text) if it could not join."""
 
 
-class SetupFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This worker's initializer raised: what, and its traceback. Reply: None."""
-
-    summary: str
-    text: str
-
-
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Reply: counters of this host."""
 
@@ -339,6 +335,7 @@ Ask: TypeAlias = (
     | Locate
     | Members
     | Standing
+    | SetUp
     | SetupFailed
     | Stats
     | TraceBegin

@@ -28,7 +28,7 @@ from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL, SetupFailed
+from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL, SetUp, SetupFailed
 from hoplite_mp.worker.voice import Voice
 
 if TYPE_CHECKING:
@@ -359,6 +359,7 @@ def main(
                 )
             )
             return SETUP_FAILED
+        channel.tell(SetUp())
     try:
         worker.loop()
     finally:
