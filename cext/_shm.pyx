@@ -27,6 +27,11 @@ cdef extern from "sys/mman.h" nogil:
     void *MAP_FAILED
 cdef extern from "unistd.h" nogil:
     int ftruncate(int, long)
+cdef extern from "sys/stat.h" nogil:
+    ctypedef struct struct_stat "struct stat":
+        uint64_t st_dev
+        uint64_t st_ino
+    int fstat(int, struct_stat *)
 cdef extern from "shm_pages.h" nogil:
     void pages_populate(char *, uint64_t, unsigned)
 cdef extern from "pthread.h" nogil:
@@ -46,6 +51,12 @@ STATES = ("FREE", "WAITING", "QUEUED", "CLAIMED", "ABORTED", "SEALED", "FAILED",
 INLINE_BYTES_MAX = RESULT_INLINE
 BLOCK_HEAD_BYTES = BLOCK_ALIGN
 CONTROL_MEMORY_BYTES = CONTROL_BYTES
+
+
+def same_file(int fd, uint64_t device, uint64_t number) -> bool:
+    """Is that descriptor open, and still the file with these st_dev and st_ino?"""
+    cdef struct_stat found
+    return fstat(fd, &found) == 0 and found.st_ino == number and found.st_dev == device
 
 
 def create(int control_fd, int store_fd, uint64_t home, uint64_t store_bytes, int cores,

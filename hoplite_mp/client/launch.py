@@ -24,6 +24,7 @@ import msgspec
 
 from hoplite_mp import _shm, ids
 from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
+from hoplite_mp.client.descriptors import Watched, close_socket, lift, lift_socket
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.config import SPAN_BYTES_MIN
 from hoplite_mp.errors import ConfigError, HopliteError, ManagerLostError, NodeLostError
@@ -113,6 +114,8 @@ class Host:
             network.close()
         for end in ends:
             end.close()
+        self.supervisor, self.output = lift_socket(self.supervisor), lift_socket(self.output)
+        event_fd = lift(event_fd)
         self.runtime = Runtime(
             control_fd, store_fd, event_fd, DRIVER_SLOT, Channel(rpc), config, "driver"
         )
@@ -120,13 +123,15 @@ class Host:
         self.runtime.client.add_span(config.span_bytes)
         for fd in (control_fd, store_fd):
             os.close(fd)
-        self._event_fd = event_fd
+        self._event = Watched(event_fd)
+        self._line = Watched(self.supervisor.fileno())
         self._config = config
         self._joined = network.address if network is not None and network.manager else ""
         self._watch()
 
     def _watch(self) -> None:
         """Follows the node's output, and so its end, in a thread."""
+        self._output_line = Watched(self.output.fileno())
         self.lost = False
         self.ended = threading.Event()
         self._ending = False
@@ -191,15 +196,17 @@ class Host:
             client.set_closing()
             self.runtime.tasks.wake_pool_all()
         with contextlib.suppress(OSError):
-            self.supervisor.send(dump(Shutdown()))
+            if self._line.there():  # else it has seen that, and ends
+                self.supervisor.send(dump(Shutdown()))
         self._wait_gone()
-        self.output.shutdown(socket.SHUT_RDWR) if self.output.fileno() >= 0 else None
+        if self.output.fileno() >= 0 and self._output_line.there():
+            self.output.shutdown(socket.SHUT_RDWR)
         self._join_reader()
-        self.output.close()
-        self.supervisor.close()
+        close_socket(self.output, self._output_line)
+        close_socket(self.supervisor, self._line)
         self.runtime.close()
         client.give_back_all()
-        os.close(self._event_fd)
+        self._event.close()
 
     @property
     def given_up(self) -> bool:

@@ -265,7 +265,8 @@ class Node:
             self.poll.unregister(sock)
             if self.lan is not None:
                 self.lan.drivers.line_ended(slot)
-            return  # workers: the supervisor says when; our parent: the supervisor ends us
+            self.workers.line_ended(slot)
+            return  # of our parent: the supervisor ends us
         data = self._packet[:nbytes]
         try:
             self.requests.take(slot, self._request_decoder.decode(data))

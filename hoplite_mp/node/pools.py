@@ -28,7 +28,7 @@ class WorkerInfo:
     slot: int
     pool: int
     pid: int = 0
-    verdict: str = ""  # why the node killed it: "timeout", "cancelled", "closing"
+    verdict: str = ""  # why the node killed it: "timeout", "cancelled", "closing", "line"
     verdict_oid: int = 0
     retiring: bool = False
     worked: bool = False
@@ -101,7 +101,8 @@ class Pool:
         if code == setup_failed and self.setup and not worker.worked:
             self.broken = f"its initializer raised {self.setup_error or 'an exception'}"
             return False
-        if worker.verdict or worker.retiring or self.closing or not worker.pid:
+        wanted = worker.verdict not in ("", "line")
+        if wanted or worker.retiring or self.closing or not worker.pid:
             return False
         if worker.worked or now - worker.born >= limits.restart_pause_s_max:
             self.recovered()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from hoplite_mp.client.submitter import FLAG_HERE
 from hoplite_mp.errors import NodeLostError, WorkerLostError
 from hoplite_mp.node.pools import Pool, WorkerInfo
-from hoplite_mp.node.sweeper import how_it_ended, memory_in_use
+from hoplite_mp.node.sweeper import how_it_ended, is_ending, memory_in_use
 
 if TYPE_CHECKING:
     from hoplite_mp.node.main import Node
@@ -30,6 +30,7 @@ SETUP_FAILED = 97
 POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
 POOLS_MAX = 256
 LOOK_AGAIN_S = 0.5
+LINE_GRACE_S = 0.05  # between the end of a worker's line and its own
 # How long tasks wait for a worker while none can be started. Higher: a longer lack of descriptors
 # or processes is only a delay; lower: who waits learns sooner why.
 START_PATIENCE_S = 10.0
@@ -241,7 +242,9 @@ class Workers:
         if (code != 0 or info["running"]) and worker.verdict != "closing":
             self.lost += 1
         ailed, now = pool.ailing, time.monotonic()
-        hopeless = pool.died(worker, code, SETUP_FAILED, how_it_ended(code), now, self.node.config)
+        hopeless = pool.died(
+            worker, code, SETUP_FAILED, how_it_ended(code, worker), now, self.node.config
+        )
         if pool.broken:
             self.fail_queued(pool)
         else:
@@ -379,6 +382,19 @@ class Workers:
 
     def _runs(self, slot: int, oid: int) -> bool:
         return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)
+
+    def line_ended(self, slot: int) -> None:
+        """A worker that ends closes its line, too; one that lives on without is none."""
+        worker = self.all.get(slot)
+
+        def look() -> None:
+            if worker is not None and self.all.get(slot) is worker and not worker.verdict:
+                if worker.pid and not is_ending(worker.pid):
+                    self.kill(worker, "line")
+                else:
+                    self.node.after(LINE_GRACE_S, look)
+
+        self.node.after(LINE_GRACE_S, look)
 
     def kill(self, worker: WorkerInfo, verdict: str, oid: int = 0) -> None:
         worker.verdict, worker.verdict_oid = verdict, oid

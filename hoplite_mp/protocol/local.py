@@ -16,6 +16,7 @@ import msgspec
 from hoplite_mp.protocol.setup import SetUp, SetupFailed
 
 __all__ = [
+    "LINE_LOST",
     "ON_ITS_WAY",
     "RESTORED",
     "SPILLED_PIECE_BYTES",
@@ -76,6 +77,7 @@ __all__ = [
 RESTORED, ON_ITS_WAY = 1, 2  # replies to Restore
 # In one reply to ReadSpilled. What a system without privileges gives a packet is 416 KiB.
 SPILLED_PIECE_BYTES = 128 << 10
+LINE_LOST = 98  # exit code of a worker: user code has closed its line to the node
 # A worker that gets this signal writes where its threads stand into its nameless file of this name.
 STACKS_SIGNAL = signal.SIGRTMIN + 5
 STACKS_FILE = "hoplite_mp stacks"

@@ -23,12 +23,13 @@ import numpy as np
 
 from hoplite_mp import serial
 from hoplite_mp.client.channel import Channel
+from hoplite_mp.client.descriptors import lift
 from hoplite_mp.client.memory import FOREVER_NS, _freeze
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL, SetUp, SetupFailed
+from hoplite_mp.protocol.local import LINE_LOST, STACKS_FILE, STACKS_SIGNAL, SetUp, SetupFailed
 from hoplite_mp.worker.voice import Voice
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class Worker:
         self.functions: dict[int, tuple[Any, serial.Carried | None, int]] = {}
         self.functions_bytes = 0
         self.untaken: list[tuple[int, Any]] = []  # results whose refs the submitter must take over
+        self.line = runtime.channel.line
+        runtime.channel.taken_away = self.end_without_line
         runtime.own_pool = pool
         self.submitter.waiting.run_in_place = self.run_in_place
 
@@ -100,10 +103,18 @@ class Worker:
         if self.submitter.pending and not busy:
             self.submitter.drain()
         if not busy:
+            if not self.line.there():
+                self.end_without_line()
             self.memory.give_empty_spans()
             self.forget_functions()
         if self.untaken:
             self.untaken = [item for item in self.untaken if not self.tasks.taken(item[0])]
+
+    def end_without_line(self) -> None:
+        """User code has closed the line to the node. What runs here counts as killed."""
+        if os.getpid() == self.pid:  # else a forked child of a task has come here
+            self.voice.flush()
+            os._exit(LINE_LOST)
 
     def forget_functions(self) -> None:
         """Functions whose submitter has dropped them go, and what their closures hold."""
@@ -160,6 +171,8 @@ class Worker:
             args, kwargs = (), {}
         if os.getpid() != self.pid:
             os._exit(0)  # user code forked, and the child came back: it is none of ours
+        if not self.line.there():
+            self.end_without_line()  # before the result counts: this task has done it
         self.leave_groups()
         self.voice.finish()
         failed = self.store(oid, value, failed)  # functions in the result take globals along
@@ -307,7 +320,7 @@ def set_up(runtime: Runtime, setup: int) -> None:
 def _offer_stacks() -> None:
     """Who asks what hangs may see where this process's threads stand (node/stacks.py). The handler
     is C, and system calls that it interrupts go on."""
-    fd = os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC)
+    fd = lift(os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC))
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # its reader empties it each time
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)
 
@@ -336,7 +349,10 @@ def main(
     global MAIN
     MAIN = threading.get_ident()
     channel = Channel(socket.socket(fileno=rpc_fd))
+    event_fd = lift(event_fd)
     runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
+    for fd in (control_fd, store_fd):  # mapped
+        os.close(fd)
     worker = Worker(runtime, pool, max_tasks, Voice(runtime.client.home, audience))
     runtime.submitter.audience = audience
     serial.large_copies.copy = runtime.memory.private_copy
