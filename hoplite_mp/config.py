@@ -66,6 +66,17 @@ class Config:
     """How long a put waits for room in a full store before StoreFullError.
     Higher: bursts are ridden out. Lower: a program that leaks refs learns of it sooner."""
 
+    error_reserve_bytes: int = 1 * MIB
+    """What errors may take beyond the limit of a store that is full, at most a sixteenth of it: so
+    a task can say why it failed. Each takes 4 KiB of it, or as much as it needs.
+    Higher: more errors are kept whole at a time. Lower: less than that is taken above memory=;
+    without any room an error keeps its type and the beginning of its text."""
+
+    error_bytes_max: int = 64 * KIB
+    """How long an exception, with its traceback, may be to find room in the reserve; a longer one
+    waits for room as any value does, and is then cut to this.
+    Higher: long tracebacks stay whole. Lower: the reserve holds more errors."""
+
     memory_reserve_bytes: int = 256 * MIB
     """What the store leaves of the memory that the system says is available, but at most an eighth
     of the smaller of RAM and the control group's limit.
@@ -273,6 +284,7 @@ _SMALLEST: dict[str, int] = {
     "small_object_bytes_max": 64,
     "span_bytes": SPAN_BYTES_MIN,
     "memory_bytes": 1 * MIB,
+    "error_bytes_max": 4 * KIB,
     "blocked_workers_max": 0,
     "nested_depth_max": 1,
     "start_attempts_max": 2,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp import _shm, ids
+from hoplite_mp.client.birth import birth_here, share_authkey
 from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
 from hoplite_mp.client.descriptors import Watched, close_socket, lift, lift_socket
 from hoplite_mp.client.runtime import Runtime
@@ -90,6 +91,7 @@ class Host:
         rpc, rpc_end = seqpacket_pair()
         self.output, output_end = socket.socketpair()
         ends = (supervisor_end, rpc_end, output_end)
+        birth = birth_here()
         start = Start(
             sys_path=[],
             control_fd=control_fd,
@@ -104,12 +106,14 @@ class Host:
             memory_bytes=limit,
             config=dataclasses.asdict(config),
             home=home,
+            birth=birth,
             lan=None if network is None else network.start(home),
         )
         sockets = [] if network is None else network.descriptors
         self.process = _execute(
             start, [control_fd, store_fd, event_fd, *(e.fileno() for e in ends), *sockets]
         )
+        share_authkey(birth)
         if network is not None:
             network.close()
         for end in ends:

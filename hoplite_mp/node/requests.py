@@ -124,7 +124,15 @@ class Requests:
     # -- memory --------------------------------------------------------------------------------
 
     def lease(self, slot: int, request: Request) -> None:
-        nbytes = request.ask.nbytes  # type: ignore[union-attr]
+        ask: Any = request.ask
+        nbytes = ask.nbytes
+        if ask.error:  # answered at once: who waits for the task is to learn that it has failed
+            found = self.store.lease_error(nbytes, slot)
+            if found is not None:
+                self.last_lease[slot] = (request.number, found)
+            why = "" if found is not None else self.store.full_message()
+            self.node.reply(slot, Reply(request.number, found, why, found is None))
+            return
         if self.store.impossible(nbytes):
             self.node.reply(slot, Reply(request.number, "never", self.store.full_message(), True))
             return

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from hoplite_mp.protocol.birth import Birth
 from hoplite_mp.protocol.setup import SetUp, SetupFailed
 
 __all__ = [
@@ -84,9 +85,11 @@ STACKS_FILE = "hoplite_mp stacks"
 
 
 class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A big block of `nbytes` payload. Reply: payload offset, or full=True and the message."""
+    """A big block of `nbytes` payload; `error`: for an error, from the reserve if need be. Reply:
+    payload offset, or full=True and the message."""
 
     nbytes: int
+    error: bool = False
 
 
 class LeaseSpan(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -427,6 +430,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     config: dict[str, Any]
     home: int
+    birth: Birth
     lan: LanStart | None = None
     # Of the first workers, by the supervisor for the node: (client slot, rpc, stdout, stderr).
     first_workers: list[tuple[int, int, int, int]] = []

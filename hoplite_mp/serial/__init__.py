@@ -40,6 +40,7 @@ from hoplite_mp.serial.errors import (
     RemoteTraceback,
     decode_error,
     encode_error,
+    encode_short_error,
 )
 from hoplite_mp.serial.fingerprints import (
     digest,
@@ -147,6 +148,7 @@ __all__ = [
     "encode_call",
     "encode_error",
     "encode_function",
+    "encode_short_error",
     "end_run",
     "function_name",
     "large_copies",

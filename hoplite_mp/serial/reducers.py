@@ -61,10 +61,13 @@ class Resolve:
 class BareException:
     """Stands for an exception to be rebuilt without its `__init__`, which refused its own args."""
 
-    __slots__ = ("exc", "state")
+    __slots__ = ("args", "kind", "state")
 
-    def __init__(self, exc: BaseException, state: dict[str, Any]) -> None:
-        self.exc = exc
+    def __init__(
+        self, kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+    ) -> None:
+        self.kind = kind
+        self.args = args
         self.state = state
 
 
@@ -91,7 +94,7 @@ def _reduce_by_ref(pickler: Any, mark: ByRef[Any]) -> Reduced:
 
 
 def _reduce_bare_exception(pickler: Any, mark: BareException) -> Reduced:
-    return load_exception, (type(mark.exc), mark.exc.args, mark.state)
+    return load_exception, (mark.kind, mark.args, mark.state)
 
 
 def _reduce_view(pickler: Any, view: memoryview) -> Reduced:

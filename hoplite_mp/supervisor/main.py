@@ -254,6 +254,7 @@ class Supervisor:
                 ask.audience,
                 f"worker {ask.slot}@h",
                 s.config,
+                s.birth,
             )
             return int(code)
 

@@ -26,13 +26,15 @@ from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.descriptors import lift
 from hoplite_mp.client.memory import FOREVER_NS, _freeze
 from hoplite_mp.client.runtime import Runtime
-from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
+from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.protocol.local import LINE_LOST, STACKS_FILE, STACKS_SIGNAL, SetUp, SetupFailed
+from hoplite_mp.worker.birth import take_after
 from hoplite_mp.worker.voice import Voice
 
 if TYPE_CHECKING:
+    from hoplite_mp.protocol.birth import Birth
     from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Worker", "main"]
@@ -40,6 +42,7 @@ __all__ = ["Worker", "main"]
 POLL_NS = 500_000_000
 FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # decoded functions that a worker keeps
 SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
+FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 SETUP_FAILED = 97  # exit code: the initializer raised
 
 
@@ -237,15 +240,16 @@ class Worker:
                 if block is not None and self.store_block(oid, value, block):
                     return False
             if not failed:
-                self.write(oid, self.encode_result(oid, value), False)
+                self.write(oid, self.encode_result(oid, value))
                 return False
         except BaseException as error:  # it does not pickle, or finds no room
             value = error
         try:
-            self.write(oid, self.encode_error(value), True)
-        except BaseException as error:  # no room even for the error: a few words always fit
-            self.write(oid, last_resort(value), True)
-            error.__traceback__ = None
+            refs = self.submitter.store_error(oid, value, self.traceback_of(value))
+        except KeyboardInterrupt:  # the task was cancelled while its error was written
+            refs = []
+        if refs:
+            self.untaken.append((oid, refs))
         value.__traceback__ = None  # or its frames keep the task's arrays until a collection
         return True
 
@@ -257,16 +261,17 @@ class Worker:
             why = f"{type(error).__name__}: {error}"
             raise TypeError(f"{what}, does not pickle: {why}") from error
 
-    def write(self, oid: int, encoded: serial.Encoded, failed: bool) -> None:
-        if self.submitter.store_result(oid, encoded, failed) and encoded.refs:
+    def write(self, oid: int, encoded: serial.Encoded) -> None:
+        if self.submitter.store_result(oid, encoded, False) and encoded.refs:
             self.untaken.append((oid, encoded.refs))
 
-    def encode_error(self, error: BaseException) -> serial.Encoded:
+    def traceback_of(self, error: BaseException) -> str:
+        """Without the frames of this file."""
         frame = error.__traceback__
         while frame is not None and frame.tb_frame.f_globals.get("__name__") == __name__:
             frame = frame.tb_next
         lines = traceback.format_exception(type(error), error, frame)
-        return serial.encode_error(error, f"in {self.runtime.label}:\n" + "".join(lines))
+        return f"in {self.runtime.label}:\n" + "".join(lines)
 
     def store_block(self, oid: int, array: Any, block: Any) -> bool:
         """An array of c.empty(): its block becomes the result, no byte is copied."""
@@ -344,6 +349,7 @@ def main(
     audience: int,
     label: str,
     config: dict[str, Any],
+    birth: Birth,
 ) -> int:
     """Runs in the forked child. Returns the exit code."""
     global MAIN
@@ -357,6 +363,7 @@ def main(
     runtime.submitter.audience = audience
     serial.large_copies.copy = runtime.memory.private_copy
     signal.signal(signal.SIGUSR1, worker.on_signal)
+    take_after(birth, slot - FIRST_SLOT + 1)
     _offer_stacks()
     _warm_up(runtime)
     if setup:
