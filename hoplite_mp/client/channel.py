@@ -21,7 +21,7 @@ from hoplite_mp.errors import ClosedError, NodeLostError
 from hoplite_mp.protocol.local import Ask, Reply, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Channel"]
 
@@ -58,14 +58,19 @@ class Channel:
         except OSError as error:
             raise self._lost(error) from error
 
-    def call(self, ask: Ask) -> Reply:
-        """A request and its reply. ValueError carries the node's complaint."""
+    def call(self, ask: Ask, descriptors: Sequence[int] = ()) -> Reply:
+        """A request and its reply; the node gets these descriptors, too. ValueError carries the
+        node's complaint."""
         try:
             with self._lock:
                 self._look()
                 self._number += 1
                 number = self._number
-                self._sock.send(self._encoder.encode(Request(number, self._seen, ask)))
+                packet = self._encoder.encode(Request(number, self._seen, ask))
+                if descriptors:
+                    socket.send_fds(self._sock, [packet], descriptors)
+                else:
+                    self._sock.send(packet)
                 while True:
                     nbytes = self._sock.recv_into(self._packet)
                     if not nbytes:

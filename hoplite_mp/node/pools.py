@@ -59,6 +59,7 @@ class Pool:
     surplus_since: float | None = None
     stuck_since: float | None = None
     setup_hold: object = None
+    descriptors: list[int] = field(default_factory=list)  # that its initializer's arguments need
     setup_error: str = ""  # what the initializer raised, in words
     setup_text: str = ""  # its traceback
 

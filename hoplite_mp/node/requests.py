@@ -245,7 +245,9 @@ class Requests:
         workers = self.node.workers
         audience = workers.audience_of(slot) or self.node.driver_name(slot)
         if ask.workers:
-            number = workers.open_next(ask.workers, slot, ask.max_tasks, ask.setup, audience)
+            number = workers.open_next(
+                ask.workers, slot, ask.max_tasks, ask.setup, audience, self.node.given
+            )
         else:
             number = workers.open_bound(slot, audience)
         if number is None or not ask.far or self.node.lan is None:

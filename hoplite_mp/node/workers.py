@@ -60,9 +60,18 @@ class Workers:
     # -- pools ---------------------------------------------------------------------------------
 
     def open(
-        self, number: int, target: int, owner: int, max_tasks: int, setup: int, audience: int
+        self,
+        number: int,
+        target: int,
+        owner: int,
+        max_tasks: int,
+        setup: int,
+        audience: int,
+        descriptors: list[int] | None = None,
     ) -> Pool:
         pool = Pool(number, target, owner, max_tasks, setup, audience)
+        while descriptors:
+            pool.descriptors.insert(0, descriptors.pop())
         if setup:
             pool.setup_hold = self.client.hold(setup)
         self.pools[number] = pool
@@ -80,12 +89,19 @@ class Workers:
             pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0, born=time.monotonic())
 
     def open_next(
-        self, target: int, owner: int, max_tasks: int, setup: int, audience: int
+        self,
+        target: int,
+        owner: int,
+        max_tasks: int,
+        setup: int,
+        audience: int,
+        descriptors: list[int] | None = None,
     ) -> int | None:
-        """The number of a new pool; None if all are taken."""
+        """The number of a new pool; None if all are taken. `descriptors`, which are emptied: its
+        workers inherit them."""
         for number in range(1, POOLS_MAX):
             if number not in self.pools:
-                pool = self.open(number, target, owner, max_tasks, setup, audience)
+                pool = self.open(number, target, owner, max_tasks, setup, audience, descriptors)
                 if pool.workers:
                     return number
                 self.close(number, False)  # no worker can be started
@@ -147,6 +163,8 @@ class Workers:
 
     def forget_if_empty(self, pool: Pool) -> None:
         if pool.closing and not pool.workers:
+            while pool.descriptors:
+                os.close(pool.descriptors.pop())
             self.client.open_pool(pool.number, POOL_FREE)
             self.pools.pop(pool.number, None)
             if self.node.lan is not None:

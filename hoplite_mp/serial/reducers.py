@@ -159,11 +159,37 @@ _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
 )
 
 
+def _reduce_inherited(pickler: Any, obj: Any) -> Reduced:
+    """Connections and the like: as multiprocessing does it, while it starts a process."""
+    context: Any = sys.modules["multiprocessing.context"]
+    if context.get_spawning_popen() is None:
+        return NotImplemented
+    reduction: Any = sys.modules["multiprocessing.reduction"]
+    reduced: Reduced = reduction.ForkingPickler._extra_reducers[type(obj)](obj)
+    return reduced
+
+
+def _is_inherited(cls: type) -> bool:
+    """Has multiprocessing its own way to hand it to a new process, by descriptor?"""
+    reduction: Any = sys.modules.get("multiprocessing.reduction")
+    if reduction is None:
+        return False
+    reduce = reduction.ForkingPickler._extra_reducers.get(cls)
+    return getattr(reduce, "__module__", "") in _OF_DESCRIPTORS
+
+
+_OF_DESCRIPTORS = tuple(
+    f"multiprocessing.{name}" for name in ("connection", "heap", "sharedctypes")
+)
+
+
 def _learn_handler(cls: type) -> Handler | None:
     """Find out once per class how its instances are reduced; None leaves it to pickle."""
     handler: Handler | None = None
     if issubclass(cls, _ref_types[1:]):
         handler = _reduce_future
+    elif _is_inherited(cls):
+        handler = _reduce_inherited
     else:
         handler = next((h for base, h in _HANDLERS_BY_BASE if issubclass(cls, base)), None)
     if handler is None and cls.__flags__ & _HEAP_TYPE and not importable(cls):

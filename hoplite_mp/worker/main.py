@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import serial
+from hoplite_mp.client import inheriting
 from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.descriptors import lift
 from hoplite_mp.client.memory import FOREVER_NS, _freeze
@@ -350,6 +351,7 @@ def main(
     label: str,
     config: dict[str, Any],
     birth: Birth,
+    inherited: list[int],
 ) -> int:
     """Runs in the forked child. Returns the exit code."""
     global MAIN
@@ -367,6 +369,7 @@ def main(
     _offer_stacks()
     _warm_up(runtime)
     if setup:
+        inheriting.receive([lift(fd) for fd in inherited])
         try:
             set_up(runtime, setup)
         except BaseException as error:
@@ -382,6 +385,7 @@ def main(
                 )
             )
             return SETUP_FAILED
+        inheriting.forget()
         channel.tell(SetUp())
     try:
         worker.loop()
