@@ -33,6 +33,11 @@ cdef extern from "shm_file.h" nogil:
     int file_write(shm_file *, char *, unsigned, const char *, uint64_t, uint64_t)
     ctypedef struct shm_file:
         int fd
+cdef extern from "sys/stat.h" nogil:
+    ctypedef struct struct_stat "struct stat":
+        uint64_t st_dev
+        uint64_t st_ino
+    int fstat(int, struct_stat *)
 cdef extern from "shm_pages.h" nogil:
     void pages_populate(char *, uint64_t, unsigned)
     void pages_copy(char *, const char *, uint64_t)
@@ -53,6 +58,12 @@ STATES = ("FREE", "WAITING", "QUEUED", "CLAIMED", "ABORTED", "SEALED", "FAILED",
 INLINE_BYTES_MAX = RESULT_INLINE
 BLOCK_HEAD_BYTES = BLOCK_ALIGN
 CONTROL_MEMORY_BYTES = CONTROL_BYTES
+
+
+def same_file(int fd, uint64_t device, uint64_t number) -> bool:
+    """Is that descriptor open, and still the file with these st_dev and st_ino?"""
+    cdef struct_stat found
+    return fstat(fd, &found) == 0 and found.st_ino == number and found.st_dev == device
 
 
 def create(int control_fd, int store_fd, uint64_t home, uint64_t store_bytes, int cores,

@@ -14,6 +14,7 @@ INLINE_BYTES_MAX: int
 BLOCK_HEAD_BYTES: int
 CONTROL_MEMORY_BYTES: int
 
+def same_file(fd: int, device: int, number: int) -> bool: ...
 def create(
     control_fd: int,
     store_fd: int,

@@ -104,6 +104,17 @@ class Config(metaclass=_Explained):
     """How long a put waits for room in a full store before StoreFullError.
     Higher: bursts are ridden out. Lower: a program that leaks refs learns of it sooner."""
 
+    error_reserve_bytes: int = 1 * MIB
+    """What errors may take beyond the limit of a store that is full, at most a sixteenth of it: so
+    a task can say why it failed. Each takes 4 KiB of it, or as much as it needs.
+    Higher: more errors are kept whole at a time. Lower: less than that is taken above memory=;
+    without any room an error keeps its type and the beginning of its text."""
+
+    error_bytes_max: int = 64 * KIB
+    """How long an exception, with its traceback, may be to find room in the reserve; a longer one
+    waits for room as any value does, and is then cut to this.
+    Higher: long tracebacks stay whole. Lower: the reserve holds more errors."""
+
     memory_reserve_bytes: int = 256 * MIB
     """What the store leaves of the memory that the system says is available, but at most an eighth
     of the smaller of RAM and the control group's limit.
@@ -171,6 +182,21 @@ class Config(metaclass=_Explained):
     holds that. Of what exceeds it the oldest goes; a result that is lost then stays lost.
     Higher: longer chains of tasks, and larger arguments, survive the death of a host. Lower: less
     of the store is kept for what may never be needed; 0: nothing is made again."""
+
+    start_attempts_max: int = 5
+    """How often in a row workers of a pool may die before their first task until tasks that wait
+    for one fail with a WorkerLostError. Attempts go on: tasks fail only while it lasts.
+    Higher: a longer shortage of memory is only a delay. Lower: who waits learns sooner why."""
+
+    restart_pause_s: float = 0.1
+    """How long to wait before the third attempt in a row to start a worker (the second is made at
+    once); before each later one it is twice as long, up to restart_pause_s_max.
+    Higher: less is spent on workers that die at once. Lower: a short trouble is over sooner."""
+
+    restart_pause_s_max: float = 5.0
+    """The longest pause between two attempts to start a worker; one that has lived for so long has
+    started well.
+    Higher: a host in trouble is left in peace. Lower: its workers are there sooner afterwards."""
 
     cancel_grace_s: float = 2.0
     """How long an interrupted task may clean up before its worker is killed.
@@ -296,8 +322,10 @@ _SMALLEST: dict[str, int] = {
     "small_object_bytes_max": 64,
     "span_bytes": SPAN_BYTES_MIN,
     "memory_bytes": 1 * MIB,
+    "error_bytes_max": 4 * KIB,
     "blocked_workers_max": 0,
     "nested_depth_max": 1,
+    "start_attempts_max": 2,
     "group_members_max": 1,
     "output_line_bytes_max": 80,
     "blas_threads": 1,
@@ -320,7 +348,8 @@ _LARGEST: dict[str, int] = {
     "unauthenticated_max": 4096,
 }
 _ABOVE_ZERO = {
-    "beat_interval_s", "drain_interval_s", "handshake_timeout_s", "silence_s", "start_timeout_s",
+    "beat_interval_s", "drain_interval_s", "handshake_timeout_s", "restart_pause_s",
+    "restart_pause_s_max", "silence_s", "start_timeout_s",
 }  # fmt: skip
 _POWERS_OF_TWO = {"span_bytes"}  # spans are aligned to their size
 _MULTIPLES: dict[str, int] = {"span_bytes": 4096}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hoplite_mp import errors, serial
 from hoplite_mp.client.functions import Fixed
+from hoplite_mp.client.inheriting import Inheritance, put_setup
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, deadline_ns, whole
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError
 from hoplite_mp.nodes import WORKERS_MAX, node_numbers
@@ -332,13 +333,16 @@ def open_pool(
     if max_tasks is None or max_tasks < (max_tasks_per_child is not None):
         raise ValueError(f"max_tasks_per_child={max_tasks_per_child!r}: it must be 1 or more")
     max_tasks = min(max_tasks, MAX_TASKS_MAX)
-    setup, oid = None, 0
-    if initializer is not None:
-        setup = runtime.memory.put((serial.encode_function(initializer), tuple(initargs)))
-        oid = runtime.memory.local_id(setup)
+    setup: Any = None
+    oid, inheritance = 0, Inheritance()
     own = runtime.tasks.node_number
     places = spread(count, [(number, 1) for number in numbers or [own]])
-    pool = _start(runtime, places, max_tasks, oid, False)
+    if initializer is not None:
+        alone = all(number == own for number, _ in places)
+        ref = put_setup(runtime, initializer, tuple(initargs), inheritance if alone else None)
+        oid = runtime.memory.local_id(ref)
+        setup = ref, initargs  # locks and queues go with the object that was passed
+    pool = _start(runtime, places, max_tasks, oid, False, inheritance.descriptors)
     runtime.pool_sizes[pool] = count
     return PoolExecutor(runtime, pool, options, setup, places)
 
@@ -362,12 +366,18 @@ def spread(count: int, places: Sequence[tuple[int, int]]) -> list[tuple[int, int
 
 
 def _start(
-    runtime: Runtime, places: Sequence[tuple[int, int]], max_tasks: int, setup: int, exact: bool
+    runtime: Runtime,
+    places: Sequence[tuple[int, int]],
+    max_tasks: int,
+    setup: int,
+    exact: bool,
+    descriptors: Sequence[int] = (),
 ) -> int:
     own = runtime.tasks.node_number
     here = sum(workers for number, workers in places if number == own)
     far = [place for place in places if place[0] != own]
-    opened = runtime.channel.call(OpenPool(here, max_tasks, setup, far, exact)).value
+    ask = OpenPool(here, max_tasks, setup, far, exact)
+    opened = runtime.channel.call(ask, descriptors).value
     if isinstance(opened, str):
         raise errors.NodeLostError(opened)
     return int(opened)

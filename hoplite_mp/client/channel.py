@@ -2,26 +2,35 @@
 
 Why it exists: the few things that shared memory cannot answer. Each message is one packet, so an
 interrupted call (Ctrl-C) can leave a stale reply behind but never half of one; stale replies are
-known by their number.
+known by their number. Before anything is said it is looked whether the number of the line still is
+the line: user code may have closed it, and opened a file of its own.
 It must never know: what is asked.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import socket
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hoplite_mp import errors
+from hoplite_mp.client.descriptors import Watched, close_socket, lift_socket
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.protocol.local import Ask, Reply, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Channel"]
 
 PACKET_BYTES_MAX = 1 << 20
+TAKEN_AWAY = (
+    "this process has closed the file descriptor over which it speaks to the node of its host "
+    "(os.closerange?), so it does not take part in the cluster any more"
+)
 
 
 class Channel:
@@ -29,7 +38,9 @@ class Channel:
 
     def __init__(self, sock: socket.socket, first: int = 0) -> None:
         """first: what questions are numbered from; another client may have had the slot before."""
-        self._sock = sock
+        self._sock = lift_socket(sock)
+        self.line = Watched(self._sock.fileno())
+        self.taken_away: Callable[[], None] = lambda: None  # called when the line is not there
         self._closed = False
         self._lock = threading.Lock()
         self._number = first
@@ -43,17 +54,24 @@ class Channel:
         """A request without a reply."""
         try:
             with self._lock:
+                self._look()
                 self._sock.send(self._encoder.encode(Request(0, self._seen, ask)))
         except OSError as error:
             raise self._lost(error) from error
 
-    def call(self, ask: Ask) -> Reply:
-        """A request and its reply. ValueError carries the node's complaint."""
+    def call(self, ask: Ask, descriptors: Sequence[int] = ()) -> Reply:
+        """A request and its reply; the node gets these descriptors, too. ValueError carries the
+        node's complaint."""
         try:
             with self._lock:
+                self._look()
                 self._number += 1
                 number = self._number
-                self._sock.send(self._encoder.encode(Request(number, self._seen, ask)))
+                packet = self._encoder.encode(Request(number, self._seen, ask))
+                if descriptors:
+                    socket.send_fds(self._sock, [packet], descriptors)
+                else:
+                    self._sock.send(packet)
                 while True:
                     nbytes = self._sock.recv_into(self._packet)
                     if not nbytes:
@@ -68,11 +86,19 @@ class Channel:
             raise ValueError(reply.error)
         return reply
 
+    def _look(self) -> None:
+        if not self.line.there() and not self._closed:
+            self.taken_away()
+            raise OSError(errno.EBADF, TAKEN_AWAY)
+
     def _lost(self, error: OSError) -> Exception:
         if self._closed:
             return self._ended()
         if isinstance(error, errors.NodeLostError):
             return error
+        if not self.line.there():
+            self.taken_away()
+            return errors.NodeLostError(TAKEN_AWAY)
         return errors.NodeLostError(f"the node of this host does not answer: {error}")
 
     def _ended(self) -> Exception:
@@ -83,9 +109,7 @@ class Channel:
     def close(self) -> None:
         """A call of another thread ends, and for the node the line does, whoever was forked."""
         self._closed = True
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
+        close_socket(self._sock, self.line)
 
     def fileno(self) -> int:
         return self._sock.fileno()

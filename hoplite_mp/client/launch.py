@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hoplite_mp import _shm, errors, ids
+from hoplite_mp.client.birth import birth_here, share_authkey
 from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
+from hoplite_mp.client.descriptors import Watched, close_socket, lift, lift_socket
 from hoplite_mp.client.printing import Printer
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.config import SPAN_BYTES_MIN
@@ -91,6 +93,7 @@ class Host:
         rpc, rpc_end = seqpacket_pair()
         self.output, output_end = socket.socketpair()
         ends = (supervisor_end, rpc_end, output_end)
+        birth = birth_here()
         start = Start(
             sys_path=[],
             control_fd=control_fd,
@@ -105,16 +108,20 @@ class Host:
             memory_bytes=limit,
             config=dataclasses.asdict(config),
             home=home,
+            birth=birth,
             lan=None if network is None else network.start(home),
         )
         sockets = [] if network is None else network.descriptors
         self.process = _execute(
             start, [control_fd, store_fd, event_fd, *(e.fileno() for e in ends), *sockets]
         )
+        share_authkey(birth)
         if network is not None:
             network.close()
         for end in ends:
             end.close()
+        self.supervisor, self.output = lift_socket(self.supervisor), lift_socket(self.output)
+        event_fd = lift(event_fd)
         self.runtime = Runtime(
             control_fd, store_fd, event_fd, DRIVER_SLOT, Channel(rpc), config, "driver"
         )
@@ -122,13 +129,15 @@ class Host:
         self.runtime.client.add_span(config.span_bytes)
         for fd in (control_fd, store_fd):
             os.close(fd)
-        self._event_fd = event_fd
+        self._event = Watched(event_fd)
+        self._line = Watched(self.supervisor.fileno())
         self._config = config
         self._joined = network.address if network is not None and network.manager else ""
         self._watch()
 
     def _watch(self) -> None:
         """Follows the node's output, and so its end, in a thread."""
+        self._output_line = Watched(self.output.fileno())
         self.lost = False
         self.ended = threading.Event()
         self._ending = False
@@ -197,15 +206,17 @@ class Host:
             client.set_closing()
             self.runtime.tasks.wake_pool_all()
         with contextlib.suppress(OSError):
-            self.supervisor.send(dump(Shutdown()))
+            if self._line.there():  # else it has seen that, and ends
+                self.supervisor.send(dump(Shutdown()))
         self._wait_gone()
-        self.output.shutdown(socket.SHUT_RDWR) if self.output.fileno() >= 0 else None
+        if self.output.fileno() >= 0 and self._output_line.there():
+            self.output.shutdown(socket.SHUT_RDWR)
         self._join_reader()
-        self.output.close()
-        self.supervisor.close()
+        close_socket(self.output, self._output_line)
+        close_socket(self.supervisor, self._line)
         self.runtime.close()
         client.give_back_all()
-        os.close(self._event_fd)
+        self._event.close()
 
     @property
     def given_up(self) -> bool:

@@ -199,9 +199,12 @@ class Memory:
             self.inner[oid] = list(encoded.refs)
         return self.own_ref(oid)
 
-    def write(self, encoded: serial.Encoded) -> int:
-        """A LEASED block with the payload in it."""
-        payload = self.allocate(encoded.nbytes, written=True)
+    def write(self, encoded: serial.Encoded, error: bool = False) -> int:
+        """A LEASED block with the payload in it; of an error from the reserve, if need be."""
+        if error and encoded.nbytes <= self.config.error_bytes_max:
+            payload = self.allocate_error(encoded.nbytes)
+        else:
+            payload = self.allocate(encoded.nbytes, written=True)
         write = self.client.write
         if encoded.nbytes >= POPULATE_BYTES_MIN and not self._is_mapped(payload, encoded.nbytes):
             write = self.client.write_cold
@@ -242,6 +245,19 @@ class Memory:
 
     def _is_mapped(self, payload: int, nbytes: int) -> bool:
         return self._mapped.issuperset(_units(payload, nbytes))
+
+    def allocate_error(self, nbytes: int) -> int:
+        """The same for an error: it does not wait for room, but may use what is kept for errors."""
+        if nbytes <= self.config.small_object_bytes_max:
+            for _ in range(2):
+                payload = self.client.allocate(nbytes)
+                if payload:
+                    return payload
+                self.collect()
+        reply = self.channel.call(Lease(nbytes, True))
+        if reply.full:
+            raise StoreFullError(f"an error of {format_bytes(nbytes)}: {reply.error}")
+        return int(reply.value)
 
     def _map(self, payload: int, nbytes: int) -> None:
         if not self._is_mapped(payload, nbytes):

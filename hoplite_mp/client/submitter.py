@@ -46,6 +46,7 @@ HERE = -1
 NAME_BYTES = 32
 FINISHED_MIN = 1024
 HOLDS_OF_CALL = 2  # the function, and what it carries
+REFUGE_BYTES = 3 << 10  # of an error for which there is little room: a block of one page
 ERROR_CHARS_MAX = 40  # of the last resort, which must fit into a record
 NO_ROOM_EVEN_FOR_WORDS = "no room, even for details; raise memory="
 
@@ -292,13 +293,31 @@ class Submitter:
         oid = pending.oid
         if not self.tasks.take(oid):
             return  # cancelled meanwhile
-        try:
-            self.store_result(oid, serial.encode_error(error), True)
-        except BaseException as problem:  # it found no room: a few words always fit
-            if self.client.state(oid) == STATE["CLAIMED"]:
-                self.store_result(oid, last_resort(error), True)
-            if not isinstance(problem, Exception):
-                raise
+        self.store_error(oid, error, None)
+
+    def store_error(self, oid: int, error: BaseException, text: str | None) -> list[Any]:
+        """Writes and finishes an error, whole, or cut if there is little room. `text`: its
+        traceback, if it is not the error's own. Returns the refs inside it."""
+        encoded = serial.encode_error(error, text)
+        limit = min(encoded.nbytes, self.memory.config.error_bytes_max)
+        shorter = (limit, REFUGE_BYTES, _shm.INLINE_BYTES_MAX)
+        interrupted: BaseException | None = None
+        for nbytes_max in shorter:
+            try:
+                taken = self.store_result(oid, encoded, True)
+                return list(encoded.refs) if taken else []
+            except BaseException as problem:  # it found no room: a few words always fit
+                if self.client.state(oid) != STATE["CLAIMED"]:
+                    raise
+                if not isinstance(problem, Exception):
+                    interrupted = problem
+                encoded = serial.encode_short_error(error, text or "", nbytes_max)
+                if encoded.nbytes > _shm.INLINE_BYTES_MAX == nbytes_max:
+                    encoded = last_resort(error)
+        self.store_result(oid, encoded, True)
+        if interrupted is not None:
+            raise interrupted
+        return []
 
     def fail_at_once(self, error: BaseException, copy: bool) -> Future[Any]:
         """The Future of a task that cannot be sent: it has failed with this very exception."""
@@ -318,7 +337,7 @@ class Submitter:
                 oid, encoded.head, encoded.buffers, encoded.offsets, encoded.nbytes, refs
             )
         else:
-            payload = self.memory.write(encoded)
+            payload = self.memory.write(encoded, failed)
             client.bind(oid, payload, encoded.nbytes, refs)
         if self.tasks.finish(oid, failed):
             return True

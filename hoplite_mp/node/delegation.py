@@ -311,7 +311,7 @@ class Delegation:
         if len(payload) <= _shm.INLINE_BYTES_MAX:
             self.client.bind_inline(oid, payload, [], [], len(payload), message.refs)
         else:
-            got = self.results.lease(len(payload))
+            got = self.results.lease(len(payload), failed)
             if got is None:
                 error = StoreFullError(f"the result of a task found no room: {len(payload)} bytes")
                 self.results.store_error(oid, error)

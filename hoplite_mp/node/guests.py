@@ -230,6 +230,10 @@ class Guests:
         for guest in [one for one in self.by_task.values() if one.peer == peer]:
             self._return(guest)
 
+    def give_back(self, oid: int) -> None:
+        """That one, if it has not begun."""
+        self._return(self.by_oid[oid])
+
     def _return(self, guest: Guest) -> None:
         if guest.oid and not guest.ended and self.tasks.cancel(guest.oid, False) == 1:
             guest.ended = True

@@ -21,6 +21,7 @@ import msgspec
 
 from hoplite_mp import _shm, _tasks
 from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
+from hoplite_mp.client.inheriting import DESCRIPTORS_MAX
 from hoplite_mp.config import Config
 from hoplite_mp.node.counters import Counters
 from hoplite_mp.node.exports import Exports
@@ -65,6 +66,9 @@ _log = logging.getLogger("hoplite_mp")
 
 NODE_SLOT, DRIVER_SLOT = 0, 1
 OUTPUT_PATIENCE_S = 0.8
+# Of what comes with a request: so many bytes of descriptors, which are closed in what is executed.
+GIVEN_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
+RECEIVE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 
 class Node:
@@ -86,6 +90,7 @@ class Node:
         self.number = 0  # among the nodes of the cluster
         self.standing = start.lan is None  # has it been said what the number is?
         self.event_fd = start.event_fd
+        self.given: list[int] = []  # descriptors that came with the request that is served
         self.clients: dict[int, socket.socket] = {}  # slot -> its line
         self.store = Store(self.client, self.config, start.memory_bytes, start.store_fd)
         self.store.clients = self.clients
@@ -243,7 +248,8 @@ class Node:
         self.connect(slot, mine, out[0], err[0], pool.audience)
         message = self._encode(Spawn(slot, pool.number, pool.max_tasks, pool.setup, pool.audience))
         try:
-            socket.send_fds(self.supervisor, [message], [theirs.fileno(), out[1], err[1]])
+            fds = [theirs.fileno(), out[1], err[1], *pool.descriptors]
+            socket.send_fds(self.supervisor, [message], fds)
         except OSError:
             self._stop = True
         theirs.close()
@@ -255,23 +261,27 @@ class Node:
 
     def from_client(self, slot: int, sock: socket.socket) -> None:
         try:
-            nbytes = sock.recv_into(self._packet, 0, socket.MSG_DONTWAIT)
+            nbytes, given, _, _ = sock.recvmsg_into([self._packet], GIVEN_BYTES, RECEIVE)
         except BlockingIOError:
             return
         except OSError:
-            nbytes = 0
+            nbytes, given = 0, []
         if not nbytes:
             self.handlers.pop(sock.fileno(), None)
             self.poll.unregister(sock)
             if self.lan is not None:
                 self.lan.drivers.line_ended(slot)
-            return  # workers: the supervisor says when; our parent: the supervisor ends us
+            self.workers.line_ended(slot)
+            return  # of our parent: the supervisor ends us
         data = self._packet[:nbytes]
+        self.given = [fd for _, _, part in given for fd in memoryview(part).cast("i")]
         try:
             self.requests.take(slot, self._request_decoder.decode(data))
         except Exception as error:  # one client's mistake is not the end of the host
             _log.exception("a request of client %d", slot)
             self.refuse(slot, data, f"{type(error).__name__}: {error}")
+        for fd in self.given:  # nobody has taken them
+            os.close(fd)
 
     def refuse(self, slot: int, data: memoryview, why: str) -> None:
         """A request that could not be served: who waits for it is told."""

@@ -42,6 +42,7 @@ from hoplite_mp.protocol.local import (
     Reply,
     Request,
     Restore,
+    SetUp,
     SetupFailed,
     Standing,
     Stats,
@@ -103,6 +104,7 @@ class Requests:
             GroupRefusal: lambda slot, request: node.reply(
                 slot, Reply(request.number, node.groups.refused.get(request.ask.name, ""))
             ),
+            SetUp: lambda slot, request: node.workers.set_up(slot),
             SetupFailed: self.setup_failed,
             Stats: lambda slot, request: node.counters.ask(slot, request.number),
             TraceBegin: node.tracing.begin,
@@ -126,7 +128,15 @@ class Requests:
     # -- memory --------------------------------------------------------------------------------
 
     def lease(self, slot: int, request: Request) -> None:
-        nbytes = request.ask.nbytes  # type: ignore[union-attr]
+        ask: Any = request.ask
+        nbytes = ask.nbytes
+        if ask.error:  # answered at once: who waits for the task is to learn that it has failed
+            found = self.store.lease_error(nbytes, slot)
+            if found is not None:
+                self.last_lease[slot] = (request.number, found)
+            why = "" if found is not None else self.store.full_message()
+            self.node.reply(slot, Reply(request.number, found, why, found is None))
+            return
         if self.store.impossible(nbytes):
             self.node.reply(slot, Reply(request.number, "never", self.store.full_message(), True))
             return
@@ -239,7 +249,9 @@ class Requests:
         workers = self.node.workers
         audience = workers.audience_of(slot) or self.node.driver_name(slot)
         if ask.workers:
-            number = workers.open_next(ask.workers, slot, ask.max_tasks, ask.setup, audience)
+            number = workers.open_next(
+                ask.workers, slot, ask.max_tasks, ask.setup, audience, self.node.given
+            )
         else:
             number = workers.open_bound(slot, audience)
         if number is None or not ask.far or self.node.lan is None:

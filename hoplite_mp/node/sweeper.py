@@ -15,6 +15,7 @@ from hoplite_mp import _shm, errors, serial
 from hoplite_mp.client.memory import STATE, format_bytes
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
 from hoplite_mp.node.store import NODE_SLOT
+from hoplite_mp.protocol.local import LINE_LOST
 from hoplite_mp.store.limits import available_bytes, total_bytes
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.pools import WorkerInfo
     from hoplite_mp.node.results import Results
 
-__all__ = ["Sweeper"]
+__all__ = ["Sweeper", "how_it_ended", "is_ending", "memory_in_use"]
 
 FLAG_REFS = 2
 KIND_TASK = 2
@@ -139,8 +140,9 @@ class Sweeper:
                 "with options(timeout=)"
             )
         else:
+            how = how_it_ended(code, worker)
             error = errors.WorkerLostError(
-                f"worker {slot}@h{self.tasks.node_number} {_how(code)} ({_memory()}) "
+                f"worker {slot}@h{self.tasks.node_number} {how} ({memory_in_use()}) "
                 f"while running {name}(); tried {tries} time{'s' if tries != 1 else ''}."
             )
         self.results.store_error(oid, error)
@@ -169,7 +171,13 @@ _STORED = ("SEALED", "SPILLING", "SPILLED", "FAILED")
 _DONE = ("SEALED", "FAILED", "CANCELLED", "DELETED", "SPILLED", "SPILLING")
 
 
-def _how(code: int) -> str:
+def how_it_ended(code: int, worker: WorkerInfo | None = None) -> str:
+    """The end of a process in words."""
+    if code == LINE_LOST or (worker is not None and worker.verdict == "line"):
+        return (
+            "lost its connection to the node, as when user code has closed file descriptors that "
+            "are not its own (os.closerange?)"
+        )
     if code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"
@@ -178,7 +186,19 @@ def _how(code: int) -> str:
     return f"ended with exit code {code}"
 
 
-def _memory() -> str:
+def is_ending(pid: int) -> bool:
+    """Has that process ended, though its parent has perhaps not asked yet?"""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except ProcessLookupError:
+        return True
+    except OSError as error:  # FileNotFoundError: it is gone; else it cannot be known
+        return isinstance(error, FileNotFoundError)
+
+
+def memory_in_use() -> str:
+    """Of the whole host."""
     total = total_bytes()
     used = max(0, total - available_bytes())
     doubt = "out of memory? " if used > 0.9 * total else ""

@@ -13,9 +13,12 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from hoplite_mp.protocol.birth import Birth
 from hoplite_mp.protocol.output import MarkLines
+from hoplite_mp.protocol.setup import SetUp, SetupFailed
 
 __all__ = [
+    "LINE_LOST",
     "ON_ITS_WAY",
     "POOL_BROKEN",
     "RESTORED",
@@ -57,6 +60,7 @@ __all__ = [
     "Reply",
     "Request",
     "Restore",
+    "SetUp",
     "SetupFailed",
     "Shutdown",
     "Spawn",
@@ -76,6 +80,7 @@ __all__ = [
 RESTORED, ON_ITS_WAY = 1, 2  # replies to Restore
 # In one reply to ReadSpilled. What a system without privileges gives a packet is 416 KiB.
 SPILLED_PIECE_BYTES = 128 << 10
+LINE_LOST = 98  # exit code of a worker: user code has closed its line to the node
 # A worker that gets this signal writes where its threads stand into its nameless file of this name.
 STACKS_SIGNAL = signal.SIGRTMIN + 5
 STACKS_FILE = "hoplite_mp stacks"
@@ -84,9 +89,11 @@ POOL_BROKEN = 3
 
 
 class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A big block of `nbytes` payload. Reply: payload offset, or full=True and the message."""
+    """A big block of `nbytes` payload; `error`: for an error, from the reserve if need be. Reply:
+    payload offset, or full=True and the message."""
 
     nbytes: int
+    error: bool = False
 
 
 class LeaseSpan(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -265,13 +272,6 @@ class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
     the manager is there); or (name of an error, its text) if it could not join."""
 
 
-class SetupFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This worker's initializer raised: what, and its traceback. Reply: None."""
-
-    summary: str
-    text: str
-
-
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Reply: counters of this host."""
 
@@ -344,6 +344,7 @@ Ask: TypeAlias = (
     | Locate
     | Members
     | Standing
+    | SetUp
     | SetupFailed
     | Stats
     | TraceBegin
@@ -434,6 +435,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     config: dict[str, Any]
     home: int
+    birth: Birth
     lan: LanStart | None = None
     # Of the first workers, by the supervisor for the node: (client slot, rpc, stdout, stderr).
     first_workers: list[tuple[int, int, int, int]] = []

@@ -46,6 +46,7 @@ from hoplite_mp.serial.errors import (
     RemoteTraceback,
     decode_error,
     encode_error,
+    encode_short_error,
 )
 from hoplite_mp.serial.fingerprints import (
     digest,
@@ -159,6 +160,7 @@ __all__ = [
     "encode_call",
     "encode_error",
     "encode_function",
+    "encode_short_error",
     "encode_with_aside",
     "end_run",
     "fetching",

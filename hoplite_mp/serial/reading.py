@@ -193,11 +193,21 @@ def load_exception(
     cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
 ) -> BaseException:
     """An exception without its own `__init__`."""
-    builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
-    exc: BaseException = builtin.__new__(cls, *args)
+    exc = _made(cls, args)
     BaseException.__setattr__(exc, "args", args)  # Frozen dataclasses can be exceptions too.
     exc.__dict__.update(state)
     return exc
+
+
+def _made(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """By the first of its builtin bases that can: not each knows the layout of all that derive."""
+    bases: list[Any] = [base for base in cls.__mro__ if base.__module__ == "builtins"]
+    for base in bases[:-1]:
+        try:
+            return base.__new__(cls, *args)  # type: ignore[no-any-return]
+        except TypeError:
+            continue
+    return Exception.__new__(cls)
 
 
 # The functions that streams name most are found without being looked up.

@@ -66,10 +66,13 @@ class Resolve:
 class BareException:
     """Stands for an exception to be rebuilt without its `__init__`, which refused its own args."""
 
-    __slots__ = ("exc", "state")
+    __slots__ = ("args", "kind", "state")
 
-    def __init__(self, exc: BaseException, state: dict[str, Any]) -> None:
-        self.exc = exc
+    def __init__(
+        self, kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+    ) -> None:
+        self.kind = kind
+        self.args = args
         self.state = state
 
 
@@ -98,7 +101,7 @@ def _reduce_by_ref(pickler: Any, mark: ByRef[Any]) -> Reduced:
 
 
 def _reduce_bare_exception(pickler: Any, mark: BareException) -> Reduced:
-    return load_exception, (type(mark.exc), mark.exc.args, mark.state)
+    return load_exception, (mark.kind, mark.args, mark.state)
 
 
 def _reduce_shared(pickler: Any, marker: SharedArray) -> Reduced:
@@ -206,6 +209,30 @@ _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
 )
 
 
+def _reduce_inherited(pickler: Any, obj: Any) -> Reduced:
+    """Connections and the like: as multiprocessing does it, while it starts a process."""
+    context: Any = sys.modules["multiprocessing.context"]
+    if context.get_spawning_popen() is None:
+        return NotImplemented
+    reduction: Any = sys.modules["multiprocessing.reduction"]
+    reduced: Reduced = reduction.ForkingPickler._extra_reducers[type(obj)](obj)
+    return reduced
+
+
+def _is_inherited(cls: type) -> bool:
+    """Has multiprocessing its own way to hand it to a new process, by descriptor?"""
+    reduction: Any = sys.modules.get("multiprocessing.reduction")
+    if reduction is None:
+        return False
+    reduce = reduction.ForkingPickler._extra_reducers.get(cls)
+    return getattr(reduce, "__module__", "") in _OF_DESCRIPTORS
+
+
+_OF_DESCRIPTORS = tuple(
+    f"multiprocessing.{name}" for name in ("connection", "heap", "sharedctypes")
+)
+
+
 def _learn_handler(cls: type) -> Handler | None:
     """Find out once per class how its instances are reduced; None leaves it to pickle."""
     handler: Handler | None = None
@@ -213,6 +240,8 @@ def _learn_handler(cls: type) -> Handler | None:
         handler = _reduce_future
     elif _is_file(cls):
         handler = _reduce_file
+    elif _is_inherited(cls):
+        handler = _reduce_inherited
     else:
         handler = next((h for base, h in _HANDLERS_BY_BASE if issubclass(cls, base)), None)
     if handler is None and cls.__flags__ & _HEAP_TYPE and not importable(cls):

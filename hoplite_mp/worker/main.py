@@ -23,16 +23,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _tasks, serial
+from hoplite_mp.client import inheriting
 from hoplite_mp.client.channel import Channel
+from hoplite_mp.client.descriptors import lift
 from hoplite_mp.client.memory import FOREVER_NS, _freeze
 from hoplite_mp.client.runtime import Runtime
-from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
+from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL, SetupFailed
+from hoplite_mp.protocol.local import LINE_LOST, STACKS_FILE, STACKS_SIGNAL, SetUp, SetupFailed
+from hoplite_mp.worker.birth import take_after
 from hoplite_mp.worker.voice import Voice
 
 if TYPE_CHECKING:
+    from hoplite_mp.protocol.birth import Birth
     from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Worker", "main"]
@@ -41,6 +45,7 @@ POLL_NS = 500_000_000
 UNTAKEN_LOOKS = 8  # after each task: more than one can add, so that their number falls
 FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # decoded functions that a worker keeps
 SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
+FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 SETUP_FAILED = 97  # exit code: the initializer raised
 
 
@@ -66,6 +71,8 @@ class Worker:
         self.functions_bytes = 0
         # Results whose refs the submitter must take over.
         self.untaken: deque[tuple[int, Any]] = deque()
+        self.line = runtime.channel.line
+        runtime.channel.taken_away = self.end_without_line
         runtime.own_pool = pool
         self.submitter.waiting.run_in_place = self.run_in_place
 
@@ -104,12 +111,20 @@ class Worker:
         if self.submitter.pending and not busy:
             self.submitter.drain()
         if not busy:
+            if not self.line.there():
+                self.end_without_line()
             self.memory.give_empty_spans()
             self.forget_functions()
         for _ in range(min(len(self.untaken), UNTAKEN_LOOKS if busy else len(self.untaken))):
             item = self.untaken.popleft()
             if not self.tasks.taken(item[0]):
                 self.untaken.append(item)
+
+    def end_without_line(self) -> None:
+        """User code has closed the line to the node. What runs here counts as killed."""
+        if os.getpid() == self.pid:  # else a forked child of a task has come here
+            self.voice.flush()
+            os._exit(LINE_LOST)
 
     def forget_functions(self) -> None:
         """Functions whose submitter has dropped them go, and what their closures hold."""
@@ -166,6 +181,8 @@ class Worker:
             args, kwargs = (), {}
         if os.getpid() != self.pid:
             os._exit(0)  # user code forked, and the child came back: it is none of ours
+        if not self.line.there():
+            self.end_without_line()  # before the result counts: this task has done it
         self.leave_groups()
         self.voice.finish()
         failed = self.store(oid, value, failed)  # functions in the result take globals along
@@ -233,15 +250,16 @@ class Worker:
                 if block is not None and self.store_block(oid, value, block):
                     return False
             if not failed:
-                self.write(oid, self.encode_result(oid, value), False)
+                self.write(oid, self.encode_result(oid, value))
                 return False
         except BaseException as error:  # it does not pickle, or finds no room
             value = error
         try:
-            self.write(oid, self.encode_error(value), True)
-        except BaseException as error:  # no room even for the error: a few words always fit
-            self.write(oid, last_resort(value), True)
-            error.__traceback__ = None
+            refs = self.submitter.store_error(oid, value, self.traceback_of(value))
+        except KeyboardInterrupt:  # the task was cancelled while its error was written
+            refs = []
+        if refs:
+            self.untaken.append((oid, refs))
         value.__traceback__ = None  # or its frames keep the task's arrays until a collection
         return True
 
@@ -254,16 +272,17 @@ class Worker:
             why = f"{type(cause).__name__}: {cause}"
             raise serial.reworded(cause, f"{what}, does not pickle: {why}") from cause.__cause__
 
-    def write(self, oid: int, encoded: serial.Encoded, failed: bool) -> None:
-        if self.submitter.store_result(oid, encoded, failed) and encoded.refs:
+    def write(self, oid: int, encoded: serial.Encoded) -> None:
+        if self.submitter.store_result(oid, encoded, False) and encoded.refs:
             self.untaken.append((oid, encoded.refs))
 
-    def encode_error(self, error: BaseException) -> serial.Encoded:
+    def traceback_of(self, error: BaseException) -> str:
+        """Without the frames of this file."""
         frame = error.__traceback__
         while frame is not None and frame.tb_frame.f_globals.get("__name__") == __name__:
             frame = frame.tb_next
         lines = traceback.format_exception(type(error), error, frame)
-        return serial.encode_error(error, f"in {self.runtime.label}:\n" + "".join(lines))
+        return f"in {self.runtime.label}:\n" + "".join(lines)
 
     def store_block(self, oid: int, array: Any, block: Any) -> bool:
         """An array of c.empty(): its block becomes the result, no byte is copied."""
@@ -317,7 +336,7 @@ def set_up(runtime: Runtime, setup: int) -> None:
 def _offer_stacks() -> None:
     """Who asks what hangs may see where this process's threads stand (node/stacks.py). The handler
     is C, and system calls that it interrupts go on."""
-    fd = os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC)
+    fd = lift(os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC))
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # its reader empties it each time
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)
 
@@ -341,19 +360,26 @@ def main(
     audience: int,
     label: str,
     config: dict[str, Any],
+    birth: Birth,
+    inherited: list[int],
 ) -> int:
     """Runs in the forked child. Returns the exit code."""
     global MAIN
     MAIN = threading.get_ident()
     channel = Channel(socket.socket(fileno=rpc_fd))
+    event_fd = lift(event_fd)
     runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
+    for fd in (control_fd, store_fd):  # mapped
+        os.close(fd)
     worker = Worker(runtime, pool, max_tasks, Voice(runtime.client.home, audience))
     runtime.submitter.audience = audience
     serial.large_copies.copy = runtime.memory.private_copy
     signal.signal(signal.SIGUSR1, worker.on_signal)
+    take_after(birth, slot - FIRST_SLOT + 1)
     _offer_stacks()
     _warm_up(runtime)
     if setup:
+        inheriting.receive([lift(fd) for fd in inherited])
         try:
             set_up(runtime, setup)
         except BaseException as error:
@@ -369,6 +395,8 @@ def main(
                 )
             )
             return SETUP_FAILED
+        inheriting.forget()
+        channel.tell(SetUp())
     try:
         worker.loop()
     finally:
