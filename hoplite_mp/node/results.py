@@ -54,8 +54,15 @@ class Results:
     def lease(self, nbytes: int) -> int | None:
         return self.store.lease(nbytes, NODE_SLOT)
 
-    def store_value(self, oid: int, encoded: serial.Encoded, failed: bool) -> None:
-        """A small payload (None, or an error); a huge error is cut rather than lost."""
+    def store_value(
+        self,
+        oid: int,
+        encoded: serial.Encoded,
+        failed: bool,
+        instead: Callable[[], serial.Encoded] | None = None,
+    ) -> None:
+        """A small payload (None, or an error); a huge error is cut rather than lost. `instead`: a
+        value that fits into the header, stored if there is no room for this one."""
         refs = bool(encoded.refs)
         payload = 0
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
@@ -64,6 +71,9 @@ class Results:
             )
         else:
             got = self.lease(encoded.nbytes)
+            if got is None and instead is not None:
+                self.store_value(oid, instead(), False)
+                return
             if got is None:
                 self.store_value(oid, serial.encode_error(MemoryError(), ""), True)
                 return

@@ -213,6 +213,7 @@ class GroupCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
     root: int
     parts: list[bytes | int | tuple[int, int, int]]  # the last: (payload, bytes, written bytes)
     mistake: str = ""
+    error: str = "value"  # of what kind the mistake is, as in GroupCommit
 
 
 class GroupWritten(msgspec.Struct, frozen=True, tag=True, array_like=True):
