@@ -8,6 +8,7 @@ It must never know: who decides, when a call is over.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids, serial
@@ -46,6 +47,7 @@ class GroupResults:
         self.results = node.results
         self.forests = forests
         self.given = forests.given
+        self.inner: dict[int, list[Any]] = {}  # operation -> holds on refs inside what has come
 
     def part(self, members: GroupMembers, call: int, asks: Sequence[GroupCall]) -> GroupPart:
         """What this node's members give to a call."""
@@ -146,13 +148,35 @@ class GroupResults:
         of what kind that error is (GroupCommit)."""
         reports = False
         for plan in message.plans:
-            reports = self.forests.execute_privately(plan, done) or reports
+            come = partial(self._come, plan, done)
+            reports = self.forests.execute_privately(plan, come) or reports
         if not reports and self.node.number in message.waits:
             done("", "")
+
+    def _come(self, plan: Plan, done: Callable[[str, str], None], failure: str, error: str) -> None:
+        """Refs inside the values that have come are held here before `done` is called: their givers
+        hold them until the commit, and readers may be late."""
+        part = self.forests.parts.get(plan.operation)
+        copies = isinstance(plan, Distribute) or plan.kind not in FOLDING
+        refs: list[bytes] = []
+        if copies and part is not None and not failure:
+            for payload, nbytes in part.blocks.values():
+                refs += serial.read_refs(self.client.memory(payload, nbytes))
+        if not refs:
+            done(failure, error)
+            return
+
+        def held(holds: list[Any]) -> None:
+            if self.forests.parts.get(plan.operation) is part:
+                self.inner[plan.operation] = holds
+                done(failure, error)
+
+        self.node.imports.ask(refs, held)
 
     def drop(self, message: GroupGo, but: Collection[int] = ()) -> None:
         """That attempt is over, except these operations of it."""
         for plan in message.plans:
+            self.inner.pop(plan.operation, None)
             if plan.operation not in but:
                 self.forests.drop(plan.operation)
 
@@ -197,6 +221,7 @@ class GroupResults:
         process's own, writable as it is; others become objects."""
         found: dict[int, Any] = {}
         for plan in go.plans if go is not None else ():
+            holds += self.inner.pop(plan.operation, ())
             for index, (payload, nbytes) in self.forests.take(plan.operation).items():
                 takers = self._takers(message, plan, index, mine)
                 slot = mine[takers[0]] if len(takers) == 1 else 0

@@ -135,10 +135,10 @@ def same(a: Any, b: Any) -> bool:
 
 def _same_array(a: Any, b: Any) -> bool:
     flags = "c_contiguous", "f_contiguous"
-    contiguous = any(getattr(a.flags, flag) for flag in flags)
     if a.shape != b.shape or a.dtype != b.dtype or a.dtype.metadata != b.dtype.metadata:
         return False
     orders = [[getattr(one.flags, flag) for flag in flags] for one in (a, b)]
+    contiguous = all(map(any, orders))
     if isinstance(a, np.ndarray) and contiguous and a.size and orders[0] != orders[1]:
         return False
     if getattr(a, "label", "") != getattr(b, "label", ""):
