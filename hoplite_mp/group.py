@@ -489,5 +489,8 @@ def join(
         if value is not None and abs(int(value)) > PLACE_MAX:
             raise ValueError(f"{what}={value!r}: no group is as large")
     check_timeout(timeout)
-    place = runtime.channel.call(GroupJoin(name, int(size), None if rank is None else int(rank)))
-    return Group(runtime, name, int(size), place.value, strict, timeout)
+    ask = GroupJoin(name, int(size), None if rank is None else int(rank))
+    place = runtime.channel.call(ask).value
+    if isinstance(place, str):
+        raise PeerLostError(place)
+    return Group(runtime, name, int(size), place, strict, timeout)

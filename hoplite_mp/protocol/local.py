@@ -187,7 +187,8 @@ class ClosePool(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GroupJoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: (board, generation, rank, are there other hosts?), or a ValueError's message."""
+    """Reply: (board, generation, rank, are there other hosts?), or a ValueError's message; a text:
+    the group that the caller's task was in has ended."""
 
     name: str
     size: int
