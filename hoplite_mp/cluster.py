@@ -423,7 +423,7 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
 
         rank=None takes the lowest free one. timeout: seconds for each call (None: as long as the
         peers live; a group that does not fill raises after Config.group_wait_s). ValueError: wrong
-        size, taken rank, one too many.
+        size, taken rank, one too many. PeerLostError: its process died, and the others have left.
         """
         return join_group(self._runtime, name, size, rank, strict, timeout)
 

@@ -19,7 +19,7 @@ LINES_MAX = 500
 FLOORS = [
     {"ids", "errors", "config", "_version"},
     {"protocol", "serial", "ref", "_shm", "_tasks", "_reduce", "_engine", "_pages", "rule"},
-    {"planner", "store", "reduction", "transport"},
+    {"planner", "store", "reduction", "transport", "contributions"},
     {"client"},
     {"supervisor", "manager", "node", "worker", "nodes"},
     {"executor", "collectives", "leading"},

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _shm, ids, serial
+from hoplite_mp.contributions import shortened
 from hoplite_mp.errors import (
     ClosedError,
     HopliteTimeoutError,
@@ -198,6 +199,19 @@ class Memory:
         if refs and not held:
             self.inner[oid] = list(encoded.refs)
         return self.own_ref(oid)
+
+    def put_text(self, values: tuple[Any, ...], place: int) -> ObjectRef[Any]:
+        """Plain values, the one at `place` a text, without waiting for room: in a store that has
+        none, what the text says is cut until it fits beside the header. What tells others of a
+        full store must not need room itself."""
+        encoded = serial.encode(values)
+        if encoded.nbytes > _shm.INLINE_BYTES_MAX:
+            payload = self.client.allocate(encoded.nbytes)
+            if payload:
+                self.client.write(payload, encoded.head, encoded.buffers, encoded.offsets)
+                return self.own_ref(self.client.publish(payload, encoded.nbytes, False))
+            encoded = serial.encode(shortened(values, place))
+        return self.put_encoded(encoded)
 
     def write(self, encoded: serial.Encoded, error: bool = False) -> int:
         """A LEASED block with the payload in it; of an error from the reserve, if need be."""

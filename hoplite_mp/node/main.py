@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp import _shm, _tasks
+from hoplite_mp import _shm, _tasks, ids
 from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
 from hoplite_mp.client.inheriting import DESCRIPTORS_MAX
 from hoplite_mp.config import Config
@@ -106,7 +106,12 @@ class Node:
             self.results, self.send_manager, self.tasks.wake_node, threads, lambda: self.number
         )
         self.groups = Groups(
-            self.client, self.tasks, self.send_manager, self.reply, lambda: self.number
+            self.client,
+            self.tasks,
+            self.send_manager,
+            self.reply,
+            lambda: self.number,
+            self.task_of,
         )
         self.output = Output(
             socket.socket(fileno=start.output_fd),
@@ -190,6 +195,12 @@ class Node:
     def local_oid(self, object_id: bytes) -> int | None:
         """Where an object of any host lies on this one."""
         return self.imports.local(object_id) or None
+
+    def task_of(self, slot: int) -> bytes:
+        """The task that runs in that slot, by the id under which all nodes know it; b"": none."""
+        oid = self.tasks.running(slot)
+        one = self.imports.by_oid.get(oid)  # it comes from another host
+        return b"" if not oid else one.object if one else ids.pack_id(self.client.home, oid)
 
     def driver_name(self, slot: int) -> int:
         """Where lines for the driver in that slot are sent; 0: it is the one of this host."""

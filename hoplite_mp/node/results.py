@@ -58,10 +58,16 @@ class Results:
         return self.store.lease(nbytes, NODE_SLOT)
 
     def store_value(
-        self, oid: int, encoded: serial.Encoded, failed: bool, error: BaseException | None = None
+        self,
+        oid: int,
+        encoded: serial.Encoded,
+        failed: bool,
+        error: BaseException | None = None,
+        instead: Callable[[], serial.Encoded] | None = None,
     ) -> None:
         """A small payload (None, or an error); an error without room is cut rather than lost.
-        `error`: what is inside it, if that is known."""
+        `error`: what is inside it, if that is known. `instead`: a value that fits into the header,
+        stored if there is no room for this one."""
         refs = bool(encoded.refs)
         payload = 0
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
@@ -70,6 +76,9 @@ class Results:
             )
         else:
             got = self.lease(encoded.nbytes, failed)
+            if got is None and instead is not None:
+                self.store_value(oid, instead(), False)
+                return
             if got is None:
                 brief = serial.encode_short_error(error or MemoryError(), "", _shm.INLINE_BYTES_MAX)
                 self.store_value(oid, brief, True)

@@ -199,7 +199,8 @@ class ClosePool(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GroupJoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: (board, generation, rank, are there other hosts?), or a ValueError's message."""
+    """Reply: (board, generation, rank, are there other hosts?), or a ValueError's message; a text:
+    the group that the caller's task was in has ended."""
 
     name: str
     size: int
@@ -225,6 +226,7 @@ class GroupCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
     root: int
     parts: list[bytes | int | tuple[int, int, int]]  # the last: (payload, bytes, written bytes)
     mistake: str = ""
+    error: str = "value"  # of what kind the mistake is, as in GroupCommit
 
 
 class GroupWritten(msgspec.Struct, frozen=True, tag=True, array_like=True):
