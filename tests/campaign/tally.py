@@ -1,0 +1,53 @@
+"""What has been done to a cluster so far, counted in a file that all its programs can read.
+
+Why it exists: a driver may forgive an error only if a fault explains it, so it must know of the
+fault before the error can arrive. Each fault is counted twice, as it begins and when it is done;
+one that may have hit a call is one that was done after the call had begun, or may just be done.
+It must never know: what a fault is, how it is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["KINDS", "Mark", "Tally"]
+
+KINDS = ("worker", "manager", "stop", "driver", "host", "node")
+Mark = tuple[int, ...]
+
+
+class Tally:
+    """The counts; only the process that makes faults writes them."""
+
+    def __init__(self, path: Path | str, make: bool = False) -> None:
+        shape = (2, len(KINDS))
+        self._counts = np.memmap(path, np.int64, "w+" if make else "r", shape=shape)
+
+    @contextlib.contextmanager
+    def fault(self, kind: str) -> Iterator[None]:
+        """While one of that kind is made."""
+        at = KINDS.index(kind)
+        self._counts[0, at] += 1
+        try:
+            yield
+        finally:
+            self._counts[1, at] += 1
+
+    def mark(self) -> Mark:
+        """What was over and done with by now."""
+        return tuple(int(count) for count in self._counts[1])
+
+    def since(self, mark: Mark, kind: str) -> int:
+        """How many of that kind may have happened since then."""
+        at = KINDS.index(kind)
+        return int(self._counts[0, at]) - mark[at]
+
+    def counts(self) -> dict[str, int]:
+        return dict(zip(KINDS, self.mark(), strict=True))
