@@ -1,4 +1,4 @@
-"""Collectives on refs: every op, the first k, deadlines, placements, failing and pending sources."""
+"""Collectives on refs: ops, the first k, deadlines, placements, failing and pending sources."""
 
 from __future__ import annotations
 

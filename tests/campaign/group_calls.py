@@ -24,7 +24,7 @@ KINDS = (
     "allreduce", "reduce", "broadcast", "gather", "allgather", "reduce_scatter", "alltoall",
     "barrier",
 )  # fmt: skip
-FORM_S = 10.0
+FORM_S = 5.0
 COUNTS = (8, 1000, 60_000)
 
 
