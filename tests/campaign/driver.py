@@ -20,13 +20,16 @@ import threading
 import time
 import traceback
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hoplite_mp
 from tests.campaign import operations
 from tests.campaign.hand import CALLS, Board, Hand
 from tests.campaign.model import MANY, World
 from tests.campaign.tally import Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["STACKS", "Orders"]
 
@@ -49,6 +52,7 @@ class Orders:
     cluster: dict[str, Any]  # arguments of Cluster
     small: bool = False
     lossy: bool = False
+    exposed: bool = False
 
 
 class Driver:
@@ -56,7 +60,7 @@ class Driver:
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
-        self.world = World(Tally(orders.tally), orders.small, orders.lossy)
+        self.world = World(Tally(orders.tally), orders.small, orders.lossy, orders.exposed)
         self.saying = threading.Lock()
         self.hands: list[Hand] = []
         self.board = Board()
@@ -147,23 +151,36 @@ class Driver:
             "counted", **found, headers=headers, workers=[node.workers for node in self.c.nodes]
         )
 
+    def nodes(self) -> None:
+        self.say("named", nodes={n.host: n.id for n in self.c.nodes if n.workers})
+
+    def remove(self, host: str) -> None:
+        """That host leaves in order."""
+        for node in self.c.nodes:
+            if node.host == host:
+                with contextlib.suppress(ValueError, hoplite_mp.NodeLostError):  # it has died
+                    self.c.remove_node(node)
+        self.say("removed")
+
     def obey(self) -> None:
         """Until there are no more words."""
-        words = {
+        words: dict[str, Callable[..., None]] = {
             "warm": self.warm,
             "go": self.go,
             "drop": self.drop,
             "work": self.work,
             "count": self.count,
+            "nodes": self.nodes,
+            "remove": self.remove,
         }
         self.say("ready", pid=os.getpid(), address=self.c.address)
         threading.Thread(target=self.beat, daemon=True, name="beat").start()
         for line in sys.stdin:
-            word = line.strip()
+            word, *more = line.split()
             if word == "end":
                 break
             try:
-                words[word]()
+                words[word](*more)
             except Exception:
                 self.say("failure", hand="main", history=[word], error=traceback.format_exc())
 

@@ -25,6 +25,7 @@ KINDS = (
     "barrier",
 )  # fmt: skip
 FORM_S = 5.0
+FORM_FAR_S = 15.0  # over hosts that may be silent
 COUNTS = (8, 1000, 60_000)
 
 
@@ -72,11 +73,13 @@ def same(found: Any, wanted: Any) -> bool:
     return found.flags.writeable and np.array_equal(found, wanted)
 
 
-def member(rank: int, turn: int, size: int, calls: list[tuple[str, int]], c: Any = None) -> Any:
+def member(
+    rank: int, turn: int, size: int, calls: list[tuple[str, int]], form_s: float, c: Any = None
+) -> Any:
     """What the calls gave: {number of the call: contributors, or the name of an error}."""
     c = c or hoplite_mp.current()
     seen: dict[int, Any] = {}
-    with c.group(f"group {turn}", size, rank, timeout=FORM_S) as g:
+    with c.group(f"group {turn}", size, rank, timeout=form_s) as g:
         for at, (kind, count) in enumerate(calls):
             try:
                 seen[at] = one_call(g, turn, at, kind, count)
@@ -92,18 +95,19 @@ def group(h: Hand) -> None:
     calls = [(h.dice.choice(KINDS), h.dice.choice(COUNTS)) for _ in range(h.dice.randint(1, 6))]
     how = h.dice.choice(("spmd", "tasks", "mixed"))
     h.note(how, size, [kind for kind, _ in calls])
+    form_s = FORM_FAR_S if h.world.lossy else FORM_S
     view = h.c.options(retries=0)
     born = h.world.tally.mark()
     if how == "spmd":
-        futures = view.spmd(member, size, turn, size, calls)
+        futures = view.spmd(member, size, turn, size, calls, form_s)
     else:
         ranks = range(how == "mixed", size)
-        futures = [view.submit(member, rank, turn, size, calls) for rank in ranks]
+        futures = [view.submit(member, rank, turn, size, calls, form_s) for rank in ranks]
     seen: list[Any] = []
     failed: list[BaseException] = []
     if how == "mixed":
         try:
-            seen.append(member(0, turn, size, calls, h.c))
+            seen.append(member(0, turn, size, calls, form_s, h.c))
         except Exception as error:
             failed.append(error)
     for future in futures:
@@ -135,8 +139,9 @@ def full(error: BaseException) -> bool:
 def group_of_another_size(h: Hand) -> None:
     """A mistake of one member is an error on every rank."""
     turn = h.next_turn()
+    form_s = FORM_FAR_S if h.world.lossy else FORM_S
     view = h.c.options(retries=0)
-    futures = [view.submit(mistaken, rank, turn) for rank in range(2)]
+    futures = [view.submit(mistaken, rank, turn, form_s) for rank in range(2)]
     one = Known(h.world, None, None, retries=0, bound=True)
     for future in futures:
         try:
@@ -151,6 +156,6 @@ def group_of_another_size(h: Hand) -> None:
                 raise Unexplained("shapes differ, and nobody is told")
 
 
-def mistaken(rank: int, turn: int) -> None:
-    with hoplite_mp.current().group(f"group {turn}", 2, rank, timeout=FORM_S) as g:
+def mistaken(rank: int, turn: int, form_s: float) -> None:
+    with hoplite_mp.current().group(f"group {turn}", 2, rank, timeout=form_s) as g:
         g.allreduce(tasks.array(turn, 10 + rank, "f8"))

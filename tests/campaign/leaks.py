@@ -67,11 +67,11 @@ class Census:
         return wrong
 
 
-def census(pid: int, counted: dict[str, Any]) -> Census:
-    """Of that process and all below it."""
+def census(parents: list[psutil.Process], counted: dict[str, Any]) -> Census:
+    """Of those processes and all below them."""
     found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    parent = psutil.Process(pid)
-    for one in [parent, *parent.children(recursive=True)]:
+    family = [*parents, *(one for parent in parents for one in parent.children(recursive=True))]
+    for one in family:
         with contextlib.suppress(psutil.NoSuchProcess, OSError):
             if one.status() != psutil.STATUS_ZOMBIE:
                 found[one.name()].append(

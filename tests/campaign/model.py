@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import hoplite_mp
-from tests.campaign.tally import KINDS
 
 if TYPE_CHECKING:
     from tests.campaign.tally import Mark, Tally
@@ -37,15 +36,12 @@ class World:
     tally: Tally
     small: bool = False  # the store may be full
     lossy: bool = False  # hosts die
-    doomed: bool = False  # the node of this host is to die
+    exposed: bool = False  # among them the one on which this driver is
 
     def gone(self, error: BaseException) -> bool:
-        """Has the node of this driver been lost, and is that what the error says?"""
-        since = self.tally.since((0,) * len(KINDS), "node")
-        if not since:
-            return False
+        """Has the node of this driver been lost, perhaps, and is that what the error says?"""
         kinds = (hoplite_mp.NodeLostError, hoplite_mp.ClosedError, hoplite_mp.ObjectLostError)
-        return isinstance(error, kinds)
+        return self.exposed and self.tally.begun("host") > 0 and isinstance(error, kinds)
 
 
 @dataclasses.dataclass

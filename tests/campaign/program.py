@@ -8,31 +8,30 @@ It must never know: single calls, single faults.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from tests.attach.conftest import ROOT, TOKEN
-from tests.campaign.driver import Orders
+from tests.campaign.company import Company
 from tests.campaign.faults import Faults
 from tests.campaign.leaks import Census, census, settled, steady
-from tests.campaign.tally import Tally
-from tests.campaign.watching import ANSWER_S, Failed, Watched, answer, command, healthy
+from tests.campaign.watching import ANSWER_S, Failed, Watched, command
 from tests.tasks.test_manager_deaths import named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections import Counter
 
-__all__ = ["KINDS", "Program", "run"]
+    from tests.campaign.driver import Orders
+
+__all__ = ["ENVIRONMENT", "KINDS", "Program", "run"]
 
 KINDS = ("roomy", "spilling", "full")
 MEMORY = {"roomy": "512MiB", "spilling": "64MiB", "full": "48MiB"}
@@ -45,90 +44,68 @@ ENVIRONMENT = {
 RENEWED = ("hoplite manager", "hoplite worker")
 
 
-class Program:
+class Program(Company):
     """The cluster, its drivers, and the faults."""
 
     def __init__(self, seed: int, kind: str, folder: Path) -> None:
-        self.seed, self.kind, self.folder = seed, kind, folder
-        self.dice = random.Random(seed)
-        self.tally = Tally(folder / "tally", make=True)
+        super().__init__(seed, folder)
+        self.kind, self.small = kind, kind != "roomy"
         self.workers = self.dice.randint(2, 4)
-        self.drivers: list[Watched] = []
-        self.numbers = 0
-        self.calls: Counter[str] = Counter()
+        self.address = ""
         self.env = {
             **os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "HOPLITE_MP_TOKEN": TOKEN,
             "XDG_RUNTIME_DIR": str(folder), "TMPDIR": str(folder),
         }  # fmt: skip
-        (folder / "scratch").mkdir()
-        cluster = {
-            "workers": self.workers, "listen": "127.0.0.1:0", "memory": MEMORY[kind],
-            "spill_dir": str(folder / "spill"),
-        }  # fmt: skip
-        (folder / "spill").mkdir()
+        self.spill = folder / "spill"
+        self.spill.mkdir()
         if kind == "full":
-            options = ["-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder / "spill")]
+            options = ["-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(self.spill)]
             subprocess.run(["mount", *options], check=True)
+
+    def popen(self, orders: Orders, place: Any) -> Watched:
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command(orders), env=self.env, cwd=ROOT, **pipes)
+        return Watched(f"driver {orders.number}", process, process.send_signal)
+
+    def dump(self) -> subprocess.Popen[Any]:
+        look = [sys.executable, "-m", "hoplite_mp", "dump", "--stacks", self.address]
+        return subprocess.Popen(look, env=self.env, cwd=ROOT, stdout=sys.stderr)
+
+    def make(self) -> None:
+        """The driver whose cluster it is."""
+        cluster = {
+            "workers": self.workers, "listen": "127.0.0.1:0", "memory": MEMORY[self.kind],
+            "spill_dir": str(self.spill),
+        }  # fmt: skip
         self.maker = self.start(cluster)
-        self.address = answer(self.maker, "ready", self.drivers)["address"]
+        self.address = self.maker.said["ready"]["address"]
 
-    def start(self, cluster: dict[str, Any]) -> Watched:
-        self.numbers += 1
-        orders = Orders(
-            seed=self.seed,
-            number=self.numbers,
-            threads=self.dice.randint(1, 2),
-            tally=str(self.folder / "tally"),
-            scratch=str(self.folder / "scratch"),
-            cluster=cluster,
-            small=self.kind != "roomy",
-        )
-        process = subprocess.Popen(
-            command(orders),
-            env=self.env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        made = Watched(f"driver {self.numbers}", process, process.send_signal)
-        self.drivers.append(made)
-        return made
-
-    def attach(self) -> Watched:
-        """Returns when it works."""
-        made = self.start({"address": self.address})
-        answer(made, "ready", self.drivers)
-        made.tell("go")
-        return made
+    def attach(self) -> None:
+        self.start({"address": self.address}).tell("go")
 
     def kill_driver(self) -> None:
+        """Another one comes in its place."""
         attached = [one for one in self.drivers if one is not self.maker]
         if attached:
-            victim = self.dice.choice(attached)
-            victim.kill()
-            self.drivers.remove(victim)
-            victim.close()
+            self.forget(self.dice.choice(attached))
             self.attach()
 
     def renew(self) -> None:
         """All workers and the manager are replaced: what they have kept for later is gone."""
-        self.maker.tell("work")
-        answer(self.maker, "worked", self.drivers)
+        self.ask(self.maker, "work", "worked")
         before = [one for name in RENEWED for one in named(name)]
         for one in before:
             one.kill()
         psutil.wait_procs(before, ANSWER_S)
 
     def census(self) -> Census:
-        self.maker.tell("count")
-        counted = answer(self.maker, "counted", self.drivers)
-        return census(self.maker.process.pid, counted)
+        counted = self.ask(self.maker, "count", "counted")
+        return census([psutil.Process(self.maker.process.pid)], counted)
 
     def play(self, seconds: float) -> dict[str, int]:
         """The faults that were made."""
-        self.maker.tell("warm")
-        answer(self.maker, "dropped", self.drivers)
+        self.make()
+        self.ask(self.maker, "warm", "dropped")
         self.renew()
         before = steady(self.census)
         faults = Faults(self.tally, self.dice, self.kill_driver)
@@ -138,11 +115,8 @@ class Program:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             faults.make()
-            healthy(self.drivers)
-        for one in self.drivers:
-            one.tell("drop")
-        for one in self.drivers:
-            self.calls.update(answer(one, "dropped", self.drivers)["calls"])
+            self.healthy()
+        self.drop()
         for one in list(self.drivers):
             if one is not self.maker:
                 self.end(one)
@@ -152,56 +126,22 @@ class Program:
         self.end(self.maker)
         return dict(faults.made)
 
-    def end(self, one: Watched) -> None:
-        """In order."""
-        one.tell("end")
-        answer(one, "ended", self.drivers)
-        one.process.wait(ANSWER_S)
-        one.close()
-        self.drivers.remove(one)
-
-    def show(self) -> None:
-        """Where everybody stands, on stderr."""
-        for one in self.drivers:
-            one.stacks()
-        time.sleep(0.5)
-        dump = ["dump", "--stacks", self.address]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                [sys.executable, "-m", "hoplite_mp", *dump],
-                env=self.env, cwd=ROOT, timeout=20, check=False, stdout=sys.stderr,
-            )  # fmt: skip
-
     def close(self) -> None:
-        for one in self.drivers:
-            one.close()
+        super().close()
         if self.kind == "full":
-            subprocess.run(["umount", str(self.folder / "spill")], check=False)
-
-
-@contextlib.contextmanager
-def opened(seed: int, kind: str) -> Iterator[Program]:
-    with tempfile.TemporaryDirectory(prefix="campaign") as folder:
-        program = Program(seed, kind, Path(folder))
-        try:
-            yield program
-        except BaseException as error:
-            if not isinstance(error, KeyboardInterrupt):
-                program.show()
-            raise
-        finally:
-            program.close()
+            subprocess.run(["umount", str(self.spill)], check=False)
 
 
 def run(seed: int, seconds: float, kind: str | None = None) -> tuple[Counter[str], dict[str, int]]:
     """Plays one; the calls that were made, and the faults."""
     kind = kind or random.Random(seed).choice(KINDS)
-    with opened(seed, kind) as program:
+    with tempfile.TemporaryDirectory(prefix="campaign") as folder:
+        program = Program(seed, kind, Path(folder))
         try:
-            faults = program.play(seconds)
+            with program.playing():
+                return program.calls, program.play(seconds)
         except Failed as error:
             raise Failed(f"seed {seed}, {kind}, {program.tally.counts()}: {error}") from None
-        return program.calls, faults
 
 
 if __name__ == "__main__":

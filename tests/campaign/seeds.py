@@ -1,3 +1,8 @@
-"""Programs that have found something once, so they are played for ever, with what that was."""
+"""Programs that are played each time: some of each kind, and what has found something once."""
 
-ONE_HOST: dict[tuple[int, str], str] = {}
+ONE_HOST = {
+    (2, "spilling"): "one of those that were played first",
+}
+HOSTS = {
+    1: "one of those that were played first",
+}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Mark", "Tally"]
 
-KINDS = ("worker", "manager", "stop", "driver", "host", "node")
+KINDS = ("worker", "manager", "stop", "driver", "host")
 Mark = tuple[int, ...]
 
 
@@ -30,15 +30,22 @@ class Tally:
         shape = (2, len(KINDS))
         self._counts = np.memmap(path, np.int64, "w+" if make else "r", shape=shape)
 
+    def begin(self, kind: str) -> None:
+        """From now on one of that kind may be felt."""
+        self._counts[0, KINDS.index(kind)] += 1
+
+    def end(self, kind: str) -> None:
+        """Nobody who begins a call now will feel it."""
+        self._counts[1, KINDS.index(kind)] += 1
+
     @contextlib.contextmanager
     def fault(self, kind: str) -> Iterator[None]:
         """While one of that kind is made."""
-        at = KINDS.index(kind)
-        self._counts[0, at] += 1
+        self.begin(kind)
         try:
             yield
         finally:
-            self._counts[1, at] += 1
+            self.end(kind)
 
     def mark(self) -> Mark:
         """What was over and done with by now."""
@@ -48,6 +55,10 @@ class Tally:
         """How many of that kind may have happened since then."""
         at = KINDS.index(kind)
         return int(self._counts[0, at]) - mark[at]
+
+    def begun(self, kind: str) -> int:
+        """How many of that kind there have been at all."""
+        return int(self._counts[0, KINDS.index(kind)])
 
     def counts(self) -> dict[str, int]:
         return dict(zip(KINDS, self.mark(), strict=True))

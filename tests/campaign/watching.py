@@ -57,6 +57,7 @@ class Watched:
         self.failures: list[dict[str, Any]] = []
         self.turns = 0
         self.dying = False  # on purpose
+        self.excused = False  # it stands still, on purpose
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -89,7 +90,7 @@ class Watched:
         if self.failures:
             one = self.failures[0]
             return f"{self.name}, {one['hand']}, after {one['history']}:\n{one['error']}"
-        if self.dying:
+        if self.dying or self.excused:
             return ""
         if self.process.poll() is not None:
             code = self.process.returncode
@@ -101,6 +102,10 @@ class Watched:
             if seconds + quiet > STUCK_S:
                 return f"{self.name} stands in {name} for {seconds + quiet:.0f} s"
         return ""
+
+    def goes_on(self) -> None:
+        """It stands still no longer."""
+        self.heard, self.doing, self.excused = time.monotonic(), [], False
 
     def stacks(self) -> None:
         """On its stderr."""
