@@ -31,7 +31,7 @@ SHOWN_S = 20.0
 class Company:
     """Who takes part. Subclasses say where a driver runs, and where the dump is asked for."""
 
-    small = lossy = False
+    small = lossy = exposed = False
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.seed, self.folder = seed, folder
@@ -60,7 +60,7 @@ class Company:
             cluster=cluster,
             small=self.small,
             lossy=self.lossy,
-            **how,
+            **{"exposed": self.exposed, **how},
         )
         made = self.popen(orders, place)
         self.drivers.append(made)

@@ -124,11 +124,10 @@ class Driver:
                 hand.join(DROP_S)
             self.done.update(hand.done)
             self.tell(hand)
-        lost = any(hand.lost for hand in self.hands)
         self.hands = []
         self.board.drop()
         gc.collect()
-        self.say("dropped", calls=dict(self.done), lost=lost)
+        self.say("dropped", calls=dict(self.done))
 
     def work(self) -> None:
         """Every worker has run a task: it is not one that dies as it starts."""

@@ -99,7 +99,11 @@ def group(h: Hand) -> None:
     view = h.c.options(retries=0)
     born = h.world.tally.mark()
     if how == "spmd":
-        futures = view.spmd(member, size, turn, size, calls, form_s)
+        try:
+            futures = view.spmd(member, size, turn, size, calls, form_s)
+        except hoplite_mp.NodeLostError as error:  # it could not be started there
+            Known(h.world, None, None, retries=0, bound=True, born=born).judge(error)
+            return
     else:
         ranks = range(how == "mixed", size)
         futures = [view.submit(member, rank, turn, size, calls, form_s) for rank in ranks]

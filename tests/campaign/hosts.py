@@ -54,7 +54,7 @@ class HostsProgram(Company):
         self.lan = lan
         self.tls = self.dice.random() < 0.5
         self.cluster = UpCluster(lan, tls=self.tls, workers=WORKERS, memory=MEMORY, **FAR)
-        self.exposed: Watched | None = None
+        self.risked: Watched | None = None
         self.since = 0.0
 
     def popen(self, orders: Orders, place: Any) -> Watched:
@@ -79,12 +79,12 @@ class HostsProgram(Company):
         how = {"address": self.cluster.address, "tls": None if self.tls else False}
         made = self.start(how, host, exposed=host.number == EXPOSED)
         if host.number == EXPOSED:
-            self.exposed = made
+            self.risked = made
         return made
 
     def kill_driver(self) -> None:
         """One of the first host; another one comes in its place."""
-        mine = [one for one in self.drivers if one not in (self.counting, self.exposed)]
+        mine = [one for one in self.drivers if one not in (self.counting, self.risked)]
         self.forget(self.dice.choice(mine))
         self.attach(self.lan[0]).tell("go")
 
@@ -92,15 +92,15 @@ class HostsProgram(Company):
 
     def away(self, host: Host, what: str) -> None:
         """That host is about to be killed, stopped, cut off; or it leaves."""
-        if host.number == EXPOSED and self.exposed is not None:
-            self.exposed.dying = what == "killed"
-            self.exposed.excused = what == "stopped"
+        if host.number == EXPOSED and self.risked is not None:
+            self.risked.dying = what == "killed"
+            self.risked.excused = what == "stopped"
 
     def back(self, host: Host, what: str) -> None:
         """It is to join again; its driver has been told, and another one comes later."""
         if what in ("killed", "left"):
             self.cluster.joined[host.number - 2] = self.cluster.join(host, WORKERS)
-        exposed = self.exposed
+        exposed = self.risked
         if host.number != EXPOSED or exposed is None:
             return
         if what == "killed":
@@ -115,7 +115,7 @@ class HostsProgram(Company):
             answer(exposed, "ended", self.drivers)
             self.drivers.remove(exposed)
             exposed.close()
-        self.exposed = None
+        self.risked = None
 
     def there(self) -> bool:
         """Are all hosts in the cluster, and have been for a while?"""
@@ -169,7 +169,7 @@ class HostsProgram(Company):
         while time.monotonic() < end:
             faults.make()
             self.healthy()
-            if self.exposed is None and EXPOSED not in faults.wrong and self.there():
+            if self.risked is None and EXPOSED not in faults.wrong and self.there():
                 self.attach(self.lan[EXPOSED - 1]).tell("go")
         faults.heal_all()
         self.drop()

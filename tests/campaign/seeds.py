@@ -2,6 +2,7 @@
 
 ONE_HOST = {
     (2, "spilling"): "one of those that were played first",
+    (100, "roomy"): "workers that a forced cancel met at their first use of the library",
 }
 HOSTS = {
     1: "one of those that were played first",

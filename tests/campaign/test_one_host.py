@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from tests.campaign import doomed
 from tests.campaign.hand import CALLS
 from tests.campaign.program import KINDS, run
 from tests.campaign.seeds import ONE_HOST
@@ -36,3 +37,14 @@ def test_a_program_that_is_new() -> None:
 @pytest.mark.timeout(60 * MINUTES + 300)
 def test_many_programs() -> None:
     soak(lambda seed, at: run(seed, LONG_S, POSSIBLE[at % len(POSSIBLE)]))
+
+
+DOOMED = int(os.environ.get("HOPLITE_MP_KILLS", "50"))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(60 * DOOMED + 60)
+def test_many_programs_whose_host_dies() -> None:
+    dice = random.Random(SEED)
+    died = [doomed.run(dice.randrange(1 << 30)) for _ in range(DOOMED)]
+    print({name: died.count(name) for name in sorted(set(died))})
