@@ -21,11 +21,12 @@ import numpy as np
 
 from hoplite_mp.client.entering import enter
 from hoplite_mp.client.futures import Future
+from hoplite_mp.client.losing import ENDED
 from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
 from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import CollectiveCalls, as_refs, keep_copies
 from hoplite_mp.config import Config, parse_size
-from hoplite_mp.errors import ConfigError, HopliteTimeoutError, NodeLostError
+from hoplite_mp.errors import ConfigError, HopliteTimeoutError
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
@@ -228,7 +229,7 @@ class Cluster(CollectiveCalls, Looking, TaskExecutor):
         if host is None or not runtime.client.usable:
             return
         try:
-            with contextlib.suppress(NodeLostError):  # meanwhile: nothing is left to wait for
+            with contextlib.suppress(*ENDED):  # meanwhile: nothing is left to wait for
                 if not host.lost:
                     runtime.submitter.waiting.wait_idle(FOREVER_NS)
         except BaseException:

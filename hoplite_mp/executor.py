@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hoplite_mp import serial
+from hoplite_mp.client.losing import ENDED
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, deadline_ns, whole
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, NodeLostError
 from hoplite_mp.nodes import WORKERS_MAX, node_numbers
@@ -267,8 +268,7 @@ class PoolExecutor(TaskExecutor):
         if cancel_futures:
             self._cancel_pending(False)
         if wait:
-            self._wait_pending()
-            self._close(False)
+            self._close_later()
         else:
             self._finisher = threading.Thread(target=self._close_later, daemon=True)
             self._finisher.start()
@@ -278,8 +278,9 @@ class PoolExecutor(TaskExecutor):
             self.shutdown(wait=True)
         else:
             self._closed = True
-            self._cancel_pending(True)
-            self._close(False)
+            with contextlib.suppress(*ENDED):
+                self._cancel_pending(True)
+                self._close(False)
         return None
 
     def _hand_over(self) -> int:
@@ -293,7 +294,7 @@ class PoolExecutor(TaskExecutor):
             self._runtime.submitter.close_queue(self._pool)
 
     def _close_later(self) -> None:
-        with contextlib.suppress(ClosedError, NodeLostError):  # the cluster has ended meanwhile
+        with contextlib.suppress(*ENDED):  # the cluster has ended meanwhile
             self._wait_pending()
             self._close(False)
 
@@ -379,7 +380,7 @@ def spmd(
             left[0] -= 1
             if left[0]:
                 return
-        with contextlib.suppress(NodeLostError, ClosedError):  # it has gone with its cluster
+        with contextlib.suppress(*ENDED):  # it has gone with its cluster
             if runtime.client.usable:
                 runtime.channel.tell(ClosePool(pool, False))
                 runtime.submitter.close_queue(pool)

@@ -367,7 +367,7 @@ class Group:
                     self._runtime.submitter.waiting.count_blocked(1)
                 until = min(deadline, blocked_at) if in_worker and not blocked else deadline
                 if self._tasks.wait_event(seen, until, True) == _tasks.CLOSING:
-                    self._memory.check()
+                    self._memory.check_lost()
                     raise NodeLostError("the node of this host has ended")
         finally:
             if blocked:

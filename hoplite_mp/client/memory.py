@@ -110,6 +110,7 @@ class Memory:
         self.wait_one: WaitOne = lambda oid, deadline: None
         self.wait_moved: Callable[[int, int], bool] = lambda oid, deadline: True
         self.drain: Callable[[], None] = lambda: None  # drops what finished tasks held
+        self.lost: BaseException | None = None  # why nothing that is pending will ever be done
         self.attached = 0  # refs that came in foreign pickles, functions among them
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # refs inside objects of ours
         self._mapped: set[int] = set()  # MiBs of the store whose pages this process has mapped
@@ -122,6 +123,18 @@ class Memory:
             raise ClosedError(
                 "this cluster is closed, or this process was forked from the one that opened it"
             )
+
+    def check_lost(self) -> None:
+        """As check(); once the node is gone, the error that says so."""
+        self.check()
+        if self.lost is not None:
+            raise self.lost_again()
+
+    def lost_again(self) -> BaseException:
+        """Why nothing comes any more, for one more to whom it is raised: with a traceback of its
+        own."""
+        assert self.lost is not None
+        return type(self.lost)(*self.lost.args)
 
     def public_id(self, oid: int) -> bytes:
         return ids.pack_id(self.client.home, oid)
@@ -270,6 +283,7 @@ class Memory:
         if ids.unpack_id(ref._id)[0] != self.client.home:
             self.channel.tell(DropForeign(oid))
         while self.client.delete(oid) < 0:
+            self.check_lost()  # the node would not come to the end of it
             time.sleep(SPILLING_LOOK_S)
 
     # -- arrays made in the store --------------------------------------------------------------
@@ -355,6 +369,7 @@ class Memory:
             elif got == STATE["SPILLING"]:  # done for those who wait; it ends with the write
                 if time.monotonic_ns() >= deadline:
                     raise HopliteTimeoutError("the object is on its way to the spill file")
+                self.check_lost()
                 time.sleep(SPILLING_LOOK_S)
             elif got == STATE["SPILLED"]:
                 self._restore(oid, deadline)

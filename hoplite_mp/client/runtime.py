@@ -90,7 +90,7 @@ class Runtime:
         to: Sequence[int] = (),
     ) -> list[int]:
         """Hands an operation to the node. Returns the ids of its results (one for each slice)."""
-        self.memory.check()
+        self.memory.check_lost()
         named = len(sources) + (slices if slices > 1 else 0)
         if named > (most := self.config.collective_refs_max):
             raise ValueError(
@@ -120,21 +120,28 @@ class Runtime:
         pending = self.submitter.pending.get(oid)
         if pending is not None:
             pending.future = future
-        if oid not in self.submitter.pending:  # it was done before it had a Future
+        # It may have been done, or lost, before it had a Future: looked at after it has one, since
+        # another thread that has seen the end before that does not know of it.
+        if self.tasks.done(oid):
             future._complete(self.client.state(oid) in (STATE["CANCELLED"], STATE["ABORTED"]))
+        elif self.memory.lost is not None:
+            future._settle(False, True, self.memory.lost_again())
         return future
 
     def close(self) -> None:
         """This process leaves; what it has mapped stays readable."""
+        error = ClosedError("the cluster was closed before this was done")
+        if self.memory.lost is None:
+            self.memory.lost = error  # first: who sends something just now finds it, or is found
         self.submitter.stop()
         with _stack_lock:
             if self in _stack:
                 _stack.remove(self)
         self.client.close()
-        self.tasks.wake(self.client.slot)  # threads that still wait find it closed
+        self.tasks.lose()  # threads that still wait find it closed
         for leave in list(self.task_leaves):
             leave()  # threads of groups: what they wait for has just failed
-        self.submitter.abandon(ClosedError("the cluster was closed before this was done"))
+        self.submitter.abandon(error)
         self.channel.close()
         # No cycle keeps the mappings until the garbage collector happens to run.
         self.memory.wait_one = _closed

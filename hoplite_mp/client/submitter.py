@@ -20,6 +20,7 @@ from hoplite_mp.client.collector import Collector
 from hoplite_mp.client.functions import Functions
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.keeping import keep_results
+from hoplite_mp.client.losing import abandon
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
 from hoplite_mp.client.waiting import Waiting
 from hoplite_mp.errors import (
@@ -121,10 +122,10 @@ class Submitter:
         copy: bool,
         name: str | None,
     ) -> Future[Any]:
-        if self.closed or not self.client.usable:
-            self.memory.check()
-            raise ClosedError("this cluster is closed: it takes no new tasks")
         client, memory = self.client, self.memory
+        if self.closed or memory.lost is not None or not client.usable:
+            memory.check_lost()
+            raise ClosedError("this cluster is closed: it takes no new tasks")
         if client.news():
             memory.collect()
         function, carried = self._functions.send(fn)
@@ -175,6 +176,8 @@ class Submitter:
             self.tasks.cancel(oid, False)
             self.drain()
             raise
+        if self.memory.lost is not None:  # meanwhile
+            self.abandon(self.memory.lost)
         return future
 
     def _post_later(self, pending: Pending) -> None:
@@ -302,6 +305,8 @@ class Submitter:
         pending = Pending(oid, -1, future, holds)
         self.pending[oid] = pending
         self.tasks.watch(oid)
+        if self.memory.lost is not None:
+            self.abandon(self.memory.lost)
         return pending
 
     def drain(self) -> None:
@@ -373,10 +378,13 @@ class Submitter:
 
     def abandon(self, error: BaseException) -> None:
         """After the end: what is not finished fails, whoever waits for it."""
-        while self.pending:
-            _, pending = self.pending.popitem()
-            if pending.future is not None:
-                pending.future._abandon(error)
+        abandon(self, error)
+
+    def forget_waiting(self) -> None:
+        """Nobody sends what waits for arguments, or for room in a queue."""
+        with self._lock:
+            self._waiting.clear()
+            self._overflow.clear()
 
     def is_done(self, oid: int) -> bool:
         self.memory.check()
