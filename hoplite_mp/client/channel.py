@@ -47,7 +47,8 @@ class Channel:
             raise self._lost(error) from error
 
     def call(self, ask: Ask) -> Reply:
-        """A request and its reply. ValueError carries the node's complaint."""
+        """A request and its reply. ValueError carries the node's complaint; NodeLostError: it is
+        about another node, which is gone."""
         try:
             with self._lock:
                 self._number += 1
@@ -64,7 +65,7 @@ class Channel:
         except OSError as error:
             raise self._lost(error) from error
         if reply.error and not reply.full:
-            raise ValueError(reply.error)
+            raise (NodeLostError if reply.gone else ValueError)(reply.error)
         return reply
 
     def _lost(self, error: OSError) -> Exception:

@@ -57,6 +57,7 @@ class Runtime:
         self.own_pool = 0  # the pool whose tasks may be run in place
         self.face: Any = None  # the Cluster over this runtime, made when first asked for
         self.pool_sizes: dict[int, int] = {}
+        self.newest_node = 0  # the highest number of a node that this process has heard of
         self.bound: dict[int, int] = {}  # number of a node -> the pool of its tasks
         self.task_leaves: list[Any] = []  # called at the end of the task that runs
         with _stack_lock:
@@ -70,7 +71,7 @@ class Runtime:
         return self._label
 
     def bound_pool(self, node: int) -> int:
-        """The pool whose tasks run on that node only. ValueError: it is gone."""
+        """The pool whose tasks run on that node only. NodeLostError: it is gone."""
         if node == self.tasks.node_number:
             return self.bound.setdefault(node, HERE)
         pool = self.bound.get(node)

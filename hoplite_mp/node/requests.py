@@ -256,15 +256,15 @@ class Requests:
     def add_workers(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         node, lan = self.node, self.node.lan
-        error = ""
+        error, gone = "", False
         if ask.node == node.number:
             now = node.workers.grow(ask.count)
             error = node.workers.why_none if node.workers.pauses() else ""
             if lan is not None:
                 lan.tell_workers(now)
         elif lan is None or not lan.grow_far(ask.node, ask.count):
-            error = f"node h{ask.node} is gone"
-        node.reply(slot, Reply(request.number, None, error))
+            error, gone = f"node h{ask.node} is gone", True
+        node.reply(slot, Reply(request.number, None, error, gone=gone))
 
     def bind_pool(self, slot: int, request: Request) -> None:
         wanted = request.ask.node  # type: ignore[union-attr]
@@ -274,14 +274,16 @@ class Requests:
             self.node.reply(slot, Reply(request.number, None, workers.why_none))
         elif lan is None or not lan.delegation.bind(number, wanted):
             workers.close(number, False)
-            self.node.reply(slot, Reply(request.number, None, f"node h{wanted} is gone"))
+            why = f"node h{wanted} is gone"
+            self.node.reply(slot, Reply(request.number, None, why, gone=True))
         else:
             self.node.reply(slot, Reply(request.number, number))
 
     def drain_node(self, slot: int, request: Request) -> None:
         lan, number = self.node.lan, request.ask.node  # type: ignore[union-attr]
+        gone = lan is not None and number not in lan.members
         why = "this is the only node" if lan is None else lan.drain(number)
-        self.node.reply(slot, Reply(request.number, None, why))
+        self.node.reply(slot, Reply(request.number, None, why, gone=gone))
 
     def standing(self, slot: int, request: Request) -> None:
         self.waiting_standing.append((slot, request.number))
