@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hoplite_mp.errors import ClosedError, NodeLostError
 from hoplite_mp.protocol.local import Ask, Reply, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Channel"]
 
@@ -32,7 +35,7 @@ class Channel:
         self._closed = False
         self._lock = threading.Lock()
         self._number = first
-        self._seen = first
+        self._seen = [first]  # what the node need not keep for whoever was interrupted
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Reply)
         # Kept: a new one for each packet would be mapped by the system, and taken back.
@@ -42,24 +45,29 @@ class Channel:
         """A request without a reply."""
         try:
             with self._lock:
-                self._sock.send(self._encoder.encode(Request(0, self._seen, ask)))
+                self._sock.send(self._encoder.encode(Request(0, self._seen[0], ask)))
         except OSError as error:
             raise self._lost(error) from error
 
-    def call(self, ask: Ask) -> Reply:
-        """A request and its reply. ValueError carries the node's complaint; NodeLostError: it is
-        about another node, which is gone."""
+    def call(self, ask: Ask, take: Callable[..., Any] | None = None) -> Any:
+        """A request and its Reply. ValueError carries the node's complaint; NodeLostError: it is
+        about another node, which is gone.
+
+        `take(value, number, seen)` makes an owner of what was given, which is returned, and says in
+        the same step that it was seen: else Ctrl-C between the two would leave it to nobody."""
         try:
             with self._lock:
                 self._number += 1
                 number = self._number
-                self._sock.send(self._encoder.encode(Request(number, self._seen, ask)))
+                self._sock.send(self._encoder.encode(Request(number, self._seen[0], ask)))
                 while True:
                     nbytes = self._sock.recv_into(self._packet)
                     if not nbytes:
                         raise self._ended()
                     reply = self._decoder.decode(self._packet[:nbytes])
-                    self._seen = reply.number
+                    if take is not None and reply.number == number and not reply.error:
+                        return take(reply.value, number, self._seen)
+                    self._seen[0] = reply.number
                     if reply.number == number:
                         break
         except OSError as error:

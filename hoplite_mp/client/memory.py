@@ -31,6 +31,7 @@ from hoplite_mp.protocol.local import (
     Imported,
     Lease,
     LeaseSpan,
+    Reply,
     Restore,
 )
 from hoplite_mp.ref import ObjectRef
@@ -159,7 +160,7 @@ class Memory:
         return hold.oid
 
     def own_ref(self, oid: int) -> ObjectRef[Any]:
-        """A ref over the hold that new() or publish() made."""
+        """A ref over the hold that new() has made."""
         return ObjectRef(self.public_id(oid), self.client.hold(oid, False))
 
     def make_ref(self, object_id: bytes) -> ObjectRef[Any]:
@@ -201,52 +202,48 @@ class Memory:
         """`held`: the caller holds the refs inside it as long as somebody may read them."""
         refs = bool(encoded.refs)
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
-            oid = self.client.publish_inline(
+            hold = self.client.put_inline(
                 encoded.head, encoded.buffers, encoded.offsets, encoded.nbytes, refs
             )
         else:
-            payload = self.write(encoded)
-            oid = self.client.publish(payload, encoded.nbytes, refs)
+            hold = self.client.put(self.write(encoded), encoded.nbytes, refs)
+        oid = hold.oid
         if refs and not held:
             self.inner[oid] = list(encoded.refs)
-        return self.own_ref(oid)
+        return ObjectRef(self.public_id(oid), hold)
 
-    def write(self, encoded: serial.Encoded) -> int:
+    def write(self, encoded: serial.Encoded) -> _shm.Lease:
         """A LEASED block with the payload in it."""
-        payload = self.allocate(encoded.nbytes)
-        try:
-            self.client.write(payload, encoded.head, encoded.buffers, encoded.offsets)
-        except BaseException:
-            self.client.give_back(payload)
-            raise
-        return payload
+        lease = self.allocate(encoded.nbytes)
+        self.client.write(lease.payload, encoded.head, encoded.buffers, encoded.offsets)
+        return lease
 
-    def allocate(self, nbytes: int) -> int:
-        """Payload offset of a LEASED block; StoreFullError without room for put_wait_s."""
+    def allocate(self, nbytes: int) -> _shm.Lease:
+        """A LEASED block, which goes back with what is returned, unless it becomes an object;
+        StoreFullError without room for put_wait_s."""
+        lease: _shm.Lease | None
         if nbytes <= self.config.small_object_bytes_max:
-            payload = self.client.allocate(nbytes)
-            if payload:
-                return payload
+            lease = self.client.lease_small(nbytes)
+            if lease is not None:
+                return lease
             self.collect()
-            payload = self.client.allocate(nbytes)
+            lease = self.client.lease_small(nbytes)
             deadline = time.monotonic() + self.config.put_wait_s
-            while not payload:
-                span = self._ask(LeaseSpan(), nbytes, deadline)
-                if span:
-                    self.client.add_span(span)
-                payload = self.client.allocate(nbytes)  # spilling may have made room in old spans
-                if not payload:
+            while lease is None:
+                self._ask(LeaseSpan(), nbytes, deadline)
+                lease = self.client.lease_small(nbytes)  # spilling may have made room in old spans
+                if lease is None:
                     self.give_empty_spans()
-            return payload
+            return lease
         self.drain()
         self.collect()
-        payload = 0
+        lease = None
         deadline = time.monotonic() + self.config.put_wait_s
-        while not payload:
-            payload = self._ask(Lease(nbytes), nbytes, deadline)
+        while lease is None:
+            lease = self._ask(Lease(nbytes), nbytes, deadline)
         if nbytes >= POPULATE_BYTES_MIN:
-            self._map(payload, nbytes)
-        return payload
+            self._map(lease.payload, nbytes)
+        return lease
 
     def _map(self, payload: int, nbytes: int) -> None:
         units = range(payload // MAP_UNIT, (payload + nbytes - 1) // MAP_UNIT + 1)
@@ -254,18 +251,20 @@ class Memory:
             self.client.populate(payload, nbytes)
             self._mapped.update(units)
 
-    def _ask(self, ask: Lease | LeaseSpan, nbytes: int, deadline: float) -> int:
-        """A block or a span; 0: there is none yet, but what was given back may do."""
-        reply = self.channel.call(ask)
-        if not reply.full:
-            return int(reply.value)
+    def _ask(self, ask: Lease | LeaseSpan, nbytes: int, deadline: float) -> _shm.Lease | None:
+        """A block, or a span that is added to those of this process; None: there is none yet, but
+        what was given back may do."""
+        take = self.client.take_lease if isinstance(ask, Lease) else self.client.take_span
+        reply: Reply | _shm.Lease | None = self.channel.call(ask, take)
+        if not isinstance(reply, Reply):
+            return reply
         if reply.value == "never" or time.monotonic() >= deadline:
             raise StoreFullError(f"put of {format_bytes(nbytes)}: {reply.error}")
         self.drain()
         self.collect()
         if isinstance(ask, Lease):
             self.give_empty_spans()
-        return 0
+        return None
 
     def give_empty_spans(self) -> None:
         spans = self.client.take_empty_spans()
@@ -303,20 +302,21 @@ class Memory:
         if nbytes >= SIZE_BYTES_MAX:
             raise StoreFullError(f"empty of {nbytes} bytes: no store is as large")
         prefix = PREFIX_BIG if nbytes > self.config.small_object_bytes_max else PREFIX_SMALL
-        payload = self.allocate(prefix + nbytes)
-        block: Any = self.client.block(payload, prefix + nbytes)
+        block: Any = self.client.block_of(self.allocate(prefix + nbytes), prefix + nbytes)
         return np.ndarray(dims, kind, buffer=block, offset=prefix, order=_order(order))
 
     def private_copy(self, part: memoryview) -> Any:
         """A writable copy of a large buffer: in a block of the store, whose pages are warm, rather
         than in fresh memory of the process; there too if the store has no room."""
         nbytes = part.nbytes
-        reply = self.channel.call(Lease(PREFIX_BIG + nbytes)) if self.client.usable else None
-        if reply is None or reply.full:
+        if not self.client.usable:
             return bytearray(part)
-        payload = int(reply.value)
+        lease = self.channel.call(Lease(PREFIX_BIG + nbytes), self.client.take_lease)
+        if isinstance(lease, Reply):  # there is no room
+            return bytearray(part)
+        payload = lease.payload
         self._map(payload, PREFIX_BIG + nbytes)
-        block = self.client.block(payload, PREFIX_BIG + nbytes)
+        block = self.client.block_of(lease, PREFIX_BIG + nbytes)
         self.client.write(payload, b"", [part], [PREFIX_BIG])
         return memoryview(block)[PREFIX_BIG:]
 
@@ -350,10 +350,9 @@ class Memory:
         if head is None:
             return self.put_encoded(serial.encode(array))
         self.client.write(block.payload, head, [], [])
-        oid = self.client.publish(block.payload, len(block), False)
-        block.become(oid)
+        hold = block.publish()
         _freeze(array)
-        return self.own_ref(oid)
+        return ObjectRef(self.public_id(hold.oid), hold)
 
     # -- reading -------------------------------------------------------------------------------
 

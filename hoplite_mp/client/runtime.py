@@ -55,7 +55,11 @@ class Runtime:
         self.memory.wait_moved = self.submitter.waiting.wait_moved
         self.memory.drain = self.submitter.drain
         self.own_pool = 0  # the pool whose tasks may be run in place
-        self.face: Any = None  # the Cluster over this runtime, made when first asked for
+        # The Cluster over this runtime, made when first asked for; in a driver a weak reference,
+        # called for it: who holds the Cluster decides how long it lives.
+        self.face: Any = None
+        self.dropped = False  # nobody holds it any more: it ends after what is pending
+        self.setups: list[Any] = []  # initializers of pools that end with the cluster
         self.pool_sizes: dict[int, int] = {}
         self.newest_node = 0  # the highest number of a node that this process has heard of
         self.bound: dict[int, int] = {}  # number of a node -> the pool of its tasks
@@ -89,8 +93,8 @@ class Runtime:
         reproducible: bool,
         slices: int,
         to: Sequence[int] = (),
-    ) -> list[int]:
-        """Hands an operation to the node. Returns the ids of its results (one for each slice)."""
+    ) -> list[_shm.Hold]:
+        """Hands an operation to the node. Returns its results (one for each slice)."""
         self.memory.check_lost()
         named = len(sources) + (slices if slices > 1 else 0)
         if named > (most := self.config.collective_refs_max):
@@ -99,25 +103,29 @@ class Runtime:
                 f"(Config.collective_refs_max); {kind} parts of them, then the results"
             )
         oids = [self.memory.local_id(ref) for ref in sources]
-        results: list[int] = []
         shared = list(sources)
+        holds = []
         try:
             for _ in range(slices):
-                results.append(self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0))
+                holds.append(self.client.draft(KIND_OPERATION))
+            results = [hold.oid for hold in holds]
             for oid in results:
                 self.submitter.expect(oid, None, [shared, self.client.hold(oid)])
             ask = Collective(results, oids, kind, op, num, deadline_s, reproducible, list(to))
             self.channel.tell(ask)
+            for hold in holds:
+                hold.keep()
         except BaseException:  # Ctrl-C, say: the node may not have heard of it
-            for oid in results:
-                self.tasks.cancel(oid, True)
+            for hold in holds:
+                self.tasks.cancel(hold.oid, True)
             self.submitter.drain()
             raise
-        return results
+        return holds
 
-    def operation_future(self, oid: int) -> Future[None]:
+    def operation_future(self, hold: _shm.Hold) -> Future[None]:
         """A Future over an operation's result."""
-        future: Future[None] = Future(self.submitter, oid, self.client.hold(oid, False), False)
+        oid = hold.oid
+        future: Future[None] = Future(self.submitter, oid, hold, False)
         pending = self.submitter.pending.get(oid)
         if pending is not None:
             pending.future = future
@@ -154,7 +162,7 @@ class Runtime:
 def current_runtime() -> Runtime:
     """The innermost open one of this process."""
     for runtime in reversed(_stack):
-        if runtime.client.usable:
+        if runtime.client.usable and not runtime.dropped:
             return runtime
     raise ClosedError("no cluster is open in this process: open one with hoplite_mp.Cluster()")
 

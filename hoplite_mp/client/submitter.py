@@ -140,9 +140,9 @@ class Submitter:
                 holds.append(ref)
                 inline, args_oid = b"", memory.local_id(ref)
         queue = self.queue(pool)
-        oid = client.new(KIND_TASK, STATE["WAITING"], 0, max(pool, 0))
+        hold = client.draft(KIND_TASK, max(pool, 0))
+        oid = hold.oid
         flags = (0 if timeout is None else FLAG_OWN_STACK) | (FLAG_COPY if copy else 0)
-        hold = client.hold(oid, False)
         future: Future[Any] = Future(self, oid, hold, copy)
         if name is None:
             name = getattr(fn, "__name__", None) or type(fn).__name__
@@ -169,6 +169,7 @@ class Submitter:
                 else:
                     self._post_later(pending)
                     self.collector.start()
+            hold.keep()
             if len(holds) > HOLDS_OF_CALL:  # what it holds is to go soon after, asked for or not
                 self.collector.start()
                 self.collector.notice()
@@ -250,12 +251,13 @@ class Submitter:
     def _fail(self, pending: Pending, error: BaseException) -> None:
         """The task will not run: it fails with what its argument failed with."""
         oid = pending.oid
-        if not self.tasks.take(oid):
-            return  # cancelled meanwhile
         try:
+            if not self.tasks.take(oid):
+                return  # cancelled meanwhile
             self.store_result(oid, serial.encode_error(error), True)
-        except BaseException as problem:  # it found no room: a few words always fit
-            if self.client.state(oid) == STATE["CLAIMED"]:
+        except BaseException as problem:  # it found no room, or Ctrl-C: a few words always fit
+            own = self.tasks.claimant(oid) == self.client.slot
+            if own and self.client.state(oid) == STATE["CLAIMED"]:
                 self.store_result(oid, last_resort(error), True)
             if not isinstance(problem, Exception):
                 raise
@@ -269,8 +271,9 @@ class Submitter:
                 oid, encoded.head, encoded.buffers, encoded.offsets, encoded.nbytes, refs
             )
         else:
-            payload = self.memory.write(encoded)
-            client.bind(oid, payload, encoded.nbytes, refs)
+            lease = self.memory.write(encoded)
+            payload = lease.payload
+            client.bind_lease(oid, lease, encoded.nbytes, refs)
         if self.tasks.finish(oid, failed):
             return True
         if payload:

@@ -68,6 +68,7 @@ class Requests:
         self.client = node.client
         self.store = node.store
         self.last_lease: dict[int, tuple[int, int]] = {}  # slot -> (number of the reply, payload)
+        self.last_span: dict[int, tuple[int, int]] = {}  # the same, of spans
         self.waiting_standing: list[tuple[int, int]] = []
         self.granted: dict[int, dict[int, Any]] = {}  # slot -> number -> holds not yet taken over
         self.latest: dict[int, int] = {}  # slot -> number of its last question
@@ -117,6 +118,9 @@ class Requests:
         lost = self.last_lease.pop(slot, None)
         if lost is not None and request.seen < lost[0]:
             self.store.free_unused(lost[1], slot)  # that reply was never read: Ctrl-C in the middle
+        lost = self.last_span.pop(slot, None)
+        if lost is not None and request.seen < lost[0]:
+            self.store.give_span(lost[1], slot)
         self._answers[type(request.ask)](slot, request)
 
     # -- memory --------------------------------------------------------------------------------
@@ -139,7 +143,13 @@ class Requests:
         self.patiently(slot, request, attempt)
 
     def lease_span(self, slot: int, request: Request) -> None:
-        self.patiently(slot, request, lambda: self.store.lease_span(slot))
+        def attempt() -> int | None:
+            start = self.store.lease_span(slot)
+            if start is not None:
+                self.last_span[slot] = (request.number, start)
+            return start
+
+        self.patiently(slot, request, attempt)
 
     def restore(self, slot: int, request: Request) -> None:
         oid = request.ask.oid  # type: ignore[union-attr]
@@ -214,6 +224,7 @@ class Requests:
         self.granted.pop(slot, None)
         self.latest.pop(slot, None)
         self.last_lease.pop(slot, None)
+        self.last_span.pop(slot, None)
         self.node.tracing.forget_client(slot)
         self.node.waits.forget_client(slot)
         self.waiting_standing = [one for one in self.waiting_standing if one[0] != slot]
