@@ -7,12 +7,16 @@ It must never know: how a host is started, collectives.
 
 from __future__ import annotations
 
+import _thread
 import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
+import logging
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -39,6 +43,7 @@ COMMON_POOL = 0
 _turns = itertools.count()
 SHUT_DOWN = "this executor has been shut down: it takes no new tasks"
 MAX_TASKS_MAX = 1 << 62
+_log = logging.getLogger("hoplite_mp")
 TIMEOUT_S_MAX = 1e9  # 31 years; more is none
 
 
@@ -202,7 +207,7 @@ class TaskExecutor(concurrent.futures.Executor):
             futures = (self.submit(fn, *args) for args in items)
             limit = buffersize
         ahead = deque(itertools.islice(futures, limit))
-        results = _results(ahead, futures, deadline, ordered)
+        results = _results(ahead, futures, deadline, ordered, self)
         return _flattened(results) if chunks is not None else results
 
     def _chunksize(self, count: int) -> int:
@@ -223,12 +228,6 @@ class TaskExecutor(concurrent.futures.Executor):
             queues |= {submitter.queue(pool) for pool in self._runtime.bound.values()}
         return [oid for oid, task in list(submitter.pending.items()) if task.queue in queues]
 
-    def _wait_pending(self) -> None:
-        submitter = self._runtime.submitter
-        while oids := self._pending():
-            submitter.waiting.wait_many(oids, len(oids), FOREVER_NS)
-            submitter.drain()
-
     def _cancel_pending(self, force: bool) -> None:
         """What waits first: a worker that was interrupted would begin with it."""
         for forced in (False, True)[: 1 + force]:
@@ -240,6 +239,8 @@ class PoolExecutor(TaskExecutor):
     """`c.executor()`: workers of its own on a cluster."""
 
     _finisher: threading.Thread | None = None
+    _cluster: Any = None  # held as long as this is
+    _dropped: weakref.finalize[Any, Any]
 
     def __init__(
         self,
@@ -265,12 +266,16 @@ class PoolExecutor(TaskExecutor):
                 self._finisher.join()
             return
         self._closed = True
-        if cancel_futures:
-            self._cancel_pending(False)
+        self._dropped.detach()
+        with contextlib.suppress(*ENDED):
+            if cancel_futures:
+                self._cancel_pending(False)
         if wait:
-            self._close_later()
+            _close_pool(self._runtime, self._pool)
         else:
-            self._finisher = threading.Thread(target=self._close_later, daemon=True)
+            self._finisher = threading.Thread(
+                target=_close_quietly, args=(self._runtime, self._pool, self._setup), daemon=True
+            )
             self._finisher.start()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
@@ -278,6 +283,7 @@ class PoolExecutor(TaskExecutor):
             self.shutdown(wait=True)
         else:
             self._closed = True
+            self._dropped.detach()
             with contextlib.suppress(*ENDED):
                 self._cancel_pending(True)
                 self._close(False)
@@ -285,7 +291,8 @@ class PoolExecutor(TaskExecutor):
 
     def _hand_over(self) -> int:
         """The pool's number, for an owner that ends the whole cluster; the setup stays held."""
-        self._runtime.face._setups = self._setup
+        self._dropped.detach()
+        self._runtime.setups.append(self._setup)
         return self._pool
 
     def _close(self, kill: bool) -> None:
@@ -293,10 +300,38 @@ class PoolExecutor(TaskExecutor):
             self._runtime.channel.tell(ClosePool(self._pool, kill))
             self._runtime.submitter.close_queue(self._pool)
 
-    def _close_later(self) -> None:
-        with contextlib.suppress(*ENDED):  # the cluster has ended meanwhile
-            self._wait_pending()
-            self._close(False)
+
+def _close_pool(runtime: Runtime, pool: int) -> None:
+    """Ends a pool when this process's tasks in it are done."""
+    submitter = runtime.submitter
+    with contextlib.suppress(*ENDED):  # the cluster has ended meanwhile
+        queue = submitter.queue(pool)
+        while oids := [oid for oid, task in list(submitter.pending.items()) if task.queue == queue]:
+            submitter.waiting.wait_many(oids, len(oids), FOREVER_NS)
+            submitter.drain()
+        if runtime.client.usable:
+            runtime.channel.tell(ClosePool(pool, False))
+            submitter.close_queue(pool)
+
+
+def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
+    """In a thread of its own, at any time, also while the interpreter ends. `setup`: the
+    initializer's object, which workers that still start need."""
+    try:
+        _close_pool(runtime, pool)
+    except Exception:
+        if runtime.client.usable:
+            _log.exception("while an executor was closed")
+
+
+def _drop_pool(pid: int, runtime: Runtime, pool: int, setup: Any) -> None:
+    """Nobody holds that executor any more. The garbage collector may call this anywhere, so it
+    waits for nothing, and takes no lock."""
+    if os.getpid() == pid and runtime.client.usable:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no thread can be started: it goes with its cluster
+            _thread.start_new_thread(_close_quietly, (runtime, pool, setup))
 
 
 def open_pool(
@@ -326,7 +361,10 @@ def open_pool(
     places = spread(count, [(number, 1) for number in numbers or [own]])
     pool = _start(runtime, places, max_tasks, oid, False)
     runtime.pool_sizes[pool] = count
-    return PoolExecutor(runtime, pool, options, setup, places)
+    made = PoolExecutor(runtime, pool, options, setup, places)
+    made._dropped = weakref.finalize(made, _drop_pool, os.getpid(), runtime, pool, setup)
+    made._dropped.atexit = False
+    return made
 
 
 def spread(count: int, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -405,8 +443,9 @@ def _results(
     more: Iterator[Future[Any]],
     deadline: float | None,
     ordered: bool,
+    executor: TaskExecutor,
 ) -> Iterator[Any]:
-    """Yields results; whatever ends this, what has not begun is cancelled."""
+    """Yields results; whatever ends this, what has not begun is cancelled. `executor` is held."""
     try:
         while ahead:
             future = ahead.popleft() if ordered else _first(ahead, deadline)

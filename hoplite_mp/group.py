@@ -94,6 +94,8 @@ class Group:
     contributors: tuple[int, ...]
     """The ranks whose parts are in the result of the last finished call, sorted."""
 
+    _cluster: Any = None  # held as long as this is
+
     def __init__(
         self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
     ) -> None:

@@ -90,7 +90,9 @@ class Looking:
         time. Each node keeps the latest Config.trace_events_max events; the file says how many it
         has dropped, which nodes were lost, and how far their clocks can be trusted.
         """
-        return Trace(self._runtime, path)
+        trace = Trace(self._runtime, path)
+        trace.cluster = self  # held as long as that is
+        return trace
 
 
 def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
