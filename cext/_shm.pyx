@@ -147,6 +147,7 @@ cdef class Mapping:
 cdef class Client
 cdef class Hold
 cdef class View
+cdef class Lease
 cdef class Block
 
 include "shm_holders.pxi"
@@ -163,6 +164,31 @@ cdef class Client(_Holders):
     def allocate(self, uint64_t nbytes) -> int:
         """Payload offset of a small LEASED block in an own span; 0: a span is needed."""
         return heap_allocate(&self.heap, self.c, self.map.store, self.slot, nbytes)
+
+    def lease_small(self, uint64_t nbytes):
+        """As allocate(), held by an object: what stops its user gives the block back. None: a span
+        is needed."""
+        cdef Lease lease = Lease.__new__(Lease)
+        lease.payload = heap_allocate(&self.heap, self.c, self.map.store, self.slot, nbytes)
+        if not lease.payload:
+            return None
+        lease.client = self
+        return lease
+
+    def take_lease(self, uint64_t payload, number, list seen) -> Lease:
+        """A block that the node has leased to this client by that reply, which is `seen` from here
+        on: in one step, as the node takes back what is in a reply that was never seen."""
+        self.check_range(payload, 0)
+        cdef Lease lease = Lease.__new__(Lease)
+        lease.payload = payload
+        lease.client = self
+        seen[0] = number
+        return lease
+
+    def take_span(self, uint64_t offset, number, list seen) -> None:
+        """As take_lease(), for a span."""
+        self.add_span(offset)
+        seen[0] = number
 
     def add_span(self, uint64_t offset) -> None:
         if heap_add(&self.heap, offset) < 0:
@@ -238,27 +264,55 @@ cdef class Client(_Holders):
             PyBuffer_Release(&view)
         return 0
 
-    def publish(self, uint64_t payload, uint64_t nbytes, bint refs) -> int:
-        """A sealed object over a LEASED block that has been written; one ref is held."""
+    def put(self, Lease lease not None, uint64_t nbytes, bint refs) -> Hold:
+        """A sealed object over a LEASED block that has been written; the ref that is held."""
+        if lease.gone:
+            raise ValueError("the block is another's by now")
+        cdef Hold hold = self.put_at(lease.payload, nbytes, refs)
+        lease.gone = True
+        return hold
+
+    cdef Hold put_at(self, uint64_t payload, uint64_t nbytes, bint refs):
         self.check_range(payload, nbytes)
+        cdef Hold hold = Hold.__new__(Hold)
         cdef uint64_t oid = self.new_header(KIND_PUT, ST_CLAIMED, self.slot, 0, payload, nbytes,
                                             FLAG_REFS if refs else 0)
         STORE64(&block_of(self.map.store, payload).owner, oid)
         change_state(self.c, oid, ST_CLAIMED, ST_SEALED, self.slot, -1)
         self.counted(nbytes)
-        return oid
+        hold.oid = oid
+        hold.client = self
+        return hold
+
+    def publish(self, uint64_t payload, uint64_t nbytes, bint refs) -> int:
+        """As put(), with a count that the caller is to release()."""
+        return self.disown(self.put_at(payload, nbytes, refs))
 
     def publish_inline(self, bytes head, list buffers, list offsets, uint64_t nbytes,
                        bint refs) -> int:
+        """As put_inline(), with a count that the caller is to release()."""
+        return self.disown(self.put_inline(head, buffers, offsets, nbytes, refs))
+
+    cdef uint64_t disown(self, Hold hold) except 0:
+        hold.client = None
+        return hold.oid
+
+    def put_inline(self, bytes head, list buffers, list offsets, uint64_t nbytes,
+                   bint refs) -> Hold:
         """A sealed object of at most INLINE_BYTES_MAX, in the header's own record."""
+        cdef char data[RESULT_INLINE]
         if nbytes > RESULT_INLINE:
             raise ValueError(f"{nbytes} bytes do not fit into {RESULT_INLINE}")
+        self.copy_in(data, head, buffers, offsets, 0)  # what can fail comes first
+        cdef Hold hold = Hold.__new__(Hold)
         cdef uint64_t oid = self.new_header(KIND_PUT, ST_CLAIMED, self.slot, 0, 0, nbytes,
                                             FLAG_INLINE | (FLAG_REFS if refs else 0))
-        self.copy_in(<char *>record_of(self.c, oid).result_inline, head, buffers, offsets, 0)
+        memcpy(record_of(self.c, oid).result_inline, data, nbytes)
         change_state(self.c, oid, ST_CLAIMED, ST_SEALED, self.slot, -1)
         self.counted(nbytes)
-        return oid
+        hold.oid = oid
+        hold.client = self
+        return hold
 
     cdef inline void counted(self, uint64_t nbytes) noexcept:
         cdef shm_client *me = client_of(self.c, self.slot)
@@ -297,6 +351,21 @@ cdef class Client(_Holders):
         if not self.pins[ID_TABLE(oid)] or not self.pins[ID_TABLE(oid)][ID_INDEX(oid)]:
             raise ValueError(f"{oid:#x} is not pinned here")
         self.unpin(oid)
+
+    def bind_lease(self, uint64_t oid, Lease lease not None, uint64_t nbytes, bint refs) -> None:
+        """As bind(): the block is the object's from here on."""
+        if lease.gone:
+            raise ValueError("the block is another's by now")
+        self.bind(oid, lease.payload, nbytes, refs)
+        lease.gone = True
+
+    def block_of(self, Lease lease not None, uint64_t nbytes) -> Block:
+        """As block(), from a lease."""
+        if lease.gone:
+            raise ValueError("the block is another's by now")
+        cdef Block b = self.block(lease.payload, nbytes)
+        lease.gone = True
+        return b
 
     def block(self, uint64_t payload, uint64_t nbytes):
         """A writable buffer over a LEASED block; freed with the last array over it."""

@@ -145,6 +145,15 @@ cdef class _Holders:
         """A header without bytes (a task's or an operation's result); one ref is held."""
         return self.new_header(kind, state, claimant, pool, 0, 0, 0)
 
+    def draft(self, unsigned kind, unsigned pool=0) -> Hold:
+        """A WAITING header without bytes, with a hold. It is cancelled with its hold until that is
+        told to keep() it: what stops its maker half way leaves nothing behind."""
+        cdef Hold h = Hold.__new__(Hold)
+        h.oid = self.new_header(kind, ST_WAITING, 0, pool, 0, 0, 0)
+        h.client = <Client>self
+        h.draft = True
+        return h
+
     cdef int check(self, uint64_t oid) except -1:
         if not id_valid(oid):
             raise ValueError(f"{oid:#x} is no local id")

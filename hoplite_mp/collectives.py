@@ -132,7 +132,7 @@ def _reduce(
     if kind != "reduce_scatter":
         to = list(dict.fromkeys(to))
     results = runtime.collective(refs, kind, name, wanted, deadline, reproducible, slices, to)
-    return [runtime.memory.own_ref(oid) for oid in results]
+    return [ObjectRef(runtime.memory.public_id(hold.oid), hold) for hold in results]
 
 
 def place_copies(
@@ -143,8 +143,8 @@ def place_copies(
         raise ValueError("no refs were given")
     if kind != "alltoall":
         to = list(dict.fromkeys(to))
-    (oid,) = runtime.collective(refs, kind, "", len(refs), None, False, 1, to)
-    return runtime.operation_future(oid)
+    (result,) = runtime.collective(refs, kind, "", len(refs), None, False, 1, to)
+    return runtime.operation_future(result)
 
 
 def keep_copies(runtime: Runtime, ref: ObjectRef[Any], copies: int, to: Sequence[int]) -> None:

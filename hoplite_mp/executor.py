@@ -7,17 +7,23 @@ It must never know: how a host is started, collectives.
 
 from __future__ import annotations
 
+import _thread
 import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
+import logging
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hoplite_mp import errors, serial
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.inheriting import Inheritance, put_setup
+from hoplite_mp.client.losing import UnlessEnded
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, deadline_ns, whole
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError
 from hoplite_mp.nodes import WORKERS_MAX, node_numbers
@@ -39,6 +45,7 @@ COMMON_POOL = 0
 _turns = itertools.count()
 SHUT_DOWN = "cannot schedule new futures after shutdown: this executor takes no new tasks"
 MAX_TASKS_MAX = 1 << 62
+_log = logging.getLogger("hoplite_mp")
 TIMEOUT_S_MAX = 1e9  # 31 years; more is none
 
 
@@ -216,7 +223,7 @@ class TaskExecutor(concurrent.futures.Executor):
             futures = (self.submit(fixed, *args) for args in items)
             limit = buffersize
         ahead = deque(itertools.islice(futures, limit))
-        results = _results(ahead, futures, deadline, ordered)
+        results = _results(ahead, futures, deadline, ordered, self)
         return _flattened(results) if chunks is not None else results
 
     def _chunksize(self, count: int) -> int:
@@ -237,12 +244,6 @@ class TaskExecutor(concurrent.futures.Executor):
             queues |= {submitter.queue(pool) for pool in self._runtime.bound.values()}
         return [oid for oid, task in list(submitter.pending.items()) if task.queue in queues]
 
-    def _wait_pending(self) -> None:
-        submitter = self._runtime.submitter
-        while oids := self._pending():
-            submitter.waiting.wait_many(oids, len(oids), FOREVER_NS)
-            submitter.drain()
-
     def _cancel_pending(self, force: bool) -> None:
         """What waits first: a worker that was interrupted would begin with it."""
         for forced in (False, True)[: 1 + force]:
@@ -254,6 +255,8 @@ class PoolExecutor(TaskExecutor):
     """`c.executor()`: workers of its own on a cluster."""
 
     _finisher: threading.Thread | None = None
+    _cluster: Any = None  # held as long as this is
+    _dropped: weakref.finalize[Any, Any]
 
     def __init__(
         self,
@@ -275,16 +278,19 @@ class PoolExecutor(TaskExecutor):
         if not self._runtime.client.usable:
             return
         ending, self._closed = self._closed, True
+        self._dropped.detach()
         if cancel_futures:
-            self._cancel_pending(False)
+            with UnlessEnded():
+                self._cancel_pending(False)
         if ending:  # already, behind the caller's back
             if wait and self._finisher is not None:
                 self._finisher.join()
         elif wait:
-            self._wait_pending()
-            self._close(False)
+            _close_pool(self._runtime, self._pool)
         else:
-            self._finisher = threading.Thread(target=self._close_later, daemon=True)
+            self._finisher = threading.Thread(
+                target=_close_quietly, args=(self._runtime, self._pool, self._setup), daemon=True
+            )
             self._finisher.start()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
@@ -292,13 +298,16 @@ class PoolExecutor(TaskExecutor):
             self.shutdown(wait=True)
         else:
             self._closed = True
-            self._cancel_pending(True)
-            self._close(False)
+            self._dropped.detach()
+            with UnlessEnded():
+                self._cancel_pending(True)
+                self._close(False)
         return None
 
     def _hand_over(self) -> int:
         """The pool's number, for an owner that ends the whole cluster; the setup stays held."""
-        self._runtime.face._setups = self._setup
+        self._dropped.detach()
+        self._runtime.setups.append(self._setup)
         return self._pool
 
     def _close(self, kill: bool) -> None:
@@ -306,12 +315,38 @@ class PoolExecutor(TaskExecutor):
             self._runtime.channel.tell(ClosePool(self._pool, kill))
             self._runtime.submitter.close_queue(self._pool)
 
-    def _close_later(self) -> None:
-        try:  # no suppress(): it would make the class, in a program that may never need it
-            self._wait_pending()
-            self._close(False)
-        except (ClosedError, errors.NodeLostError):  # the cluster has ended meanwhile
-            pass
+
+def _close_pool(runtime: Runtime, pool: int) -> None:
+    """Ends a pool when this process's tasks in it are done."""
+    submitter = runtime.submitter
+    with UnlessEnded():  # the cluster has ended meanwhile
+        queue = submitter.queue(pool)
+        while oids := [oid for oid, task in list(submitter.pending.items()) if task.queue == queue]:
+            submitter.waiting.wait_many(oids, len(oids), FOREVER_NS)
+            submitter.drain()
+        if runtime.client.usable:
+            runtime.channel.tell(ClosePool(pool, False))
+            submitter.close_queue(pool)
+
+
+def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
+    """In a thread of its own, at any time, also while the interpreter ends. `setup`: the
+    initializer's object, which workers that still start need."""
+    try:
+        _close_pool(runtime, pool)
+    except Exception:
+        if runtime.client.usable:
+            _log.exception("while an executor was closed")
+
+
+def _drop_pool(pid: int, runtime: Runtime, pool: int, setup: Any) -> None:
+    """Nobody holds that executor any more. The garbage collector may call this anywhere, so it
+    waits for nothing, and takes no lock."""
+    if os.getpid() == pid and runtime.client.usable:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no thread can be started: it goes with its cluster
+            _thread.start_new_thread(_close_quietly, (runtime, pool, setup))
 
 
 def open_pool(
@@ -344,7 +379,10 @@ def open_pool(
         setup = ref, initargs  # locks and queues go with the object that was passed
     pool = _start(runtime, places, max_tasks, oid, False, inheritance.descriptors)
     runtime.pool_sizes[pool] = count
-    return PoolExecutor(runtime, pool, options, setup, places)
+    made = PoolExecutor(runtime, pool, options, setup, places)
+    made._dropped = weakref.finalize(made, _drop_pool, os.getpid(), runtime, pool, setup)
+    made._dropped.atexit = False
+    return made
 
 
 def refusal(max_workers: Any) -> str:
@@ -377,7 +415,7 @@ def _start(
     here = sum(workers for number, workers in places if number == own)
     far = [place for place in places if place[0] != own]
     ask = OpenPool(here, max_tasks, setup, far, exact)
-    opened = runtime.channel.call(ask, descriptors).value
+    opened = runtime.channel.call(ask, descriptors=descriptors).value
     if isinstance(opened, str):
         raise errors.NodeLostError(opened)
     return int(opened)
@@ -413,12 +451,10 @@ def spmd(
             left[0] -= 1
             if left[0]:
                 return
-        try:
+        with UnlessEnded():  # else it has gone with its cluster
             if runtime.client.usable:
                 runtime.channel.tell(ClosePool(pool, False))
                 runtime.submitter.close_queue(pool)
-        except (errors.NodeLostError, ClosedError):  # it has gone with its cluster
-            pass
 
     for future in futures:
         future.add_done_callback(done)
@@ -436,8 +472,9 @@ def _results(
     more: Iterator[Future[Any]],
     deadline: float | None,
     ordered: bool,
+    executor: TaskExecutor,
 ) -> Iterator[Any]:
-    """Yields results; whatever ends this, what has not begun is cancelled."""
+    """Yields results; whatever ends this, what has not begun is cancelled. `executor` is held."""
     try:
         while ahead:
             future = ahead.popleft() if ordered else _first(ahead, deadline)

@@ -101,6 +101,8 @@ class Group:
     contributors: tuple[int, ...]
     """The ranks whose parts are in the result of the last finished call, sorted."""
 
+    _cluster: Any = None  # held as long as this is
+
     def __init__(
         self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
     ) -> None:
@@ -393,7 +395,7 @@ class Group:
                     self._runtime.submitter.waiting.count_blocked(1)
                 until = min(deadline, blocked_at) if in_worker and not blocked else deadline
                 if self._tasks.wait_event(seen, until, True) == _tasks.CLOSING:
-                    self._memory.check()
+                    self._memory.check_lost()
                     raise errors.NodeLostError("the node of this host has ended")
         finally:
             if blocked:

@@ -118,7 +118,7 @@ class HostsMember:
         ):
             refs.append(memory.put_encoded(encoded))
             return memory.local_id(refs[-1])
-        payload = memory.allocate(encoded.nbytes)
+        payload = memory.allocate(encoded.nbytes).detach()
         memory.client.write(payload, encoded.head, [], [])
         if encoded.nbytes > WRITE_ROUND_BYTES:
             writing.append((payload, encoded))

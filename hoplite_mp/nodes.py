@@ -18,7 +18,7 @@ from hoplite_mp.protocol.local import AddWorkers, DrainNode, Members, Standing, 
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from hoplite_mp.client.runtime import Runtime
 
@@ -99,7 +99,9 @@ class Looking:
         time. Each node keeps the latest Config.trace_events_max events; the file says how many it
         has dropped, which nodes were lost, and how far their clocks can be trusted.
         """
-        return Trace(self._runtime, path)
+        trace = Trace(self._runtime, path)
+        trace.cluster = self  # held as long as that is
+        return trace
 
 
 def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
@@ -109,6 +111,7 @@ def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
     found = [
         Node(node_id(number), *rest) for number, *rest in runtime.channel.call(Members()).value
     ]
+    runtime.newest_node = max(runtime.newest_node, *(int(one.id[1:]) for one in found))
     if not memory or len(found) == 1:
         return found
     used = {node_id(number): counts["bytes_used"] for number, counts in counters(runtime).items()}
@@ -144,7 +147,7 @@ def node_numbers(
         name = node.id if isinstance(node, Node) else node
         if name not in living:
             has = f"this cluster has {', '.join(living)}"
-            if isinstance(node, Node) or _was_there(name, living):
+            if isinstance(node, Node) or _was_there(name, runtime.newest_node):
                 raise errors.NodeLostError(f"node {name!r} is gone: {has}")
             raise ValueError(f"there is no node {name!r}: {has}")
         if workers and not living[name].workers:
@@ -153,10 +156,10 @@ def node_numbers(
     return found
 
 
-def _was_there(name: Any, living: Iterable[str]) -> bool:
+def _was_there(name: Any, newest: int) -> bool:
     """Numbers are given in order of joining."""
     digits = name.removeprefix("h") if isinstance(name, str) else ""
-    return digits.isdecimal() and int(digits) < max(int(one.removeprefix("h")) for one in living)
+    return digits.isdecimal() and int(digits) <= newest
 
 
 def named_places(

@@ -22,7 +22,7 @@ FLOORS = [
     {"planner", "store", "reduction", "transport", "contributions"},
     {"client"},
     {"supervisor", "manager", "node", "worker", "nodes"},
-    {"executor", "collectives", "leading"},
+    {"executor", "collectives", "leading", "ending"},
     {"member"},
     {"group"},
     {"cluster"},

@@ -180,13 +180,15 @@ class AttachedHost(Host):
         """Leaves: what is this process's own ends, the host goes on."""
         self._ending = True
         client = self.runtime.client
-        if client.usable:
-            with contextlib.suppress(HopliteError):
-                self.runtime.memory.collect()
-                self.runtime.memory.give_empty_spans()
-        # The client is closed before the line: when the node hears that this process has left,
-        # nothing here changes the shared memory any more.
-        self.runtime.close()
+        try:
+            if client.usable:
+                with contextlib.suppress(HopliteError):
+                    self.runtime.memory.collect()
+                    self.runtime.memory.give_empty_spans()
+        finally:
+            # The client is closed before the line: when the node hears that this process has left,
+            # nothing here changes the shared memory any more.
+            self.runtime.close()
         self._join_reader()  # the node sends what there is, and closes its end
         with contextlib.suppress(OSError):  # a forked child has the socket, too: that is no end
             if self._output_line.there():

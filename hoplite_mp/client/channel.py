@@ -44,7 +44,7 @@ class Channel:
         self._closed = False
         self._lock = threading.Lock()
         self._number = first
-        self._seen = first
+        self._seen = [first]  # what the node need not keep for whoever was interrupted
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Reply)
         # Kept: a new one for each packet would be mapped by the system, and taken back.
@@ -55,19 +55,27 @@ class Channel:
         try:
             with self._lock:
                 self._look()
-                self._sock.send(self._encoder.encode(Request(0, self._seen, ask)))
+                self._sock.send(self._encoder.encode(Request(0, self._seen[0], ask)))
         except OSError as error:
             raise self._lost(error) from error
 
-    def call(self, ask: Ask, descriptors: Sequence[int] = ()) -> Reply:
-        """A request and its reply; the node gets these descriptors, too. ValueError carries the
-        node's complaint."""
+    def call(
+        self,
+        ask: Ask,
+        take: Callable[..., Any] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> Any:
+        """A request and its Reply; the node gets these descriptors, too. ValueError carries the
+        node's complaint; NodeLostError: it is about another node, which is gone.
+
+        `take(value, number, seen)` makes an owner of what was given, which is returned, and says in
+        the same step that it was seen: else Ctrl-C between the two would leave it to nobody."""
         try:
             with self._lock:
                 self._look()
                 self._number += 1
                 number = self._number
-                packet = self._encoder.encode(Request(number, self._seen, ask))
+                packet = self._encoder.encode(Request(number, self._seen[0], ask))
                 if descriptors:
                     socket.send_fds(self._sock, [packet], descriptors)
                 else:
@@ -77,13 +85,15 @@ class Channel:
                     if not nbytes:
                         raise self._ended()
                     reply = self._decoder.decode(self._packet[:nbytes])
-                    self._seen = reply.number
+                    if take is not None and reply.number == number and not reply.error:
+                        return take(reply.value, number, self._seen)
+                    self._seen[0] = reply.number
                     if reply.number == number:
                         break
         except OSError as error:
             raise self._lost(error) from error
         if reply.error and not reply.full:
-            raise ValueError(reply.error)
+            raise (errors.NodeLostError if reply.gone else ValueError)(reply.error)
         return reply
 
     def _look(self) -> None:

@@ -100,7 +100,9 @@ class Collector:
             self._woken.get(timeout=seconds)
 
     def _turns(self) -> None:
-        while not self._closed and self._submitter.client.usable:
+        memory = self._submitter.memory
+        # Once the node is gone, who has learned of it ends what is pending (client/losing.py).
+        while not self._closed and memory.client.usable and memory.lost is None:
             try:
                 self._turn()
             except BaseException:  # of a callback, say SystemExit: the others must not wait

@@ -29,7 +29,7 @@ from hoplite_mp.client.descriptors import Watched, close_socket, lift, lift_sock
 from hoplite_mp.client.printing import Printer
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.config import SPAN_BYTES_MIN
-from hoplite_mp.errors import ConfigError, HopliteError, ManagerLostError
+from hoplite_mp.errors import ClosedError, ConfigError, HopliteError, ManagerLostError
 from hoplite_mp.protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
 from hoplite_mp.protocol.output import MarkLines
 from hoplite_mp.store.limits import cpu_count, total_bytes
@@ -151,6 +151,17 @@ class Host:
 
     def _read_output(self) -> None:
         """Prints workers' lines; its end is the node's end."""
+        try:
+            self._forward_output()
+        except Exception:
+            _log.exception("what the workers print cannot be read")
+        finally:
+            try:
+                self._printer.end()
+            finally:
+                self._node_ended()
+
+    def _forward_output(self) -> None:
         self.output.settimeout(self._config.start_timeout_s)
         decoder = msgspec.msgpack.Decoder(tuple[int, str, bytes])
         data = bytearray()
@@ -167,7 +178,7 @@ class Host:
             except OSError:
                 piece = b""
             if not piece:
-                break
+                return
             data += piece
             while len(data) >= 4:
                 size = int.from_bytes(data[:4], "little")
@@ -175,14 +186,22 @@ class Host:
                     break
                 self._printer.take(*decoder.decode(bytes(data[4 : 4 + size])))
                 del data[: 4 + size]
-        self._printer.end()
-        if not self._ending:
-            self.lost = True
-            error = self._why_lost()
-            if self.runtime.client.usable:
-                self.runtime.tasks.lose()
-            self.runtime.submitter.abandon(error)
-        self.ended.set()
+
+    def _node_ended(self) -> None:
+        """Nothing that is pending will ever be done, also if `end()` was interrupted half way."""
+        runtime = self.runtime
+        try:
+            if self._ending:
+                error: HopliteError = ClosedError("the cluster was closed before this was done")
+            else:
+                self.lost = True
+                error = self._why_lost()
+            if runtime.memory.lost is None:
+                runtime.memory.lost = error
+            runtime.tasks.lose()
+            runtime.submitter.abandon(error)
+        finally:
+            self.ended.set()
 
     def _why_lost(self) -> HopliteError:
         code = None
@@ -205,18 +224,21 @@ class Host:
         if client.usable:
             client.set_closing()
             self.runtime.tasks.wake_pool_all()
-        with contextlib.suppress(OSError):
-            if self._line.there():  # else it has seen that, and ends
-                self.supervisor.send(dump(Shutdown()))
-        self._wait_gone()
-        if self.output.fileno() >= 0 and self._output_line.there():
-            self.output.shutdown(socket.SHUT_RDWR)
-        self._join_reader()
-        close_socket(self.output, self._output_line)
-        close_socket(self.supervisor, self._line)
-        self.runtime.close()
-        client.give_back_all()
-        self._event.close()
+        try:
+            with contextlib.suppress(OSError):
+                if self._line.there():  # else it has seen that, and ends
+                    self.supervisor.send(dump(Shutdown()))
+            self._wait_gone()
+        finally:  # Ctrl-C does not leave it half closed: the processes end by themselves
+            with contextlib.suppress(OSError):
+                if self.output.fileno() >= 0 and self._output_line.there():
+                    self.output.shutdown(socket.SHUT_RDWR)
+            self._join_reader()
+            close_socket(self.output, self._output_line)
+            close_socket(self.supervisor, self._line)
+            self.runtime.close()
+            client.give_back_all()
+            self._event.close()
 
     @property
     def given_up(self) -> bool:
@@ -238,9 +260,15 @@ class Host:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             # Its children die with it (PDEATHSIG).
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGKILL)
+            self._kill()
             self.process.wait()
+        except BaseException:  # Ctrl-C: nobody will wait for them again
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGKILL)
 
 
 def _with_spans_that_fit(config: Config, limit: int, workers: int) -> Config:

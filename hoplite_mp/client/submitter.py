@@ -20,6 +20,7 @@ from hoplite_mp.client.collector import Collector
 from hoplite_mp.client.functions import Functions
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.keeping import keep_results
+from hoplite_mp.client.losing import abandon
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
 from hoplite_mp.client.waiting import Waiting
 from hoplite_mp.errors import (
@@ -125,10 +126,10 @@ class Submitter:
         copy: bool,
         name: str | None,
     ) -> Future[Any]:
-        if self.closed or not self.client.usable:
-            self.memory.check()
-            raise ClosedError("this cluster is closed: it takes no new tasks")
         client, memory = self.client, self.memory
+        if self.closed or memory.lost is not None or not client.usable:
+            memory.check_lost()
+            raise ClosedError("this cluster is closed: it takes no new tasks")
         if client.news():
             memory.collect()
         function, carried = self._functions.send(fn)
@@ -143,9 +144,9 @@ class Submitter:
                 holds.append(ref)
                 inline, args_oid = b"", memory.local_id(ref)
         queue = self.queue(pool)
-        oid = client.new(KIND_TASK, STATE["WAITING"], 0, max(pool, 0))
+        hold = client.draft(KIND_TASK, max(pool, 0))
+        oid = hold.oid
         flags = (0 if timeout is None else FLAG_OWN_STACK) | (FLAG_COPY if copy else 0)
-        hold = client.hold(oid, False)
         future: Future[Any] = Future(self, oid, hold, copy)
         if name is None:
             name = getattr(fn, "__name__", None) or type(fn).__name__
@@ -172,6 +173,7 @@ class Submitter:
                 else:
                     self._post_later(pending)
                     self.collector.start()
+            hold.keep()
             if len(holds) > HOLDS_OF_CALL:  # what it holds is to go soon after, asked for or not
                 self.collector.start()
                 self.collector.notice()
@@ -181,6 +183,8 @@ class Submitter:
             self.tasks.cancel(oid, False)
             self.drain()
             raise
+        if self.memory.lost is not None:  # meanwhile
+            self.abandon(self.memory.lost)
         return future
 
     def _post_later(self, pending: Pending) -> None:
@@ -291,9 +295,15 @@ class Submitter:
     def _fail(self, pending: Pending, error: BaseException) -> None:
         """The task will not run: it fails with what its argument failed with."""
         oid = pending.oid
-        if not self.tasks.take(oid):
-            return  # cancelled meanwhile
-        self.store_error(oid, error, None)
+        try:
+            if not self.tasks.take(oid):
+                return  # cancelled meanwhile
+            self.store_error(oid, error, None)
+        except BaseException:  # Ctrl-C between the two: a few words always fit
+            own = self.tasks.claimant(oid) == self.client.slot
+            if own and self.client.state(oid) == STATE["CLAIMED"]:
+                self.store_result(oid, last_resort(error), True)
+            raise
 
     def store_error(self, oid: int, error: BaseException, text: str | None) -> list[Any]:
         """Writes and finishes an error, whole, or cut if there is little room. `text`: its
@@ -324,7 +334,7 @@ class Submitter:
         client = self.client
         oid = client.new(KIND_OPERATION, STATE["CLAIMED"], client.slot, 0)
         future: Future[Any] = Future(self, oid, client.hold(oid, False), copy)
-        future._abandon(error)
+        future._settle(False, True, error)
         self.store_result(oid, serial.encode_error(error), True)
         return future
 
@@ -337,8 +347,9 @@ class Submitter:
                 oid, encoded.head, encoded.buffers, encoded.offsets, encoded.nbytes, refs
             )
         else:
-            payload = self.memory.write(encoded, failed)
-            client.bind(oid, payload, encoded.nbytes, refs)
+            lease = self.memory.write(encoded, failed)
+            payload = lease.payload
+            client.bind_lease(oid, lease, encoded.nbytes, refs)
         if self.tasks.finish(oid, failed):
             return True
         if payload:
@@ -360,6 +371,8 @@ class Submitter:
         pending = Pending(oid, -1, future, holds)
         self.pending[oid] = pending
         self.tasks.watch(oid)
+        if self.memory.lost is not None:
+            self.abandon(self.memory.lost)
         return pending
 
     def drain(self) -> None:
@@ -431,10 +444,13 @@ class Submitter:
 
     def abandon(self, error: BaseException) -> None:
         """After the end: what is not finished fails, whoever waits for it."""
-        while self.pending:
-            _, pending = self.pending.popitem()
-            if pending.future is not None:
-                pending.future._abandon(error)
+        abandon(self, error)
+
+    def forget_waiting(self) -> None:
+        """Nobody sends what waits for arguments, or for room in a queue."""
+        with self._lock:
+            self._waiting.clear()
+            self._overflow.clear()
 
     def is_done(self, oid: int) -> bool:
         self.memory.check()

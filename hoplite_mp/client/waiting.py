@@ -140,7 +140,7 @@ class Waiting:
                 elif outcome == _tasks.DONE:
                     return True
                 elif outcome == _tasks.CLOSING:
-                    self.memory.check()
+                    self.memory.check_lost()
                     raise errors.NodeLostError("the node of this host has ended")
                 elif time.monotonic_ns() >= deadline:
                     return False
@@ -166,7 +166,7 @@ class Waiting:
                     until = min(deadline, time.monotonic_ns() + BLOCKED_AFTER_NS)
                 outcome = self.tasks.wait_event(seen, until, False, oid)
                 if outcome == _tasks.CLOSING:
-                    self.memory.check()
+                    self.memory.check_lost()
                     raise errors.NodeLostError("the node of this host has ended")
                 if time.monotonic_ns() >= deadline:
                     return False

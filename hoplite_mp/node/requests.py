@@ -70,6 +70,7 @@ class Requests:
         self.client = node.client
         self.store = node.store
         self.last_lease: dict[int, tuple[int, int]] = {}  # slot -> (number of the reply, payload)
+        self.last_span: dict[int, tuple[int, int]] = {}  # the same, of spans
         self.waiting_standing: list[tuple[int, int]] = []
         self.granted: dict[int, dict[int, Any]] = {}  # slot -> number -> holds not yet taken over
         self.latest: dict[int, int] = {}  # slot -> number of its last question
@@ -123,6 +124,9 @@ class Requests:
         lost = self.last_lease.pop(slot, None)
         if lost is not None and request.seen < lost[0]:
             self.store.free_unused(lost[1], slot)  # that reply was never read: Ctrl-C in the middle
+        lost = self.last_span.pop(slot, None)
+        if lost is not None and request.seen < lost[0]:
+            self.store.give_span(lost[1], slot)
         self._answers[type(request.ask)](slot, request)
 
     # -- memory --------------------------------------------------------------------------------
@@ -153,7 +157,13 @@ class Requests:
         self.patiently(slot, request, attempt)
 
     def lease_span(self, slot: int, request: Request) -> None:
-        self.patiently(slot, request, lambda: self.store.lease_span(slot))
+        def attempt() -> int | None:
+            start = self.store.lease_span(slot)
+            if start is not None:
+                self.last_span[slot] = (request.number, start)
+            return start
+
+        self.patiently(slot, request, attempt)
 
     def restore(self, slot: int, request: Request) -> None:
         oid = request.ask.oid  # type: ignore[union-attr]
@@ -228,6 +238,7 @@ class Requests:
         self.granted.pop(slot, None)
         self.latest.pop(slot, None)
         self.last_lease.pop(slot, None)
+        self.last_span.pop(slot, None)
         self.node.tracing.forget_client(slot)
         self.node.waits.forget_client(slot)
         self.waiting_standing = [one for one in self.waiting_standing if one[0] != slot]
@@ -272,15 +283,15 @@ class Requests:
     def add_workers(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         node, lan = self.node, self.node.lan
-        error = ""
+        error, gone = "", False
         if ask.node == node.number:
             now = node.workers.grow(ask.count)
             error = node.workers.why_none if node.workers.pauses() else ""
             if lan is not None:
                 lan.tell_workers(now)
         elif lan is None or not lan.grow_far(ask.node, ask.count):
-            error = f"node h{ask.node} is gone"
-        node.reply(slot, Reply(request.number, None, error))
+            error, gone = f"node h{ask.node} is gone", True
+        node.reply(slot, Reply(request.number, None, error, gone=gone))
 
     def bind_pool(self, slot: int, request: Request) -> None:
         wanted = request.ask.node  # type: ignore[union-attr]
@@ -290,14 +301,16 @@ class Requests:
             self.node.reply(slot, Reply(request.number, None, workers.why_none))
         elif lan is None or not lan.delegation.bind(number, wanted):
             workers.close(number, False)
-            self.node.reply(slot, Reply(request.number, None, f"node h{wanted} is gone"))
+            why = f"node h{wanted} is gone"
+            self.node.reply(slot, Reply(request.number, None, why, gone=True))
         else:
             self.node.reply(slot, Reply(request.number, number))
 
     def drain_node(self, slot: int, request: Request) -> None:
         lan, number = self.node.lan, request.ask.node  # type: ignore[union-attr]
+        gone = lan is not None and number not in lan.members
         why = "this is the only node" if lan is None else lan.drain(number)
-        self.node.reply(slot, Reply(request.number, None, why))
+        self.node.reply(slot, Reply(request.number, None, why, gone=gone))
 
     def standing(self, slot: int, request: Request) -> None:
         self.waiting_standing.append((slot, request.number))

@@ -369,12 +369,14 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """`error`: text of what was wrong; `full`: the store has no room now, ask again or give up."""
+    """`error`: text of what was wrong; `full`: the store has no room now, ask again or give up;
+    `gone`: what is wrong is that a node is not there any more."""
 
     number: int
     value: Any = None
     error: str = ""
     full: bool = False
+    gone: bool = False
 
 
 class Attached(msgspec.Struct, frozen=True, tag=True):
