@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # What only the benchmarks over hosts compare with: torch, Open MPI, and nothing of ours.
 PEERS := .venv-peers
-ROOMS := hoplite_mp._shm hoplite_mp._tasks hoplite_mp._reduce hoplite_mp._engine
+ROOMS := hoplite_mp._shm hoplite_mp._tasks hoplite_mp._reduce hoplite_mp._engine hoplite_mp._pages
 # A change to one of these installs and compiles again; Python files are used where they lie.
 BUILD_INPUTS := pyproject.toml setup.py $(wildcard cext/*)
 SANITIZE := .build-sanitize
@@ -14,7 +14,7 @@ SANITIZE := .build-sanitize
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test bench bench-lan bench-deaths peers docs build debug sanitize tsan soak clean
+.PHONY: help demo test bench bench-lan bench-deaths peers docs build debug sanitize tsan soak steady clean
 
 help:
 	@echo "make demo      the main job on this host, on real data"
@@ -29,6 +29,7 @@ help:
 	@echo "make sanitize  the compiled modules' tests under ASan and UBSan"
 	@echo "make tsan      the engine's threads, and clients of shared memory, under ThreadSanitizer"
 	@echo "make soak      the tests that run for minutes"
+	@echo "make steady    the whole suite six times on this commit, three of them on a busy machine"
 	@echo "make clean     remove everything that was built, keep $(VENV) and $(PEERS)"
 
 demo: $(VENV)/.installed-demo
@@ -98,6 +99,10 @@ tsan:
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet 'atheris>=3.0' || echo "no atheris here: its tests skip"
 	$(BIN)/pytest -m soak
+
+# Goes on where it was stopped; `.venv/bin/python tests/steady.py --show` prints what there is.
+steady: $(VENV)/.installed-dev
+	$(BIN)/python tests/steady.py
 
 clean:
 	rm -rf build dist $(SANITIZE) docs/_build *.egg-info hoplite_mp/*.so

@@ -22,7 +22,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - run by hand, nothing else has ch
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-ROOMS = ("_shm", "_tasks", "_reduce", "_engine")
+ROOMS = ("_shm", "_tasks", "_reduce", "_engine", "_pages")
 # What a room borrows from another one's C: each module carries a copy, none imports the other.
 BORROWED = {"_engine": ["cext/reduce_kernels.c"]}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 
 from benchmarks.common import Row, cold_cluster, measure, median, seconds
@@ -54,5 +56,35 @@ def bench_put_warm(benchmark, cluster, rounds, record, memcpy, fresh):
             ratio=memcpy.median / median(ours),
             wanted=0.7,
             direction=">=",
+        )
+    )
+
+
+LARGE_BYTES = 500 << 20
+MADV_NOHUGEPAGE = 15
+
+
+def bench_put_large_cold(benchmark, rounds, record):
+    """The first put of 500 MB, beside a copy into fresh anonymous pages in one thread, as put."""
+    array = np.ones(LARGE_BYTES, np.uint8)
+    ours, copies = [], []
+
+    def call():
+        with mmap.mmap(-1, LARGE_BYTES) as memory:
+            memory.madvise(MADV_NOHUGEPAGE)
+            copies.append(seconds(lambda: np.copyto(np.frombuffer(memory, np.uint8), array)))
+        with cold_cluster() as cluster:
+            ours.append(seconds(lambda: cluster.put(array)))
+
+    benchmark.pedantic(call, rounds=rounds(5, 2))
+    record(
+        Row(
+            "put of 500 MB, cold",
+            median(ours),
+            "s",
+            "copy into fresh pages",
+            median(copies),
+            ratio=median(ours) / median(copies),
+            wanted=1.15,
         )
     )

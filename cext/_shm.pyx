@@ -27,8 +27,20 @@ cdef extern from "sys/mman.h" nogil:
     void *MAP_FAILED
 cdef extern from "unistd.h" nogil:
     int ftruncate(int, long)
+cdef extern from "shm_file.h" nogil:
+    int file_open(int, shm_file *)
+    void file_close(shm_file *)
+    int file_write(shm_file *, char *, unsigned, const char *, uint64_t, uint64_t)
+    ctypedef struct shm_file:
+        int fd
+cdef extern from "sys/stat.h" nogil:
+    ctypedef struct struct_stat "struct stat":
+        uint64_t st_dev
+        uint64_t st_ino
+    int fstat(int, struct_stat *)
 cdef extern from "shm_pages.h" nogil:
     void pages_populate(char *, uint64_t, unsigned)
+    void pages_copy(char *, const char *, uint64_t)
 cdef extern from "pthread.h" nogil:
     int pthread_atfork(void (*)() noexcept nogil, void (*)() noexcept nogil,
                        void (*)() noexcept nogil)
@@ -46,6 +58,12 @@ STATES = ("FREE", "WAITING", "QUEUED", "CLAIMED", "ABORTED", "SEALED", "FAILED",
 INLINE_BYTES_MAX = RESULT_INLINE
 BLOCK_HEAD_BYTES = BLOCK_ALIGN
 CONTROL_MEMORY_BYTES = CONTROL_BYTES
+
+
+def same_file(int fd, uint64_t device, uint64_t number) -> bool:
+    """Is that descriptor open, and still the file with these st_dev and st_ino?"""
+    cdef struct_stat found
+    return fstat(fd, &found) == 0 and found.st_ino == number and found.st_dev == device
 
 
 def create(int control_fd, int store_fd, uint64_t home, uint64_t store_bytes, int cores,
@@ -78,11 +96,14 @@ cdef class Mapping:
     cdef char *store
     cdef char *area
     cdef uint64_t store_bytes
+    cdef shm_file file
+    cdef int writers           # threads that are using it, without the GIL
     cdef int fork_mark
     cdef bint closed
 
     def __cinit__(self, int control_fd, int store_fd, int node_event_fd):
         self.fork_mark = fork_count
+        self.file.fd = -1
         area = mmap(NULL, CONTROL_BYTES + PRIVATE_BYTES, PROT_NONE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
         if area == MAP_FAILED:
@@ -103,14 +124,21 @@ cdef class Mapping:
         if store == MAP_FAILED:
             raise OSError(errno, "the store cannot be mapped")
         self.store = <char *>store
+        file_open(store_fd, &self.file)  # without it, large values go through the mapping
         madvise(self.area, CONTROL_BYTES + PRIVATE_BYTES, MADV_DONTDUMP)
         madvise(self.store, self.store_bytes, MADV_DONTDUMP)
 
     def __dealloc__(self):
+        file_close(&self.file)
         if self.store != NULL:
             munmap(self.store, self.store_bytes)
         if self.area != NULL:
             munmap(self.area, CONTROL_BYTES + PRIVATE_BYTES)
+
+    cdef void close_file(self) noexcept:
+        """After the end of the cluster, as soon as nobody writes through it."""
+        if self.closed and not self.writers:
+            file_close(&self.file)
 
     cdef inline bint usable(self) noexcept:
         return not self.closed and self.fork_mark == fork_count
@@ -119,6 +147,7 @@ cdef class Mapping:
 cdef class Client
 cdef class Hold
 cdef class View
+cdef class Lease
 cdef class Block
 
 include "shm_holders.pxi"
@@ -135,6 +164,31 @@ cdef class Client(_Holders):
     def allocate(self, uint64_t nbytes) -> int:
         """Payload offset of a small LEASED block in an own span; 0: a span is needed."""
         return heap_allocate(&self.heap, self.c, self.map.store, self.slot, nbytes)
+
+    def lease_small(self, uint64_t nbytes):
+        """As allocate(), held by an object: what stops its user gives the block back. None: a span
+        is needed."""
+        cdef Lease lease = Lease.__new__(Lease)
+        lease.payload = heap_allocate(&self.heap, self.c, self.map.store, self.slot, nbytes)
+        if not lease.payload:
+            return None
+        lease.client = self
+        return lease
+
+    def take_lease(self, uint64_t payload, number, list seen) -> Lease:
+        """A block that the node has leased to this client by that reply, which is `seen` from here
+        on: in one step, as the node takes back what is in a reply that was never seen."""
+        self.check_range(payload, 0)
+        cdef Lease lease = Lease.__new__(Lease)
+        lease.payload = payload
+        lease.client = self
+        seen[0] = number
+        return lease
+
+    def take_span(self, uint64_t offset, number, list seen) -> None:
+        """As take_lease(), for a span."""
+        self.add_span(offset)
+        seen[0] = number
 
     def add_span(self, uint64_t offset) -> None:
         if heap_add(&self.heap, offset) < 0:
@@ -177,9 +231,16 @@ cdef class Client(_Holders):
     def write(self, uint64_t payload, bytes head, list buffers, list offsets) -> None:
         """Copies a payload's head and buffers into a block; large copies release the GIL."""
         self.check_range(payload, PyBytes_GET_SIZE(head))
-        self.copy_in(self.map.store + payload, head, buffers, offsets)
+        self.copy_in(self.map.store + payload, head, buffers, offsets, 0)
 
-    cdef int copy_in(self, char *to, bytes head, list buffers, list offsets) except -1:
+    def write_cold(self, uint64_t payload, bytes head, list buffers, list offsets) -> None:
+        """As write(), for a large block whose pages this process has not mapped: where it can, the
+        kernel copies into fresh pages, which then need not be cleared and mapped before."""
+        self.check_range(payload, PyBytes_GET_SIZE(head))
+        self.copy_in(self.map.store + payload, head, buffers, offsets, payload)
+
+    cdef int copy_in(self, char *to, bytes head, list buffers, list offsets,
+                     uint64_t cold) except -1:
         cdef Py_buffer view
         cdef uint64_t at
         cdef Py_ssize_t i
@@ -187,7 +248,15 @@ cdef class Client(_Holders):
         for i in range(len(buffers)):
             at = offsets[i]
             PyObject_GetBuffer(buffers[i], &view, PyBUF_SIMPLE)
-            if view.len > 16384:
+            if view.len > 16384 and cold:
+                self.map.writers += 1
+                with nogil:
+                    if not file_write(&self.map.file, self.c, self.slot, <char *>view.buf,
+                                      view.len, cold + at):
+                        pages_copy(to + at, <char *>view.buf, view.len)
+                self.map.writers -= 1
+                self.map.close_file()
+            elif view.len > 16384:
                 with nogil:
                     memcpy(to + at, view.buf, view.len)
             elif view.len:
@@ -195,27 +264,55 @@ cdef class Client(_Holders):
             PyBuffer_Release(&view)
         return 0
 
-    def publish(self, uint64_t payload, uint64_t nbytes, bint refs) -> int:
-        """A sealed object over a LEASED block that has been written; one ref is held."""
+    def put(self, Lease lease not None, uint64_t nbytes, bint refs) -> Hold:
+        """A sealed object over a LEASED block that has been written; the ref that is held."""
+        if lease.gone:
+            raise ValueError("the block is another's by now")
+        cdef Hold hold = self.put_at(lease.payload, nbytes, refs)
+        lease.gone = True
+        return hold
+
+    cdef Hold put_at(self, uint64_t payload, uint64_t nbytes, bint refs):
         self.check_range(payload, nbytes)
+        cdef Hold hold = Hold.__new__(Hold)
         cdef uint64_t oid = self.new_header(KIND_PUT, ST_CLAIMED, self.slot, 0, payload, nbytes,
                                             FLAG_REFS if refs else 0)
         STORE64(&block_of(self.map.store, payload).owner, oid)
         change_state(self.c, oid, ST_CLAIMED, ST_SEALED, self.slot, -1)
         self.counted(nbytes)
-        return oid
+        hold.oid = oid
+        hold.client = self
+        return hold
+
+    def publish(self, uint64_t payload, uint64_t nbytes, bint refs) -> int:
+        """As put(), with a count that the caller is to release()."""
+        return self.disown(self.put_at(payload, nbytes, refs))
 
     def publish_inline(self, bytes head, list buffers, list offsets, uint64_t nbytes,
                        bint refs) -> int:
+        """As put_inline(), with a count that the caller is to release()."""
+        return self.disown(self.put_inline(head, buffers, offsets, nbytes, refs))
+
+    cdef uint64_t disown(self, Hold hold) except 0:
+        hold.client = None
+        return hold.oid
+
+    def put_inline(self, bytes head, list buffers, list offsets, uint64_t nbytes,
+                   bint refs) -> Hold:
         """A sealed object of at most INLINE_BYTES_MAX, in the header's own record."""
+        cdef char data[RESULT_INLINE]
         if nbytes > RESULT_INLINE:
             raise ValueError(f"{nbytes} bytes do not fit into {RESULT_INLINE}")
+        self.copy_in(data, head, buffers, offsets, 0)  # what can fail comes first
+        cdef Hold hold = Hold.__new__(Hold)
         cdef uint64_t oid = self.new_header(KIND_PUT, ST_CLAIMED, self.slot, 0, 0, nbytes,
                                             FLAG_INLINE | (FLAG_REFS if refs else 0))
-        self.copy_in(<char *>record_of(self.c, oid).result_inline, head, buffers, offsets)
+        memcpy(record_of(self.c, oid).result_inline, data, nbytes)
         change_state(self.c, oid, ST_CLAIMED, ST_SEALED, self.slot, -1)
         self.counted(nbytes)
-        return oid
+        hold.oid = oid
+        hold.client = self
+        return hold
 
     cdef inline void counted(self, uint64_t nbytes) noexcept:
         cdef shm_client *me = client_of(self.c, self.slot)
@@ -238,7 +335,7 @@ cdef class Client(_Holders):
         if nbytes > RESULT_INLINE:
             raise ValueError(f"{nbytes} bytes do not fit into {RESULT_INLINE}")
         cdef shm_header *h = header_of(self.c, oid)
-        self.copy_in(<char *>record_of(self.c, oid).result_inline, head, buffers, offsets)
+        self.copy_in(<char *>record_of(self.c, oid).result_inline, head, buffers, offsets, 0)
         h.size = nbytes
         OR8(&h.flags, FLAG_INLINE | (FLAG_REFS if refs else 0))
 
@@ -254,6 +351,21 @@ cdef class Client(_Holders):
         if not self.pins[ID_TABLE(oid)] or not self.pins[ID_TABLE(oid)][ID_INDEX(oid)]:
             raise ValueError(f"{oid:#x} is not pinned here")
         self.unpin(oid)
+
+    def bind_lease(self, uint64_t oid, Lease lease not None, uint64_t nbytes, bint refs) -> None:
+        """As bind(): the block is the object's from here on."""
+        if lease.gone:
+            raise ValueError("the block is another's by now")
+        self.bind(oid, lease.payload, nbytes, refs)
+        lease.gone = True
+
+    def block_of(self, Lease lease not None, uint64_t nbytes) -> Block:
+        """As block(), from a lease."""
+        if lease.gone:
+            raise ValueError("the block is another's by now")
+        cdef Block b = self.block(lease.payload, nbytes)
+        lease.gone = True
+        return b
 
     def block(self, uint64_t payload, uint64_t nbytes):
         """A writable buffer over a LEASED block; freed with the last array over it."""
@@ -353,6 +465,7 @@ cdef class Client(_Holders):
             if CAS64(&h.word, w, (w & WORD_ACQUIRES_MASK)
                      | WORD_MAKE((WORD_GENERATION(w) + 1) & GENERATION_MASK, 0, 0, ST_FREE)):
                 break
+        table_of(self.c, t).used[index // 64] &= ~(1ULL << (index % 64))
         self.free_index[t][self.free_count[t]] = <uint16_t>index
         self.free_count[t] += 1
 
@@ -381,4 +494,5 @@ cdef class Client(_Holders):
 
 
 include "shm_views.pxi"
+include "shm_counts.pxi"
 include "shm_node.pxi"

@@ -15,24 +15,7 @@ cimport cython
 
 include "shm_layout.pxi"
 
-cdef extern from "shm_tasks.h" nogil:
-    enum:
-        WAIT_TIMEOUT
-        WAIT_DONE
-        WAIT_AGAIN
-        WAIT_NEWS
-        WAIT_CLOSING
-    int queue_post(char *, unsigned, uint64_t)
-    int queue_open(char *, unsigned, unsigned, unsigned, int)
-    void queue_close(char *, unsigned)
-    void wake_worker(char *, unsigned, uint64_t)
-    unsigned pool_idle(char *, unsigned)
-    int task_claim(char *, uint64_t, unsigned)
-    uint64_t task_next(char *, unsigned, unsigned, unsigned *, uint64_t)
-    uint64_t queue_take(char *, unsigned, unsigned, unsigned *)
-    int wait_for(char *, unsigned, uint64_t *, int *, int, const uint16_t *, int,
-                 const uint32_t *, int, uint64_t)
-    void says_waiting(shm_client *, uint64_t, uint64_t, uint64_t)
+include "tasks_declarations.pxi"
 
 ARGS_INLINE_BYTES = ARGS_INLINE
 FOREVER_NS = 1 << 62
@@ -55,6 +38,7 @@ cdef class Tasks:
     cdef readonly unsigned slot
     cdef unsigned start         # the queue to look at first
     cdef uint16_t tables[TABLES]  # own tables in which results are awaited
+    cdef uint8_t watched[TABLES]
     cdef int n_tables
     cdef uint32_t parked[PARKS]
     cdef uint64_t void_task     # what it ran was aborted: its result does not count
@@ -87,12 +71,10 @@ cdef class Tasks:
             queue_close(self.c, queue)
 
     cdef int watch_table(self, unsigned table) except -1:
-        cdef int i
-        for i in range(self.n_tables):
-            if self.tables[i] == table:
-                return 0
-        self.tables[self.n_tables] = table
-        self.n_tables += 1
+        if not self.watched[table]:
+            self.watched[table] = 1
+            self.tables[self.n_tables] = table
+            self.n_tables += 1
         return 0
 
     def watch(self, uint64_t oid) -> None:
@@ -103,6 +85,7 @@ cdef class Tasks:
     def watch_only(self, list tables) -> None:
         """The node: just these tables, its own and adopted ones; others' news are not its."""
         self.n_tables = 0
+        memset(self.watched, 0, sizeof(self.watched))
         for table in tables:
             self.watch_table(table)
 
@@ -333,7 +316,7 @@ cdef class Tasks:
         return LOAD32(&client_of(self.c, self.slot).retire) != 0
 
     def pool_state(self, unsigned pool) -> int:
-        """0 free, 1 open, 2 closing, 3 an actor's that has ended."""
+        """0 free, 1 open, 2 closing, 3 broken, 4 an actor's that has ended."""
         return LOAD32(&pool_of(self.c, pool).state)
 
     def owns_queue(self, unsigned queue, unsigned pool) -> bool:
@@ -445,6 +428,23 @@ cdef class Tasks:
             self.parked[b] -= 1
             if self.parked[b] == 0:
                 AND64(&park_of(self.c, b)[self.slot // 64], ~(1ULL << (self.slot % 64)))
+
+    def bucket(self, uint64_t oid) -> int:
+        """In which park() has put it, if it is others'."""
+        return park_index(oid)
+
+    def take_parked_news(self) -> list[int]:
+        """Buckets of this client in which something has become done since the last call."""
+        cdef list found = []
+        cdef uint64_t *news = client_of(self.c, self.slot).parked_news
+        cdef uint64_t bits
+        cdef unsigned i
+        for i in range(PARKS // 64):
+            bits = SWAP64(&news[i], 0) if LOAD64(&news[i]) else 0
+            while bits:
+                found.append(64 * i + ctz(bits))
+                bits &= bits - 1
+        return found
 
     def done(self, uint64_t oid) -> bool:
         check(oid)

@@ -13,6 +13,7 @@ cdef class _Holders:
     cdef dict live_leases     # id of a Block -> (payload, bytes): arrays of empty() in use
     cdef uint16_t *free_index[TABLES]
     cdef uint32_t free_count[TABLES]
+    cdef int making           # the table of the last header that was made; -1: none
     cdef object __weakref__
 
     def __cinit__(self, int control_fd, int store_fd, unsigned slot, int node_event_fd):
@@ -21,6 +22,7 @@ cdef class _Holders:
         self.slot = slot
         self.home = root_of(self.c).home
         self.own_tables = []
+        self.making = -1
         self.live_leases = {}
         heap_init(&self.heap, root_of(self.c).span_bytes, root_of(self.c).small_object_bytes_max)
 
@@ -55,6 +57,7 @@ cdef class _Holders:
     def close(self) -> None:
         """No atomics of this client from now on; memory stays mapped while views of it live."""
         self.map.closed = True
+        self.map.close_file()
 
     # -- headers -------------------------------------------------------------------------------
 
@@ -71,6 +74,8 @@ cdef class _Holders:
                 break
         else:
             raise MemoryError(f"all {TABLES * TABLE_HEADERS} object headers of this host are taken")
+        memset(table_of(self.c, t).used, 0, sizeof(table_of(self.c, t).used))
+        memset(table_of(self.c, t).open, 0, sizeof(table_of(self.c, t).open))
         if self.free_index[t] == NULL:
             self.free_index[t] = <uint16_t *>calloc(TABLE_HEADERS, 2)
             if self.free_index[t] == NULL:
@@ -86,21 +91,30 @@ cdef class _Holders:
         """A header of this client's with one ref of this process on it."""
         cdef int t = -1
         cdef uint32_t index, gen
-        cdef uint64_t w, word_index
+        cdef uint64_t w, bit
         cdef shm_header *h
         cdef shm_table *table
         if self.map.closed:  # by another thread just now: the tables may be the node's already
             raise RuntimeError("the cluster was closed during this call")
-        for t in self.own_tables:
-            if self.free_count[t]:
-                break
-        else:
-            t = self.take_table()
+        t = self.making
+        if t < 0 or not self.free_count[t]:
+            for t in self.own_tables:
+                if self.free_count[t]:
+                    break
+            else:
+                t = self.take_table()
+            self.making = t
         self.free_count[t] -= 1
         index = self.free_index[t][self.free_count[t]]
         table = table_of(self.c, t)
         if table.high <= index:
             STORE32(&table.high, index + 1)
+        bit = 1ULL << (index % 64)
+        table.used[index // 64] |= bit  # only the owner writes it
+        if kind != KIND_PUT:
+            OR64(&table.open[index // 64], bit)
+        elif LOAD64(&table.open[index // 64]) & bit:  # by a dead process of an earlier life
+            AND64(&table.open[index // 64], ~bit)
         h = header_at(self.c, t, index)
         OR64(&h.refs[self.slot // 64], 1ULL << (self.slot % 64))
         h.block = block
@@ -130,6 +144,15 @@ cdef class _Holders:
     def new(self, unsigned kind, unsigned state, unsigned claimant=0, unsigned pool=0) -> int:
         """A header without bytes (a task's or an operation's result); one ref is held."""
         return self.new_header(kind, state, claimant, pool, 0, 0, 0)
+
+    def draft(self, unsigned kind, unsigned pool=0) -> Hold:
+        """A WAITING header without bytes, with a hold. It is cancelled with its hold until that is
+        told to keep() it: what stops its maker half way leaves nothing behind."""
+        cdef Hold h = Hold.__new__(Hold)
+        h.oid = self.new_header(kind, ST_WAITING, 0, pool, 0, 0, 0)
+        h.client = <Client>self
+        h.draft = True
+        return h
 
     cdef int check(self, uint64_t oid) except -1:
         if not id_valid(oid):

@@ -75,6 +75,7 @@ enum shm_flag {
     FLAG_REFS = 2,          /* the payload lists refs */
     FLAG_ABORT_DELETE = 4,  /* ABORTED ends as DELETED, not CANCELLED */
     FLAG_RETURNED = 8,      /* the owner has returned the bytes (DELETED) */
+    FLAG_ELSEWHERE = 16,    /* the node is to be told when it is freed or deleted */
 };
 
 /* A header: 128 bytes, two cache lines.
@@ -126,7 +127,8 @@ static_assert(sizeof(shm_record) == 512, "record");
 static_assert(offsetof(shm_record, args_inline) == 104, "record");
 static_assert(offsetof(shm_record, result_inline) == 320, "record");
 
-/* A table: who owns 4096 headers, and two bitmaps of news for that owner. */
+/* A table: who owns 4096 headers, two bitmaps of news for that owner, one of news for the node, and
+ * two from which the node counts objects without a look at their headers. */
 typedef struct {
     uint32_t owner;        /* client slot + 1; 0 = free */
     uint32_t high;         /* headers ever used */
@@ -135,11 +137,15 @@ typedef struct {
     uint64_t done_summary;
     uint64_t pad2[7];
     uint64_t freed_summary;
-    uint64_t pad3[7];
+    uint64_t gone_summary;
+    uint64_t pad3[6];
     uint64_t done[TABLE_WORDS];
     uint64_t freed[TABLE_WORDS];
+    uint64_t gone[TABLE_WORDS];  /* news for the node: marked FLAG_ELSEWHERE, freed or deleted */
+    uint64_t used[TABLE_WORDS];  /* owner: headers that are handed out */
+    uint64_t open[TABLE_WORDS];  /* of those: results that are not done */
 } shm_table;
-static_assert(sizeof(shm_table) == 192 + 1024, "table");
+static_assert(sizeof(shm_table) == 192 + 5 * 512, "table");
 
 enum client_state { CLIENT_FREE = 0, CLIENT_LIVE = 1, CLIENT_DEAD = 2 };
 
@@ -169,7 +175,7 @@ typedef struct {
     uint64_t tasks_failed;
     uint64_t puts;
     uint64_t put_bytes;
-    uint64_t pad4[4];
+    uint64_t parked_news[PARKS / 64]; /* buckets in which it is parked and something became done */
 } shm_client;
 static_assert(sizeof(shm_client) == 256, "client");
 
@@ -236,7 +242,10 @@ typedef struct {
     uint64_t span_bytes;
     uint64_t spinners[MASK_WORDS];
     uint64_t returns_next;
-    uint64_t pad[32];
+    uint64_t gone_tables[TABLES / 64]; /* which tables have a bit in `gone` */
+    uint32_t file_writer;  /* client slot + 1 of who writes a large value through the file; 0: none */
+    uint32_t pad0;
+    uint64_t pad[15];
     uint64_t returns[RETURNS]; /* payload offset | lap: who was killed here left another lap */
 } shm_root;
 static_assert(sizeof(shm_root) <= 65536, "root");

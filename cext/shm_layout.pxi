@@ -5,6 +5,8 @@ cdef extern from "shm_spans.h" nogil:
         uint32_t version, closing, tables_high, queues_high, hungry, tracing, cores, spin_us_max
         uint64_t returns[4096]
         uint64_t spinners[4]
+        uint64_t gone_tables[16]
+        uint32_t file_writer
     ctypedef struct shm_header:
         uint64_t word, block, size, taken, spill
         uint64_t refs[4]
@@ -21,12 +23,16 @@ cdef extern from "shm_spans.h" nogil:
         uint8_t result_inline[192]
     ctypedef struct shm_table:
         uint32_t owner, high
-        uint64_t owner_generation, done_summary, freed_summary
+        uint64_t owner_generation, done_summary, freed_summary, gone_summary
         uint64_t done[64]
         uint64_t freed[64]
+        uint64_t gone[64]
+        uint64_t used[64]
+        uint64_t open[64]
     ctypedef struct shm_client:
         uint32_t state, pid, pool, kind, event, sleeping, returned, blocked, task, retire
         uint64_t generation, running, deadline_ns, deadline_id, tasks_done, tasks_failed, puts, put_bytes
+        uint64_t parked_news[4]
         uint64_t waiting_id, waiting_n, waiting_ns, waiting_last
     ctypedef struct shm_queue:
         uint32_t owner, pool, here
@@ -106,8 +112,10 @@ cdef extern from "shm_spans.h" nogil:
         FLAG_REFS
         FLAG_ABORT_DELETE
         FLAG_RETURNED
+        FLAG_ELSEWHERE
         TABLES
         TABLE_HEADERS
+        TABLE_WORDS
         UNITS_MAX
     uint64_t SHM_MAGIC, CONTROL_BYTES, ROOT_BYTES, WORD_ACQUIRES_MASK, BLOCK_LEASED
     uint32_t GENERATION_MASK
@@ -151,6 +159,8 @@ cdef extern from "shm_spans.h" nogil:
     int CAS32(uint32_t *, uint32_t, uint32_t)
     int CAS64(uint64_t *, uint64_t, uint64_t)
     unsigned ctz "__builtin_ctzll"(uint64_t)
+    unsigned popcount "__builtin_popcountll"(uint64_t)
+    void set_gone_bit(char *, uint64_t)
     uint64_t now_ns()
     uint32_t now_stamp()
     void wake_client(char *, unsigned)

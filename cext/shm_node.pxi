@@ -27,7 +27,7 @@ cdef dict describe(char *c, unsigned t, unsigned i):
 
 
 @cython.final
-cdef class NodeClient(Client):
+cdef class NodeClient(_Counting):
     """Client slot 0: the store's budget is kept in Python, the words are changed here."""
     cdef uint64_t returns_seen
     cdef bint look_at_all  # somebody died, perhaps between returning a block and saying so
@@ -63,7 +63,7 @@ cdef class NodeClient(Client):
         STORE32(&client_of(self.c, slot).retire, value)
 
     def open_pool(self, unsigned pool, uint32_t state) -> None:
-        """0 free, 1 open, 2 closing, 3 an actor's that has ended."""
+        """0 free, 1 open, 2 closing, 3 broken, 4 an actor's that has ended."""
         STORE32(&pool_of(self.c, pool).state, state)
 
     def client_info(self, unsigned slot) -> dict:
@@ -189,6 +189,10 @@ cdef class NodeClient(Client):
             self.own_tables.append(t)
             # what was freed before the adoption is looked at again
             for i in range(table_of(self.c, t).high):
+                if WORD_STATE(LOAD64(&header_at(self.c, t, i).word)) == ST_FREE:
+                    table_of(self.c, t).used[i // 64] &= ~(1ULL << (i % 64))
+                else:
+                    table_of(self.c, t).used[i // 64] |= 1ULL << (i % 64)
                 if WORD_STATE(LOAD64(&header_at(self.c, t, i).word)) in (ST_FREED, ST_DELETED):
                     OR64(&table_of(self.c, t).freed[i // 64], 1ULL << (i % 64))
                     OR64(&table_of(self.c, t).freed_summary, 1ULL << (i // 64))
@@ -200,11 +204,13 @@ cdef class NodeClient(Client):
         cdef unsigned t, i
         for t in self.own_tables:
             if t not in keep:
-                for i in range(table_of(self.c, t).high):
-                    if WORD_STATE(LOAD64(&header_at(self.c, t, i).word)) != ST_FREE:
+                for i in range(TABLE_WORDS):
+                    if table_of(self.c, t).used[i]:
                         break
                 else:
                     given.append(t)
+                    if self.making == <int>t:
+                        self.making = -1
                     continue
             left.append(t)
         self.own_tables = left
@@ -261,23 +267,30 @@ cdef class NodeClient(Client):
 
     def reclaim_freed(self) -> int:
         """Returns the big blocks of everything FREED, though its owner has not collected it yet."""
-        cdef unsigned t, i, high
+        cdef unsigned t, word
+        cdef shm_table *table
         cdef shm_header *h
-        cdef uint64_t w, at
+        cdef uint64_t w, at, summary, bits, i
         cdef int n = 0
         for t in range(LOAD32(&root_of(self.c).tables_high)):
-            if not LOAD64(&table_of(self.c, t).freed_summary):
-                continue
-            for i in range(LOAD32(&table_of(self.c, t).high)):
-                h = header_at(self.c, t, i)
-                w = LOAD64(&h.word)
-                if WORD_STATE(w) == ST_FREED or (WORD_STATE(w) == ST_DELETED
-                                                 and mask_empty(h.pins)):
-                    at = LOAD64(&h.block)  # once: the owner may use the header again
-                    if at and not h.flags & (FLAG_INLINE | FLAG_RETURNED) and block_of(
-                            self.map.store, at).big:
-                        n += return_block(self.c, self.map.store, at,
-                                          ID_MAKE(t, i, WORD_GENERATION(w)))
+            table = table_of(self.c, t)
+            summary = LOAD64(&table.freed_summary)
+            while summary:
+                word = ctz(summary)
+                summary &= summary - 1
+                bits = LOAD64(&table.freed[word])
+                while bits:
+                    i = word * 64 + ctz(bits)
+                    bits &= bits - 1
+                    h = header_at(self.c, t, i)
+                    w = LOAD64(&h.word)
+                    if WORD_STATE(w) == ST_FREED or (WORD_STATE(w) == ST_DELETED
+                                                     and mask_empty(h.pins)):
+                        at = LOAD64(&h.block)  # once: the owner may use the header again
+                        if at and not h.flags & (FLAG_INLINE | FLAG_RETURNED) and block_of(
+                                self.map.store, at).big:
+                            n += return_block(self.c, self.map.store, at,
+                                              ID_MAKE(t, i, WORD_GENERATION(w)))
         return n
 
     def set_number(self, uint32_t number) -> None:

@@ -68,13 +68,17 @@ static inline unsigned park_index(uint64_t id) {
     uint64_t h = (id ^ (id >> 29)) * 0x9E3779B97F4A7C15ULL;
     return (unsigned)(h >> 56) % PARKS;
 }
+/* Also says which bucket it was: who waits for many looks only at those in there. */
 static inline void wake_parked(char *c, uint64_t id) {
-    uint64_t *park = park_of(c, park_index(id));
+    unsigned bucket = park_index(id);
+    uint64_t *park = park_of(c, bucket);
     for (int i = 0; i < MASK_WORDS; i++) {
         uint64_t mask = LOAD(&park[i]);
         while (mask) {
             unsigned bit = (unsigned)__builtin_ctzll(mask);
             mask &= mask - 1;
+            OR(&client_of(c, (unsigned)i * 64 + bit)->parked_news[bucket / 64],
+               1ULL << (bucket % 64));
             wake_client(c, (unsigned)i * 64 + bit);
         }
     }
@@ -105,6 +109,13 @@ static inline void set_done_bit(char *c, uint64_t id) {
     OR(&t->done[ID_INDEX(id) / 64], 1ULL << (ID_INDEX(id) % 64));
     OR(&t->done_summary, 1ULL << (ID_INDEX(id) / 64));
 }
+/* After the header's step: its flags may be another object's by now, then the bit is a false alarm. */
+static inline void set_gone_bit(char *c, uint64_t id) {
+    unsigned t = ID_TABLE(id), i = ID_INDEX(id);
+    OR(&table_of(c, t)->gone[i / 64], 1ULL << (i % 64));
+    OR(&table_of(c, t)->gone_summary, 1ULL << (i / 64));
+    OR(&root_of(c)->gone_tables[t / 64], 1ULL << (t % 64));
+}
 /* The one place where a header becomes FREED. Returns 1 when this call did it. */
 static inline int try_free(char *c, uint64_t id) {
     shm_header *h = header_of(c, id);
@@ -113,6 +124,7 @@ static inline int try_free(char *c, uint64_t id) {
         unsigned s = WORD_STATE(w);
         if (WORD_GENERATION(w) != ID_GENERATION(id) || !state_can_free(s))
             return 0;
+        unsigned marked = LOAD(&h->flags) & FLAG_ELSEWHERE; /* a later mark changes the word */
         if (!mask_empty(h->pins))
             return 0;
         if (!mask_empty(h->refs)) {
@@ -121,6 +133,8 @@ static inline int try_free(char *c, uint64_t id) {
             return 0;
         }
         if (CAS64(&h->word, w, (w & ~0xFULL) | ST_FREED)) {
+            if (marked)
+                set_gone_bit(c, id);
             set_freed_bit(c, id);
             return 1;
         }
@@ -168,6 +182,7 @@ static inline int change_state(char *c, uint64_t id, unsigned from, unsigned to,
 
 /* Everybody who waits for this id looks again: its owner (who also finds it in `done`), the parked. */
 static inline void announce_done(char *c, uint64_t id) {
+    AND(&table_of(c, ID_TABLE(id))->open[ID_INDEX(id) / 64], ~(1ULL << (ID_INDEX(id) % 64)));
     set_done_bit(c, id);
     uint32_t owner = LOAD(&table_of(c, ID_TABLE(id))->owner);
     if (owner)
@@ -207,7 +222,10 @@ static inline int delete_object(char *c, uint64_t id) {
             to = ST_ABORTED;
         } else
             return s == ST_SPILLING ? -1 : 0;
+        unsigned marked = LOAD(&h->flags) & FLAG_ELSEWHERE;
         if (CAS64(&h->word, w, (w & ~0xFULL) | to)) {
+            if (marked)
+                set_gone_bit(c, id);
             announce_done(c, id);
             try_free(c, id);
             return 1;

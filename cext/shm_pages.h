@@ -10,13 +10,14 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; older kernels refuse it, and pages come by touch */
 #endif
 
-enum { PAGES_THREADS_MAX = 4, PAGES_BYTES_MIN = 8 << 20, PAGE = 4096 };
+enum { PAGES_THREADS_MAX = 4, PAGES_BYTES_MIN = 8 << 20, PAGE = 4096, PAGES_PIECE_BYTES = 256 << 10 };
 
 typedef struct {
     char *begin;
@@ -56,5 +57,21 @@ static inline void pages_populate(char *begin, uint64_t bytes, unsigned cores) {
     pages_populate_range(&ranges[0]);
     for (unsigned i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
+}
+/* Copies into pages that may be fresh: each piece is asked for just before it is written, while it
+ * is in the cache from being cleared. */
+static inline void pages_copy(char *to, const char *from, uint64_t bytes) {
+    while (bytes) {
+        uint64_t begin = (uint64_t)to & ~(uint64_t)(PAGE - 1);
+        uint64_t n = PAGES_PIECE_BYTES - ((uint64_t)to - begin);
+        if (n > bytes)
+            n = bytes;
+        uint64_t end = ((uint64_t)to + n + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+        madvise((void *)begin, end - begin, MADV_POPULATE_WRITE);
+        memcpy(to, from, n);
+        to += n;
+        from += n;
+        bytes -= n;
+    }
 }
 #endif

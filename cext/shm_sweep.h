@@ -23,6 +23,7 @@ static inline void sweep_bits(char *c, unsigned slot, int pins) {
         AND(&pool_of(c, i)->spinning[word], keep);
     }
     AND(&root_of(c)->spinners[word], keep);
+    CAS32(&root_of(c)->file_writer, slot + 1, 0);
     unsigned tables = LOAD(&root_of(c)->tables_high);
     for (unsigned t = 0; t < tables; t++) {
         unsigned high = LOAD(&table_of(c, t)->high);
@@ -33,14 +34,21 @@ static inline void sweep_bits(char *c, unsigned slot, int pins) {
             if (pins && LOAD(&h->pins[word]) & ~keep)
                 AND(&h->pins[word], keep);
             uint64_t w = LOAD(&h->word), id = ID_MAKE(t, i, WORD_GENERATION(w));
+            if ((WORD_STATE(w) == ST_FREED || WORD_STATE(w) == ST_DELETED) &&
+                LOAD(&h->flags) & FLAG_ELSEWHERE)
+                set_gone_bit(c, id);
             if (WORD_STATE(w) == ST_FREED)
                 set_freed_bit(c, id);
             else
                 try_free(c, id);
         }
     }
-    for (unsigned i = 1; i < CLIENTS; i++)
+    for (unsigned i = 0; i < CLIENTS; i++)
         if (LOAD(&client_of(c, i)->state)) {
+            for (unsigned k = 0; k < PARKS / 64; k++) /* it may have died before it said which */
+                STORE(&client_of(c, i)->parked_news[k], ~0ULL);
+            if (i == NODE_SLOT)
+                continue;
             STORE(&client_of(c, i)->returned, 1);
             wake_client(c, i);
         }

@@ -207,17 +207,20 @@ static inline int has_news(char *c, const uint16_t *tables, int n) {
             return 1;
     return 0;
 }
-/* Moves ids that are not done to the front; returns how many those are. */
-static inline int still_pending(char *c, uint64_t *ids, int n) {
-    int left = 0;
-    for (int i = 0; i < n; i++) {
+/* Drops ids that are done, from the end, until more than `most` are found that are not; returns how
+ * many are left. Who waits for all of many looks at one of them each time. */
+static inline int still_pending(char *c, uint64_t *ids, int n, int most) {
+    int pending = 0;
+    for (int i = n; i-- > 0 && pending <= most;) {
         uint64_t w = LOAD(&header_of(c, ids[i])->word);
         int done = WORD_GENERATION(w) != ID_GENERATION(ids[i]) || state_done(WORD_STATE(w)) ||
                    WORD_STATE(w) == ST_FREED;
-        if (!done)
-            ids[left++] = ids[i];
+        if (done)
+            ids[i] = ids[--n];
+        else
+            pending++;
     }
-    return left;
+    return n;
 }
 /* For who asks what hangs. Of several threads the latest one says it. */
 static inline void says_waiting(shm_client *me, uint64_t id, uint64_t n, uint64_t now) {
@@ -240,7 +243,7 @@ static inline int wait_for(char *c, unsigned slot, uint64_t *ids, int *n, int pe
     int spinning = 0, bursts = 0, result;
     for (;;) {
         uint32_t seen = LOAD(&me->event);
-        *n = still_pending(c, ids, *n);
+        *n = still_pending(c, ids, *n, pending_max);
         if (*n <= pending_max && pending_max >= 0) {
             result = WAIT_DONE;
             break;
@@ -278,7 +281,7 @@ static inline int wait_for(char *c, unsigned slot, uint64_t *ids, int *n, int pe
         }
         spin_until = now; /* once asleep it does not spin again */
         if (*n > 0)
-            says_waiting(me, ids[0], (uint64_t)(*n - pending_max), now);
+            says_waiting(me, ids[*n - 1], (uint64_t)(*n - pending_max), now);
         ADD(&me->sleeping, 1);
         uint64_t left = deadline - now;
         int rc = futex_wait(&me->event, seen, (int64_t)(left < SLICE_NS ? left : SLICE_NS));

@@ -9,10 +9,17 @@ cdef class Hold:
     """One hold on an object; dropped when this is deallocated, by atomics only."""
     cdef Client client
     cdef readonly uint64_t oid
+    cdef bint draft  # nobody has been told of this header yet: it goes with this hold
 
     def __dealloc__(self):
         if self.client is not None:
+            if self.draft and self.client.map.usable():
+                cancel_task(self.client.c, self.oid, 0)
             self.client.release_ref(self.oid)
+
+    def keep(self) -> None:
+        """What was a draft is being worked on: dropping this hold cancels nothing any more."""
+        self.draft = False
 
     @property
     def home(self) -> int:
@@ -39,6 +46,24 @@ cdef class View:
 
     def __len__(self) -> int:
         return self.size
+
+
+@cython.final
+@cython.no_gc
+cdef class Lease:
+    """A LEASED block that is no object yet; given back when this is deallocated."""
+    cdef Client client
+    cdef readonly uint64_t payload
+    cdef bint gone         # it is an object's, or a Block's
+
+    def __dealloc__(self):
+        if self.client is not None and not self.gone and self.client.map.usable():
+            self.client.give_block(self.payload, BLOCK_LEASED)
+
+    def detach(self) -> int:
+        """Its payload, which somebody else is to give back from here on."""
+        self.gone = True
+        return self.payload
 
 
 @cython.final
@@ -73,6 +98,15 @@ cdef class Block:
     def published(self) -> int:
         """The local id of the object that this block has become; 0 while it is nobody's."""
         return self.oid
+
+    def publish(self) -> Hold:
+        """A sealed object over the whole block: client.put() and become() in one step."""
+        if self.oid:
+            raise ValueError("the block is an object already")
+        cdef Hold hold = self.client.put_at(self.payload, self.size, False)
+        self.client.pin_claimed(hold.oid)
+        self.oid = hold.oid
+        return hold
 
     def become(self, uint64_t oid) -> None:
         """The bytes are the object's now: this buffer holds a pin on it instead of the lease."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import math
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from hoplite_mp.demo.training import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import TypeAlias
+    from typing import TextIO, TypeAlias
 
     Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -28,6 +30,30 @@ TOP_NEEDS = {"rich": "rich"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    try:
+        code = _run(argv)
+    except BrokenPipeError:  # who reads the output has gone
+        code = 1
+    finally:
+        written = _flushed(sys.stdout) & _flushed(sys.stderr)
+    return code or int(not written)
+
+
+def _flushed(stream: TextIO) -> bool:
+    """Whether everything has been written. If not, nothing more is tried: the interpreter would
+    flush again as it ends, and make its own complaint and exit code, 120, of it."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+        return False
+    return True
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = parser().parse_args(argv)
     if arguments.command == "demo":
         return _demo(arguments)
@@ -161,7 +187,8 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
         "up",
         help="start a cluster here that other hosts can join",
         description="Manager and node on this host, in the foreground. Prints the command for the "
-        "other hosts when it is ready. SIGTERM or Ctrl-C ends the cluster.",
+        "other hosts to stdout when it is ready, and what to do with it to stderr. It works for "
+        "the cluster meanwhile. SIGTERM or Ctrl-C ends the cluster.",
     )
     up.add_argument("--listen", required=True, metavar="HOST:PORT", help="where others join")
     up.add_argument(
@@ -180,10 +207,10 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
     join.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
     join.add_argument(
         "--wait",
-        type=float,
-        default=30.0,
+        type=_patience,
         metavar="S",
-        help="try for so long; default: %(default)s",
+        help="try for so long, and wait for a token file that is missing, too, which is else an "
+        "error at once; default: 30",
     )
     return [up, join]
 
@@ -298,6 +325,16 @@ def _seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"must be seconds from {INTERVAL_S_MIN:g} to {INTERVAL_S_MAX:g}, not {text!r}"
         )
+    return number
+
+
+def _patience(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be seconds from 0, not {text!r}")
     return number
 
 

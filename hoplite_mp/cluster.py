@@ -8,11 +8,8 @@ It must never know: shared memory, sockets, processes.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import dataclasses
 import os
-import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,11 +19,12 @@ import numpy as np
 from hoplite_mp.actor import ActorCalls
 from hoplite_mp.client.entering import enter
 from hoplite_mp.client.futures import Future
-from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
+from hoplite_mp.client.memory import STATE, deadline_ns
 from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import CollectiveCalls, as_refs, keep_copies
 from hoplite_mp.config import Config, parse_size
-from hoplite_mp.errors import ConfigError, HopliteTimeoutError, NodeLostError
+from hoplite_mp.ending import Ending
+from hoplite_mp.errors import ClosedError, ConfigError
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
@@ -58,10 +56,9 @@ __all__ = ["Cluster", "Node", "current"]
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
 SPMD_SIZE_MAX = 200
-_open: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
-class Cluster(ActorCalls, CollectiveCalls, Looking, TaskExecutor):
+class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, TaskExecutor):
     """Processes that share immutable objects; a `concurrent.futures.Executor`.
 
     Args:
@@ -87,13 +84,13 @@ class Cluster(ActorCalls, CollectiveCalls, Looking, TaskExecutor):
         tls: False sends everything in the clear.
     """
 
-    _finisher: threading.Thread | None = None
     _attaches = True  # to a node of this host, if address= has one here
     _stays = False  # this process is there for its node, so other drivers may rely on that
     _standby: tuple[str, ...] = ()  # where another manager may be, as of `hosting`
     submit = TaskExecutor.submit
     map = TaskExecutor.map
     stats, trace = Looking.stats, Looking.trace
+    shutdown = Ending.shutdown
 
     def __init__(
         self,
@@ -150,7 +147,7 @@ class Cluster(ActorCalls, CollectiveCalls, Looking, TaskExecutor):
         self._far: FarHosts | None = None
         if hosts:
             self._start_far(hosts, config)
-        _open.add(self)
+        self._keep()
 
     def _start_far(self, hosts: Sequence[str], config: Config) -> None:
         """Nodes on other hosts; returns when all have joined."""
@@ -175,7 +172,7 @@ class Cluster(ActorCalls, CollectiveCalls, Looking, TaskExecutor):
         self._runtime = runtime
         self._options = Options()
         self._pool = runtime.own_pool
-        runtime.face = self
+        runtime.face = weakref.ref(self)
 
     @property
     def address(self) -> str | None:
@@ -195,81 +192,14 @@ class Cluster(ActorCalls, CollectiveCalls, Looking, TaskExecutor):
             face._host = face._network = face._far = None
             face._shutting = threading.Lock()
             face._join(runtime)
-        return runtime.face  # type: ignore[no-any-return]
+            runtime.face = lambda: face  # a worker's lives as long as the worker
+        found = runtime.face()
+        if found is None:
+            raise ClosedError("this cluster ends: nobody holds it any more")
+        return found  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:  # where it arrives it is current(), so viewed
         return _arrived, (self._options,)
-
-    # -- the end -------------------------------------------------------------------------------
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As in the standard library: no new tasks, then the end of the cluster made here.
-
-        wait=True returns when all tasks are done and all processes are gone; wait=False returns at
-        once and does the same behind your back. Afterwards calls raise ClosedError.
-        """
-        if self._host is None:
-            return
-        if self._closed:  # ending already, behind the caller's back
-            if wait and self._finisher is not None:
-                self._finisher.join()
-            return
-        self._closed = True
-        if self._runtime.client.usable and cancel_futures:
-            for oid in list(self._runtime.submitter.pending):
-                self._runtime.submitter.cancel(oid, False)
-        if wait:
-            self._finish()
-        else:
-            self._finisher = threading.Thread(target=self._finish, name="hoplite_mp shutdown")
-            self._finisher.start()
-
-    def _finish(self) -> None:
-        runtime, host = self._runtime, self._host
-        if host is None or not runtime.client.usable:
-            return
-        try:
-            with contextlib.suppress(NodeLostError):  # meanwhile: nothing is left to wait for
-                if not host.lost:
-                    runtime.submitter.waiting.wait_idle(FOREVER_NS)
-        except BaseException:
-            self._abort()
-            raise
-        self._end()
-
-    def _abort(self) -> None:
-        """Cancels what waits, interrupts what runs; what does not end in time is killed."""
-        self._closed = True
-        submitter = self._runtime.submitter
-        if self._runtime.client.usable and self._host is not None and not self._host.lost:
-            for force in (False, True):  # a worker that was interrupted would begin what waits
-                for oid in list(submitter.pending):
-                    with contextlib.suppress(Exception):
-                        submitter.cancel(oid, force)
-        self._end()
-
-    def _end(self) -> None:
-        host = self._host
-        if host is not None and not host.runtime.client.usable and os.getpid() != self._pid:
-            return  # a forked child leaves its parent's `with` block: nothing here is its own
-        with self._shutting:
-            host, self._host = self._host, None
-            far, self._far = self._far, None
-            _open.discard(self)
-            with contextlib.ExitStack() as stack:  # a Ctrl-C ends what comes before, not these
-                if far is not None:
-                    stack.callback(far.end)
-                if host is not None:
-                    stack.callback(host.end)
-                    host.runtime.submitter.keep_results(host.limit)
-
-    def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
-        if self._host is not None:
-            if kind is None:
-                self.shutdown(wait=True)
-            else:
-                self._abort()
-        return None
 
     # -- objects -------------------------------------------------------------------------------
 
@@ -384,7 +314,7 @@ class Cluster(ActorCalls, CollectiveCalls, Looking, TaskExecutor):
         places = named_places(self._runtime, options.pop("node", None), self._options.node)
         if max_workers is None:
             max_workers = min(WORKERS_MAX, sum(n for _, n in places) or cpu_count())
-        return open_pool(
+        made = open_pool(
             self._runtime,
             max_workers,
             initializer,
@@ -393,12 +323,14 @@ class Cluster(ActorCalls, CollectiveCalls, Looking, TaskExecutor):
             dataclasses.replace(self._options.override(options), node=None),
             [number for number, _ in places],
         )
+        made._cluster = self
+        return made
 
     def spmd(
         self, fn: Callable[..., T], size: int, *args: Any, node: Any = None
     ) -> list[Future[T]]:
-        """`size` peers in processes of their own, all at once: fn(rank, *args).
-
+        """`size` peers in processes of their own, all at once: fn(rank, *args). Refs among args
+        arrive as values, as for `submit`; `by_ref(ref)` hands a ref over.
         node: where they are, a node or several; None: all that have workers, in proportion. One
         that dies begins again like any task (`options(retries=0)`: it does not), and may join its
         Group again as long as that lives.
@@ -424,9 +356,11 @@ class Cluster(ActorCalls, CollectiveCalls, Looking, TaskExecutor):
 
         rank=None takes the lowest free one. timeout: seconds for each call (None: as long as the
         peers live; a group that does not fill raises after Config.group_wait_s). ValueError: wrong
-        size, taken rank, one too many.
+        size, taken rank, one too many. PeerLostError: its process died, and the others have left.
         """
-        return join_group(self._runtime, name, size, rank, strict, timeout)
+        member = join_group(self._runtime, name, size, rank, strict, timeout)
+        member._cluster = self
+        return member
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -485,17 +419,3 @@ def _arrived(options: Options) -> Cluster:
 def current() -> Cluster:
     """Inside a task the same cluster; elsewhere the innermost open one, else ClosedError."""
     return Cluster._of(current_runtime())
-
-
-@atexit.register
-def _close_all() -> None:
-    """At interpreter exit, as on leaving `with`: what an exception ends does not wait for tasks."""
-    failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
-    for cluster in list(_open):
-        with contextlib.suppress(HopliteTimeoutError):
-            if not cluster._runtime.client.usable:
-                continue
-            if failed:
-                cluster._abort()
-            else:
-                cluster.shutdown(wait=True)

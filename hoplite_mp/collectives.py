@@ -8,6 +8,7 @@ It must never know: how a reduction is executed.
 from __future__ import annotations
 
 import numbers
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -66,16 +67,41 @@ def as_refs(refs: Any) -> list[ObjectRef[Any]]:
         return [refs]
     if isinstance(refs, Future):
         return [refs.ref]
-    if not isinstance(refs, Iterable):
-        raise TypeError(f"expected a ref, a Future, or an iterable of them, not {refs!r}")
+    if not isinstance(refs, Iterable) or isinstance(refs, (str, bytes, bytearray)):
+        raise _not_a_ref("a ref, a Future, or an iterable of them", refs)
+    if isinstance(refs, np.ndarray) and refs.dtype != object:
+        raise _not_a_ref("a ref, a Future, or an iterable of them", refs)
     found = []
     for one in refs:
         if isinstance(one, Future):
             one = one.ref
         if not isinstance(one, ObjectRef):
-            raise TypeError(f"expected a ref or a Future, not {one!r}")
+            raise _not_a_ref("a ref or a Future", one)
         found.append(one)
     return found
+
+
+def _not_a_ref(wanted: str, got: Any) -> TypeError:
+    """Says what came in a line, whatever its size, and how values come where refs were given."""
+    hint = (
+        "Refs among a task's arguments arrive as their values; hoplite_mp.by_ref(ref) hands over "
+        "the ref itself, and put(value) makes a ref of a value"
+    )
+    return TypeError(f"expected {wanted}, not {_in_words(got)}. {hint}")
+
+
+def _in_words(value: Any) -> str:
+    kind = type(value)
+    home = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    name = f"{home}{kind.__qualname__}"
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None:
+        return f"{name} of {dtype}, shape {shape}"
+    if kind in (bool, int, float, complex, str, bytes, bytearray, type(None)):
+        return f"{name} {reprlib.repr(value)}"
+    if kind in (list, tuple, dict, set, frozenset):
+        return f"{name} of {len(value)} items"
+    return name
 
 
 def _reduce(
@@ -106,7 +132,7 @@ def _reduce(
     if kind != "reduce_scatter":
         to = list(dict.fromkeys(to))
     results = runtime.collective(refs, kind, name, wanted, deadline, reproducible, slices, to)
-    return [runtime.memory.own_ref(oid) for oid in results]
+    return [ObjectRef(runtime.memory.public_id(hold.oid), hold) for hold in results]
 
 
 def place_copies(
@@ -117,8 +143,8 @@ def place_copies(
         raise ValueError("no refs were given")
     if kind != "alltoall":
         to = list(dict.fromkeys(to))
-    (oid,) = runtime.collective(refs, kind, "", len(refs), None, False, 1, to)
-    return runtime.operation_future(oid)
+    (result,) = runtime.collective(refs, kind, "", len(refs), None, False, 1, to)
+    return runtime.operation_future(result)
 
 
 def keep_copies(runtime: Runtime, ref: ObjectRef[Any], copies: int, to: Sequence[int]) -> None:

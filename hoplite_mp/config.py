@@ -8,9 +8,11 @@ only: it measures nothing and knows nobody who reads it.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
+import sys
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -46,8 +48,37 @@ def parse_size(text: str | int) -> int:
     return round(float(number) * factor)
 
 
+class _Explained(type):
+    """Its classes' docs end with what stands below each field, read from the source when somebody
+    asks (`help`): written once, and nothing at import."""
+
+    @property
+    def __doc__(cls) -> str:  # type: ignore[override]
+        import ast
+        import inspect
+        import textwrap
+
+        own = cls.__dict__.get("__doc__") or ""
+        try:
+            tree = ast.parse(inspect.getsource(sys.modules[__name__]))
+        except (KeyError, OSError, SyntaxError, TypeError):  # there is no source here
+            return own
+        (body,) = [
+            one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == cls.__name__
+        ]
+        words = [own]
+        for field, below in itertools.pairwise(body.body):
+            if not (isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)):
+                continue
+            if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+                default = "" if field.value is None else f" = {ast.unparse(field.value)}"
+                text = textwrap.indent(inspect.cleandoc(below.value.value), "    ")
+                words.append(f"{ast.unparse(field.target)}{default}\n{text}")
+        return "\n\n".join(words)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(metaclass=_Explained):
     """The limits of one cluster. Immutable: `dataclasses.replace` makes a changed copy."""
 
     # -- memory --------------------------------------------------------------------------------
@@ -62,9 +93,27 @@ class Config:
     one for each process would take more than half of it, spans are smaller than this.
     Higher: fewer leases per second. Lower: less memory tied up by clients that put little."""
 
+    carried_array_bytes_min: int = 1 * MIB
+    """Arrays of this size and above that a function by value carries along (globals, closure,
+    defaults) are objects of their own: they are sent again only when they have changed, and a
+    global one is named in a warning.
+    Higher: more arrays are read and written with each task that names them.
+    Lower: more objects, and a look at each of them with every submit, some 5 microseconds."""
+
     put_wait_s: float = 10.0
     """How long a put waits for room in a full store before StoreFullError.
     Higher: bursts are ridden out. Lower: a program that leaks refs learns of it sooner."""
+
+    error_reserve_bytes: int = 1 * MIB
+    """What errors may take beyond the limit of a store that is full, at most a sixteenth of it: so
+    a task can say why it failed. Each takes 4 KiB of it, or as much as it needs.
+    Higher: more errors are kept whole at a time. Lower: less than that is taken above memory=;
+    without any room an error keeps its type and the beginning of its text."""
+
+    error_bytes_max: int = 64 * KIB
+    """How long an exception, with its traceback, may be to find room in the reserve; a longer one
+    waits for room as any value does, and is then cut to this.
+    Higher: long tracebacks stay whole. Lower: the reserve holds more errors."""
 
     memory_reserve_bytes: int = 256 * MIB
     """What the store leaves of the memory that the system says is available, but at most an eighth
@@ -133,6 +182,21 @@ class Config:
     holds that. Of what exceeds it the oldest goes; a result that is lost then stays lost.
     Higher: longer chains of tasks, and larger arguments, survive the death of a host. Lower: less
     of the store is kept for what may never be needed; 0: nothing is made again."""
+
+    start_attempts_max: int = 5
+    """How often in a row workers of a pool may die before their first task until tasks that wait
+    for one fail with a WorkerLostError. Attempts go on: tasks fail only while it lasts.
+    Higher: a longer shortage of memory is only a delay. Lower: who waits learns sooner why."""
+
+    restart_pause_s: float = 0.1
+    """How long to wait before the third attempt in a row to start a worker (the second is made at
+    once); before each later one it is twice as long, up to restart_pause_s_max.
+    Higher: less is spent on workers that die at once. Lower: a short trouble is over sooner."""
+
+    restart_pause_s_max: float = 5.0
+    """The longest pause between two attempts to start a worker; one that has lived for so long has
+    started well.
+    Higher: a host in trouble is left in peace. Lower: its workers are there sooner afterwards."""
 
     cancel_grace_s: float = 2.0
     """How long an interrupted task may clean up before its worker is killed.
@@ -258,8 +322,10 @@ _SMALLEST: dict[str, int] = {
     "small_object_bytes_max": 64,
     "span_bytes": SPAN_BYTES_MIN,
     "memory_bytes": 1 * MIB,
+    "error_bytes_max": 4 * KIB,
     "blocked_workers_max": 0,
     "nested_depth_max": 1,
+    "start_attempts_max": 2,
     "group_members_max": 1,
     "output_line_bytes_max": 80,
     "blas_threads": 1,
@@ -282,7 +348,8 @@ _LARGEST: dict[str, int] = {
     "unauthenticated_max": 4096,
 }
 _ABOVE_ZERO = {
-    "beat_interval_s", "drain_interval_s", "handshake_timeout_s", "silence_s", "start_timeout_s",
+    "beat_interval_s", "drain_interval_s", "handshake_timeout_s", "restart_pause_s",
+    "restart_pause_s_max", "silence_s", "start_timeout_s",
 }  # fmt: skip
 _POWERS_OF_TWO = {"span_bytes"}  # spans are aligned to their size
 _MULTIPLES: dict[str, int] = {"span_bytes": 4096}

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.cluster import Cluster
-from hoplite_mp.executor import Options, TaskExecutor, open_pool
+from hoplite_mp.executor import Options, TaskExecutor, open_pool, refusal
+from hoplite_mp.nodes import WORKERS_MAX
 from hoplite_mp.store.limits import cpu_count
 
 if TYPE_CHECKING:
@@ -18,17 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Executor"]
 
-WORKERS_MAX = 200
-
 
 class Executor(TaskExecutor):
     """The one-line replacement of `concurrent.futures.ProcessPoolExecutor`.
 
     Owns a cluster of this host; survives a worker's death (the task runs again). Results are
-    writable. Arguments as there, but for `mp_context`, which must be None: workers are neither
-    forked nor spawned from this process.
+    writable. What does not pickle fails its Future, with what pickle raised. Arguments as there,
+    but for `mp_context`, which must be None: workers are neither forked nor spawned from this
+    process.
     """
 
+    _pickles_later = True
     submit = TaskExecutor.submit  # here too, so that the pages of the API show them
     map = TaskExecutor.map
 
@@ -47,8 +48,8 @@ class Executor(TaskExecutor):
                 "own, neither forked nor spawned from yours; leave the argument out"
             )
         count = cpu_count() if max_workers is None else max_workers
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 200:
-            raise ValueError(f"max_workers={max_workers!r}: it must be from 1 to 200, or None")
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= WORKERS_MAX:
+            raise ValueError(refusal(max_workers))
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         plain = initializer is None and max_tasks_per_child is None

@@ -3,13 +3,15 @@
 Each class joins the domain (`HopliteError`) with the builtin that a caller would catch anyway, so
 `except TimeoutError` works without knowing this module. An exception raised by a task is none of
 these: it keeps its own type. All of them travel between processes: they pickle with their args.
+Those of lost workers and hosts are made at their first use (`LOST`), so name them as attributes of
+this module, `errors.WorkerLostError`, where they are raised or caught, and never import them.
 
 What a message must say: what happened, where, how much, and what to do about it.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import BrokenExecutor
+from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "ActorLostError",
@@ -62,28 +64,6 @@ class ObjectLostError(HopliteError, LookupError):
     """
 
 
-class WorkerLostError(HopliteError, BrokenExecutor):
-    """A worker died while it ran the task, and the task's retries are used up.
-
-    The world's doing (a kill, memory running out) or the task's (a crash in compiled code).
-    """
-
-
-class ActorLostError(WorkerLostError):
-    """The actor's process has ended, and its state with it; or it was closed, or killed.
-
-    The world's doing, or the class's own (a crash in compiled code). `options(restarts=)` begins
-    it anew, `options(checkpoint=)` keeps its state.
-    """
-
-
-class NodeLostError(WorkerLostError):
-    """A whole node is gone, with its store and its workers.
-
-    The world's doing: the host, its network or its node process failed.
-    """
-
-
 class PeerLostError(HopliteError, ConnectionError):
     """A member of a group died in a call that cannot do without it.
 
@@ -133,6 +113,70 @@ class AuthError(HopliteError, PermissionError):
     """
 
 
-for _name in __all__:
+if TYPE_CHECKING:
+    from concurrent.futures.process import BrokenProcessPool
+
+    class WorkerLostError(HopliteError, BrokenProcessPool): ...
+
+    class ActorLostError(WorkerLostError): ...
+
+    class NodeLostError(WorkerLostError): ...
+
+
+# Name, base and docstring of the errors that `except BrokenProcessPool` catches. That class lives
+# in concurrent.futures.process, whose import costs 9 to 19 ms, which most programs never need.
+LOST = {
+    "WorkerLostError": (
+        "",
+        """A worker died while it ran the task, and the task's retries are used up.
+
+    Caught by `except BrokenProcessPool`, too; but the pool goes on, with another worker. The
+    world's doing (a kill, memory running out) or the task's (a crash in compiled code).
+    """,
+    ),
+    "ActorLostError": (
+        "WorkerLostError",
+        """The actor's process has ended, and its state with it; or it was closed, or killed.
+
+    The world's doing, or the class's own (a crash in compiled code). `options(restarts=)` begins
+    it anew.
+    """,
+    ),
+    "NodeLostError": (
+        "WorkerLostError",
+        """A whole node is gone, with its store and its workers.
+
+    The world's doing: the host, its network or its node process failed.
+    """,
+    ),
+}
+
+
+def _make_lost() -> dict[str, type[HopliteError]]:
+    try:
+        from concurrent.futures.process import BrokenProcessPool as Broken
+    except (ImportError, OSError):
+        # No descriptor is left, or the interpreter is ending; what was lost must be told all the
+        # same. Other processes find the class by its name, and have their own.
+        from concurrent.futures import BrokenExecutor as Broken  # type: ignore[assignment]
+
+    made: dict[str, type[HopliteError]] = {}
+    for name, (base, text) in LOST.items():
+        bases = (made[base],) if base else (HopliteError, Broken)
+        made[name] = type(name, bases, {"__module__": "hoplite_mp", "__doc__": text})
+    return made
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in LOST:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals().setdefault("_lost", _make_lost())  # of two threads one makes them
+        globals().update(found)
+        return found[name]
+
+
+for _name in set(__all__) - set(LOST):
     # Tracebacks and pickles name the public place, `hoplite_mp.StoreFullError`.
     globals()[_name].__module__ = "hoplite_mp"

@@ -7,20 +7,27 @@ It must never know: how a host is started, collectives.
 
 from __future__ import annotations
 
+import _thread
 import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
+import logging
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hoplite_mp import serial
+from hoplite_mp import errors, serial
+from hoplite_mp.client.functions import Fixed
+from hoplite_mp.client.inheriting import Inheritance, put_setup
+from hoplite_mp.client.losing import UnlessEnded
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, deadline_ns, whole
-from hoplite_mp.errors import ClosedError, HopliteTimeoutError, NodeLostError
+from hoplite_mp.errors import ClosedError, HopliteTimeoutError
 from hoplite_mp.nodes import WORKERS_MAX, node_numbers
-from hoplite_mp.protocol.local import ClosePool, OpenPool
+from hoplite_mp.protocol.local import POOL_BROKEN, ClosePool, OpenPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,8 +43,9 @@ CHUNK_ITEMS_MAX = 256
 RETRIES_MAX = 127
 COMMON_POOL = 0
 _turns = itertools.count()
-SHUT_DOWN = "this executor has been shut down: it takes no new tasks"
+SHUT_DOWN = "cannot schedule new futures after shutdown: this executor takes no new tasks"
 MAX_TASKS_MAX = 1 << 62
+_log = logging.getLogger("hoplite_mp")
 TIMEOUT_S_MAX = 1e9  # 31 years; more is none
 
 
@@ -93,6 +101,7 @@ class TaskExecutor(concurrent.futures.Executor):
     _closed: bool = False
     _parent: TaskExecutor | None = None  # of a view
     _places: Sequence[tuple[int, int]] = ()  # of workers of its own: (node, how many)
+    _pickles_later = False  # as in the standard library: what does not pickle fails the Future
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -134,19 +143,32 @@ class TaskExecutor(concurrent.futures.Executor):
                 "this cluster was made with workers=0, so no task can ever run: make it with "
                 "workers, or use c.executor(), which has workers of its own"
             )
-        future: Future[T] = runtime.submitter.submit(
-            fn,
-            args,
-            kwargs,
-            pool,
-            runtime.config.retries if retries is None else retries,
-            options.timeout,
-            options.copy,
-            options.name,
-        )
+        if pool > COMMON_POOL and runtime.tasks.pool_state(pool) == POOL_BROKEN:
+            raise self._why_broken(pool, fn)
+        try:
+            future: Future[T] = runtime.submitter.submit(
+                fn,
+                args,
+                kwargs,
+                pool,
+                runtime.config.retries if retries is None else retries,
+                options.timeout,
+                options.copy,
+                options.name,
+            )
+        except serial.NotPicklable as error:
+            if not self._pickles_later:
+                raise
+            return runtime.submitter.fail_at_once(error.reason, options.copy)
         if self._was_closed() and future.cancel():  # by another thread, which did not see this one
             raise ClosedError(SHUT_DOWN)
         return future
+
+    def _why_broken(self, pool: int, fn: Any) -> BaseException:
+        """What its tasks fail with, from the node, which fails this one too."""
+        name = self._options.name or getattr(fn, "__name__", type(fn).__name__)
+        probe = self._runtime.submitter.submit(abs, (0,), {}, pool, 0, None, False, name)
+        return probe.exception() or errors.WorkerLostError("the initializer of its workers raised")
 
     def _resolved(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Options with the numbers of their nodes. ValueError: one is not there, or runs nothing
@@ -198,18 +220,18 @@ class TaskExecutor(concurrent.futures.Executor):
                 chunksize = self._chunksize(len(items))
         chunksize = chunksize or 1
         chunks = _chunks(items, chunksize) if chunksize > 1 else None
+        # What the function carries along is what it is now, for all items.
+        fixed: Any = Fixed(fn, chunks is not None)
         if chunks is not None:
             name = self._options.name or getattr(fn, "__name__", "map")
             view = self._view(self._options.override({"name": name}))
-            futures: Iterator[Future[Any]] = (
-                view.submit(_run_chunk, cast("Any", fn), chunk) for chunk in chunks
-            )
+            futures: Iterator[Future[Any]] = (view.submit(fixed, chunk) for chunk in chunks)
             limit = None if buffersize is None else max(1, buffersize // chunksize)
         else:
-            futures = (self.submit(fn, *args) for args in items)
+            futures = (self.submit(fixed, *args) for args in items)
             limit = buffersize
         ahead = deque(itertools.islice(futures, limit))
-        results = _results(ahead, futures, deadline, ordered)
+        results = _results(ahead, futures, deadline, ordered, self)
         return _flattened(results) if chunks is not None else results
 
     def _chunksize(self, count: int) -> int:
@@ -219,7 +241,7 @@ class TaskExecutor(concurrent.futures.Executor):
     def _view(self, options: Options) -> TaskExecutor:
         view = TaskExecutor()
         view._runtime, view._pool, view._options = self._runtime, self._pool, options
-        view._parent = self
+        view._parent, view._pickles_later = self, self._pickles_later
         return view
 
     def _pending(self) -> list[int]:
@@ -229,12 +251,6 @@ class TaskExecutor(concurrent.futures.Executor):
         if self._pool == COMMON_POOL:
             queues |= {submitter.queue(pool) for pool in self._runtime.bound.values()}
         return [oid for oid, task in list(submitter.pending.items()) if task.queue in queues]
-
-    def _wait_pending(self) -> None:
-        submitter = self._runtime.submitter
-        while oids := self._pending():
-            submitter.waiting.wait_many(oids, len(oids), FOREVER_NS)
-            submitter.drain()
 
     def _cancel_pending(self, force: bool) -> None:
         """What waits first: a worker that was interrupted would begin with it."""
@@ -247,6 +263,8 @@ class PoolExecutor(TaskExecutor):
     """`c.executor()`: workers of its own on a cluster."""
 
     _finisher: threading.Thread | None = None
+    _cluster: Any = None  # held as long as this is
+    _dropped: weakref.finalize[Any, Any]
 
     def __init__(
         self,
@@ -267,18 +285,20 @@ class PoolExecutor(TaskExecutor):
         """As in the standard library."""
         if not self._runtime.client.usable:
             return
-        if self._closed:  # ending already, behind the caller's back
+        ending, self._closed = self._closed, True
+        self._dropped.detach()
+        if cancel_futures:
+            with UnlessEnded():
+                self._cancel_pending(False)
+        if ending:  # already, behind the caller's back
             if wait and self._finisher is not None:
                 self._finisher.join()
-            return
-        self._closed = True
-        if cancel_futures:
-            self._cancel_pending(False)
-        if wait:
-            self._wait_pending()
-            self._close(False)
+        elif wait:
+            _close_pool(self._runtime, self._pool)
         else:
-            self._finisher = threading.Thread(target=self._close_later, daemon=True)
+            self._finisher = threading.Thread(
+                target=_close_quietly, args=(self._runtime, self._pool, self._setup), daemon=True
+            )
             self._finisher.start()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
@@ -286,13 +306,16 @@ class PoolExecutor(TaskExecutor):
             self.shutdown(wait=True)
         else:
             self._closed = True
-            self._cancel_pending(True)
-            self._close(False)
+            self._dropped.detach()
+            with UnlessEnded():
+                self._cancel_pending(True)
+                self._close(False)
         return None
 
     def _hand_over(self) -> int:
         """The pool's number, for an owner that ends the whole cluster; the setup stays held."""
-        self._runtime.face._setups = self._setup
+        self._dropped.detach()
+        self._runtime.setups.append(self._setup)
         return self._pool
 
     def _close(self, kill: bool) -> None:
@@ -300,10 +323,38 @@ class PoolExecutor(TaskExecutor):
             self._runtime.channel.tell(ClosePool(self._pool, kill))
             self._runtime.submitter.close_queue(self._pool)
 
-    def _close_later(self) -> None:
-        with contextlib.suppress(ClosedError, NodeLostError):  # the cluster has ended meanwhile
-            self._wait_pending()
-            self._close(False)
+
+def _close_pool(runtime: Runtime, pool: int) -> None:
+    """Ends a pool when this process's tasks in it are done."""
+    submitter = runtime.submitter
+    with UnlessEnded():  # the cluster has ended meanwhile
+        queue = submitter.queue(pool)
+        while oids := [oid for oid, task in list(submitter.pending.items()) if task.queue == queue]:
+            submitter.waiting.wait_many(oids, len(oids), FOREVER_NS)
+            submitter.drain()
+        if runtime.client.usable:
+            runtime.channel.tell(ClosePool(pool, False))
+            submitter.close_queue(pool)
+
+
+def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
+    """In a thread of its own, at any time, also while the interpreter ends. `setup`: the
+    initializer's object, which workers that still start need."""
+    try:
+        _close_pool(runtime, pool)
+    except Exception:
+        if runtime.client.usable:
+            _log.exception("while an executor was closed")
+
+
+def _drop_pool(pid: int, runtime: Runtime, pool: int, setup: Any) -> None:
+    """Nobody holds that executor any more. The garbage collector may call this anywhere, so it
+    waits for nothing, and takes no lock."""
+    if os.getpid() == pid and runtime.client.usable:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no thread can be started: it goes with its cluster
+            _thread.start_new_thread(_close_quietly, (runtime, pool, setup))
 
 
 def open_pool(
@@ -318,22 +369,36 @@ def open_pool(
     """Starts a pool of its own, on these nodes or else on this host."""
     count = whole(workers)
     if count is None or not 1 <= count <= WORKERS_MAX:
-        raise ValueError(f"max_workers={workers!r}: it must be from 1 to {WORKERS_MAX}, or None")
+        raise ValueError(refusal(workers))
     if initializer is not None and not callable(initializer):
         raise TypeError(f"initializer={initializer!r}: it must be callable")
     max_tasks = 0 if max_tasks_per_child is None else whole(max_tasks_per_child)
     if max_tasks is None or max_tasks < (max_tasks_per_child is not None):
         raise ValueError(f"max_tasks_per_child={max_tasks_per_child!r}: it must be 1 or more")
     max_tasks = min(max_tasks, MAX_TASKS_MAX)
-    setup, oid = None, 0
-    if initializer is not None:
-        setup = runtime.memory.put((serial.encode_function(initializer), tuple(initargs)))
-        oid = runtime.memory.local_id(setup)
+    setup: Any = None
+    oid, inheritance = 0, Inheritance()
     own = runtime.tasks.node_number
     places = spread(count, [(number, 1) for number in numbers or [own]])
-    pool = _start(runtime, places, max_tasks, oid, False)
+    if initializer is not None:
+        alone = all(number == own for number, _ in places)
+        ref = put_setup(runtime, initializer, tuple(initargs), inheritance if alone else None)
+        oid = runtime.memory.local_id(ref)
+        setup = ref, initargs  # locks and queues go with the object that was passed
+    pool = _start(runtime, places, max_tasks, oid, False, inheritance.descriptors)
     runtime.pool_sizes[pool] = count
-    return PoolExecutor(runtime, pool, options, setup, places)
+    made = PoolExecutor(runtime, pool, options, setup, places)
+    made._dropped = weakref.finalize(made, _drop_pool, os.getpid(), runtime, pool, setup)
+    made._dropped.atexit = False
+    return made
+
+
+def refusal(max_workers: Any) -> str:
+    """Of a number of workers; it begins with the words of the standard library."""
+    return (
+        f"max_workers must be greater than 0 and at most {WORKERS_MAX}, or None, "
+        f"not {max_workers!r}"
+    )
 
 
 def spread(count: int, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -347,15 +412,21 @@ def spread(count: int, places: Sequence[tuple[int, int]]) -> list[tuple[int, int
 
 
 def _start(
-    runtime: Runtime, places: Sequence[tuple[int, int]], max_tasks: int, setup: int, exact: bool
+    runtime: Runtime,
+    places: Sequence[tuple[int, int]],
+    max_tasks: int,
+    setup: int,
+    exact: bool,
+    descriptors: Sequence[int] = (),
 ) -> int:
     own = runtime.tasks.node_number
     here = sum(workers for number, workers in places if number == own)
     far = [place for place in places if place[0] != own]
-    opened = runtime.channel.call(OpenPool(here, max_tasks, setup, far, exact)).value
+    ask = OpenPool(here, max_tasks, setup, far, exact)
+    opened = runtime.channel.call(ask, descriptors=descriptors).value
     if isinstance(opened, str):
-        raise NodeLostError(opened)
-    runtime.submitter.opened(int(opened))
+        raise errors.NodeLostError(opened)
+    runtime.submitter.queues.opened(int(opened))
     return int(opened)
 
 
@@ -372,9 +443,10 @@ def spmd(
     pool = _start(runtime, places, 0, 0, True)
     peers = PoolExecutor(runtime, pool, options, None, places)
     futures: list[Future[T]] = []
+    fixed: Any = Fixed(fn)
     try:
         for rank in range(size):
-            futures.append(peers.submit(fn, rank, *args))
+            futures.append(peers.submit(fixed, rank, *args))
     except BaseException:  # it does not pickle, say: no peer is left waiting for the others
         for future in futures:
             future.cancel(force=True)
@@ -388,7 +460,7 @@ def spmd(
             left[0] -= 1
             if left[0]:
                 return
-        with contextlib.suppress(NodeLostError, ClosedError):  # it has gone with its cluster
+        with UnlessEnded():  # else it has gone with its cluster
             if runtime.client.usable:
                 runtime.channel.tell(ClosePool(pool, False))
                 runtime.submitter.close_queue(pool)
@@ -404,28 +476,26 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
         yield chunk
 
 
-def _run_chunk(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[Any]:
-    return [fn(*args) for args in chunk]
-
-
 def _results(
     ahead: deque[Future[Any]],
     more: Iterator[Future[Any]],
     deadline: float | None,
     ordered: bool,
+    executor: TaskExecutor,
 ) -> Iterator[Any]:
-    """Yields results; whatever ends this, what has not begun is cancelled."""
+    """Yields results; whatever ends this, what has not begun is cancelled. `executor` is held."""
     try:
         while ahead:
             future = ahead.popleft() if ordered else _first(ahead, deadline)
             left = None if deadline is None else deadline - time.monotonic()
             try:
-                result = future.result(left)
+                result = [future.result(left)]
+                future._submitter.drain()  # it need not keep the Future, and so the result
             finally:
                 future.cancel()  # without effect once it is done
                 del future
             ahead.extend(itertools.islice(more, 1))
-            yield result
+            yield result.pop()  # it is the reader's alone from here on
     finally:
         for future in ahead:
             future.cancel()
@@ -434,7 +504,9 @@ def _results(
 def _flattened(results: Iterator[list[Any]]) -> Iterator[Any]:
     """The items of chunks; a generator, so that closing it closes `results`."""
     for chunk in results:
-        yield from chunk
+        chunk.reverse()
+        while chunk:
+            yield chunk.pop()  # nothing here holds what the reader has been given
 
 
 def _first(ahead: deque[Future[Any]], deadline: float | None) -> Future[Any]:

@@ -19,31 +19,34 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from hoplite_mp import _tasks
+from hoplite_mp import _tasks, errors
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout
 from hoplite_mp.collectives import operation_name
-from hoplite_mp.errors import (
-    ClosedError,
-    HopliteTimeoutError,
-    NodeLostError,
-    ObjectLostError,
-    PeerLostError,
-    StoreFullError,
+from hoplite_mp.contributions import (
+    NOTHING,
+    REDUCTIONS,
+    contribution,
+    contributors_of,
+    into,
+    is_plain_array,
+    mask_of,
 )
+from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.leading import MISTAKE, Leading
-from hoplite_mp.member import HostsMember, Interrupted, into
+from hoplite_mp.member import HostsMember, Interrupted
+from hoplite_mp.protocol.group_calls import error_kind, error_of
 from hoplite_mp.protocol.local import (
     GroupAdmit,
     GroupJoin,
     GroupLeave,
     GroupRefusal,
 )
+from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.client.runtime import Runtime
-    from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Group", "join"]
 
@@ -52,6 +55,7 @@ R = TypeVar("R")
 BLOCKED_AFTER_NS = 2_000_000
 NAME_CHARS_MAX = 1024
 PLACE_MAX = 1 << 31
+MISTAKE_CHARS_MAX = 8000  # of the message of a mistake, which must find room on every host
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -79,10 +83,13 @@ def _in_background(
 class Group:
     """One member of a Group; belongs to one thread at a time.
 
-    Arrays in, writable arrays out. `out=`: a writable array of the result's shape and dtype that
-    takes the result. Each call has an `..._async` form that returns a Future. What a call raises,
-    it raises on every rank: a different kind, op, root, shape or dtype is a ValueError; a dead root
-    or, with strict=True, any dead peer is a PeerLostError.
+    Arrays in, writable arrays out. Reductions take arrays, numbers and bools, the same shape and
+    dtype on every rank; the other calls carry any picklable object as itself, each rank its own.
+    `out=`: a writable array of the result's shape and dtype that takes the result. Each call has an
+    `..._async` form that returns a Future. What a call raises, it raises on every rank: a different
+    kind, op, root, shape or dtype is a ValueError, what cannot be reduced or pickled a TypeError, a
+    rank without room in its store a StoreFullError; a dead root or, with strict=True, any dead peer
+    is a PeerLostError.
     """
 
     rank: int
@@ -93,6 +100,8 @@ class Group:
     """The number of the next call; None until the first one begins."""
     contributors: tuple[int, ...]
     """The ranks whose parts are in the result of the last finished call, sorted."""
+
+    _cluster: Any = None  # held as long as this is
 
     def __init__(
         self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
@@ -136,20 +145,19 @@ class Group:
         result: Array | None = self._here(self._call, "reduce", op, root, x, out)
         return result
 
-    def broadcast(self, x: Any = None, root: int = 0, *, out: Array | None = None) -> Array:
+    def broadcast(self, x: Any = NOTHING, root: int = 0, *, out: Array | None = None) -> Any:
         """root's x on every rank; x is ignored elsewhere."""
-        part = x if self.rank == root else None
-        result: Array = self._here(self._call, "broadcast", "", root, part, out)
+        return self._here(self._call, "broadcast", "", root, x, out)
+
+    def gather(self, x: Any, root: int = 0) -> list[Any] | None:
+        """At `root` the list of all x by rank, None for the dead; None elsewhere. Where None is an
+        x, too, `contributors` tells who is dead."""
+        result: list[Any] | None = self._here(self._call, "gather", "", root, x, None)
         return result
 
-    def gather(self, x: Any, root: int = 0) -> list[Array | None] | None:
-        """At `root` the list of all x by rank, None for the dead; None elsewhere."""
-        result: list[Array | None] | None = self._here(self._call, "gather", "", root, x, None)
-        return result
-
-    def allgather(self, x: Any) -> list[Array | None]:
+    def allgather(self, x: Any) -> list[Any]:
         """The list of all x by rank, None for the dead, on every rank."""
-        result: list[Array | None] = self._here(self._call, "allgather", "", 0, x, None)
+        result: list[Any] = self._here(self._call, "allgather", "", 0, x, None)
         return result
 
     def reduce_scatter(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
@@ -157,9 +165,9 @@ class Group:
         result: Array = self._here(self._call, "reduce_scatter", op, 0, x, out)
         return result
 
-    def alltoall(self, parts: list[Any]) -> list[Array | None]:
+    def alltoall(self, parts: list[Any]) -> list[Any]:
         """parts[j] goes to rank j; returns what each rank sent here, None for the dead."""
-        result: list[Array | None] = self._here(self._call, "alltoall", "", 0, parts, None)
+        result: list[Any] = self._here(self._call, "alltoall", "", 0, parts, None)
         return result
 
     def barrier(self) -> None:
@@ -231,7 +239,7 @@ class Group:
             part = self._part_of(kind, op, root, x)
         except Exception as error:  # everybody's: the others would wait for this rank for ever
             mistake = error
-            part = MISTAKE, f"rank {self.rank}: {error}", 0, None
+            part = self._mistake(error)
         mistake = self._publish(call, part) or mistake
         result = self._committed(call)
         if self._hosts is not None:
@@ -240,9 +248,16 @@ class Group:
         self.calls = call + 1
         self._part = None
         del led  # everybody has finished the call before this one
-        if mistake is not None:
-            raise mistake
-        return self._take(kind, root, result, out)
+        if mistake is None:
+            return self._take(kind, root, result, out)
+        try:
+            self._take("barrier", root, result, None)
+        except Exception as error:  # in the same words on every rank
+            raise error from mistake
+        raise mistake
+
+    def _mistake(self, error: Exception) -> tuple[str, str, int, Any]:
+        return MISTAKE, _words(f"rank {self.rank}: {error}"), 0, error_kind(error)
 
     def _publish(self, call: int, part: tuple[str, str, int, Any]) -> Exception | None:
         """Hands the part over; returns what prevented it, which the others then know, too."""
@@ -257,28 +272,41 @@ class Group:
                         raise cause from None
                     return cause
                 return None
-            self._part = self._memory.put(part)  # held until the commit
+            self._part = self._memory.put(self._stored(part))  # held until the commit
         except Exception as error:
-            wrong = MISTAKE, f"rank {self.rank}: {error}", 0, None
+            wrong = self._mistake(error)
             if self._hosts is not None:
                 self._hosts.give(call, wrong)
                 return error
-            self._part = self._memory.put(wrong)
+            self._part = self._memory.put_text(wrong, 1)
             self._board.publish(self.rank, call, self._memory.local_id(self._part))
             return error
         self._board.publish(self.rank, call, self._memory.local_id(self._part))
         return None
 
+    def _stored(self, part: tuple[str, str, int, Any]) -> tuple[str, str, int, Any]:
+        """With a ref in the place of each value that only pickle describes: the leader reads all
+        parts, but unpickles only what is its own."""
+        kind, op, root, values = part
+        if kind == MISTAKE:
+            return part
+        put = self._memory.put
+        return kind, op, root, [v if is_plain_array(v) else put(v) for v in values]
+
+    def _read(self, value: Any, out: Array | None = None) -> Any:
+        """One value as the caller's own: of a part that `_stored` has made."""
+        if type(value) is ObjectRef:
+            value = self._memory.read(self._memory.local_id(value), FOREVER_NS, True)
+            return value if out is None else into(value, out)
+        return into(value, out)
+
     def _part_of(self, kind: str, op: Any, root: int, x: Any) -> tuple[str, str, int, Any]:
         """What this rank contributes; raises for what is wrong with it."""
         if not 0 <= root < self.size:
             raise ValueError(f"root={root}: it must be from 0 to {self.size - 1}")
-        if kind == "broadcast" and self.rank == root and x is None:
-            raise ValueError("the root of a broadcast must give x, not None")
-        name = operation_name(op) if kind in ("allreduce", "reduce", "reduce_scatter") else ""
-        if kind == "alltoall" and len(x) != self.size:
-            raise ValueError(f"alltoall needs {self.size} parts, one for each rank: {len(x)}")
-        return kind, name, root, _as_parts(kind, x)
+        name = operation_name(op) if kind in REDUCTIONS else ""
+        gives = kind != "broadcast" or self.rank == root
+        return kind, name, root, contribution(kind, x, self.size, gives=gives)
 
     def _begin(self) -> int:
         """The number of the next call; the first one waits for all, or for being let in."""
@@ -367,8 +395,8 @@ class Group:
                     self._runtime.submitter.waiting.count_blocked(1)
                 until = min(deadline, blocked_at) if in_worker and not blocked else deadline
                 if self._tasks.wait_event(seen, until, True) == _tasks.CLOSING:
-                    self._memory.check()
-                    raise NodeLostError("the node of this host has ended")
+                    self._memory.check_lost()
+                    raise errors.NodeLostError("the node of this host has ended")
         finally:
             if blocked:
                 self._runtime.submitter.waiting.count_blocked(-1)
@@ -390,10 +418,10 @@ class Group:
             for rank, ref in refs.items():
                 parts[rank] = self._memory.read(self._memory.local_id(ref), FOREVER_NS, False)
             data = self._leading.combine(parts, refs)
-            result: tuple[Any, ...] = (tuple(ranks), None, data)
+            committed = self._memory.put((mask_of(ranks), "", "", data))
         except Exception as error:  # whatever it is, it is everybody's: nobody may wait for ever
-            result = (tuple(ranks), _plain(error), None)
-        committed = self._memory.put(result)
+            failed = mask_of(ranks), error_kind(error), _words(str(error)), None
+            committed = self._memory.put_text(failed, 2)
         self._board.commit(call, self._memory.local_id(committed))
         for rank in range(self.size):
             if joining >> rank & 1:  # its first call is fixed, so from here on it is one of us
@@ -405,12 +433,12 @@ class Group:
     def _take(self, kind: str, root: int, result: ObjectRef[Any], out: Array | None) -> Any:
         read = self._memory.read
         local = self._memory.local_id
-        contributors, error, data = read(local(result), FOREVER_NS, False)
-        self.contributors = contributors
-        if error is not None:
-            raise error
-        if self.strict and len(contributors) < self.size:
-            lost = sorted(set(range(self.size)) - set(contributors))
+        mask, failed, text, data = read(local(result), FOREVER_NS, False)
+        self.contributors = contributors_of(mask)
+        if failed:
+            raise error_of(failed, text)
+        if self.strict and len(self.contributors) < self.size:
+            lost = sorted(set(range(self.size)) - set(self.contributors))
             raise PeerLostError(f"group {self.name!r}: ranks {lost} are lost")
         if kind == "barrier":
             return None
@@ -424,12 +452,17 @@ class Group:
             total = read(local(data), FOREVER_NS, False)
             return into(np.array_split(total, self.size)[self.rank], out)
         if kind == "broadcast":
-            return into(read(local(data), FOREVER_NS, False)[3], out)
+            return self._read(read(local(data), FOREVER_NS, False)[3][0], out)
         gathered: list[Any] = [None] * self.size
         for rank, ref in data.items():
-            part = read(local(ref), FOREVER_NS, False)[3]
-            gathered[rank] = into(part[self.rank] if kind == "alltoall" else part, None)
+            values = read(local(ref), FOREVER_NS, False)[3]
+            gathered[rank] = self._read(values[self.rank if kind == "alltoall" else 0])
         return gathered
+
+
+def _words(text: str) -> str:
+    """Of an error, for messages: not too long, and without halves of surrogate pairs."""
+    return text[:MISTAKE_CHARS_MAX].encode(errors="replace").decode()
 
 
 _inside = threading.local()  # .now: this is the thread that makes the calls in the background
@@ -441,25 +474,6 @@ def _marked(pool: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return call(*args, **kwargs)
     finally:
         _inside.now = False
-
-
-def _as_parts(kind: str, x: Any) -> Any:
-    if x is None and kind in ("broadcast", "barrier"):
-        return None
-    if kind == "alltoall":
-        return [np.asarray(part) for part in x]
-    return np.asarray(x)
-
-
-def _plain(error: Exception) -> Exception:
-    """Without a traceback, which would hold the arrays."""
-    if isinstance(error, TypeError):  # numpy has no such operation for this dtype
-        return ValueError(str(error))
-    kind = next((kind for kind in _SHARED if isinstance(error, kind)), RuntimeError)
-    return kind(str(error))
-
-
-_SHARED = (PeerLostError, StoreFullError, ObjectLostError, ValueError)
 
 
 def join(
@@ -477,5 +491,8 @@ def join(
         if value is not None and abs(int(value)) > PLACE_MAX:
             raise ValueError(f"{what}={value!r}: no group is as large")
     check_timeout(timeout)
-    place = runtime.channel.call(GroupJoin(name, int(size), None if rank is None else int(rank)))
-    return Group(runtime, name, int(size), place.value, strict, timeout)
+    ask = GroupJoin(name, int(size), None if rank is None else int(rank))
+    place = runtime.channel.call(ask).value
+    if isinstance(place, str):
+        raise PeerLostError(place)
+    return Group(runtime, name, int(size), place, strict, timeout)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -22,17 +23,21 @@ from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError
 from hoplite_mp.nodes import node_id
 from hoplite_mp.store.limits import cpu_count
 from hoplite_mp.transport.addresses import parse_address, resolve
-from hoplite_mp.transport.tokens import token_path
+from hoplite_mp.transport.tokens import VARIABLE, default_path, load_token, token_path
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
+    from pathlib import Path
 
 __all__ = ["join", "up"]
 
 FROM_STDIN = "-"  # as --token-file: the token is the first line; the end of input ends the node
 # How long a host that was given up looks for its cluster. Higher: longer cuts are bridged.
 REJOIN_S = 30.0
+# How long `join` looks for the cluster without --wait. Higher: hosts may be started in any order.
+# Lower: a wrong address is an error sooner.
+WAIT_S = 30.0
 # How often in succession, if each life was shorter than LIVED_S.
 REJOINS_MAX = 5
 LIVED_S = 120.0
@@ -87,10 +92,8 @@ def up(arguments: argparse.Namespace) -> int:
         return _say(error)
     host = cluster._host
     with cluster:
-        file = f" --token-file {cluster.token_file}" if cluster.token_file else ""
-        tls = " --no-tls" if arguments.no_tls else ""
         address = str(cluster.address)  # as others reach it, whatever it listens at
-        print(f"hoplite-mp join {address}{file}{tls}", flush=True)
+        _announce(cluster, address, arguments.no_tls)
         _stay(cluster, ending)
     if ending.is_set() or host is None:
         return 0
@@ -101,22 +104,81 @@ def up(arguments: argparse.Namespace) -> int:
     return _take_part(address, standby, common, ending, again=True)
 
 
+def _announce(cluster: Cluster, address: str, no_tls: bool) -> None:
+    """One line on stdout, for programs and for pasting; what it is, on stderr."""
+    file = cluster.token_file
+    # The path on the host that joins: it need not be said where `join` looks by itself.
+    named = file is not None and file != default_path()
+    option = f" --token-file {shlex.quote(str(file))}" if named else ""
+    if file is None:
+        before = f"with the same {VARIABLE} set there"
+    else:
+        before = f"after you have copied {file} to it (mode 0600)"
+    print(
+        f"hoplite-mp: this host is up, with {_workers(cluster)}, and works for the cluster until "
+        "SIGTERM or Ctrl-C ends it. The line on stdout lets another host join: run it there, "
+        f"{before}" + ("; --token-file is then the path of that copy." if named else "."),
+        file=sys.stderr,
+        flush=True,
+    )
+    print(f"hoplite-mp join {address}{option}{' --no-tls' * no_tls}", flush=True)
+
+
+def _workers(cluster: Cluster) -> str:
+    count = 0 if cluster._host is None else cluster._host.workers
+    return f"{count} worker{'' if count == 1 else 's'}"
+
+
 def join(arguments: argparse.Namespace) -> int:
     """A node of a running cluster, until that ends. Returns the exit code."""
     ending = _on_signals()
-    deadline = time.monotonic() + arguments.wait
+    wait = WAIT_S if arguments.wait is None else arguments.wait
+    deadline = time.monotonic() + wait
     common = _common(arguments)
     if str(arguments.token_file) == FROM_STDIN:
         common["token"] = sys.stdin.readline().strip()
         threading.Thread(target=_until_the_end_of_input, daemon=True).start()
-        path = None
     else:
-        path = token_path(arguments.token_file)
-    while path is not None and not path.exists() and time.monotonic() < deadline:
-        if ending.wait(LOOK_S):
-            return 0
+        # Only another host may still have to do something: what is missing on this one is an error
+        # now, unless the user has said that it is to be waited for.
+        try:
+            path = token_path(arguments.token_file)
+            if arguments.wait is not None and path is not None:
+                _await_token(path, deadline, ending)
+            if ending.is_set():
+                return 0
+            load_token(arguments.token_file)
+        except AuthError as error:
+            return _say(error)
     left = max(0.1, deadline - time.monotonic())
     return _take_part(arguments.address, (), common, ending, left=left)
+
+
+def _await_token(path: Path, deadline: float, ending: Ending) -> None:
+    """Returns when the file is there, or waiting for it has ended; the first look is silent."""
+    said = False
+    while _missing(path) and time.monotonic() < deadline and not ending.is_set():
+        if not said:
+            print(
+                f"hoplite-mp: {path} does not exist yet: waiting up to "
+                f"{deadline - time.monotonic():.3g} s for that file. Copy the token from the host "
+                "where `hoplite-mp up` runs (mode 0600)",
+                file=sys.stderr,
+                flush=True,
+            )
+            said = True
+        ending.wait(LOOK_S)
+
+
+def _missing(path: Path) -> bool:
+    """Whatever else is wrong with that path, waiting does not mend."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _take_part(

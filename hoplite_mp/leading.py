@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import serial
+from hoplite_mp.contributions import REDUCTIONS
 from hoplite_mp.errors import PeerLostError
+from hoplite_mp.protocol.group_calls import error_of
 from hoplite_mp.reduction import reduce_arrays, result_dtype
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Leading:
-    """Parts are (kind, op, root, value) by rank."""
+    """Parts are (kind, op, root, values) by rank; those of a mistake (MISTAKE, message, 0, kind of
+    the error)."""
 
     def __init__(self, runtime: Runtime, name: str) -> None:
         self._runtime = runtime
@@ -34,11 +37,11 @@ class Leading:
         self.name = name
 
     def combine(self, parts: dict[int, Any], refs: dict[int, ObjectRef[Any]]) -> Any:
-        """A ref to the result, or the refs of the parts. ValueError, PeerLostError: the call
-        fails for everybody."""
+        """A ref to the result, or the refs of the parts. Whatever it raises, the call fails with
+        that for everybody."""
         for part in parts.values():
             if part[0] == MISTAKE:
-                raise ValueError(part[1])
+                raise error_of(part[3], part[1])
         first_rank = min(parts)
         kind, op, root, _ = parts[first_rank]
         for rank, part in parts.items():
@@ -49,10 +52,10 @@ class Leading:
                 )
         if kind in ("broadcast", "reduce", "gather") and root not in parts:
             raise PeerLostError(f"group {self.name!r}: the root, rank {root}, is lost")
-        if kind == "reduce_scatter" and parts[first_rank][3].ndim == 0:
+        if kind == "reduce_scatter" and parts[first_rank][3][0].ndim == 0:
             raise ValueError("reduce_scatter needs arrays of at least one dimension")
-        if kind in ("allreduce", "reduce", "reduce_scatter"):
-            return self._reduced(op, {rank: part[3] for rank, part in parts.items()})
+        if kind in REDUCTIONS:
+            return self._reduced(op, {rank: part[3][0] for rank, part in parts.items()})
         if kind == "broadcast":
             return refs[root]
         return refs
@@ -67,9 +70,12 @@ class Leading:
                     f"{rank} has shape {array.shape} and dtype {array.dtype}"
                 )
         name = serial.dtype_name(first.dtype)
-        if name is None:
-            raise ValueError(f"arrays of dtype {first.dtype} cannot be reduced")
-        total = self._memory.empty(first.shape, serial.named_dtype(result_dtype(op, name)), "C")
+        assert name is not None, "others are refused where they are given"
+        try:
+            dtype = serial.named_dtype(result_dtype(op, name))
+        except TypeError as error:  # numpy has no such operation for this dtype
+            raise ValueError(str(error)) from error
+        total = self._memory.empty(first.shape, dtype, "C")
         threads = self._runtime.config.reduce_threads or self._runtime.tasks.cores
         ordered = [np.ascontiguousarray(arrays[rank]) for rank in sorted(arrays)]
         reduce_arrays(op, ordered, total, threads)

@@ -16,6 +16,7 @@ import numpy as np
 
 from hoplite_mp import serial
 from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.contributions import into, is_plain_array
 from hoplite_mp.leading import MISTAKE
 from hoplite_mp.protocol.group_calls import PIECE_BYTES_MAX
 from hoplite_mp.protocol.local import GroupCall, GroupWritten
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
     from hoplite_mp.ref import ObjectRef
 
-__all__ = ["HostsMember", "Interrupted", "into"]
+__all__ = ["HostsMember", "Interrupted"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROOTED = ("broadcast", "gather")
@@ -61,25 +62,24 @@ class HostsMember:
         self._own: Array | None = None  # a copy of this rank's part of the latest call
 
     def give(self, call: int, part: tuple[str, str, int, Any]) -> list[ObjectRef[Any]]:
-        """Tells the node of (kind, op, root, value); returns what must live until the commit."""
-        kind, op, root, value = part
+        """Tells the node of (kind, op, root, values); returns what must live until the commit."""
+        kind, op, root, values = part
         refs: list[ObjectRef[Any]] = []
         parts: list[bytes | int | tuple[int, int, int]] = []
         writing: list[tuple[int, serial.Encoded]] = []
-        mistake = ""
+        mistake, error = "", "value"
         try:
             if kind == MISTAKE:
-                mistake, op = op, ""
-            elif value is not None:
-                for one in value if kind == "alltoall" else [value]:
-                    parts.append(self._part(serial.encode(one), one, parts, refs, writing))
+                mistake, op, error, values = op, "", values, []
+            for one in values:
+                parts.append(self._part(serial.encode(one), one, parts, refs, writing))
         except BaseException:
             for given in parts:  # blocks that the node has not heard of
                 if isinstance(given, tuple):
                     self._memory.client.give_back(given[0])
             raise
         self._channel.tell(
-            GroupCall(self._generation, self.rank, call, kind, op, root, parts, mistake)
+            GroupCall(self._generation, self.rank, call, kind, op, root, parts, mistake, error)
         )
         sections = max(1, self.size - 1 if kind in ("broadcast", "reduce") else self.size)
         self._begun, self._written = time.monotonic(), sum(one.nbytes for _, one in writing)
@@ -88,12 +88,12 @@ class HostsMember:
             interrupted = self._write(payload, encoded, sections) or interrupted
         if interrupted is not None:
             raise Interrupted from interrupted
-        # While the others' parts are on their way: what this rank gets back of its own.
+        # While the others' parts are on their way: what this rank gets back of its own. A value
+        # that is no array it gets from the node like any other: it is to be unpickled anew.
         self._own = None
-        if not mistake and (kind == "allgather" or (kind in ROOTED and root == self.rank)):
-            self._own = np.array(value)
-        elif not mistake and kind == "alltoall":
-            self._own = np.array(value[self.rank])
+        if values and (kind in ("allgather", "alltoall") or (kind in ROOTED and root == self.rank)):
+            own = values[self.rank if kind == "alltoall" else 0]
+            self._own = np.array(own) if is_plain_array(own) else None
         return refs
 
     def _part(
@@ -110,15 +110,15 @@ class HostsMember:
         if small and not encoded.refs:
             return encoded.tobytes()
         memory = self._memory
-        columns = value.flags.f_contiguous and not value.flags.c_contiguous
         if (
-            encoded.kind != serial.ARRAY
-            or columns  # a fold over hosts reorders them, which needs all
+            not is_plain_array(value)
+            # A fold over hosts reorders columns, which needs all of them.
+            or (value.flags.f_contiguous and not value.flags.c_contiguous)
             or encoded.nbytes <= memory.config.small_object_bytes_max
         ):
             refs.append(memory.put_encoded(encoded))
             return memory.local_id(refs[-1])
-        payload = memory.allocate(encoded.nbytes)
+        payload = memory.allocate(encoded.nbytes).detach()
         memory.client.write(payload, encoded.head, [], [])
         if encoded.nbytes > WRITE_ROUND_BYTES:
             writing.append((payload, encoded))
@@ -208,32 +208,26 @@ class HostsMember:
                 gathered[source] = self._taken(data[source, target], None)
         return gathered
 
-    def _taken(self, given: Any, out: Array | None) -> Array:
-        """An array of this process's own, or `out` filled: from a payload, from an object that
+    def _taken(self, given: Any, out: Array | None) -> Any:
+        """A value of this process's own, or `out` filled: from a payload, from an object that
         several here read, or from a block that is this process's from now on."""
         if isinstance(given, bytes):
-            return into(serial.decode(memoryview(given), make_ref=self._memory.make_ref), out)
+            return self._decoded(memoryview(given), out)
         if not isinstance(given, tuple):
-            return into(self._memory.read(self._memory.local_id(given), FOREVER_NS, False), out)
+            return self._decoded(
+                self._memory.payload(self._memory.local_id(given), FOREVER_NS), out
+            )
         payload, nbytes = given
         block: Any = self._memory.client.block(payload, nbytes)
-        info = serial.describe_array(memoryview(block))
-        if info is None or out is not None:
-            make_ref = self._memory.make_ref
-            return into(serial.decode(memoryview(block), make_ref=make_ref), out)
+        info = serial.describe_array(memoryview(block)) if out is None else None
+        if info is None or serial.payload_kind(memoryview(block)) != serial.ARRAY:
+            return self._decoded(memoryview(block), out)
         dtype = serial.named_dtype(info.dtype_name)
         order: Any = info.order
         return np.ndarray(info.shape, dtype, block, info.offset, order=order)
 
-
-def into(value: Array, out: Array | None) -> Array:
-    """A writable copy, or `out` filled."""
-    if out is None:
-        return np.array(value)
-    if out.shape != value.shape or out.dtype != value.dtype:
-        raise ValueError(
-            f"out has shape {out.shape} and dtype {out.dtype}, the result {value.shape} and "
-            f"{value.dtype}"
-        )
-    np.copyto(out, value)
-    return out
+    def _decoded(self, mem: memoryview, out: Array | None) -> Any:
+        """`into` copies an array; the buffers of anything else are copied while it is read."""
+        array = serial.payload_kind(mem) == serial.ARRAY
+        value = serial.decode(mem, make_ref=self._memory.make_ref, writable=not array)
+        return into(value, out) if array or out is not None else value

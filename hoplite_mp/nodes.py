@@ -10,14 +10,15 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.client.memory import whole
+from hoplite_mp import errors
+from hoplite_mp.client.describing import cluster_words
+from hoplite_mp.client.memory import format_bytes, whole
 from hoplite_mp.client.tracing import Trace
-from hoplite_mp.errors import NodeLostError
 from hoplite_mp.protocol.local import AddWorkers, DrainNode, Members, Standing, Stats
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from hoplite_mp.client.runtime import Runtime
 
@@ -42,9 +43,9 @@ WORKERS_MAX = 200
 LEAVING_LOOK_S = 0.02
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Node:
-    """A living host; memory in bytes."""
+    """A living host as it was when `nodes` was asked; memory in bytes."""
 
     id: str
     address: str
@@ -52,6 +53,11 @@ class Node:
     workers: int
     memory_used: int
     memory_total: int
+
+    def __repr__(self) -> str:
+        workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
+        memory = f"{format_bytes(self.memory_used)} of {format_bytes(self.memory_total)}"
+        return f"Node({self.id} at {self.address}, {self.host}: {workers}, {memory} used)"
 
 
 def node_id(number: int) -> str:
@@ -72,6 +78,9 @@ class Looking:
 
     _runtime: Runtime
 
+    def __repr__(self) -> str:
+        return f"<hoplite_mp.Cluster: {cluster_words(self)}>"
+
     def stats(self) -> dict[str, Any]:
         """Counters since the start, in total and by node id under "nodes"."""
         found = counters(self._runtime)
@@ -90,7 +99,9 @@ class Looking:
         time. Each node keeps the latest Config.trace_events_max events; the file says how many it
         has dropped, which nodes were lost, and how far their clocks can be trusted.
         """
-        return Trace(self._runtime, path)
+        trace = Trace(self._runtime, path)
+        trace.cluster = self  # held as long as that is
+        return trace
 
 
 def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
@@ -100,6 +111,7 @@ def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
     found = [
         Node(node_id(number), *rest) for number, *rest in runtime.channel.call(Members()).value
     ]
+    runtime.newest_node = max(runtime.newest_node, *(int(one.id[1:]) for one in found))
     if not memory or len(found) == 1:
         return found
     used = {node_id(number): counts["bytes_used"] for number, counts in counters(runtime).items()}
@@ -135,8 +147,8 @@ def node_numbers(
         name = node.id if isinstance(node, Node) else node
         if name not in living:
             has = f"this cluster has {', '.join(living)}"
-            if isinstance(node, Node) or _was_there(name, living):
-                raise NodeLostError(f"node {name!r} is gone: {has}")
+            if isinstance(node, Node) or _was_there(name, runtime.newest_node):
+                raise errors.NodeLostError(f"node {name!r} is gone: {has}")
             raise ValueError(f"there is no node {name!r}: {has}")
         if workers and not living[name].workers:
             raise ValueError(f"node {name!r} has no workers: no task can run there")
@@ -144,10 +156,10 @@ def node_numbers(
     return found
 
 
-def _was_there(name: Any, living: Iterable[str]) -> bool:
+def _was_there(name: Any, newest: int) -> bool:
     """Numbers are given in order of joining."""
     digits = name.removeprefix("h") if isinstance(name, str) else ""
-    return digits.isdecimal() and int(digits) < max(int(one.removeprefix("h")) for one in living)
+    return digits.isdecimal() and int(digits) <= newest
 
 
 def named_places(

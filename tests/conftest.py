@@ -3,8 +3,15 @@
 The check after each test looks at direct children only and costs microseconds when there are
 none. Orphans, whose parent died before them, show up at the end of the session: every process
 that a test starts inherits a marker in its environment.
+
+Names in /dev/shm are judged in a mount of this process's own, where only it and its children can
+make any: other programs of the machine are not blamed, nor other workers of this run. Where the
+kernel does not permit that (no CAP_SYS_ADMIN), a name counts if a process of this run holds it
+open or mapped; what such a process has left behind at its death is then not seen, and the header
+of the run says so.
 """
 
+import ctypes
 import os
 import time
 import uuid
@@ -16,9 +23,42 @@ import pytest
 
 MARKER = f"PYTEST_SESSION_MARKER={uuid.uuid4().hex}"
 GRACE_S = 5.0
-FOREIGN = ("sem.mp-", "sem.loky-")
+SHM = "/dev/shm"
+CLONE_NEWNS = 0x00020000
+MS_REC, MS_SLAVE = 0x4000, 0x80000  # mounts of the machine still come in, ours do not go out
 # The standard library starts it once, for all who use its semaphores; it ends with pytest.
 EXEMPT = "multiprocessing.resource_tracker"
+
+
+def _private_shm() -> str:
+    """Gives this process, and whom it starts, a /dev/shm of its own. Returns why not, or ""."""
+    if not os.path.isdir(SHM):
+        return ""
+    libc = ctypes.CDLL(None, use_errno=True)
+    steps = (
+        lambda: libc.unshare(CLONE_NEWNS),
+        lambda: libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None),
+        lambda: libc.mount(b"tmpfs", SHM.encode(), b"tmpfs", 0, b"mode=1777"),
+    )
+    for step in steps:
+        if step():
+            return os.strerror(ctypes.get_errno())
+    assert not os.listdir(SHM)
+    return ""
+
+
+# When this file is read, in pytest's process and in each worker of its own: before any test, and in
+# the main thread, whose mounts its threads and children inherit.
+SHARED_BECAUSE = _private_shm()
+
+
+def pytest_report_header() -> str:
+    if not SHARED_BECAUSE:
+        return "/dev/shm: private to this run"
+    return (
+        f"/dev/shm: shared with other programs ({SHARED_BECAUSE}): only names that living "
+        "processes of this run hold are judged"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +68,7 @@ def nothing_stays_behind() -> Iterator[None]:
     yield
     if left := _settled(lambda: _described(_children() - children)):
         pytest.fail("child processes stayed behind: " + "; ".join(sorted(left)))
-    if new := _settled(lambda: _shared_names() - names):
+    if new := _settled(lambda: _judged(_shared_names() - names)):
         pytest.fail(f"entries in /dev/shm stayed behind: {sorted(new)}")
 
 
@@ -75,10 +115,30 @@ def _marked() -> set[int]:
 
 
 def _shared_names() -> set[str]:
-    """Without semaphores of the pools that other tests, in another process, compare with."""
-    if not os.path.isdir("/dev/shm"):
-        return set()
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(FOREIGN)}
+    return set(os.listdir(SHM)) if os.path.isdir(SHM) else set()
+
+
+def _judged(names: set[str]) -> set[str]:
+    """Those that processes of this run have made, as far as that can be known."""
+    if not SHARED_BECAUSE or not names:
+        return names
+    held: set[str] = set()
+    for pid in _marked() | {os.getpid()}:
+        held |= _held_by(pid)
+    return {name for name in names if f"{SHM}/{name}" in held}
+
+
+def _held_by(pid: int) -> set[str]:
+    """Paths in /dev/shm that a process has open or mapped, and the folders of its own in there."""
+    found: set[str] = set()
+    try:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            found.add(line.partition("/")[1] + line.partition("/")[2])
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            found.add(os.readlink(link))
+    except OSError:  # it has ended, or closed that one, meanwhile
+        pass
+    return {"/".join(path.split("/")[:4]) for path in found if path.startswith(f"{SHM}/")}
 
 
 def _described(pids: set[int]) -> set[str]:

@@ -18,11 +18,11 @@ LINES_MAX = 500
 
 FLOORS = [
     {"ids", "errors", "config", "_version"},
-    {"protocol", "serial", "ref", "_shm", "_tasks", "_reduce", "_engine", "rule"},
-    {"planner", "store", "reduction", "transport"},
+    {"protocol", "serial", "ref", "_shm", "_tasks", "_reduce", "_engine", "_pages", "rule"},
+    {"planner", "store", "reduction", "transport", "contributions"},
     {"client"},
     {"supervisor", "manager", "node", "worker", "nodes"},
-    {"executor", "collectives", "leading"},
+    {"executor", "collectives", "leading", "ending"},
     {"actor"},
     {"member"},
     {"group"},

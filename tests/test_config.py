@@ -3,6 +3,9 @@
 import dataclasses
 import os
 import pickle
+import pydoc
+import subprocess
+import sys
 
 import pytest
 
@@ -126,3 +129,29 @@ def test_parse_size(text: str | int, size: int) -> None:
 def test_parse_size_refuses(text: str) -> None:
     with pytest.raises(ConfigError, match="is not understood"):
         parse_size(text)
+
+
+def test_help_explains_every_field() -> None:
+    text = pydoc.render_doc(Config, renderer=pydoc.plaintext)
+    lines = [line.strip(" |") for line in text.splitlines()]
+    for name in NAMES:
+        (at,) = [i for i, line in enumerate(lines) if line.startswith(f"{name} = ")]
+        assert len(lines[at + 1]) > 20, name
+    assert "How long a put waits for room in a full store before StoreFullError." in lines
+    assert Config.__doc__.startswith("The limits of one cluster.")
+
+
+def test_help_costs_nothing_at_import() -> None:
+    code = "import sys, hoplite_mp.config as c; before = set(sys.modules); c.Config(); "
+    code += "assert set(sys.modules) == before; assert 'put_wait_s' in c.Config.__doc__"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_completion_shows_the_public_face() -> None:
+    import hoplite_mp
+    import hoplite_mp.client.memory
+
+    shown = {name for name in dir(hoplite_mp) if not name.startswith("_")}
+    assert shown == set(hoplite_mp.__all__)
+    assert hoplite_mp.client.memory.Memory
+    assert hoplite_mp.__version__

@@ -1,7 +1,9 @@
 """Errors: their bases, their public place, and that they survive the way between processes."""
 
 import pickle
-from concurrent.futures import BrokenExecutor
+import subprocess
+import sys
+from concurrent.futures.process import BrokenProcessPool
 
 import cloudpickle
 import pytest
@@ -14,7 +16,8 @@ BASES = {
     "ConfigError": ValueError,
     "TaskError": RuntimeError,
     "ObjectLostError": LookupError,
-    "WorkerLostError": BrokenExecutor,
+    "WorkerLostError": BrokenProcessPool,
+    "ActorLostError": errors.WorkerLostError,
     "NodeLostError": errors.WorkerLostError,
     "PeerLostError": ConnectionError,
     "ManagerLostError": ConnectionError,
@@ -61,3 +64,74 @@ def test_notes_travel_too() -> None:
     error = errors.WorkerLostError("worker 3@h1 was killed")
     error.add_note("while running train()")
     assert pickle.loads(pickle.dumps(error)).__notes__ == ["while running train()"]
+
+
+def program(text: str) -> str:
+    """What it prints: "late" where it says so only if the standard library's pool is imported."""
+    text = "import sys\nlate = lambda: 'concurrent.futures.process' in sys.modules\n" + text
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_the_errors_of_lost_workers_are_made_at_their_first_use() -> None:
+    assert program("""
+import hoplite_mp, hoplite_mp.errors
+def look():
+    return late()
+class Cut:
+    def __reduce__(self): raise ValueError
+with hoplite_mp.Cluster(workers=1) as cluster:
+    print(late(), cluster.submit(look).result(30))
+    try:
+        cluster.submit(divmod, 1, 0).result(30)
+    except ZeroDivisionError:
+        pass
+    with cluster.executor(1) as own:
+        print(own.submit(look).result(30))
+    [peer] = cluster.spmd(lambda rank: rank, 1)
+    peer.result(30)
+print(late(), "WorkerLostError" in dir(hoplite_mp))
+print(hoplite_mp.NodeLostError.__mro__[1] is hoplite_mp.WorkerLostError, late())
+""").split() == ["False", "False", "False", "False", "True", "True", "True"]
+
+
+def test_whoever_uses_them_first_finds_the_same_classes() -> None:
+    for first in ("hoplite_mp.WorkerLostError", "hoplite_mp.errors.NodeLostError"):
+        assert program(f"""
+import threading, hoplite_mp
+from hoplite_mp import errors
+found, barrier = [], threading.Barrier(8)
+def use():
+    barrier.wait()
+    found.append(({first}, hoplite_mp.WorkerLostError, errors.WorkerLostError))
+threads = [threading.Thread(target=use) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(len(set(found)))
+import pickle
+from concurrent.futures.process import BrokenProcessPool
+try:
+    raise pickle.loads(pickle.dumps(hoplite_mp.NodeLostError("h1", 2)))
+except BrokenProcessPool as error:
+    print(error.args, isinstance(error, hoplite_mp.HopliteError))
+""").splitlines() == ["1", "('h1', 2) True"]
+
+
+def test_a_process_without_descriptors_can_tell_what_it_has_lost() -> None:
+    assert program("""
+import os, resource, hoplite_mp
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+while True:
+    try:
+        os.dup(0)
+    except OSError:
+        break
+print(issubclass(hoplite_mp.NodeLostError, hoplite_mp.HopliteError), late())
+""").split() == ["True", "False"]
+
+
+def test_other_names_are_missing_as_ever() -> None:
+    for module in (hoplite_mp, errors):
+        with pytest.raises(AttributeError, match="no attribute 'LostError'"):
+            module.LostError  # noqa: B018

@@ -12,9 +12,8 @@ import pickle
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hoplite_mp import ids, serial
+from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import FOREVER_NS
-from hoplite_mp.errors import ActorLostError
 from hoplite_mp.protocol.actors import (
     ActorRestarts,
     BindActor,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["About", "ActorSetup", "Actors"]
 
-POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 3
+POOL_CLOSING = 2
 RETRIES = 0  # of a call, unless it is told otherwise: an actor's state may have changed
 
 
@@ -122,7 +121,7 @@ class Actors:
             pool = memory.read(oid, FOREVER_NS, False)[0]
             if ids.unpack_id(identity._id)[0] != memory.client.home:
                 pool = int(self._runtime.channel.call(BindActor(oid, pool)).value)
-                self._runtime.submitter.opened(pool)
+                self._runtime.submitter.queues.opened(pool)
             if len(self._pools) > POOLS_KNOWN_MAX:
                 self._pools.clear()
             self._pools[oid] = pool
@@ -146,10 +145,10 @@ class Actors:
         runtime.memory.check()
         pool = self.pool_of(identity)
         submitter, tasks = runtime.submitter, runtime.tasks
-        submitter.order(pool)
+        submitter.queues.order(pool)
         submitter.collector.start()
         closed = tasks.pool_state(pool) == POOL_CLOSING
-        refusal = ActorLostError(f"{title(about)} was closed") if closed else None
+        refusal = errors.ActorLostError(f"{title(about)} was closed") if closed else None
         future: Future[Any] = submitter.submit(
             function, args, kwargs, pool, about.retries, timeout, copy, name, identity, refusal
         )

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp import ids
+from hoplite_mp import errors, ids
 from hoplite_mp.client.channel import Channel
+from hoplite_mp.client.descriptors import Watched, close_socket, lift, lift_socket
 from hoplite_mp.client.launch import Host
 from hoplite_mp.client.runtime import Runtime
-from hoplite_mp.errors import HopliteError, NodeLostError
+from hoplite_mp.errors import HopliteError
 from hoplite_mp.protocol.greetings import Introduction
 from hoplite_mp.protocol.handshake import ClientHandshake
 from hoplite_mp.protocol.local import Attached, NotAttached
@@ -71,6 +72,7 @@ def attach(network: Network, config: Config) -> AttachedHost | None:
     life = reach(cluster, config.handshake_timeout_s)
     if life is None:
         return None
+    life = lift_socket(life)
     try:
         _, uid = peer_of(life)
         if uid != os.geteuid():
@@ -147,7 +149,8 @@ class AttachedHost(Host):
             small_object_bytes_max=told.small_object_bytes_max,
             span_bytes=told.span_bytes,
         )
-        self.output = socket.socket(fileno=output_fd)
+        self.output = socket.socket(fileno=lift(output_fd))
+        event_fd = lift(event_fd)
         channel = Channel(socket.socket(fileno=rpc_fd), told.generation << GENERATION_SHIFT)
         try:
             self.runtime = Runtime(
@@ -160,12 +163,13 @@ class AttachedHost(Host):
         self._joined = address
         # Arrays are read after the end, too: what is pinned stays so while anything here needs it.
         life.setblocking(False)
-        ends = weakref.finalize(self.runtime.client, _end_life, os.getpid(), life, event_fd)
+        watched = Watched(life.fileno()), Watched(event_fd)
+        ends = weakref.finalize(self.runtime.client, _end_life, os.getpid(), life, *watched)
         ends.atexit = False
         self._watch()
 
     def _why_lost(self) -> HopliteError:
-        error = NodeLostError(
+        error = errors.NodeLostError(
             f"the node of this host, through which this process took part in the cluster at "
             f"{self._joined}, has ended"
         )
@@ -176,24 +180,27 @@ class AttachedHost(Host):
         """Leaves: what is this process's own ends, the host goes on."""
         self._ending = True
         client = self.runtime.client
-        if client.usable:
-            with contextlib.suppress(HopliteError):
-                self.runtime.memory.collect()
-                self.runtime.memory.give_empty_spans()
-        # The client is closed before the line: when the node hears that this process has left,
-        # nothing here changes the shared memory any more.
-        self.runtime.close()
+        try:
+            if client.usable:
+                with contextlib.suppress(HopliteError):
+                    self.runtime.memory.collect()
+                    self.runtime.memory.give_empty_spans()
+        finally:
+            # The client is closed before the line: when the node hears that this process has left,
+            # nothing here changes the shared memory any more.
+            self.runtime.close()
         self._join_reader()  # the node sends what there is, and closes its end
         with contextlib.suppress(OSError):  # a forked child has the socket, too: that is no end
-            self.output.shutdown(socket.SHUT_RDWR)
+            if self._output_line.there():
+                self.output.shutdown(socket.SHUT_RDWR)
         self._join_reader()
-        self.output.close()
+        close_socket(self.output, self._output_line)
 
 
-def _end_life(pid: int, life: socket.socket, event_fd: int) -> None:
+def _end_life(pid: int, life: socket.socket, line: Watched, event: Watched) -> None:
     """Nothing in this process reads the store any more. In a forked child nothing is ended."""
     if os.getpid() == pid:
-        with contextlib.suppress(OSError):
-            life.shutdown(socket.SHUT_RDWR)
-    life.close()
-    os.close(event_fd)
+        close_socket(life, line)
+    else:
+        life.close()
+    event.close()

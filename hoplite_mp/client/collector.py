@@ -34,12 +34,12 @@ class Collector:
         self._submitter = submitter
         self._armed = 0
         self._look_again = False
+        self._resting = False  # until somebody wakes it
         self._closed = False
         self._lock = threading.Lock()
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread = 0  # its ident; 0: not started
-        self._parked: dict[int, list[int]] = {}
 
     def arm(self) -> None:
         """Somebody waits with the standard library's means: completions must be looked for."""
@@ -70,6 +70,12 @@ class Collector:
         if self._woken.empty():
             self._woken.put(None)
 
+    def look_soon(self) -> None:
+        """What nobody waits for is to be looked after within drain_interval_s of its end."""
+        self.start()
+        if self._resting:
+            self.notice()
+
     def wake(self) -> None:
         """There is something new to wait for."""
         self.notice()
@@ -94,7 +100,9 @@ class Collector:
             self._woken.get(timeout=seconds)
 
     def _turns(self) -> None:
-        while not self._closed and self._submitter.client.usable:
+        memory = self._submitter.memory
+        # Once the node is gone, who has learned of it ends what is pending (client/losing.py).
+        while not self._closed and memory.client.usable and memory.lost is None:
             try:
                 self._turn()
             except BaseException:  # of a callback, say SystemExit: the others must not wait
@@ -110,8 +118,7 @@ class Collector:
         submitter.drain()
         if submitter.client.news():
             memory.collect()
-        self._park()
-        submitter.check_waiting()
+        submitter.look_at_others()
         interval = memory.config.drain_interval_s
         if self._look_again:
             self._look_again = False
@@ -121,13 +128,11 @@ class Collector:
                 return
         if self._armed or submitter.wants_news:
             tasks.wait_event(seen, time.monotonic_ns() + int(interval * 1e9), False)
+            return
+        self._resting = True  # first: who adds something from here on sees it, or is seen
+        if submitter.pending or memory.inner:
+            self._resting = False
+            self._sleep(interval)
         else:
-            self._sleep(interval if submitter.pending or memory.inner else None)
-
-    def _park(self) -> None:
-        waiting, tasks = self._submitter.awaited(), self._submitter.tasks
-        for oid in waiting:
-            if oid not in self._parked:
-                self._parked[oid] = tasks.park([oid])
-        for oid in [o for o in self._parked if o not in waiting]:
-            tasks.unpark(self._parked.pop(oid))
+            self._sleep(None)
+            self._resting = False

@@ -16,7 +16,8 @@ import tempfile
 import time
 from typing import IO, TYPE_CHECKING, Any
 
-from hoplite_mp.errors import ConfigError, NodeLostError
+from hoplite_mp import errors
+from hoplite_mp.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,13 +71,13 @@ class FarHosts:
         while joined() < len(self.processes):
             for host, process in self.processes.items():
                 if process.poll() is not None:
-                    raise NodeLostError(
+                    raise errors.NodeLostError(
                         f"no node could be started on {host!r} (exit code {process.returncode}): "
                         f"{self._last_words(host)}"
                     )
             if time.monotonic() > deadline:
                 there = ", ".join(map(repr, self.processes))
-                raise NodeLostError(
+                raise errors.NodeLostError(
                     f"{joined()} of {len(self.processes)} nodes joined within {timeout_s:g} s "
                     f"(Config.hosts_wait_s); hosts: {there}"
                 )

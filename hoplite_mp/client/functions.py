@@ -15,7 +15,11 @@ import weakref
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hoplite_mp import serial
+from hoplite_mp.client.carried import Carried as Arrays
+from hoplite_mp.client.carried import Kept, Look
 from hoplite_mp.serial.code import importable
 
 if TYPE_CHECKING:
@@ -24,13 +28,19 @@ if TYPE_CHECKING:
     from hoplite_mp.client.memory import Memory
     from hoplite_mp.ref import ObjectRef
 
-__all__ = ["Functions"]
+__all__ = ["Fixed", "Functions"]
 
 _BY_IDENTITY = {types.FunctionType, types.BuiltinFunctionType, type}
 _IMMUTABLE = {
     int, float, complex, str, bytes, bool, type(None), types.ModuleType, types.BuiltinFunctionType,
 }  # fmt: skip
 _ABSENT = object()
+NOTHING = object()  # is to be held, but the function's object is to go soon after its task
+# What was sent last: the object, what it carried if a change would be seen, its digest, and what is
+# known of its large arrays.
+Known = weakref.WeakKeyDictionary[
+    Any, tuple["ObjectRef[Any]", "list[Any] | None", bytes, "list[Kept]"]
+]
 _BY_NAME: list[Any] = []  # what is carried along by a function that readers import: nothing
 
 
@@ -39,43 +49,89 @@ class Functions:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        # What was sent last: the object, what it carried if a change would be seen, its digest.
-        self._known: weakref.WeakKeyDictionary[
-            Any, tuple[ObjectRef[Any], list[Any] | None, bytes]
-        ] = weakref.WeakKeyDictionary()
+        self._known: Known = weakref.WeakKeyDictionary()
+        self._chunked: Known = weakref.WeakKeyDictionary()
+        self._arrays = arrays = Arrays(memory)
+        memory.keep = lambda: Look(arrays)
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def send(self, fn: Any) -> tuple[ObjectRef[Any], Any]:
-        """The function as an object in the store; and what to hold until the task is done: refs
-        that the function carries along are held by nobody else on the way."""
-        if type(fn) not in _BY_IDENTITY:  # it may have a state, and an equality of its own
-            return self._memory.put(serial.encode_function(fn)), fn
-        known = self._known.get(fn)
+    def close(self) -> None:
+        """At the end of the cluster."""
+        self._arrays.close()
+
+    def send(self, fn: Any, chunked: bool = False) -> tuple[ObjectRef[Any], Any]:
+        """The function as an object in the store; and, if that object is to go soon after the task
+        is done, what to hold until then: refs that the function carries along are held by nobody
+        else on the way. Without refs nothing is held, so that what the function is bound to goes
+        when its owner drops it. `chunked`: as a function of a list of arguments."""
+        kind = type(fn)
+        if kind is Fixed:
+            sent: tuple[ObjectRef[Any], Any] | None = fn.sent
+            if sent is None:
+                sent = fn.sent = self.send(fn.fn, fn.chunked)
+            return sent
+        look = Look(self._arrays)
+        if kind not in _BY_IDENTITY:  # it may have a state, and an equality of its own
+            sending = _Chunked(fn) if chunked else fn
+            encoded, beside, refs = serial.encode_with_aside(sending, look)
+            ref = self._put(encoded, beside)
+            look.used_by(fn)
+            return ref, fn if refs else NOTHING
+        table = self._chunked if chunked else self._known
+        known = table.get(fn)
         if known is not None:
-            ref, before, _ = known
+            ref, before, *_ = known
             if before is _BY_NAME:
                 return ref, None
-            now, constant = _carried(fn)
+            now, constant = _carried(fn, look)
             if constant and before and len(now) == len(before) and all(map(is_, now, before)):
                 return ref, None
         elif importable(fn):
             now, constant = _BY_NAME, True
         else:
-            now, constant = _carried(fn)
-        encoded = serial.encode_function(fn)
-        digest = serial.digest(encoded)
+            now, constant = _carried(fn, look)
+        encoded, beside, refs = serial.encode_with_aside(_Chunked(fn) if chunked else fn, look)
+        digest = serial.digest(b"".join((encoded, *[one._id for one in beside])))
         if known is None or known[2] != digest:
-            ref = self._memory.put(encoded)
+            ref = self._put(encoded, beside)
         if constant:
-            self._known[fn] = ref, now, digest
-            return ref, None
-        self._known[fn] = ref, None, digest
-        return ref, (fn, now)
+            table[fn] = ref, now, digest, look.kept
+            return ref, None if now is _BY_NAME else NOTHING
+        table[fn] = ref, None, digest, look.kept
+        return ref, (fn, now) if refs else NOTHING
+
+    def _put(self, encoded: bytes, beside: list[ObjectRef[Any]]) -> ObjectRef[Any]:
+        """With the objects beside it: they live as long as this one does."""
+        return self._memory.put((encoded, beside) if beside else encoded)
 
 
-def _carried(fn: Any) -> tuple[list[Any], bool]:
+class Fixed:
+    """A function as it is at one call that makes many tasks: it is looked at for the first."""
+
+    def __init__(self, fn: Any, chunked: bool = False) -> None:
+        self.fn = fn
+        self.chunked = chunked
+        self.sent: tuple[ObjectRef[Any], Any] | None = None
+        self.__name__ = getattr(fn, "__name__", None) or type(fn).__name__
+
+
+class _Chunked:
+    """A function of a list of arguments, one call for each; made anew in the worker."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+        self.__qualname__ = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+    def __reduce__(self) -> Any:
+        return _Chunked, (self.fn,)
+
+    def __call__(self, chunk: list[tuple[Any, ...]]) -> list[Any]:
+        return [self.fn(*args) for args in chunk]
+
+
+def _carried(fn: Any, look: Look) -> tuple[list[Any], bool]:
     """What travels with a function by value, and whether a change of it would be seen."""
     if type(fn) is not types.FunctionType:
         return [], False
@@ -99,6 +155,8 @@ def _carried(fn: Any) -> tuple[list[Any], bool]:
                 or (isinstance(value, type) and importable(value))
             ):
                 found.append(value)
+            elif isinstance(value, np.ndarray) and look.keeps(value):
+                found += look.copy_of(value)
             else:
                 found.append(value)
                 constant = False

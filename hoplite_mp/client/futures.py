@@ -57,11 +57,6 @@ class Future(concurrent.futures.Future[T]):
         """Nobody has fetched the result."""
         return self._value is _NOTHING and self._error is None
 
-    def _abandon(self, error: BaseException) -> None:
-        """Nothing will come any more."""
-        self._error = error
-        self._complete(False, True)
-
     # -- what the standard library's functions look at -----------------------------------------
 
     @property
@@ -82,14 +77,24 @@ class Future(concurrent.futures.Future[T]):
 
     def _complete(self, cancelled: bool, failed: bool = False) -> None:
         """The submitter has seen the header done."""
+        if self._settle(cancelled, failed):
+            self._tell()
+
+    def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
+        """The end of this Future, for whoever waits. True: its callbacks are to be called. `error`:
+        nothing comes any more, because of this."""
         with _making:
             if self._state is not _PENDING:
-                return
+                return False
+            if error is not None and self.unread:
+                self._error = error
             made = self._made
             if made is None:
                 self._state = _CANCELLED if cancelled else _FINISHED
-                return
+                return False
         with made:
+            if self._state is not _PENDING:  # two threads have seen it done
+                return False
             self._state = _CANCELLED if cancelled else _FINISHED
             for waiter in self._waiters:
                 if cancelled:
@@ -100,6 +105,9 @@ class Future(concurrent.futures.Future[T]):
                     waiter.add_result(self)
             made.notify_all()
         self._submitter.collector.disarm()
+        return True
+
+    def _tell(self) -> None:
         self._invoke_callbacks()  # type: ignore[attr-defined]
 
     # -- the face ------------------------------------------------------------------------------
@@ -172,7 +180,9 @@ class Future(concurrent.futures.Future[T]):
             return
         try:
             self._value = serial.decode(mem, make_ref=memory.make_ref, writable=self._writable)
-        except Exception as error:  # a class that cannot be rebuilt here: this result's error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a class that cannot be rebuilt here: this result's error
             self._error = error
 
     def __await__(self) -> Generator[Any, None, T]:

@@ -18,16 +18,20 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp import _shm, ids
+from hoplite_mp import _shm, errors, ids
+from hoplite_mp.client.birth import birth_here, share_authkey
 from hoplite_mp.client.channel import Channel, dump, seqpacket_pair
+from hoplite_mp.client.descriptors import Watched, close_socket, lift, lift_socket
+from hoplite_mp.client.printing import Printer
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.config import SPAN_BYTES_MIN
-from hoplite_mp.errors import ConfigError, HopliteError, ManagerLostError, NodeLostError
+from hoplite_mp.errors import ClosedError, ConfigError, HopliteError, ManagerLostError
 from hoplite_mp.protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
+from hoplite_mp.protocol.output import MarkLines
 from hoplite_mp.store.limits import cpu_count, total_bytes
 
 if TYPE_CHECKING:
@@ -89,6 +93,7 @@ class Host:
         rpc, rpc_end = seqpacket_pair()
         self.output, output_end = socket.socketpair()
         ends = (supervisor_end, rpc_end, output_end)
+        birth = birth_here()
         start = Start(
             sys_path=[],
             control_fd=control_fd,
@@ -103,16 +108,20 @@ class Host:
             memory_bytes=limit,
             config=dataclasses.asdict(config),
             home=home,
+            birth=birth,
             lan=None if network is None else network.start(home),
         )
         sockets = [] if network is None else network.descriptors
         self.process = _execute(
             start, [control_fd, store_fd, event_fd, *(e.fileno() for e in ends), *sockets]
         )
+        share_authkey(birth)
         if network is not None:
             network.close()
         for end in ends:
             end.close()
+        self.supervisor, self.output = lift_socket(self.supervisor), lift_socket(self.output)
+        event_fd = lift(event_fd)
         self.runtime = Runtime(
             control_fd, store_fd, event_fd, DRIVER_SLOT, Channel(rpc), config, "driver"
         )
@@ -120,16 +129,21 @@ class Host:
         self.runtime.client.add_span(config.span_bytes)
         for fd in (control_fd, store_fd):
             os.close(fd)
-        self._event_fd = event_fd
+        self._event = Watched(event_fd)
+        self._line = Watched(self.supervisor.fileno())
         self._config = config
         self._joined = network.address if network is not None and network.manager else ""
         self._watch()
 
     def _watch(self) -> None:
         """Follows the node's output, and so its end, in a thread."""
+        self._output_line = Watched(self.output.fileno())
         self.lost = False
         self.ended = threading.Event()
         self._ending = False
+        channel = self.runtime.channel  # not this host: the thread alone is to keep it
+        self._printer = Printer(lambda number: channel.tell(MarkLines(number)))
+        self._printer.follow_cells()
         self._reader = threading.Thread(
             target=self._read_output, name="hoplite_mp output", daemon=True
         )
@@ -137,6 +151,17 @@ class Host:
 
     def _read_output(self) -> None:
         """Prints workers' lines; its end is the node's end."""
+        try:
+            self._forward_output()
+        except Exception:
+            _log.exception("what the workers print cannot be read")
+        finally:
+            try:
+                self._printer.end()
+            finally:
+                self._node_ended()
+
+    def _forward_output(self) -> None:
         self.output.settimeout(self._config.start_timeout_s)
         decoder = msgspec.msgpack.Decoder(tuple[int, str, bytes])
         data = bytearray()
@@ -153,21 +178,30 @@ class Host:
             except OSError:
                 piece = b""
             if not piece:
-                break
+                return
             data += piece
             while len(data) >= 4:
                 size = int.from_bytes(data[:4], "little")
                 if len(data) < 4 + size:
                     break
-                _print(*decoder.decode(bytes(data[4 : 4 + size])))
+                self._printer.take(*decoder.decode(bytes(data[4 : 4 + size])))
                 del data[: 4 + size]
-        if not self._ending:
-            self.lost = True
-            error = self._why_lost()
-            if self.runtime.client.usable:
-                self.runtime.tasks.lose()
-            self.runtime.submitter.abandon(error)
-        self.ended.set()
+
+    def _node_ended(self) -> None:
+        """Nothing that is pending will ever be done, also if `end()` was interrupted half way."""
+        runtime = self.runtime
+        try:
+            if self._ending:
+                error: HopliteError = ClosedError("the cluster was closed before this was done")
+            else:
+                self.lost = True
+                error = self._why_lost()
+            if runtime.memory.lost is None:
+                runtime.memory.lost = error
+            runtime.tasks.lose()
+            runtime.submitter.abandon(error)
+        finally:
+            self.ended.set()
 
     def _why_lost(self) -> HopliteError:
         code = None
@@ -181,7 +215,7 @@ class Host:
             _log.error("the manager of this host has stepped down: too few others were heard")
             return ManagerLostError("the manager of this host has stepped down")
         _log.error("the node of this host has ended unexpectedly; its cluster is lost")
-        return NodeLostError("the node of this host has ended")
+        return errors.NodeLostError("the node of this host has ended")
 
     def end(self) -> None:
         """Ends all processes; returns when they are gone."""
@@ -190,16 +224,21 @@ class Host:
         if client.usable:
             client.set_closing()
             self.runtime.tasks.wake_pool_all()
-        with contextlib.suppress(OSError):
-            self.supervisor.send(dump(Shutdown()))
-        self._wait_gone()
-        self.output.shutdown(socket.SHUT_RDWR) if self.output.fileno() >= 0 else None
-        self._join_reader()
-        self.output.close()
-        self.supervisor.close()
-        self.runtime.close()
-        client.give_back_all()
-        os.close(self._event_fd)
+        try:
+            with contextlib.suppress(OSError):
+                if self._line.there():  # else it has seen that, and ends
+                    self.supervisor.send(dump(Shutdown()))
+            self._wait_gone()
+        finally:  # Ctrl-C does not leave it half closed: the processes end by themselves
+            with contextlib.suppress(OSError):
+                if self.output.fileno() >= 0 and self._output_line.there():
+                    self.output.shutdown(socket.SHUT_RDWR)
+            self._join_reader()
+            close_socket(self.output, self._output_line)
+            close_socket(self.supervisor, self._line)
+            self.runtime.close()
+            client.give_back_all()
+            self._event.close()
 
     @property
     def given_up(self) -> bool:
@@ -221,9 +260,15 @@ class Host:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             # Its children die with it (PDEATHSIG).
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGKILL)
+            self._kill()
             self.process.wait()
+        except BaseException:  # Ctrl-C: nobody will wait for them again
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGKILL)
 
 
 def _with_spans_that_fit(config: Config, limit: int, workers: int) -> Config:
@@ -275,10 +320,3 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
         )
     finally:
         os.close(info)
-
-
-def _print(stream: int, label: str, line: bytes) -> None:
-    target: Any = sys.stdout if stream == 1 else sys.stderr
-    with contextlib.suppress(Exception):  # a closed or broken stdout of the user's is not ours
-        target.write(f"({label}) {line.decode(errors='replace')}\n")
-        target.flush()

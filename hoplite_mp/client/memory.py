@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _shm, ids, serial
+from hoplite_mp.contributions import shortened
 from hoplite_mp.errors import (
     ClosedError,
     HopliteTimeoutError,
@@ -31,6 +32,7 @@ from hoplite_mp.protocol.local import (
     Imported,
     Lease,
     LeaseSpan,
+    Reply,
     Restore,
 )
 from hoplite_mp.ref import ObjectRef
@@ -109,7 +111,9 @@ class Memory:
         self.config = config
         self.wait_one: WaitOne = lambda oid, deadline: None
         self.wait_moved: Callable[[int, int], bool] = lambda oid, deadline: True
+        self.keep: Callable[[], serial.Keep] | None = None  # for large globals of functions
         self.drain: Callable[[], None] = lambda: None  # drops what finished tasks held
+        self.lost: BaseException | None = None  # why nothing that is pending will ever be done
         self.attached = 0  # refs that came in foreign pickles, functions among them
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # refs inside objects of ours
         self._mapped: set[int] = set()  # MiBs of the store whose pages this process has mapped
@@ -122,6 +126,18 @@ class Memory:
             raise ClosedError(
                 "this cluster is closed, or this process was forked from the one that opened it"
             )
+
+    def check_lost(self) -> None:
+        """As check(); once the node is gone, the error that says so."""
+        self.check()
+        if self.lost is not None:
+            raise self.lost_again()
+
+    def lost_again(self) -> BaseException:
+        """Why nothing comes any more, for one more to whom it is raised: with a traceback of its
+        own."""
+        assert self.lost is not None
+        return type(self.lost)(*self.lost.args)
 
     def public_id(self, oid: int) -> bytes:
         return ids.pack_id(self.client.home, oid)
@@ -146,7 +162,7 @@ class Memory:
         return hold.oid
 
     def own_ref(self, oid: int) -> ObjectRef[Any]:
-        """A ref over the hold that new() or publish() made."""
+        """A ref over the hold that new() has made."""
         return ObjectRef(self.public_id(oid), self.client.hold(oid, False))
 
     def make_ref(self, object_id: bytes) -> ObjectRef[Any]:
@@ -182,77 +198,111 @@ class Memory:
             block = self.block_of(value)
             if block is not None:
                 return self._publish_block(value, block)
-        return self.put_encoded(serial.encode(value))
+        return self.put_encoded(serial.encode(value, self.keep))
 
     def put_encoded(self, encoded: serial.Encoded, held: bool = False) -> ObjectRef[Any]:
         """`held`: the caller holds the refs inside it as long as somebody may read them."""
         refs = bool(encoded.refs)
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
-            oid = self.client.publish_inline(
+            hold = self.client.put_inline(
                 encoded.head, encoded.buffers, encoded.offsets, encoded.nbytes, refs
             )
         else:
-            payload = self.write(encoded)
-            oid = self.client.publish(payload, encoded.nbytes, refs)
+            hold = self.client.put(self.write(encoded), encoded.nbytes, refs)
+        oid = hold.oid
         if refs and not held:
             self.inner[oid] = list(encoded.refs)
-        return self.own_ref(oid)
+        return ObjectRef(self.public_id(oid), hold)
 
-    def write(self, encoded: serial.Encoded) -> int:
-        """A LEASED block with the payload in it."""
-        payload = self.allocate(encoded.nbytes)
-        try:
-            self.client.write(payload, encoded.head, encoded.buffers, encoded.offsets)
-        except BaseException:
-            self.client.give_back(payload)
-            raise
-        return payload
+    def put_text(self, values: tuple[Any, ...], place: int) -> ObjectRef[Any]:
+        """Plain values, the one at `place` a text, without waiting for room: in a store that has
+        none, what the text says is cut until it fits beside the header. What tells others of a
+        full store must not need room itself."""
+        encoded = serial.encode(values)
+        if encoded.nbytes > _shm.INLINE_BYTES_MAX:
+            lease = self.client.lease_small(encoded.nbytes)
+            if lease is not None:
+                self.client.write(lease.payload, encoded.head, encoded.buffers, encoded.offsets)
+                hold = self.client.put(lease, encoded.nbytes, False)
+                return ObjectRef(self.public_id(hold.oid), hold)
+            encoded = serial.encode(shortened(values, place))
+        return self.put_encoded(encoded)
 
-    def allocate(self, nbytes: int) -> int:
-        """Payload offset of a LEASED block; StoreFullError without room for put_wait_s."""
+    def write(self, encoded: serial.Encoded, error: bool = False) -> _shm.Lease:
+        """A LEASED block with the payload in it; of an error from the reserve, if need be."""
+        if error and encoded.nbytes <= self.config.error_bytes_max:
+            lease = self.allocate_error(encoded.nbytes)
+        else:
+            lease = self.allocate(encoded.nbytes, written=True)
+        payload, write = lease.payload, self.client.write
+        if encoded.nbytes >= POPULATE_BYTES_MIN and not self._is_mapped(payload, encoded.nbytes):
+            write = self.client.write_cold
+        write(payload, encoded.head, encoded.buffers, encoded.offsets)
+        return lease
+
+    def allocate(self, nbytes: int, written: bool = False) -> _shm.Lease:
+        """A LEASED block, which goes back with what is returned, unless it becomes an object;
+        StoreFullError without room for put_wait_s. written: its pages are not asked for here, since
+        who writes them all at once knows a better way."""
+        lease: _shm.Lease | None
         if nbytes <= self.config.small_object_bytes_max:
-            payload = self.client.allocate(nbytes)
-            if payload:
-                return payload
+            lease = self.client.lease_small(nbytes)
+            if lease is not None:
+                return lease
             self.collect()
-            payload = self.client.allocate(nbytes)
+            lease = self.client.lease_small(nbytes)
             deadline = time.monotonic() + self.config.put_wait_s
-            while not payload:
-                span = self._ask(LeaseSpan(), nbytes, deadline)
-                if span:
-                    self.client.add_span(span)
-                payload = self.client.allocate(nbytes)  # spilling may have made room in old spans
-                if not payload:
+            while lease is None:
+                self._ask(LeaseSpan(), nbytes, deadline)
+                lease = self.client.lease_small(nbytes)  # spilling may have made room in old spans
+                if lease is None:
                     self.give_empty_spans()
-            return payload
+            return lease
         self.drain()
         self.collect()
-        payload = 0
+        lease = None
         deadline = time.monotonic() + self.config.put_wait_s
-        while not payload:
-            payload = self._ask(Lease(nbytes), nbytes, deadline)
-        if nbytes >= POPULATE_BYTES_MIN:
-            self._map(payload, nbytes)
-        return payload
+        while lease is None:
+            lease = self._ask(Lease(nbytes), nbytes, deadline)
+        if nbytes >= POPULATE_BYTES_MIN and not written:
+            self._map(lease.payload, nbytes)
+        return lease
+
+    def _is_mapped(self, payload: int, nbytes: int) -> bool:
+        return self._mapped.issuperset(_units(payload, nbytes))
+
+    def allocate_error(self, nbytes: int) -> _shm.Lease:
+        """The same for an error: it does not wait for room, but may use what is kept for errors."""
+        if nbytes <= self.config.small_object_bytes_max:
+            for _ in range(2):
+                lease = self.client.lease_small(nbytes)
+                if lease is not None:
+                    return lease
+                self.collect()
+        reply: Reply | _shm.Lease = self.channel.call(Lease(nbytes, True), self.client.take_lease)
+        if isinstance(reply, Reply):
+            raise StoreFullError(f"an error of {format_bytes(nbytes)}: {reply.error}")
+        return reply
 
     def _map(self, payload: int, nbytes: int) -> None:
-        units = range(payload // MAP_UNIT, (payload + nbytes - 1) // MAP_UNIT + 1)
-        if not self._mapped.issuperset(units):
+        if not self._is_mapped(payload, nbytes):
             self.client.populate(payload, nbytes)
-            self._mapped.update(units)
+            self._mapped.update(_units(payload, nbytes))
 
-    def _ask(self, ask: Lease | LeaseSpan, nbytes: int, deadline: float) -> int:
-        """A block or a span; 0: there is none yet, but what was given back may do."""
-        reply = self.channel.call(ask)
-        if not reply.full:
-            return int(reply.value)
+    def _ask(self, ask: Lease | LeaseSpan, nbytes: int, deadline: float) -> _shm.Lease | None:
+        """A block, or a span that is added to those of this process; None: there is none yet, but
+        what was given back may do."""
+        take = self.client.take_lease if isinstance(ask, Lease) else self.client.take_span
+        reply: Reply | _shm.Lease | None = self.channel.call(ask, take)
+        if not isinstance(reply, Reply):
+            return reply
         if reply.value == "never" or time.monotonic() >= deadline:
             raise StoreFullError(f"put of {format_bytes(nbytes)}: {reply.error}")
         self.drain()
         self.collect()
         if isinstance(ask, Lease):
             self.give_empty_spans()
-        return 0
+        return None
 
     def give_empty_spans(self) -> None:
         spans = self.client.take_empty_spans()
@@ -270,6 +320,7 @@ class Memory:
         if ids.unpack_id(ref._id)[0] != self.client.home:
             self.channel.tell(DropForeign(oid))
         while self.client.delete(oid) < 0:
+            self.check_lost()  # the node would not come to the end of it
             time.sleep(SPILLING_LOOK_S)
 
     # -- arrays made in the store --------------------------------------------------------------
@@ -289,20 +340,21 @@ class Memory:
         if nbytes >= SIZE_BYTES_MAX:
             raise StoreFullError(f"empty of {nbytes} bytes: no store is as large")
         prefix = PREFIX_BIG if nbytes > self.config.small_object_bytes_max else PREFIX_SMALL
-        payload = self.allocate(prefix + nbytes)
-        block: Any = self.client.block(payload, prefix + nbytes)
+        block: Any = self.client.block_of(self.allocate(prefix + nbytes), prefix + nbytes)
         return np.ndarray(dims, kind, buffer=block, offset=prefix, order=_order(order))
 
     def private_copy(self, part: memoryview) -> Any:
         """A writable copy of a large buffer: in a block of the store, whose pages are warm, rather
         than in fresh memory of the process; there too if the store has no room."""
         nbytes = part.nbytes
-        reply = self.channel.call(Lease(PREFIX_BIG + nbytes)) if self.client.usable else None
-        if reply is None or reply.full:
+        if not self.client.usable:
             return bytearray(part)
-        payload = int(reply.value)
+        lease = self.channel.call(Lease(PREFIX_BIG + nbytes), self.client.take_lease)
+        if isinstance(lease, Reply):  # there is no room
+            return bytearray(part)
+        payload = lease.payload
         self._map(payload, PREFIX_BIG + nbytes)
-        block = self.client.block(payload, PREFIX_BIG + nbytes)
+        block = self.client.block_of(lease, PREFIX_BIG + nbytes)
         self.client.write(payload, b"", [part], [PREFIX_BIG])
         return memoryview(block)[PREFIX_BIG:]
 
@@ -336,10 +388,9 @@ class Memory:
         if head is None:
             return self.put_encoded(serial.encode(array))
         self.client.write(block.payload, head, [], [])
-        oid = self.client.publish(block.payload, len(block), False)
-        block.become(oid)
+        hold = block.publish()
         _freeze(array)
-        return self.own_ref(oid)
+        return ObjectRef(self.public_id(hold.oid), hold)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -355,6 +406,7 @@ class Memory:
             elif got == STATE["SPILLING"]:  # done for those who wait; it ends with the write
                 if time.monotonic_ns() >= deadline:
                     raise HopliteTimeoutError("the object is on its way to the spill file")
+                self.check_lost()
                 time.sleep(SPILLING_LOOK_S)
             elif got == STATE["SPILLED"]:
                 self._restore(oid, deadline)
@@ -428,6 +480,10 @@ class Memory:
             return None
         mem = self.payload(oid, FOREVER_NS) if isinstance(got, int) else memoryview(got)
         return None if serial.payload_kind(mem) == serial.ERROR else serial.read_contributors(mem)
+
+
+def _units(payload: int, nbytes: int) -> range:
+    return range(payload // MAP_UNIT, (payload + nbytes - 1) // MAP_UNIT + 1)
 
 
 def _order(order: str) -> Any:

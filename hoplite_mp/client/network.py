@@ -69,15 +69,17 @@ class Network:
         self._wanted = _ports(ports)
         self.standby: list[Endpoint] = []
         try:
-            for where in standby:
-                self._add_standby(parse_address(where))
+            for other in standby:
+                self._add_standby(parse_address(other))
             if listen_at is not None:
                 self._listen(parse_address(listen_at))
+                # Last: where nobody could listen no new token is left behind.
+                self.token = load_token(token, make=True)
             else:
                 assert address is not None
-                self._find(parse_address(address))
-            # Last: where nobody could listen no new token is left behind.
-            self.token = load_token(token, make=listen_at is not None)
+                where = parse_address(address)
+                self.token = load_token(token)  # this host's own mistakes before any other host's
+                self._find(where)
         except BaseException:
             self.close()
             raise

@@ -7,14 +7,17 @@ It must never know: the public face above it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks, serial
 from hoplite_mp.client.actors import Actors
+from hoplite_mp.client.describing import ref_words
 from hoplite_mp.client.futures import Future
-from hoplite_mp.client.memory import STATE, Memory
-from hoplite_mp.client.submitter import HERE, KIND_OPERATION, Submitter
+from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
+from hoplite_mp.client.queues import HERE
+from hoplite_mp.client.submitter import KIND_OPERATION, Submitter
 from hoplite_mp.errors import ClosedError, ObjectLostError
 from hoplite_mp.protocol.local import BindPool, Collective
 from hoplite_mp.ref import ObjectRef, runtime_hooks
@@ -57,8 +60,13 @@ class Runtime:
         self.memory.drain = self.submitter.drain
         self.actors = Actors(self)
         self.own_pool = 0  # the pool whose tasks may be run in place
-        self.face: Any = None  # the Cluster over this runtime, made when first asked for
+        # The Cluster over this runtime, made when first asked for; in a driver a weak reference,
+        # called for it: who holds the Cluster decides how long it lives.
+        self.face: Any = None
+        self.dropped = False  # nobody holds it any more: it ends after what is pending
+        self.setups: list[Any] = []  # initializers of pools that end with the cluster
         self.pool_sizes: dict[int, int] = {}
+        self.newest_node = 0  # the highest number of a node that this process has heard of
         self.bound: dict[int, int] = {}  # number of a node -> the pool of its tasks
         self.task_leaves: list[Any] = []  # called at the end of the task that runs
         with _stack_lock:
@@ -72,13 +80,13 @@ class Runtime:
         return self._label
 
     def bound_pool(self, node: int) -> int:
-        """The pool whose tasks run on that node only. ValueError: it is gone."""
+        """The pool whose tasks run on that node only. NodeLostError: it is gone."""
         if node == self.tasks.node_number:
             return self.bound.setdefault(node, HERE)
         pool = self.bound.get(node)
         if pool is None:
             pool = self.bound[node] = int(self.channel.call(BindPool(node)).value)
-            self.submitter.opened(pool)
+            self.submitter.queues.opened(pool)
         return pool
 
     def collective(
@@ -91,9 +99,9 @@ class Runtime:
         reproducible: bool,
         slices: int,
         to: Sequence[int] = (),
-    ) -> list[int]:
-        """Hands an operation to the node. Returns the ids of its results (one for each slice)."""
-        self.memory.check()
+    ) -> list[_shm.Hold]:
+        """Hands an operation to the node. Returns its results (one for each slice)."""
+        self.memory.check_lost()
         named = len(sources) + (slices if slices > 1 else 0)
         if named > (most := self.config.collective_refs_max):
             raise ValueError(
@@ -101,55 +109,67 @@ class Runtime:
                 f"(Config.collective_refs_max); {kind} parts of them, then the results"
             )
         oids = [self.memory.local_id(ref) for ref in sources]
-        results: list[int] = []
         shared = list(sources)
+        holds = []
         try:
             for _ in range(slices):
-                results.append(self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0))
+                holds.append(self.client.draft(KIND_OPERATION))
+            results = [hold.oid for hold in holds]
             for oid in results:
                 self.submitter.expect(oid, None, [shared, self.client.hold(oid)])
             ask = Collective(results, oids, kind, op, num, deadline_s, reproducible, list(to))
             self.channel.tell(ask)
+            for hold in holds:
+                hold.keep()
         except BaseException:  # Ctrl-C, say: the node may not have heard of it
-            for oid in results:
-                self.tasks.cancel(oid, True)
+            for hold in holds:
+                self.tasks.cancel(hold.oid, True)
             self.submitter.drain()
             raise
-        return results
+        return holds
 
-    def operation_future(self, oid: int) -> Future[None]:
+    def operation_future(self, hold: _shm.Hold) -> Future[None]:
         """A Future over an operation's result."""
-        future: Future[None] = Future(self.submitter, oid, self.client.hold(oid, False), False)
+        oid = hold.oid
+        future: Future[None] = Future(self.submitter, oid, hold, False)
         pending = self.submitter.pending.get(oid)
         if pending is not None:
             pending.future = future
-        if oid not in self.submitter.pending:  # it was done before it had a Future
+        # It may have been done, or lost, before it had a Future: looked at after it has one, since
+        # another thread that has seen the end before that does not know of it.
+        if self.tasks.done(oid):
             future._complete(self.client.state(oid) in (STATE["CANCELLED"], STATE["ABORTED"]))
+        elif self.memory.lost is not None:
+            future._settle(False, True, self.memory.lost_again())
         return future
 
     def close(self) -> None:
         """This process leaves; what it has mapped stays readable."""
+        error = ClosedError("the cluster was closed before this was done")
+        if self.memory.lost is None:
+            self.memory.lost = error  # first: who sends something just now finds it, or is found
         self.submitter.stop()
         with _stack_lock:
             if self in _stack:
                 _stack.remove(self)
         self.client.close()
-        self.tasks.wake(self.client.slot)  # threads that still wait find it closed
+        self.tasks.lose()  # threads that still wait find it closed
         for leave in list(self.task_leaves):
             leave()  # threads of groups: what they wait for has just failed
-        self.submitter.abandon(ClosedError("the cluster was closed before this was done"))
+        self.submitter.abandon(error)
         self.channel.close()
         # No cycle keeps the mappings until the garbage collector happens to run.
         self.memory.wait_one = _closed
         self.memory.wait_moved = _gone
         self.memory.drain = _nothing
+        self.memory.keep = None
         self.face = None
 
 
 def current_runtime() -> Runtime:
     """The innermost open one of this process."""
     for runtime in reversed(_stack):
-        if runtime.client.usable:
+        if runtime.client.usable and not runtime.dropped:
             return runtime
     raise ClosedError("no cluster is open in this process: open one with hoplite_mp.Cluster()")
 
@@ -202,6 +222,26 @@ def _attach(object_id: bytes) -> object:
     return memory.make_ref(object_id)._hold
 
 
+def _words(ref: ObjectRef[Any]) -> str:
+    memory = _owner(ref._id)
+    for runtime in list(_stack):
+        if runtime.memory is memory:
+            # Closed by another thread just now, say: whoever prints a ref wants no exception.
+            with contextlib.suppress(Exception):
+                return ref_words(runtime, ref)
+    return ""
+
+
+def _fetch(object_id: bytes) -> Any:
+    memory = _owner(object_id)
+    if memory is None:
+        raise ClosedError("no cluster is open in this process: its arrays cannot be had")
+    ref = memory.make_ref(object_id)  # holds it while it is read
+    return memory.read(memory.local_id(ref), FOREVER_NS, False)
+
+
+serial.fetching.fetch = _fetch
 runtime_hooks.contributors = _contributors
+runtime_hooks.words = _words
 runtime_hooks.attach = _attach
 serial.register_future_type(Future)

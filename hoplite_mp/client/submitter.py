@@ -8,11 +8,10 @@ It must never know: how a task is run.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import weakref
-from collections import deque
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks, serial
@@ -20,7 +19,9 @@ from hoplite_mp.client.collector import Collector
 from hoplite_mp.client.functions import Functions
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.keeping import keep_results
+from hoplite_mp.client.losing import abandon
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
+from hoplite_mp.client.queues import HERE, PLACE, Queues
 from hoplite_mp.client.waiting import Waiting
 from hoplite_mp.errors import (
     ClosedError,
@@ -29,7 +30,6 @@ from hoplite_mp.errors import (
     ObjectLostError,
     StoreFullError,
 )
-from hoplite_mp.protocol.actors import FailActorCalls
 from hoplite_mp.protocol.local import Interrupt
 
 if TYPE_CHECKING:
@@ -42,12 +42,10 @@ __all__ = ["KIND_OPERATION", "KIND_TASK", "Pending", "Submitter", "last_resort"]
 KIND_TASK, KIND_OPERATION = 2, 3
 # Of a task: not to be run in place by a waiting worker; values of refs are writable copies for it.
 FLAG_OWN_STACK, FLAG_COPY, FLAG_HERE = 1, 2, 4
-# In place of a pool's number: the common pool, but only its workers on this host.
-HERE = -1
 NAME_BYTES = 32
 FINISHED_MIN = 1024
-POOL_ENDED = 3
 HOLDS_OF_CALL = 2  # the function, and what it carries
+REFUGE_BYTES = 3 << 10  # of an error for which there is little room: a block of one page
 ERROR_CHARS_MAX = 40  # of the last resort, which must fit into a record
 NO_ROOM_EVEN_FOR_WORDS = "no room, even for details; raise memory="
 
@@ -64,7 +62,7 @@ class Pending:
         self.queue = queue
         self.future = future
         self.holds = holds
-        self.missing = 0  # dependencies that are not done
+        self.missing: set[int] = set()  # dependencies that are not known to be done
         self.needs: list[ObjectRef[Any]] = []  # all its dependencies
 
 
@@ -77,14 +75,15 @@ class Submitter:
         self.tasks = tasks
         self.pending: dict[int, Pending] = {}
         self._functions = Functions(memory)
-        self._queues: dict[int, int] = {}
         self._waiting: dict[int, list[Pending]] = {}  # dependency -> tasks that need it
-        # queue -> tasks that are ready, but the queue's ring was full
-        self._overflow: dict[int, deque[Pending]] = {}
-        self._ordered: dict[int, int] = {}  # queue -> pool, of actors
+        # Bucket in which this process is parked -> dependencies there that others own: nobody puts
+        # those into the own tables' bitmap of what is done.
+        self._others: dict[int, set[int]] = {}
         self._finished: list[weakref.ref[Future[Any]]] = []  # perhaps with results not yet read
         self._finished_max = FINISHED_MIN
         self._lock = threading.RLock()
+        self.queues = Queues(memory, tasks, self._lock, self.pending)
+        self.queue, self.close_queue = self.queues.of, self.queues.close
         self.waiting = Waiting(self)
         self.collector = Collector(self)
         self.closed = False
@@ -92,27 +91,6 @@ class Submitter:
         self.audience = 0
 
     # -- sending -------------------------------------------------------------------------------
-
-    def queue(self, pool: int) -> int:
-        """The hint queue from this process to a pool."""
-        queue = self._queues.get(pool)
-        if queue is None:
-            with self._lock:
-                queue = self._queues.get(pool)
-                if queue is None:
-                    queue = self.tasks.open_queue(max(pool, 0), pool == HERE)
-                    self._ordered.pop(queue, None)
-                    self._queues[pool] = queue
-        return queue
-
-    def close_queue(self, pool: int) -> None:
-        with self._lock:
-            queue = self._queues.pop(pool, None)
-            if queue is None:
-                return
-            self._overflow.pop(queue, None)  # cancelled, all of them
-            if self.client.usable:
-                self.tasks.close_queue(queue)
 
     def submit(
         self,
@@ -128,15 +106,16 @@ class Submitter:
         refusal: BaseException | None = None,
     ) -> Future[Any]:
         """holder: held until the task is done. refusal: why it fails without having run."""
-        if self.closed or not self.client.usable:
-            self.memory.check()
-            raise ClosedError("this cluster is closed: it takes no new tasks")
         client, memory = self.client, self.memory
+        if self.closed or memory.lost is not None or not client.usable:
+            memory.check_lost()
+            raise ClosedError("this cluster is closed: it takes no new tasks")
         if client.news():
             memory.collect()
         function, carried = self._functions.send(fn)
-        call = serial.encode_call(args, kwargs)
-        holds: list[Any] = [function, carried if holder is None else (carried, holder), *call.refs]
+        call = serial.encode_call(args, kwargs, memory.keep)
+        carries = carried if holder is None else (carried, holder)
+        holds: list[Any] = [function, carries, *call.refs]
         inline, args_oid = call.head, 0
         if call.nbytes > _tasks.ARGS_INLINE_BYTES or call.buffers:
             if call.nbytes <= _tasks.ARGS_INLINE_BYTES:
@@ -146,13 +125,13 @@ class Submitter:
                 holds.append(ref)
                 inline, args_oid = b"", memory.local_id(ref)
         queue = self.queue(pool)
-        oid = client.new(KIND_TASK, STATE["WAITING"], 0, max(pool, 0))
+        hold = client.draft(KIND_TASK, max(pool, 0))
+        oid = hold.oid
         flags = (0 if timeout is None else FLAG_OWN_STACK) | (FLAG_COPY if copy else 0)
-        hold = client.hold(oid, False)
         future: Future[Any] = Future(self, oid, hold, copy)
         if name is None:
             name = getattr(fn, "__name__", None) or type(fn).__name__
-        ready = not call.dependencies and queue not in self._overflow and refusal is None
+        ready = not call.dependencies and self.queues.has_room(queue) and refusal is None
         pending = Pending(oid, queue, future, holds)
         try:
             self.pending[oid] = pending
@@ -171,100 +150,44 @@ class Submitter:
             )
             if posted:
                 if holder is not None:
-                    self._look_at_actor(pool)
+                    self.queues.look_at_actor(pool)
             else:
                 if refusal is not None:
                     self._fail(pending, refusal)
                     self.drain()
                 elif call.dependencies:
                     if holder is not None:
-                        self._keep_place(pending)
+                        self.queues.keep_place(pending)
                     self._depend(pending, call.dependencies)
                 else:
-                    self._post_later(pending)
+                    self.queues.post_later(pending)
                     self.collector.start()
+            hold.keep()
             if len(holds) > HOLDS_OF_CALL:  # what it holds is to go soon after, asked for or not
                 self.collector.start()
                 self.collector.notice()
+            elif carried is not None:
+                self.collector.look_soon()
         except BaseException:  # Ctrl-C, say: nobody gets this Future, so nobody waits for the task
             self.tasks.cancel(oid, False)
             self.drain()
             raise
+        if self.memory.lost is not None:  # meanwhile
+            self.abandon(self.memory.lost)
         return future
-
-    # -- actors: their calls keep their order ----------------------------------------------------
-
-    def order(self, pool: int) -> None:
-        """Tasks for that pool, an actor's, are posted in the order in which they were submitted:
-        one that waits for its arguments holds back the later ones."""
-        queue = self._queues.get(pool)
-        if (
-            queue is not None
-            and self._ordered.get(queue) == pool
-            and self.tasks.owns_queue(queue, pool)
-        ):
-            return
-        with self._lock:
-            self.opened(pool)
-            self._ordered[self.queue(pool)] = pool
-
-    def opened(self, pool: int) -> None:
-        """That number has been given to a new pool: a queue that this process had to the one
-        before, an actor's, was closed when that one ended."""
-        with self._lock:
-            queue = self._queues.get(pool)
-            if queue is not None and not self.tasks.owns_queue(queue, pool):
-                del self._queues[pool]
-
-    def _keep_place(self, pending: Pending) -> None:
-        """In the row of its actor's calls, before it is known when its arguments are there."""
-        with self._lock:
-            pending.missing = 1
-            self._overflow.setdefault(pending.queue, deque()).append(pending)
-
-    def _look_at_actor(self, pool: int) -> None:
-        """After a call was posted: whoever ended the actor before has not seen it."""
-        if self.tasks.pool_state(pool) == POOL_ENDED:
-            self.memory.channel.tell(FailActorCalls(pool))
-
-    def _post_later(self, pending: Pending) -> None:
-        """Posts it behind what waits for room in the same queue."""
-        with self._lock:
-            if pending.queue in self._ordered and pending.needs:
-                self._post_overflow()  # it has its place already
-                return
-            if pending.queue not in self._queues.values():
-                return  # its pool has been closed: it is cancelled
-            self._overflow.setdefault(pending.queue, deque()).append(pending)
-            self._post_overflow()
-
-    def _post_overflow(self) -> None:
-        with self._lock:
-            for queue, tasks in list(self._overflow.items()):
-                posted = False
-                while tasks:
-                    task = tasks[0]
-                    if task.oid in self.pending:
-                        if task.missing or not self.tasks.post(task.oid, queue):
-                            break
-                        posted = True
-                    tasks.popleft()
-                else:
-                    del self._overflow[queue]
-                if posted and queue in self._ordered:
-                    self._look_at_actor(self._ordered[queue])
 
     @property
     def wants_news(self) -> bool:
         """Somebody must look for completions though nobody waits."""
-        return bool(self._overflow or self._waiting)
+        return bool(self.queues.overflow or self._waiting)
 
     # -- dependencies --------------------------------------------------------------------------
 
     def _depend(self, pending: Pending, refs: Sequence[ObjectRef[Any]]) -> None:
         lost: ObjectLostError | None = None
-        with self._lock:
-            pending.missing = 1  # not sent before all have been looked at
+        done: list[int] = []
+        with self._lock:  # not sent before all have been looked at
+            first = not self._waiting
             pending.needs = list(refs)
             for ref in refs:
                 try:
@@ -273,47 +196,118 @@ class Submitter:
                     lost = error
                     break
                 if not self.tasks.done(oid):
-                    pending.missing += 1
-                    self._waiting.setdefault(oid, []).append(pending)
+                    self._await(oid, pending)
+                    if self.tasks.done(oid):  # perhaps its news came before it was listed
+                        done.append(oid)
+            pending.missing.discard(PLACE)
         if lost is not None:
             self._fail(pending, lost)
             return
-        self._arrived(pending)
-        if pending.missing:
-            self.collector.start()
-            self.collector.wake()
+        if not pending.missing:
+            self._send(pending)
+            return
+        for oid in done:
+            self._release(oid)
+        self.collector.start()
+        if first:  # later ones are announced by a change of the event word, on which it sleeps
+            self.collector.notice()
 
-    def _arrived(self, pending: Pending) -> None:
-        """One thing less is missing; with nothing missing the task is sent, or fails."""
+    def _await(self, oid: int, pending: Pending) -> None:
+        waiting = self._waiting.get(oid)
+        if waiting is None:
+            waiting = self._waiting[oid] = []
+            buckets = self.tasks.park([oid])
+            if not buckets:  # it stands in a table of our own
+                self.tasks.watch(oid)
+            for bucket in buckets:
+                self._others.setdefault(bucket, set()).add(oid)
+        if oid not in pending.missing:
+            pending.missing.add(oid)
+            waiting.append(pending)
+
+    def _release(self, oid: int) -> None:
+        """It is done, so nobody is added to those who wait for it any more. What Ctrl-C stops half
+        way is done again by whoever looks at all: each step may be repeated."""
         with self._lock:
-            pending.missing -= 1
-            if pending.missing or pending.oid not in self.pending:
-                return
-            needs = pending.needs
-        for ref in needs:
+            tasks = self._waiting.get(oid, ())
+        for pending in tasks:
+            with self._lock:
+                pending.missing.discard(oid)
+                ready = not pending.missing and pending.oid in self.pending
+            if ready:
+                self._send(pending)
+        with self._lock:
+            if self._waiting.pop(oid, None) is not None:
+                bucket = self.tasks.bucket(oid)
+                if oid in self._others.get(bucket, ()):
+                    self._others[bucket].discard(oid)
+                    self.tasks.unpark([bucket])
+
+    def _send(self, pending: Pending) -> None:
+        """Nothing is missing any more: the task is sent, or fails."""
+        if self.client.state(pending.oid) != STATE["WAITING"]:
+            return  # sent already, or cancelled
+        for ref in pending.needs:
             oid = self.memory.local_id(ref)
             if self.client.state(oid) not in _USABLE:
                 try:
                     error = self.memory.error(oid, FOREVER_NS)
+                except CancelledError:  # so is this task, for whoever looks at it
+                    self.tasks.cancel(pending.oid, False)
+                    return
                 except Exception as lost:
                     error = lost
                 if error is not None:
                     self._fail(pending, error)
                     return
-        self._post_later(pending)
+        self.queues.post_later(pending)
+        self.waiting.ready(pending.oid)
 
     def _fail(self, pending: Pending, error: BaseException) -> None:
         """The task will not run: it fails with what its argument failed with."""
         oid = pending.oid
-        if not self.tasks.take(oid):
-            return  # cancelled meanwhile
         try:
-            self.store_result(oid, serial.encode_error(error), True)
-        except BaseException as problem:  # it found no room: a few words always fit
-            if self.client.state(oid) == STATE["CLAIMED"]:
+            if not self.tasks.take(oid):
+                return  # cancelled meanwhile
+            self.store_error(oid, error, None)
+        except BaseException:  # Ctrl-C between the two: a few words always fit
+            own = self.tasks.claimant(oid) == self.client.slot
+            if own and self.client.state(oid) == STATE["CLAIMED"]:
                 self.store_result(oid, last_resort(error), True)
-            if not isinstance(problem, Exception):
-                raise
+            raise
+
+    def store_error(self, oid: int, error: BaseException, text: str | None) -> list[Any]:
+        """Writes and finishes an error, whole, or cut if there is little room. `text`: its
+        traceback, if it is not the error's own. Returns the refs inside it."""
+        encoded = serial.encode_error(error, text)
+        limit = min(encoded.nbytes, self.memory.config.error_bytes_max)
+        shorter = (limit, REFUGE_BYTES, _shm.INLINE_BYTES_MAX)
+        interrupted: BaseException | None = None
+        for nbytes_max in shorter:
+            try:
+                taken = self.store_result(oid, encoded, True)
+                return list(encoded.refs) if taken else []
+            except BaseException as problem:  # it found no room: a few words always fit
+                if self.client.state(oid) != STATE["CLAIMED"]:
+                    raise
+                if not isinstance(problem, Exception):
+                    interrupted = problem
+                encoded = serial.encode_short_error(error, text or "", nbytes_max)
+                if encoded.nbytes > _shm.INLINE_BYTES_MAX == nbytes_max:
+                    encoded = last_resort(error)
+        self.store_result(oid, encoded, True)
+        if interrupted is not None:
+            raise interrupted
+        return []
+
+    def fail_at_once(self, error: BaseException, copy: bool) -> Future[Any]:
+        """The Future of a task that cannot be sent: it has failed with this very exception."""
+        client = self.client
+        oid = client.new(KIND_OPERATION, STATE["CLAIMED"], client.slot, 0)
+        future: Future[Any] = Future(self, oid, client.hold(oid, False), copy)
+        future._settle(False, True, error)
+        self.store_result(oid, serial.encode_error(error), True)
+        return future
 
     def store_result(self, oid: int, encoded: serial.Encoded, failed: bool) -> bool:
         """Writes and finishes a result that this client has claimed; False: it was aborted."""
@@ -324,8 +318,9 @@ class Submitter:
                 oid, encoded.head, encoded.buffers, encoded.offsets, encoded.nbytes, refs
             )
         else:
-            payload = self.memory.write(encoded)
-            client.bind(oid, payload, encoded.nbytes, refs)
+            lease = self.memory.write(encoded, failed)
+            payload = lease.payload
+            client.bind_lease(oid, lease, encoded.nbytes, refs)
         if self.tasks.finish(oid, failed):
             return True
         if payload:
@@ -333,25 +328,12 @@ class Submitter:
         self.tasks.settle(oid)
         return False
 
-    def check_waiting(self) -> None:
-        """Dependencies that others own: has one become done?"""
-        for oid in self.awaited():
-            if self.tasks.done(oid):
-                self._release(oid)
-
-    def awaited(self) -> set[int]:
-        """Ids that tasks of ours wait for."""
-        with self._lock:
-            return set(self._waiting)
-
-    def _release(self, oid: int) -> None:
-        with self._lock:
-            tasks = self._waiting.get(oid)
-        while tasks:
-            with contextlib.suppress(IndexError):  # another thread took the last one
-                self._arrived(tasks.pop())
-        with self._lock:  # it is done, so nothing has been added meanwhile
-            self._waiting.pop(oid, None)
+    def look_at_others(self) -> None:
+        """Dependencies that others own, as far as their buckets have had news."""
+        for bucket in self.tasks.take_parked_news():
+            for oid in list(self._others.get(bucket, ())):
+                if self.tasks.done(oid):
+                    self._look_after(oid)
 
     # -- completions ---------------------------------------------------------------------------
 
@@ -360,6 +342,8 @@ class Submitter:
         pending = Pending(oid, -1, future, holds)
         self.pending[oid] = pending
         self.tasks.watch(oid)
+        if self.memory.lost is not None:
+            self.abandon(self.memory.lost)
         return pending
 
     def drain(self) -> None:
@@ -370,12 +354,12 @@ class Submitter:
         except BaseException:  # Ctrl-C: what had been taken out of the tables must be found again
             self.collector.look_again()
             raise
-        if self._overflow:
-            self._post_overflow()
+        if self.queues.overflow:
+            self.queues.post_overflow()
 
     def look_at_all(self) -> None:
         """As drain(), without being told which."""
-        for oid in list(self.pending):
+        for oid in (*self.pending, *self._waiting):
             if self.tasks.done(oid):
                 self._look_after(oid)
 
@@ -431,10 +415,13 @@ class Submitter:
 
     def abandon(self, error: BaseException) -> None:
         """After the end: what is not finished fails, whoever waits for it."""
-        while self.pending:
-            _, pending = self.pending.popitem()
-            if pending.future is not None:
-                pending.future._abandon(error)
+        abandon(self, error)
+
+    def forget_waiting(self) -> None:
+        """Nobody sends what waits for arguments, or for room in a queue."""
+        with self._lock:
+            self._waiting.clear()
+            self.queues.overflow.clear()
 
     def is_done(self, oid: int) -> bool:
         self.memory.check()
@@ -446,7 +433,7 @@ class Submitter:
     def cancel(self, oid: int, force: bool) -> bool:
         self.memory.check()
         pending = self.pending.get(oid)
-        if pending is not None and pending.queue in self._ordered:
+        if pending is not None and self.queues.is_ordered(pending.queue):
             force = False  # the state of an actor that is interrupted would be what nobody expects
         outcome = self.tasks.cancel(oid, force)
         if outcome == 2:
@@ -458,6 +445,7 @@ class Submitter:
     def stop(self) -> None:
         """No more tasks; the collector ends."""
         self.closed = True
+        self._functions.close()
         self.collector.stop()
 
 

@@ -41,6 +41,7 @@ class Trace:
         self._runtime = runtime
         self.path = Path(os.path.abspath(path))
         self._trace = 0
+        self.cluster: Any = None  # held as long as this is
         self._begin_ns = 0
         if self.path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path))

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
-from hoplite_mp import _tasks
+from hoplite_mp import _tasks, errors
 from hoplite_mp.client.memory import FOREVER_NS, STATE
-from hoplite_mp.errors import HopliteTimeoutError, NodeLostError
+from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,20 @@ if TYPE_CHECKING:
 __all__ = ["Waiting"]
 
 BLOCKED_AFTER_NS = 2_000_000
+ALL_AT_ONCE = 256  # objects that are waited for together; all of more are waited for in parts
+TAKEN_LOOKS = 32  # tasks claimed by others that are tried again at each news
 _AWAY = (STATE["SPILLED"], STATE["SPILLING"])
+
+
+class _Needed:
+    """What one wait of a worker needs: it may run any of that in place."""
+
+    __slots__ = ("all", "ready", "taken")
+
+    def __init__(self, everything: set[int]) -> None:
+        self.all = everything
+        self.ready: list[int] = []  # has its arguments, and has not been tried yet
+        self.taken: deque[int] = deque()  # had been claimed by others when it was tried
 
 
 class Waiting:
@@ -37,6 +51,7 @@ class Waiting:
         self.run_in_place: Callable[[int], bool] | None = None  # set in a worker
         self._own_calls = -1  # of an actor: the pool of its calls, which run one at a time
         self._runs_calls = 0  # the thread that runs them
+        self._needed: list[_Needed] = []  # of the waits under way, one inside the other
         self._blocked = 0  # threads of a worker that wait inside a task
         self._lock = threading.Lock()
 
@@ -59,39 +74,75 @@ class Waiting:
     def wait_done(self, oid: int, deadline: int) -> None:
         """Until the object is done. A worker runs what it waits for, or counts as blocked."""
         begun = time.monotonic_ns()
-        while not self.tasks.done(oid):
-            if deadline == FOREVER_NS and self._run_needed(oid):
-                self.submitter.drain()  # what it was needed for may be sent now
-            elif not self.wait_many([oid], 1, deadline, deadline == FOREVER_NS):
-                name = self.tasks.name(oid)
-                what = f"the result of {name}()" if name else "the object"
-                seconds = max(0, deadline - begun) / 1e9  # a little less than what was asked for
-                within = f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
-                raise HopliteTimeoutError(f"{what} was not ready within {within} s")
+        forever = deadline == FOREVER_NS
+        needed: _Needed | None = None
+        try:
+            while not self.tasks.done(oid):
+                if needed is None and forever and self.run_in_place is not None:
+                    needed = self._find_needed(oid)
+                if needed is not None and self._run_needed(needed):
+                    self.submitter.drain()  # what it was needed for may be sent now
+                elif not self.wait_many([oid], 1, deadline, forever):
+                    name = self.tasks.name(oid)
+                    what = f"the result of {name}()" if name else "the object"
+                    seconds = max(0, deadline - begun) / 1e9  # a little less than what was asked
+                    within = f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
+                    raise HopliteTimeoutError(f"{what} was not ready within {within} s")
+        finally:
+            if needed is not None:
+                self._needed.remove(needed)
 
-    def _run_needed(self, oid: int) -> bool:
-        """In a worker: runs in place this task of its own, or one that this one waits for. False:
-        there is none that others are not running already. Without it, workers that all wait for
-        tasks that they have sent would leave nobody to run them."""
-        if self.run_in_place is None:
-            return False
-        seen = {oid}
+    def _find_needed(self, oid: int) -> _Needed:
+        """All that this object needs, as far as this process has submitted it, is looked at once;
+        tasks of it that are sent later are told by ready()."""
+        needed = _Needed({oid})
+        self._needed.append(needed)  # first: what is sent during the look is told, too
         path = [oid]
         while path:
             oid = path.pop()
+            pending = self.submitter.pending.get(oid)
+            missing = () if pending is None else tuple(pending.missing)
+            if not missing:
+                needed.ready.append(oid)
+            for need in missing:
+                if need not in needed.all:
+                    needed.all.add(need)
+                    path.append(need)
+        return needed
+
+    def ready(self, oid: int) -> None:
+        """A task of this process was sent that had waited for its arguments."""
+        for needed in self._needed:
+            if oid in needed.all:
+                needed.ready.append(oid)
+
+    def _run_needed(self, needed: _Needed) -> bool:
+        """In a worker: runs in place this task of its own, or one that this one waits for. False:
+        there is none that others are not running already. Without it, workers that all wait for
+        tasks that they have sent would leave nobody to run them."""
+        assert self.run_in_place is not None
+        while needed.ready:
+            oid = needed.ready.pop()
             if self.run_in_place(oid):
                 return True
-            pending = self.submitter.pending.get(oid)
-            for ref in pending.needs if pending is not None else ():
-                need = self.memory.local_id(ref)
-                if need not in seen and not self.tasks.done(need):
-                    seen.add(need)
-                    path.append(need)
+            if not self.tasks.done(oid):
+                needed.taken.append(oid)
+        # Those that others have claimed: after a death, or sent by another process, they may be
+        # free. Few are looked at, because each is looked at again for every news.
+        for _ in range(min(len(needed.taken), TAKEN_LOOKS)):
+            oid = needed.taken.popleft()
+            if self.run_in_place(oid):
+                return True
+            if not self.tasks.done(oid):
+                needed.taken.append(oid)
         return False
 
     def wait_many(self, oids: list[int], need: int, deadline: int, news: bool = False) -> bool:
         """Until `need` of them are done; False at the deadline. `news`: True also when something
         else has become done."""
+        if need == len(oids) > ALL_AT_ONCE:  # each news would cost a look at all of them
+            parts = (oids[at : at + ALL_AT_ONCE] for at in range(0, need, ALL_AT_ONCE))
+            return all(self.wait_many(part, len(part), deadline) for part in parts)
         counted, blocked = self.run_in_place is None, False
         if self._own_calls >= 0:
             self._check_own_calls(oids)
@@ -109,8 +160,8 @@ class Waiting:
                 elif outcome == _tasks.DONE:
                     return True
                 elif outcome == _tasks.CLOSING:
-                    self.memory.check()
-                    raise NodeLostError("the node of this host has ended")
+                    self.memory.check_lost()
+                    raise errors.NodeLostError("the node of this host has ended")
                 elif time.monotonic_ns() >= deadline:
                     return False
                 elif not counted:
@@ -135,8 +186,8 @@ class Waiting:
                     until = min(deadline, time.monotonic_ns() + BLOCKED_AFTER_NS)
                 outcome = self.tasks.wait_event(seen, until, False, oid)
                 if outcome == _tasks.CLOSING:
-                    self.memory.check()
-                    raise NodeLostError("the node of this host has ended")
+                    self.memory.check_lost()
+                    raise errors.NodeLostError("the node of this host has ended")
                 if time.monotonic_ns() >= deadline:
                     return False
                 if not counted:

@@ -203,6 +203,8 @@ def _process(item: dict[str, Any]) -> str:
 
 
 def _stack(item: dict[str, Any]) -> str:
+    if item["idle"]:  # it stands where all idle ones do
+        return f"worker {item['worker']} (pid {item['pid']}) is idle"
     text = "\n".join(f"  {line}" for line in item["text"].rstrip().split("\n"))
     return f"worker {item['worker']} (pid {item['pid']}) stands at\n{text}"
 

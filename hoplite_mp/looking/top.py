@@ -27,8 +27,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hoplite_mp import errors
 from hoplite_mp.client.memory import format_bytes
-from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError, NodeLostError
+from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError
 from hoplite_mp.looking.visit import brought_along, visit
 from hoplite_mp.nodes import Node, counters, list_nodes, node_id
 
@@ -212,7 +213,7 @@ def top(arguments: argparse.Namespace) -> int:
         with cluster, ending.watch(keys=live and sys.stdin.isatty()):
             tables = _tables(cluster, arguments, ending, console)
             (_draw if live else _print)(tables, console)
-    except (NodeLostError, ManagerLostError, ClosedError) as error:
+    except (errors.NodeLostError, ManagerLostError, ClosedError) as error:
         ended = f"the cluster at {arguments.address} has ended"
         print(f"hoplite-mp top: {error if connecting else ended}", file=sys.stderr)
         return 1

@@ -15,9 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import ids, serial
+from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import STATE
-from hoplite_mp.errors import ActorLostError
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.messages import (
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["POOL_ENDED", "Actor", "Actors"]
 
 KIND_IDENTITY = 1  # as of any object that was put
-POOL_CLOSING, POOL_ENDED = 2, 3
+POOL_CLOSING, POOL_ENDED = 2, 4
 
 
 @dataclass(slots=True)
@@ -261,7 +260,8 @@ class Actors:
         actor.hold = None
         if kill:
             if actor.ended is None:
-                self._end_with(actor, ActorLostError(f"{actor.title} was ended by Actor.kill"))
+                error = errors.ActorLostError(f"{actor.title} was ended by Actor.kill")
+                self._end_with(actor, error)
             for worker in list(self.node.workers.pools[actor.pool].workers.values()):
                 self.node.workers.kill(worker, "closing")
         elif actor.ended is None:
@@ -321,7 +321,7 @@ class Actors:
         actor = self._of_worker(slot)
         ends = actor is None or not self.client.queued_in(actor.pool, True)
         if ends and actor is not None and actor.ended is None:
-            self._end_with(actor, ActorLostError(f"{actor.title} was closed"))
+            self._end_with(actor, errors.ActorLostError(f"{actor.title} was closed"))
         self.node.reply(slot, Reply(request.number, ends))
 
     # -- what happens to them ------------------------------------------------------------------
@@ -342,18 +342,18 @@ class Actors:
         pool.broken = "its actor has ended"
         self._fail_queued(actor)
 
-    def lost_call(self, worker: WorkerInfo, how: str) -> ActorLostError | None:
+    def lost_call(self, worker: WorkerInfo, how: str) -> Exception | None:
         """What a call raises during which its actor's process has ended; None: of no actor."""
         actor = self.by_pool.get(worker.pool)
         return None if actor is None else self.loss(actor, worker, how)
 
-    def loss(self, actor: Actor, worker: WorkerInfo, how: str) -> ActorLostError:
+    def loss(self, actor: Actor, worker: WorkerInfo, how: str) -> Exception:
         """Why calls of an actor whose process has ended fail."""
         number = self.node.number
         left = f"; it had been restarted {actor.restarts} times" if actor.restarts else ""
-        return ActorLostError(
+        return errors.ActorLostError(
             f"{actor.title} has lost its state: its process, worker {worker.slot}@h{number}, "
-            f"{how}{left}. options(restarts=) begins it anew, options(checkpoint=) keeps its state"
+            f"{how}{left}. options(restarts=) begins it anew"
         )
 
     def freed(self, oid: int) -> None:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Counters"]
 
-CLIENTS_MAX = 256
-_UNFINISHED = ("FREED", "WAITING", "QUEUED", "CLAIMED")
-
 
 class Counters:
     """Counts of this node, and questions for those of all."""
@@ -36,12 +33,7 @@ class Counters:
         store.take_returns()
         store.purge_spilled()
         node.sweeper.collect()
-        done = failed = 0
-        for number in range(1, CLIENTS_MAX):
-            info = client.client_info(number)
-            done += info["tasks_done"]
-            failed += info["tasks_failed"]
-        objects = sum(header["state"] not in _UNFINISHED for header in client.scan())
+        done, failed = client.tasks_ended()
         sent = received = 0
         retried, lan = node.sweeper.retried, node.lan
         if lan is not None:
@@ -52,7 +44,7 @@ class Counters:
             "tasks_failed": failed + workers.tasks_failed + node.sweeper.failed,
             "tasks_retried": retried,
             "workers_lost": workers.lost,
-            "objects": objects,
+            "objects": client.objects(),
             "bytes_used": store.used_bytes(),
             "bytes_limit": store.limit,
             "bytes_spilled": store.spill.used,

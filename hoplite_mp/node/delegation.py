@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _shm, ids, serial
-from hoplite_mp.errors import NodeLostError, StoreFullError
+from hoplite_mp import _shm, errors, ids, serial
+from hoplite_mp.errors import StoreFullError
 from hoplite_mp.node.guests import NO_OBJECT
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.peers import CancelTask, RecallTasks, Release, RunTask
@@ -314,7 +314,7 @@ class Delegation:
         if len(payload) <= _shm.INLINE_BYTES_MAX:
             self.client.bind_inline(oid, payload, [], [], len(payload), message.refs)
         else:
-            got = self.results.lease(len(payload))
+            got = self.results.lease(len(payload), failed)
             if got is None:
                 error = StoreFullError(f"the result of a task found no room: {len(payload)} bytes")
                 self.results.store_error(oid, error)
@@ -342,7 +342,7 @@ class Delegation:
             self.results.store_error(
                 oid,
                 self.lost_call(oid, name, number)
-                or NodeLostError(
+                or errors.NodeLostError(
                     f"node h{number} was lost while it ran {name}(); "
                     f"tried {tries} time{'s' if tries != 1 else ''}."
                 ),

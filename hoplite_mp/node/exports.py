@@ -62,6 +62,10 @@ class Exports:
         self.own: Callable[[bytes], int] = self._made_here
         self.exports: dict[int, Export] = {}
         self.pending: dict[int, list[int]] = {}  # not done yet -> where this process is parked
+        # The same by bucket, in which a process says what has become done; those of tables of the
+        # node's own stand in none, and are looked at in each turn: they are few.
+        self._parked: dict[int, set[int]] = {}
+        self._unparked: set[int] = set()
         # Lost -> who wants it all the same: (home of the host, object, number).
         self.again: dict[int, set[tuple[int, bytes, int]]] = {}
 
@@ -85,7 +89,11 @@ class Exports:
             export = self.exports[oid] = Export(oid, object_id, hold)
         export.importers.add((peer, number))
         if not self.tasks.done(oid) and oid not in self.pending:
-            self.pending[oid] = self.tasks.park([oid])  # first parked, then looked at again
+            buckets = self.pending[oid] = self.tasks.park([oid])  # then it is looked at again
+            for at in [self._parked.setdefault(one, set()) for one in buckets] or [self._unparked]:
+                at.add(oid)
+            if self.tasks.done(oid):  # perhaps before it was parked: nobody will say so
+                self._unparked.add(oid)
         self.send(peer, self.describe(oid, object_id, number))
         return True
 
@@ -124,12 +132,24 @@ class Exports:
         if export.importers:
             return
         del self.exports[export.oid]
-        self.tasks.unpark(self.pending.pop(export.oid, []))
+        self._forget_pending(export.oid)
+
+    def _forget_pending(self, oid: int) -> None:
+        buckets = self.pending.pop(oid, [])
+        self._unparked.discard(oid)
+        for bucket in buckets:
+            self._parked[bucket].discard(oid)
+        self.tasks.unpark(buckets)
 
     def look(self) -> None:
         """Something has become done: were others waiting for it?"""
-        for oid in [oid for oid in self.pending if self.tasks.done(oid)]:
-            self.tasks.unpark(self.pending.pop(oid))
+        found = [oid for oid in self._unparked if self.tasks.done(oid)]
+        for bucket in self.tasks.take_parked_news():
+            found += [oid for oid in self._parked.get(bucket, ()) if self.tasks.done(oid)]
+        for oid in found:
+            if oid not in self.pending:
+                continue  # what was sent to others has ended it
+            self._forget_pending(oid)
             export = self.exports[oid]
             for peer, number in list(export.importers):  # one that takes nothing may go meanwhile
                 self.send(peer, self.describe(oid, export.object, number))

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import ids, serial
-from hoplite_mp.errors import ActorLostError
+from hoplite_mp import errors, ids, serial
 from hoplite_mp.node.actors import POOL_ENDED, Wanted
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.local import Reply
@@ -172,7 +171,7 @@ class FarActors:
         if bound is None:
             return False
         if bound.ended is None:
-            error = ActorLostError(f"the actor has lost its state: {why}")
+            error = errors.ActorLostError(f"the actor has lost its state: {why}")
             bound.ended = serial.encode_error(error, "").tobytes()
             self.node.client.open_pool(pool, POOL_ENDED)
         self.node.actors.fail_all(pool, bound.ended)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hoplite_mp.errors import StoreFullError
 from hoplite_mp.node.early import decide_early, fill_in, fits, lacks, wait_s
 from hoplite_mp.node.group_decisions import Outcome, decide
 from hoplite_mp.node.group_state import Going, State
@@ -27,6 +28,7 @@ from hoplite_mp.protocol.group_calls import (
     GroupSkip,
     GroupStart,
     GroupSync,
+    error_kind,
 )
 from hoplite_mp.protocol.messages import GroupAdmitted
 
@@ -153,8 +155,8 @@ class GroupCalls:
         self.results.unpin(state.holds.pop(ask.rank, []))
         try:
             state.holds[ask.rank] = self.results.pin(slot, ask)
-        except ValueError as error:
-            ask = msgspec.structs.replace(ask, mistake=str(error))
+        except (ValueError, StoreFullError) as error:
+            ask = msgspec.structs.replace(ask, mistake=str(error), error=error_kind(error))
         state.said[ask.rank] = ask
         state.slots[ask.rank] = slot
         self._tell(state)

@@ -103,7 +103,7 @@ def decide(
     outcome = Outcome(tuple(ranks), first.kind, first.op, first.root)
     for rank in ranks:
         if given[rank].mistake:
-            return outcome.fail("value", given[rank].mistake)
+            return outcome.fail(given[rank].error, given[rank].mistake)
     for rank in ranks:
         part = given[rank]
         if (part.kind, part.op, part.root) != (first.kind, first.op, first.root):

@@ -8,11 +8,13 @@ It must never know: who decides, when a call is over.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
-from hoplite_mp.errors import PeerLostError, StoreFullError
+from hoplite_mp.contributions import mask_of, shortened
+from hoplite_mp.errors import StoreFullError
 from hoplite_mp.node.given import BLOCK, Given
 from hoplite_mp.node.group_decisions import combine
 from hoplite_mp.node.layouts import payload_layout
@@ -45,11 +47,13 @@ class GroupResults:
         self.results = node.results
         self.forests = forests
         self.given = forests.given
+        self.inner: dict[int, list[Any]] = {}  # operation -> holds on refs inside what has come
 
     def part(self, members: GroupMembers, call: int, asks: Sequence[GroupCall]) -> GroupPart:
         """What this node's members give to a call."""
         first = asks[0]
-        mistake = next((ask.mistake for ask in asks if ask.mistake), "")
+        mistaken = next((ask for ask in asks if ask.mistake), None)
+        mistake, error = ("", "value") if mistaken is None else (mistaken.mistake, mistaken.error)
         for ask in asks:
             if (ask.kind, ask.op, ask.root) != (first.kind, first.op, first.root) and not mistake:
                 mistake = (
@@ -67,6 +71,7 @@ class GroupResults:
             first.root,
             tuple(pieces),
             mistake,
+            error,
         )
 
     def _pieces(self, ask: GroupCall) -> list[Piece]:
@@ -93,17 +98,17 @@ class GroupResults:
         return memoryview(got)
 
     def pin(self, slot: int, ask: GroupCall) -> list[Any]:
-        """Holds and pins on what a member gives: it must not be spilled meanwhile. ValueError:
-        there is no room for it."""
+        """Holds and pins on what a member gives: it must not be spilled meanwhile. StoreFullError:
+        there is no room for it. ValueError: it is not what this host's clients send."""
         found: list[Any] = []
-        failure: ValueError | None = None
+        failure: Exception | None = None
         for part in ask.parts:
             try:
                 if isinstance(part, int):
                     found += self._pinned(ask.rank, part)
                 elif not isinstance(part, bytes):
                     found.append(self.given.take(slot, *part))
-            except ValueError as error:
+            except (ValueError, StoreFullError) as error:
                 failure = failure or error  # the other blocks are handed over all the same
         if failure is not None:
             self.unpin(found)
@@ -122,7 +127,7 @@ class GroupResults:
         if isinstance(got, int) and self.node.store.restore(oid):
             got = self.client.view(oid)
         if isinstance(got, int):
-            raise ValueError(f"rank {rank}: {self.node.store.full_message()}")
+            raise StoreFullError(f"rank {rank}: {self.node.store.full_message()}")
         return [hold, got]
 
     def unpin(self, holds: list[Any]) -> None:
@@ -143,13 +148,35 @@ class GroupResults:
         of what kind that error is (GroupCommit)."""
         reports = False
         for plan in message.plans:
-            reports = self.forests.execute_privately(plan, done) or reports
+            come = partial(self._come, plan, done)
+            reports = self.forests.execute_privately(plan, come) or reports
         if not reports and self.node.number in message.waits:
             done("", "")
+
+    def _come(self, plan: Plan, done: Callable[[str, str], None], failure: str, error: str) -> None:
+        """Refs inside the values that have come are held here before `done` is called: their givers
+        hold them until the commit, and readers may be late."""
+        part = self.forests.parts.get(plan.operation)
+        copies = isinstance(plan, Distribute) or plan.kind not in FOLDING
+        refs: list[bytes] = []
+        if copies and part is not None and not failure:
+            for payload, nbytes in part.blocks.values():
+                refs += serial.read_refs(self.client.memory(payload, nbytes))
+        if not refs:
+            done(failure, error)
+            return
+
+        def held(holds: list[Any]) -> None:
+            if self.forests.parts.get(plan.operation) is part:
+                self.inner[plan.operation] = holds
+                done(failure, error)
+
+        self.node.imports.ask(refs, held)
 
     def drop(self, message: GroupGo, but: Collection[int] = ()) -> None:
         """That attempt is over, except these operations of it."""
         for plan in message.plans:
+            self.inner.pop(plan.operation, None)
             if plan.operation not in but:
                 self.forests.drop(plan.operation)
 
@@ -161,14 +188,9 @@ class GroupResults:
         """(the object that members read, holds on all that it needs). `mine`: the ranks here, and
         the slots of their processes."""
         holds: list[Any] = []
-        error: Exception | None = None
         data: Any = None
         blocks = self._blocks(message, go, mine, holds)
-        if message.error == "lost":
-            error = PeerLostError(message.message)
-        elif message.error:
-            error = (StoreFullError if message.error == "full" else ValueError)(message.message)
-        elif not mine:
+        if message.error or not mine:
             pass  # nobody here reads it: the message is kept for those who may have missed it
         elif message.kind in FOLDING and not message.pieces:
             data = self._folded(message, go, blocks, mine)
@@ -176,11 +198,17 @@ class GroupResults:
             data = [self._combined(message, blocks, go)]
         else:
             data = self._copied(message, go, blocks, mine, holds)
-        encoded = serial.encode((message.ranks, error, data))
+        mask = mask_of(message.ranks)
+        encoded = serial.encode((mask, message.error, message.message, data))
         oid, hold = self._new()
-        self.results.store_value(oid, encoded, False)
+        self.results.store_value(oid, encoded, False, instead=lambda: self._no_room(mask, message))
         self.results.untaken.pop(oid, None)
         return oid, [hold, *holds, *encoded.refs]
+
+    def _no_room(self, mask: int, message: GroupCommit) -> serial.Encoded:
+        """What members here read if not even the refs of the result find room."""
+        failed = message.error or "full", message.message or self.node.store.full_message()
+        return shortened((mask, *failed, None), 2)
 
     def _new(self) -> tuple[int, Any]:
         oid = self.client.new(KIND_GROUP, STATE["CLAIMED"], NODE_SLOT, 0)
@@ -193,6 +221,7 @@ class GroupResults:
         process's own, writable as it is; others become objects."""
         found: dict[int, Any] = {}
         for plan in go.plans if go is not None else ():
+            holds += self.inner.pop(plan.operation, ())
             for index, (payload, nbytes) in self.forests.take(plan.operation).items():
                 takers = self._takers(message, plan, index, mine)
                 slot = mine[takers[0]] if len(takers) == 1 else 0

@@ -7,10 +7,12 @@ It must never know: what members send each other.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks
+from hoplite_mp.protocol.groups import NO_TASK, GroupEnd
 from hoplite_mp.protocol.local import GroupJoin, GroupLeave, Reply
 from hoplite_mp.protocol.messages import (
     GroupAdmitted,
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Groups"]
 
+ENDS_MAX = 64  # of ended groups that a node tells the next manager of
+
 
 @dataclass(slots=True)
 class Known:
@@ -44,6 +48,7 @@ class Known:
     shown: GroupMembers | None = None
     here: dict[int, tuple[int, int]] = field(default_factory=dict)  # rank -> slot, generation
     left: set[int] = field(default_factory=set)  # shown as held here, by who has gone
+    died: set[int] = field(default_factory=set)  # those of them who have not left
     hold: Any = None  # of a committed result whose leader has died
     held_call: int = 0
 
@@ -63,19 +68,23 @@ class Groups:
         send: Callable[[NodeToManager], None],
         reply: Callable[[int, Reply], None],
         node: Callable[[], int] = lambda: 0,
+        task: Callable[[int], bytes] = lambda slot: NO_TASK,
     ) -> None:
-        """node: this node's number."""
+        """node: this node's number. task: that the process in a slot runs, by the id under which
+        all nodes know it."""
         self.client = client
         self.tasks = tasks
         self.send = send
         self.reply = reply
         self.node = node
+        self.task = task
         self.known: dict[int, Known] = {}  # board -> group
         # request -> (slot, number of its call, name)
         self.joining: dict[int, tuple[int, int, str]] = {}
         self.asked: dict[int, GroupJoinRequested] = {}  # the same requests
         self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
         self.generations = 0  # the highest that was heard of
+        self.ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)  # for the next manager
         self.hosts: GroupCalls | None = None  # set when there are other hosts
         self._next = 1
 
@@ -84,8 +93,9 @@ class Groups:
         self.joining[request] = (slot, number, ask.name)
         generation = self.client.client_info(slot)["generation"]
         self.asked[request] = GroupJoinRequested(
-            request, self.node(), slot, generation, ask.name, ask.size, ask.rank, members_max
-        )
+            request, self.node(), slot, generation, ask.name, ask.size, ask.rank, members_max,
+            self.task(slot),
+        )  # fmt: skip
         self.send(self.asked[request])
 
     def leave(self, ask: GroupLeave, slot: int, number: int) -> None:
@@ -106,6 +116,7 @@ class Groups:
         for known in self.known.values():
             for rank in [rank for rank, one in known.here.items() if one[0] == slot]:
                 known.leave(rank)
+                known.died.add(rank)
         gone = [request for request, one in self.asked.items() if one.client == slot]
         for request in gone:
             del self.asked[request]
@@ -115,7 +126,9 @@ class Groups:
         for known in self.known.values():
             if known.shown is not None:
                 here = tuple((rank, *one) for rank, one in known.here.items())
-                yield GroupHeld(self.node(), known.shown, here, tuple(sorted(known.left)))
+                left, died = tuple(sorted(known.left)), tuple(sorted(known.died))
+                yield GroupHeld(self.node(), known.shown, here, left, died)
+        yield from self.ends
         yield from self.asked.values()
 
     def receive(self, message: Any) -> bool:
@@ -130,6 +143,7 @@ class Groups:
                 self.known[message.board] = known
             known.shown = message
             known.left = {rank for rank in known.left if message.nodes[rank] == self.node()}
+            known.died &= known.left
             known.board.set_masks(
                 message.alive, message.joining, message.formed, self.hosts is None
             )
@@ -153,8 +167,13 @@ class Groups:
             self.asked.pop(message.request, None)
             if any(known.name == name for known in self.known.values()):
                 self.refused[name] = message.message
-            self.reply(slot, Reply(number, None, message.message))
+            if message.error == "ended":
+                self.reply(slot, Reply(number, message.message))
+            else:
+                self.reply(slot, Reply(number, None, message.message))
         elif isinstance(message, GroupClosed):
+            if message.end is not None:
+                self.ends.append(message.end)
             closed = self.known.pop(message.board, None)
             if closed is not None:
                 self.refused.pop(closed.name, None)

@@ -12,9 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import ids, serial
+from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import STATE
-from hoplite_mp.errors import WorkerLostError
 from hoplite_mp.node.layouts import layout_of, payload_layout
 from hoplite_mp.node.notes import Notes
 from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, TaskEnded
@@ -121,7 +120,7 @@ class Guests:
         pool = message.pool
         if pool != POOL and self.pools.get(pool) != guest.peer and not self.is_actor(pool):
             del self.by_task[guest.task]
-            short = WorkerLostError("its pool has been closed")
+            short = errors.WorkerLostError("its pool has been closed")
             payload = serial.encode_error(short, "").tobytes()
             self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
             return
@@ -256,6 +255,10 @@ class Guests:
         """All that have not begun go back to that host."""
         for guest in [one for one in self.by_task.values() if one.peer == peer]:
             self._return(guest)
+
+    def give_back(self, oid: int) -> None:
+        """That one, if it has not begun."""
+        self._return(self.by_oid[oid])
 
     def _return(self, guest: Guest) -> None:
         if guest.oid and not guest.ended and self.tasks.cancel(guest.oid, False) == 1:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp.errors import ActorLostError
+from hoplite_mp import errors
 from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.draining import Draining
 from hoplite_mp.node.drivers import Drivers
@@ -183,7 +183,7 @@ class Lan:
         """What a call raises that was sent to an actor whose host is lost; None: it is no call."""
         if self.node.tasks.pool_of(oid) not in self.far_actors.bound:
             return None
-        return ActorLostError(
+        return errors.ActorLostError(
             f"the actor has lost its state: node h{number} was lost while {name}() was under way "
             "there, and it may have begun"
         )

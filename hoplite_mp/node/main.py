@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp import _shm, _tasks
+from hoplite_mp import _shm, _tasks, ids
 from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
+from hoplite_mp.client.inheriting import DESCRIPTORS_MAX
 from hoplite_mp.config import Config
 from hoplite_mp.node.actors import Actors
 from hoplite_mp.node.counters import Counters
@@ -66,6 +67,9 @@ _log = logging.getLogger("hoplite_mp")
 
 NODE_SLOT, DRIVER_SLOT = 0, 1
 OUTPUT_PATIENCE_S = 0.8
+# Of what comes with a request: so many bytes of descriptors, which are closed in what is executed.
+GIVEN_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
+RECEIVE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 
 class Node:
@@ -87,6 +91,7 @@ class Node:
         self.number = 0  # among the nodes of the cluster
         self.standing = start.lan is None  # has it been said what the number is?
         self.event_fd = start.event_fd
+        self.given: list[int] = []  # descriptors that came with the request that is served
         self.clients: dict[int, socket.socket] = {}  # slot -> its line
         self.store = Store(self.client, self.config, start.memory_bytes, start.store_fd)
         self.store.clients = self.clients
@@ -104,7 +109,12 @@ class Node:
             self.results, self.send_manager, self.tasks.wake_node, threads, lambda: self.number
         )
         self.groups = Groups(
-            self.client, self.tasks, self.send_manager, self.reply, lambda: self.number
+            self.client,
+            self.tasks,
+            self.send_manager,
+            self.reply,
+            lambda: self.number,
+            self.task_of,
         )
         self.output = Output(
             socket.socket(fileno=start.output_fd),
@@ -197,6 +207,12 @@ class Node:
         else:
             self.imports.freed(oid)
 
+    def task_of(self, slot: int) -> bytes:
+        """The task that runs in that slot, by the id under which all nodes know it; b"": none."""
+        oid = self.tasks.running(slot)
+        one = self.imports.by_oid.get(oid)  # it comes from another host
+        return b"" if not oid else one.object if one else ids.pack_id(self.client.home, oid)
+
     def driver_name(self, slot: int) -> int:
         """Where lines for the driver in that slot are sent; 0: it is the one of this host."""
         return 0 if self.lan is None else self.lan.drivers.name_of(slot)
@@ -254,7 +270,8 @@ class Node:
         self.connect(slot, mine, out[0], err[0], pool.audience)
         message = self._encode(Spawn(slot, pool.number, pool.max_tasks, pool.setup, pool.audience))
         try:
-            socket.send_fds(self.supervisor, [message], [theirs.fileno(), out[1], err[1]])
+            fds = [theirs.fileno(), out[1], err[1], *pool.descriptors]
+            socket.send_fds(self.supervisor, [message], fds)
         except OSError:
             self._stop = True
         theirs.close()
@@ -266,23 +283,27 @@ class Node:
 
     def from_client(self, slot: int, sock: socket.socket) -> None:
         try:
-            nbytes = sock.recv_into(self._packet, 0, socket.MSG_DONTWAIT)
+            nbytes, given, _, _ = sock.recvmsg_into([self._packet], GIVEN_BYTES, RECEIVE)
         except BlockingIOError:
             return
         except OSError:
-            nbytes = 0
+            nbytes, given = 0, []
         if not nbytes:
             self.handlers.pop(sock.fileno(), None)
             self.poll.unregister(sock)
             if self.lan is not None:
                 self.lan.drivers.line_ended(slot)
-            return  # workers: the supervisor says when; our parent: the supervisor ends us
+            self.workers.line_ended(slot)
+            return  # of our parent: the supervisor ends us
         data = self._packet[:nbytes]
+        self.given = [fd for _, _, part in given for fd in memoryview(part).cast("i")]
         try:
             self.requests.take(slot, self._request_decoder.decode(data))
         except Exception as error:  # one client's mistake is not the end of the host
             _log.exception("a request of client %d", slot)
             self.refuse(slot, data, f"{type(error).__name__}: {error}")
+        for fd in self.given:  # nobody has taken them
+            os.close(fd)
 
     def refuse(self, slot: int, data: memoryview, why: str) -> None:
         """A request that could not be served: who waits for it is told."""

@@ -53,6 +53,7 @@ __all__ = ["Operations"]
 # What an operation fails with when too few of its sources are there.
 _FOR_WANT_OF_SOURCES = ("reduce", "source", "lost")
 READY = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
+_UNWANTED = (STATE["ABORTED"], STATE["CANCELLED"], STATE["DELETED"])  # a result, by its caller
 SPACE_RETRY_S = 0.02
 NUMBER_BITS = 40  # of an operation's number; the requesting node's number stands above
 
@@ -114,6 +115,8 @@ class Operations:
 
     def begin(self, ask: Collective, slot: int) -> None:
         """A client's call. The node holds sources and results from here on."""
+        if not any([self.tasks.take(oid) for oid in ask.results]):
+            return  # the caller was interrupted, and has cancelled it
         number, self._next = self.node() << NUMBER_BITS | self._next, self._next + 1
         holds = [self.client.hold(oid) for oid in dict.fromkeys((*ask.sources, *ask.results))]
         waiting: dict[int, list[int]] = {}
@@ -211,12 +214,13 @@ class Operations:
                         self.send(SourceReady(operation.number, index, *about))
                     else:
                         self.send(SourceFailed(operation.number, index, self._reason(oid)))
-            if all(self.client.state(oid) == STATE["ABORTED"] for oid in operation.results):
+            if all(self.client.state(oid) in _UNWANTED for oid in operation.results):
                 self.send(OperationDropped(operation.number))  # deleted while it ran
 
     def refuse(self, results: list[int], why: str) -> None:
         """A request that made no sense: its results fail."""
         for oid in results:
+            self.tasks.take(oid)
             if self.client.state(oid) == STATE["CLAIMED"]:
                 self.results.store_error(oid, ValueError(f"the node refused the request: {why}"))
 

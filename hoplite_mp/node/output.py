@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from hoplite_mp.node.audiences import Audience
 from hoplite_mp.node.driver_socket import DriverSocket, frames
 from hoplite_mp.node.lines import Lines, Run
-from hoplite_mp.protocol.output import bytes_of, same_host
+from hoplite_mp.protocol.output import LINES_MARK, bytes_of, same_host
 
 if TYPE_CHECKING:
     import socket
@@ -112,6 +112,15 @@ class Output:
         if pipe is not None and not pipe.waiting:
             self._empty(pipe)
             self._push(pipe)
+
+    def mark_lines(self, number: int, audience: int) -> None:
+        """Behind what is there for that driver of this host, as far as there was room for it."""
+        for fd in list(self.pipes):
+            self.catch_up(fd)
+        known = self.attached.get(audience)
+        if known is not None or not audience:
+            driver = self.driver if known is None else known[1]
+            driver.put(frames(LINES_MARK, str(number), [b""]), 0, lambda nbytes: None)
 
     def drain(self, fd: int) -> None:
         """The worker is dead: everything that it wrote, and then the end."""

@@ -30,6 +30,7 @@ __all__ = ["Fetcher", "Filler", "Maker", "Place", "Places"]
 # How often it is looked whether there is room for a value that was found again. Lower: more looks
 # while the store is full.
 ROOM_LOOK_S = 0.02
+INDEX_SHIFT = 32  # of an id: above it stand table and index, below it the generation
 
 
 @dataclass(slots=True)
@@ -91,6 +92,9 @@ class Places:
         self.near: Callable[[bytes, int], memoryview | None] = lambda object_id, oid: None
         self.after: Callable[[float, Callable[[], None]], None] = lambda seconds, action: None
         self.places: dict[int, Place] = {}
+        # The table and index of their headers, as take_gone() names them -> id.
+        self._at: dict[int, int] = {}
+        self._gone: list[int] = []  # found gone when they were added
 
     def __contains__(self, oid: int) -> bool:
         return oid in self.places
@@ -105,6 +109,17 @@ class Places:
     ) -> None:
         """A header that finish_elsewhere() has just completed."""
         self.places[oid] = Place(object_id, nbytes, holders, layout=layout)
+        before = self._at.get(oid >> INDEX_SHIFT, oid)
+        if before != oid:  # that header is another object's now
+            self._gone.append(before)
+        self._at[oid >> INDEX_SHIFT] = oid
+        if not self.client.mark_elsewhere(oid):
+            self._gone.append(oid)
+
+    def _take(self, oid: int) -> Place | None:
+        if self._at.get(oid >> INDEX_SHIFT) == oid:
+            del self._at[oid >> INDEX_SHIFT]
+        return self.places.pop(oid, None)
 
     def want(self, oid: int, done: Callable[[], None]) -> bool:
         """Calls `done` when the bytes are here, or will never be. False: there is no room for them
@@ -236,7 +251,8 @@ class Places:
 
     def arrived(self, oid: int) -> None:
         """The block holds the whole payload."""
-        place = self.places.pop(oid)
+        place = self._take(oid)
+        assert place is not None
         if not self.client.restore(oid, place.payload, place.nbytes):
             self._forget(oid, place)  # dropped or deleted; whoever is served from it lets go first
         _close(place)
@@ -269,7 +285,7 @@ class Places:
 
     def replace(self, oid: int, data: bytes | memoryview) -> None:
         """This payload is what the object is from now on: an error, or the value itself."""
-        place = self.places.pop(oid, None)
+        place = self._take(oid)
         if place is None:
             return
         self._forget(oid, place)
@@ -286,14 +302,14 @@ class Places:
 
     def settled(self, oid: int) -> None:
         """The header holds the value: it has come by another way."""
-        place = self.places.pop(oid, None)
+        place = self._take(oid)
         if place is not None:
             self._forget(oid, place)
             _close(place)
 
     def drop(self, oid: int) -> Place | None:
         """The header is gone, or holds something else now."""
-        place = self.places.pop(oid, None)
+        place = self._take(oid)
         if place is None:
             return None
         self._forget(oid, place)
@@ -303,9 +319,21 @@ class Places:
         return place
 
     def purge(self) -> list[Place]:
-        """Those whose header is not waiting for its bytes any more (freed, deleted)."""
-        gone = [oid for oid in self.places if self.client.state(oid) not in _AWAY]
-        return [place for oid in gone if (place := self.drop(oid)) is not None]
+        """Drops those whose header is not waiting for its bytes any more (freed, deleted): only
+        those that the headers' own words name are looked at."""
+        gone, self._gone = self._gone, []
+        for key in self.client.take_gone():
+            oid = self._at.get(key)
+            if oid is not None:
+                gone.append(oid)
+        found = []
+        for oid in gone:
+            if oid in self.places and self.client.state(oid) in _AWAY:
+                continue
+            place = self.drop(oid)
+            if place is not None:
+                found.append(place)
+        return found
 
     def lose_node(self, number: int) -> None:
         """What only that node held is lost. What is just being fetched may have other holders:

@@ -53,6 +53,7 @@ from hoplite_mp.protocol.local import (
     Reply,
     Request,
     Restore,
+    SetUp,
     SetupFailed,
     Standing,
     Stats,
@@ -61,6 +62,7 @@ from hoplite_mp.protocol.local import (
     TraceEnd,
     TracePiece,
 )
+from hoplite_mp.protocol.output import MarkLines
 
 if TYPE_CHECKING:
     from hoplite_mp.node.main import Node
@@ -79,6 +81,7 @@ class Requests:
         self.client = node.client
         self.store = node.store
         self.last_lease: dict[int, tuple[int, int]] = {}  # slot -> (number of the reply, payload)
+        self.last_span: dict[int, tuple[int, int]] = {}  # the same, of spans
         self.waiting_standing: list[tuple[int, int]] = []
         self.granted: dict[int, dict[int, Any]] = {}  # slot -> number -> holds not yet taken over
         self.latest: dict[int, int] = {}  # slot -> number of its last question
@@ -113,6 +116,7 @@ class Requests:
             GroupRefusal: lambda slot, request: node.reply(
                 slot, Reply(request.number, node.groups.refused.get(request.ask.name, ""))
             ),
+            SetUp: lambda slot, request: node.workers.set_up(slot),
             SetupFailed: self.setup_failed,
             Stats: lambda slot, request: node.counters.ask(slot, request.number),
             TraceBegin: node.tracing.begin,
@@ -130,6 +134,9 @@ class Requests:
             ActorBegins: node.actors.begins,
             ActorMayEnd: node.actors.may_end,
             BindActor: node.actors.bind,
+            MarkLines: lambda slot, request: node.output.mark_lines(
+                request.ask.number, node.driver_name(slot)
+            ),
         }
 
     def take(self, slot: int, request: Request) -> None:
@@ -137,12 +144,23 @@ class Requests:
         lost = self.last_lease.pop(slot, None)
         if lost is not None and request.seen < lost[0]:
             self.store.free_unused(lost[1], slot)  # that reply was never read: Ctrl-C in the middle
+        lost = self.last_span.pop(slot, None)
+        if lost is not None and request.seen < lost[0]:
+            self.store.give_span(lost[1], slot)
         self._answers[type(request.ask)](slot, request)
 
     # -- memory --------------------------------------------------------------------------------
 
     def lease(self, slot: int, request: Request) -> None:
-        nbytes = request.ask.nbytes  # type: ignore[union-attr]
+        ask: Any = request.ask
+        nbytes = ask.nbytes
+        if ask.error:  # answered at once: who waits for the task is to learn that it has failed
+            found = self.store.lease_error(nbytes, slot)
+            if found is not None:
+                self.last_lease[slot] = (request.number, found)
+            why = "" if found is not None else self.store.full_message()
+            self.node.reply(slot, Reply(request.number, found, why, found is None))
+            return
         if self.store.impossible(nbytes):
             self.node.reply(slot, Reply(request.number, "never", self.store.full_message(), True))
             return
@@ -159,7 +177,13 @@ class Requests:
         self.patiently(slot, request, attempt)
 
     def lease_span(self, slot: int, request: Request) -> None:
-        self.patiently(slot, request, lambda: self.store.lease_span(slot))
+        def attempt() -> int | None:
+            start = self.store.lease_span(slot)
+            if start is not None:
+                self.last_span[slot] = (request.number, start)
+            return start
+
+        self.patiently(slot, request, attempt)
 
     def restore(self, slot: int, request: Request) -> None:
         oid = request.ask.oid  # type: ignore[union-attr]
@@ -234,6 +258,7 @@ class Requests:
         self.granted.pop(slot, None)
         self.latest.pop(slot, None)
         self.last_lease.pop(slot, None)
+        self.last_span.pop(slot, None)
         self.node.tracing.forget_client(slot)
         self.node.waits.forget_client(slot)
         self.waiting_standing = [one for one in self.waiting_standing if one[0] != slot]
@@ -255,7 +280,9 @@ class Requests:
         workers = self.node.workers
         audience = workers.audience_of(slot) or self.node.driver_name(slot)
         if ask.workers:
-            number = workers.open_next(ask.workers, slot, ask.max_tasks, ask.setup, audience)
+            number = workers.open_next(
+                ask.workers, slot, ask.max_tasks, ask.setup, audience, self.node.given
+            )
         else:
             number = workers.open_bound(slot, audience)
         if number is None or not ask.far or self.node.lan is None:
@@ -276,15 +303,15 @@ class Requests:
     def add_workers(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         node, lan = self.node, self.node.lan
-        error = ""
+        error, gone = "", False
         if ask.node == node.number:
             now = node.workers.grow(ask.count)
             error = node.workers.why_none if node.workers.pauses() else ""
             if lan is not None:
                 lan.tell_workers(now)
         elif lan is None or not lan.grow_far(ask.node, ask.count):
-            error = f"node h{ask.node} is gone"
-        node.reply(slot, Reply(request.number, None, error))
+            error, gone = f"node h{ask.node} is gone", True
+        node.reply(slot, Reply(request.number, None, error, gone=gone))
 
     def bind_pool(self, slot: int, request: Request) -> None:
         wanted = request.ask.node  # type: ignore[union-attr]
@@ -294,14 +321,16 @@ class Requests:
             self.node.reply(slot, Reply(request.number, None, workers.why_none))
         elif lan is None or not lan.delegation.bind(number, wanted):
             workers.close(number, False)
-            self.node.reply(slot, Reply(request.number, None, f"node h{wanted} is gone"))
+            why = f"node h{wanted} is gone"
+            self.node.reply(slot, Reply(request.number, None, why, gone=True))
         else:
             self.node.reply(slot, Reply(request.number, number))
 
     def drain_node(self, slot: int, request: Request) -> None:
         lan, number = self.node.lan, request.ask.node  # type: ignore[union-attr]
+        gone = lan is not None and number not in lan.members
         why = "this is the only node" if lan is None else lan.drain(number)
-        self.node.reply(slot, Reply(request.number, None, why))
+        self.node.reply(slot, Reply(request.number, None, why, gone=gone))
 
     def standing(self, slot: int, request: Request) -> None:
         self.waiting_standing.append((slot, request.number))

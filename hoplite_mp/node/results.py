@@ -51,11 +51,23 @@ class Results:
     def ref(self, oid: int) -> ObjectRef[Any]:
         return ObjectRef(ids.pack_id(self.client.home, oid), self.client.hold(oid))
 
-    def lease(self, nbytes: int) -> int | None:
+    def lease(self, nbytes: int, failed: bool = False) -> int | None:
+        """`failed`: it is an error, for which some room is kept."""
+        if failed and nbytes <= self.config.error_bytes_max:
+            return self.store.lease_error(nbytes, NODE_SLOT)
         return self.store.lease(nbytes, NODE_SLOT)
 
-    def store_value(self, oid: int, encoded: serial.Encoded, failed: bool) -> None:
-        """A small payload (None, or an error); a huge error is cut rather than lost."""
+    def store_value(
+        self,
+        oid: int,
+        encoded: serial.Encoded,
+        failed: bool,
+        error: BaseException | None = None,
+        instead: Callable[[], serial.Encoded] | None = None,
+    ) -> None:
+        """A small payload (None, or an error); an error without room is cut rather than lost.
+        `error`: what is inside it, if that is known. `instead`: a value that fits into the header,
+        stored if there is no room for this one."""
         refs = bool(encoded.refs)
         payload = 0
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
@@ -63,9 +75,13 @@ class Results:
                 oid, encoded.head, encoded.buffers, encoded.offsets, encoded.nbytes, refs
             )
         else:
-            got = self.lease(encoded.nbytes)
+            got = self.lease(encoded.nbytes, failed)
+            if got is None and instead is not None:
+                self.store_value(oid, instead(), False)
+                return
             if got is None:
-                self.store_value(oid, serial.encode_error(MemoryError(), ""), True)
+                brief = serial.encode_short_error(error or MemoryError(), "", _shm.INLINE_BYTES_MAX)
+                self.store_value(oid, brief, True)
                 return
             payload = got
             self.client.write(payload, encoded.head, encoded.buffers, encoded.offsets)
@@ -87,7 +103,7 @@ class Results:
 
     def store_error(self, oid: int, error: BaseException, text: str = "") -> None:
         """`text`: the traceback of what it comes from, if that was raised in a worker."""
-        self.store_value(oid, serial.encode_error(error, text), True)
+        self.store_value(oid, serial.encode_error(error, text), True, error)
 
     def raw_error(self, oid: int) -> serial.Encoded | None:
         """What a failed source failed with, as an error payload; None if that is not known."""

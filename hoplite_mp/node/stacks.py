@@ -37,8 +37,9 @@ class Stacks:
 
     def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
         """`done` gets what they have said, in words, one for each worker."""
-        files: dict[int, str] = {}
         workers = [(slot, worker.pid) for slot, worker in self.node.workers.all.items()]
+        idle = {slot for slot, pid in workers if pid and not self.node.tasks.running(slot)}
+        files: dict[int, str] = {}
         for slot, pid in workers:
             path = _file_of(pid) if pid else ""
             if path and _handled(pid):
@@ -59,7 +60,12 @@ class Stacks:
                 return
             done(
                 [
-                    {"worker": slot, "pid": pid, "text": _read(files.get(slot, ""))}
+                    {
+                        "worker": slot,
+                        "pid": pid,
+                        "idle": slot in idle,
+                        "text": _read(files.get(slot, "")),
+                    }
                     for slot, pid in workers
                 ]
             )

@@ -35,6 +35,7 @@ BLOCKS_UNIT = 512  # of st_blocks
 # Of the limit, as one of so many parts: what is spilled in one go. More parts: fewer objects leave
 # memory before they must. Fewer: the look at all headers is shared by more of them.
 SPILL_BATCHES = 32
+ERROR_SHARE = 16  # of the limit, as one of so many parts: what the reserve for errors is at most
 PURGE_SHARE = 16  # writes for which the file's objects are looked through, as a part of these
 SPILL_AGAIN_S = 1.0  # a disk that took nothing is asked again after this
 
@@ -51,6 +52,7 @@ class Store:
         # A small host, or control group, has less to leave.
         self.reserve_bytes = min(config.memory_reserve_bytes, total_bytes() // 8)
         self.leases: dict[int, int] = {}  # payload offset of a big block -> slot it was leased to
+        self.errors: set[int] = set()  # of these blocks, those in the reserve
         self.spans: dict[int, int] = {}  # span offset -> lessee's slot, or ADOPTED
         self.notes = Notes()
         self.spill = SpillFile(config.spill_dir, config.spill_bytes_max)
@@ -80,6 +82,20 @@ class Store:
             return None
         payload = self.client.lease(start, self.arena.size_of(start))
         self.leases[payload] = slot
+        return payload
+
+    def lease_error(self, nbytes: int, slot: int) -> int | None:
+        """A block for an error: as any other, or beyond the limit, from the reserve."""
+        payload = self.lease(nbytes, slot)
+        if payload is not None:
+            return payload
+        reserve = min(self.config.error_reserve_bytes, self.limit // ERROR_SHARE)
+        room = reserve - sum(map(self.size_of, self.errors))
+        if nbytes > room or (start := self.arena.allocate(nbytes + HEAD, 4096)) is None:
+            return None
+        payload = self.client.lease(start, self.arena.size_of(start))
+        self.leases[payload] = slot
+        self.errors.add(payload)
         return payload
 
     def size_of(self, payload: int) -> int:
@@ -166,6 +182,7 @@ class Store:
 
     def free(self, payload: int) -> None:
         del self.leases[payload]
+        self.errors.discard(payload)
         self.arena.free(payload - HEAD)
 
     def free_unused(self, payload: int, slot: int) -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _shm, serial
+from hoplite_mp import _shm, errors, serial
 from hoplite_mp.client.memory import STATE, format_bytes
-from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, WorkerLostError
+from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
 from hoplite_mp.node.store import NODE_SLOT
+from hoplite_mp.protocol.local import LINE_LOST
 from hoplite_mp.store.limits import available_bytes, total_bytes
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.pools import WorkerInfo
     from hoplite_mp.node.results import Results
 
-__all__ = ["Sweeper", "how_it_ended"]
+__all__ = ["Sweeper", "how_it_ended", "is_ending", "memory_in_use"]
 
 FLAG_REFS = 2
 KIND_TASK = 2
@@ -140,11 +141,12 @@ class Sweeper:
                 f"{slot}@h{self.tasks.node_number}, which was killed and replaced; give it more "
                 "with options(timeout=)"
             )
-        elif worker is not None and (lost := self.lost_call(worker, how_it_ended(code))):
+        elif worker is not None and (lost := self.lost_call(worker, how_it_ended(code, worker))):
             error = lost
         else:
-            error = WorkerLostError(
-                f"worker {slot}@h{self.tasks.node_number} {how_it_ended(code)} ({_memory()}) "
+            how = how_it_ended(code, worker)
+            error = errors.WorkerLostError(
+                f"worker {slot}@h{self.tasks.node_number} {how} ({memory_in_use()}) "
                 f"while running {name}(); tried {tries} time{'s' if tries != 1 else ''}."
             )
         self.results.store_error(oid, error)
@@ -173,8 +175,13 @@ _STORED = ("SEALED", "SPILLING", "SPILLED", "FAILED")
 _DONE = ("SEALED", "FAILED", "CANCELLED", "DELETED", "SPILLED", "SPILLING")
 
 
-def how_it_ended(code: int) -> str:
-    """Of a process, by its exit code as os.waitstatus_to_exitcode gives it."""
+def how_it_ended(code: int, worker: WorkerInfo | None = None) -> str:
+    """The end of a process in words."""
+    if code == LINE_LOST or (worker is not None and worker.verdict == "line"):
+        return (
+            "lost its connection to the node, as when user code has closed file descriptors that "
+            "are not its own (os.closerange?)"
+        )
     if code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"
@@ -183,7 +190,19 @@ def how_it_ended(code: int) -> str:
     return f"ended with exit code {code}"
 
 
-def _memory() -> str:
+def is_ending(pid: int) -> bool:
+    """Has that process ended, though its parent has perhaps not asked yet?"""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except ProcessLookupError:
+        return True
+    except OSError as error:  # FileNotFoundError: it is gone; else it cannot be known
+        return isinstance(error, FileNotFoundError)
+
+
+def memory_in_use() -> str:
+    """Of the whole host."""
     total = total_bytes()
     used = max(0, total - available_bytes())
     doubt = "out of memory? " if used > 0.9 * total else ""

@@ -15,10 +15,11 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from hoplite_mp import errors
 from hoplite_mp.client.submitter import FLAG_HERE
-from hoplite_mp.errors import NodeLostError, WorkerLostError
 from hoplite_mp.node.pools import Pool, WorkerInfo
-from hoplite_mp.node.sweeper import how_it_ended
+from hoplite_mp.node.sweeper import how_it_ended, is_ending, memory_in_use
+from hoplite_mp.protocol.local import POOL_BROKEN
 
 if TYPE_CHECKING:
     from hoplite_mp.node.main import Node
@@ -30,6 +31,7 @@ SETUP_FAILED = 97
 POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
 POOLS_MAX = 256
 LOOK_AGAIN_S = 0.5
+LINE_GRACE_S = 0.05  # between the end of a worker's line and its own
 # How long tasks wait for a worker while none can be started. Higher: a longer lack of descriptors
 # or processes is only a delay; lower: who waits learns sooner why.
 START_PATIENCE_S = 10.0
@@ -66,9 +68,12 @@ class Workers:
         max_tasks: int,
         setup: int,
         audience: int,
+        descriptors: list[int] | None = None,
         actor: bool = False,
     ) -> Pool:
         pool = Pool(number, target, owner, max_tasks, setup, actor, audience)
+        while descriptors:
+            pool.descriptors.insert(0, descriptors.pop())
         if setup:
             pool.setup_hold = self.client.hold(setup)
         self.pools[number] = pool
@@ -83,7 +88,7 @@ class Workers:
         self.client.open_pool(0, POOL_OPEN)
         for slot, *_ in self.node.start.first_workers:
             self.client.register(slot, WORKER_KIND, 0)
-            pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0)
+            pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0, born=time.monotonic())
 
     def open_next(
         self,
@@ -92,12 +97,16 @@ class Workers:
         max_tasks: int,
         setup: int,
         audience: int,
+        descriptors: list[int] | None = None,
         actor: bool = False,
     ) -> int | None:
-        """The number of a new pool; None if all are taken."""
+        """The number of a new pool; None if all are taken. `descriptors`, which are emptied: its
+        workers inherit them."""
         for number in range(1, POOLS_MAX):
             if number not in self.pools:
-                pool = self.open(number, target, owner, max_tasks, setup, audience, actor)
+                pool = self.open(
+                    number, target, owner, max_tasks, setup, audience, descriptors, actor
+                )
                 if pool.workers:
                     return number
                 self.close(number, False)  # no worker can be started
@@ -106,9 +115,10 @@ class Workers:
 
     def grow(self, count: int) -> int:
         """More workers of the common pool; returns how many it shall have. None more, if they
-        cannot be started now."""
+        cannot be started now. What has died before is tried again at once."""
         pool = self.pools[0]
         if not self.pauses():
+            pool.recovered()
             before, pool.target = pool.target, pool.target + count
             self.start_missing(pool)
             if self.pauses():
@@ -158,6 +168,8 @@ class Workers:
 
     def forget_if_empty(self, pool: Pool) -> None:
         if pool.closing and not pool.workers:
+            while pool.descriptors:
+                os.close(pool.descriptors.pop())
             self.client.open_pool(pool.number, POOL_FREE)
             if pool.actor:
                 self.tasks.close_queues_to(pool.number)
@@ -210,15 +222,15 @@ class Workers:
     def start_missing(self, pool: Pool) -> None:
         if self.pauses():
             return
-        blocked = self.blocked(pool)
-        for _ in range(pool.missing(blocked, self.node.config.blocked_workers_max)):
+        blocked, now = self.blocked(pool), time.monotonic()
+        for _ in range(pool.missing(blocked, self.node.config.blocked_workers_max, now)):
             slot = self.client.register(0, WORKER_KIND, pool.number)
             if slot < 0:
                 return  # every client slot of the host is taken: what runs goes on
             if not self.node.spawn(slot, pool):
                 self.client.unregister(slot)
                 return
-            self.all[slot] = pool.workers[slot] = WorkerInfo(slot, pool.number)
+            self.all[slot] = pool.workers[slot] = WorkerInfo(slot, pool.number, born=now)
 
     def blocked(self, pool: Pool) -> int:
         return sum(
@@ -255,20 +267,67 @@ class Workers:
         if (code != 0 or info["running"]) and worker.verdict != "closing":
             self.lost += 1
         if pool.actor:
-            self.node.actors.died(pool, worker, how_it_ended(code))
+            self.node.actors.died(pool, worker, how_it_ended(code, worker))
+            if not pool.broken:
+                self.start_missing(pool)
         else:
-            pool.died(worker, code, SETUP_FAILED)
-        if not pool.broken:
-            self.start_missing(pool)
-        if not pool.actor:  # an actor's process asks for the calls that wait, in their order
-            if pool.broken:
-                self.fail_queued(pool)
-            else:
-                self.post_queued(pool.number)
+            self._replace(pool, worker, code)
         for oid in again:
             if self.tasks.pool_of(oid) not in self.pools:
                 self.fail(oid, "its pool is closed")
         self.forget_if_empty(pool)
+
+    def _replace(self, pool: Pool, worker: WorkerInfo, code: int) -> None:
+        """Another worker for one that has ended, now or after a pause; or the pool is broken."""
+        ailed, now = pool.ailing, time.monotonic()
+        how = how_it_ended(code, worker)
+        hopeless = pool.died(worker, code, SETUP_FAILED, how, now, self.node.config)
+        if pool.broken and code == SETUP_FAILED and not pool.closing:
+            self.client.open_pool(pool.number, POOL_BROKEN)  # who submits now hears it at once
+        if pool.broken:
+            self.fail_queued(pool)
+            return
+        if hopeless:
+            self._fail_meanwhile(pool, ailed)
+        if pool.start_again_at > now:
+            self.node.after(pool.start_again_at - now, lambda: None)
+        self.start_missing(pool)
+        self.post_queued(pool.number)
+
+    def _fail_meanwhile(self, pool: Pool, known: bool) -> None:
+        """What waits for its workers, which die while they start. What comes later waits for the
+        next attempt, so nothing fails longer than that lasts."""
+        if not known:
+            _log.error("workers end while they start, and are tried again: the last %s", pool.why)
+        if len(pool.workers) > self.blocked(pool):
+            return  # somebody is there
+        lan = self.node.lan
+        others = pool.number == 0 and lan is not None and lan.delegation.capacity > 0
+        if lan is not None and pool.number == 0:
+            self.tell_workers()
+        times = "" if known else f" {pool.attempts} times in a row"
+        why = f"its workers end while they start{times}: the last {pool.why} ({memory_in_use()})"
+        for oid in self.queued(pool.number):
+            if others and lan is not None and oid in lan.guests:
+                lan.guests.give_back(oid)
+            elif not others or self._is_bound(oid):
+                self.fail(oid, why)
+
+    def tell_workers(self) -> None:
+        """Other hosts send tasks to as many as there are, or will be in a moment."""
+        lan, pool = self.node.lan, self.pools.get(0)
+        if lan is None or pool is None or lan.draining.going:
+            return
+        count = 0 if pool.ailing and not pool.workers else pool.target
+        if count != (self.node.start.workers if lan.workers_now is None else lan.workers_now):
+            lan.tell_workers(count)
+
+    def set_up(self, slot: int) -> None:
+        """It has come through its initializer."""
+        worker = self.all.get(slot)
+        pool = self.pools.get(worker.pool) if worker is not None else None
+        if pool is not None:
+            pool.proven = True
 
     def setup_failed(self, slot: int, summary: str, text: str) -> None:
         """Its initializer raised; its end follows."""
@@ -329,7 +388,7 @@ class Workers:
         name = self.client.task_name(oid)
         if self.client.take_over(oid, 0):
             self.tasks_failed += 1
-            kind = NodeLostError if host_lost else WorkerLostError
+            kind = errors.NodeLostError if host_lost else errors.WorkerLostError
             self.node.results.store_error(oid, kind(f"no worker can run {name}(): {why}"), text)
 
     # -- interrupting --------------------------------------------------------------------------
@@ -359,6 +418,19 @@ class Workers:
     def _runs(self, slot: int, oid: int) -> bool:
         return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)
 
+    def line_ended(self, slot: int) -> None:
+        """A worker that ends closes its line, too; one that lives on without is none."""
+        worker = self.all.get(slot)
+
+        def look() -> None:
+            if worker is not None and self.all.get(slot) is worker and not worker.verdict:
+                if worker.pid and not is_ending(worker.pid):
+                    self.kill(worker, "line")
+                else:
+                    self.node.after(LINE_GRACE_S, look)
+
+        self.node.after(LINE_GRACE_S, look)
+
     def kill(self, worker: WorkerInfo, verdict: str, oid: int = 0) -> None:
         worker.verdict, worker.verdict_oid = verdict, oid
         if worker.pid:
@@ -373,8 +445,12 @@ class Workers:
         due: int | None = None
         for slot, worker in self.all.items():
             info = self.client.client_info(slot)
-            if info["tasks_done"] or info["tasks_failed"] or info["running"]:
+            if not worker.worked and (
+                info["tasks_done"] or info["tasks_failed"] or info["running"]
+            ):
                 worker.worked = True
+                if (pool := self.pools.get(worker.pool)) is not None:
+                    pool.recovered()
             deadline = info["deadline_ns"]
             if deadline and not worker.verdict:
                 if deadline <= now_ns:
@@ -383,6 +459,8 @@ class Workers:
                     due = deadline
         for pool in list(self.pools.values()):
             blocked = self.blocked(pool)
+            if pool.ailing and self.tasks.idle(pool.number):
+                pool.idle_again(self.node.config)
             if not pool.broken:
                 self.start_missing(pool)
             if pool.stuck(blocked, self.node.config.blocked_workers_max, now):
@@ -392,6 +470,7 @@ class Workers:
                 self.retire(pool, surplus)
             if pool.surplus_since is not None or pool.stuck_since is not None:
                 due = min(due or 1 << 62, now_ns + int(LOOK_AGAIN_S * 1e9))
+        self.tell_workers()
         self._wake_at(due)
 
     def _wake_at(self, due_ns: int | None) -> None:

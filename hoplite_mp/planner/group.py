@@ -27,6 +27,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from hoplite_mp.planner import cost, forest
+from hoplite_mp.planner.group_ends import GroupEnds
+from hoplite_mp.protocol.fields import RANKS_MAX
+from hoplite_mp.protocol.groups import NO_TASK, GroupEnd
 from hoplite_mp.protocol.messages import (
     SHARES,
     GroupAdmitted,
@@ -39,7 +42,7 @@ from hoplite_mp.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from hoplite_mp.planner.plan import Send
     from hoplite_mp.planner.topology import Topology
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.reports import GroupHeld
 
 
+TASKS_MAX = 2 * RANKS_MAX  # of former members that one group remembers
 NO_REQUEST = -1  # of a member whose join was answered by a planner before this one
 
 
@@ -80,6 +84,7 @@ class Member:
     identity: Identity
     request: int
     standing: Standing
+    task: bytes = NO_TASK
 
 
 @dataclass(slots=True)
@@ -95,6 +100,37 @@ class Group:
     nodes: set[int] = field(default_factory=set)  # where the board is shown, also after leaving
     shown: GroupMembers | None = None  # what these nodes were told last
     versions: int = 0  # how often they were told
+    tasks: dict[bytes, None] = field(default_factory=dict)  # of all who ever were members
+    dead: dict[bytes, None] = field(default_factory=dict)  # of those who died, and came not again
+    left: bool = False  # has anybody left of its own accord?
+
+    def take(self, rank: int, member: Member) -> None:
+        """A member more."""
+        self.members[rank] = member
+        if member.task:
+            self.dead.pop(member.task, None)
+            self.tasks[member.task] = None
+            if len(self.tasks) > TASKS_MAX:
+                del self.tasks[next(iter(self.tasks))]
+
+    def lose(self, ranks: Iterable[int]) -> None:
+        """These members have died."""
+        for rank in ranks:
+            self.die(self.members.pop(rank).task)
+
+    def die(self, task: bytes) -> None:
+        """A task of a member that is gone without leaving; it may be tried again."""
+        if task:
+            self.dead[task] = None
+            if len(self.dead) > TASKS_MAX:
+                del self.dead[next(iter(self.dead))]
+
+    @property
+    def end(self) -> GroupEnd | None:
+        """What there is to remember of it; None: nothing."""
+        if not self.tasks:
+            return None
+        return GroupEnd(self.name, self.generation, tuple(self.dead), tuple(self.tasks))
 
     def mask(self, standing: Standing) -> int:
         """The ranks of that standing as bits."""
@@ -113,6 +149,7 @@ class Groups:
         self._topology = topology
         self._generation = 0  # groups made so far; the one number that outlives them
         self.groups: dict[str, Group] = {}
+        self.ends = GroupEnds()
 
     def join(self, message: GroupJoinRequested) -> list[Send]:
         """Give the caller a rank, or say why not. Doubled calls get the same answer again."""
@@ -120,14 +157,16 @@ class Groups:
         before = None if group is None else _find_request(group, message)
         if group is not None and before is not None:
             return [(message.node, _answer(group, before, message.request))]
-        refusal = _refusal(group, message) or self._no_board(group, message)
+        refusal = self._over(group, message)
+        refusal = refusal or _refusal(group, message) or self._no_board(group, message)
         if refusal is not None:
             return [(message.node, refusal)]
         group = group or self._open(message)
         rank = group.free_rank() if message.rank is None else message.rank
         assert rank is not None
         identity = Identity(message.node, message.client, message.client_generation)
-        group.members[rank] = Member(identity, message.request, ON_JOIN[group.phase])
+        standing = ON_JOIN[group.phase]
+        group.take(rank, Member(identity, message.request, standing, message.task))
         group.nodes.add(message.node)
         sends = self._settle(group)
         return [*sends, (message.node, _answer(group, rank, message.request))]
@@ -149,6 +188,7 @@ class Groups:
         if group is None or member is None or member.identity != leaver:
             return []
         del group.members[message.rank]
+        group.left = True
         return self._settle(group)
 
     def lose_client(self, node: int, client: int, generation: int) -> list[Send]:
@@ -170,14 +210,19 @@ class Groups:
             if node not in group.nodes:
                 continue
             group.nodes.discard(node)
-            for rank in [rank for rank, m in group.members.items() if m.identity.node == node]:
-                del group.members[rank]
+            group.lose([r for r, m in group.members.items() if m.identity.node == node])
             sends += self._settle(group)  # also if it had no member: nobody waits for its word
         return sends
 
     def go_on(self, generations: int) -> None:
         """So many groups were made by a planner before this one."""
         self._generation = max(self._generation, generations)
+
+    def remember(self, ends: Iterable[GroupEnd]) -> None:
+        """Groups that have ended before this planner."""
+        for end in ends:
+            self._generation = max(self._generation, end.generation)
+            self.ends.add(end)
 
     def restore(self, held: Sequence[GroupHeld], joins: Sequence[GroupJoinRequested]) -> list[Send]:
         """The groups of a planner before this one, as the nodes of their members know them;
@@ -201,6 +246,10 @@ class Groups:
                 group = Group(shown.name, shown.generation, shown.board, shown.size)
                 group.phase = Phase.FORMED if shown.formed else Phase.FORMING
                 group.shown, group.versions = shown, shown.version
+                if shown.past is not None:
+                    group.tasks.update(dict.fromkeys(shown.past.tasks))
+                    group.dead.update(dict.fromkeys(shown.past.dead))
+                group.left = shown.left
                 self.groups[shown.name] = group
             if shown.formed and not one.shown.formed and group.shown is not None:
                 # Not all have heard that it is whole: they are told so as if for the first time.
@@ -211,10 +260,18 @@ class Groups:
                     joining = shown.joining >> rank & 1
                     standing = Standing.JOINING if joining else Standing.ALIVE
                     identity = Identity(one.node, client, generation)
-                    group.members[rank] = Member(identity, NO_REQUEST, standing)
+                    task = _task_of(shown, rank)
+                    group.take(rank, Member(identity, NO_REQUEST, standing, task))
+            group.left = group.left or not set(one.left) <= set(one.died)
+            for rank in one.died:
+                group.die(_task_of(shown, rank))
             if shown.first:  # the answer that made it whole may be the one that was not read
                 _give_back(group, one, unread)
+        there = {one.node for one in held}
         for group in list(self.groups.values()):
+            for rank, node in enumerate(group.shown.nodes if group.shown is not None else ()):
+                if node is not None and node not in there and group.shown is not None:
+                    group.die(_task_of(group.shown, rank))
             told = self._settle(group)
             if not told and group.shown is not None:  # not all may have heard the latest
                 told = [
@@ -226,13 +283,17 @@ class Groups:
         return sends
 
     def _remove(self, group: Group, ranks: list[int]) -> list[Send]:
-        for rank in ranks:
-            del group.members[rank]
+        group.lose(ranks)
         return self._settle(group) if ranks else []
 
     def _known(self, name: str, generation: int) -> Group | None:
         group = self.groups.get(name)
         return group if group is not None and group.generation == generation else None
+
+    def _over(self, group: Group | None, message: GroupJoinRequested) -> GroupRefused | None:
+        tasks = () if group is None else group.tasks
+        text = self.ends.refusal(message.name, message.task, tasks)
+        return GroupRefused(message.request, text, "ended") if text else None
 
     def _no_board(self, group: Group | None, message: GroupJoinRequested) -> GroupRefused | None:
         if group is not None or len(self.groups) < self._boards_max:
@@ -255,7 +316,10 @@ class Groups:
         """Apply the rules until nothing changes; tell what is new."""
         if not group.members:
             del self.groups[group.name]
-            return _to_all(group, GroupClosed(group.name, group.generation, group.board))
+            end = group.end if group.dead and group.left and group.phase is Phase.FORMED else None
+            if end is not None:
+                self.ends.add(end)
+            return _to_all(group, GroupClosed(group.name, group.generation, group.board, end))
         if len(group.members) == group.size:
             group.phase = Phase.FORMED
         if not group.mask(Standing.ALIVE):
@@ -286,6 +350,12 @@ class Groups:
             stripes=self._stripes(group),
             former=former,
             first=formed and not (shown and shown.formed),
+            tasks=tuple(
+                group.members[rank].task if rank in group.members else NO_TASK
+                for rank in range(group.size)
+            ),
+            past=group.end,
+            left=group.left,
         )
         return _to_all(group, group.shown)
 
@@ -310,9 +380,13 @@ def _give_back(group: Group, held: GroupHeld, unread: list[GroupJoinRequested]) 
                 continue
             if node == held.node and rank not in group.members and join.rank in (None, rank):
                 identity = Identity(join.node, join.client, join.client_generation)
-                group.members[rank] = Member(identity, join.request, Standing.ALIVE)
+                group.take(rank, Member(identity, join.request, Standing.ALIVE, join.task))
                 unread.remove(join)
                 break
+
+
+def _task_of(shown: GroupMembers, rank: int) -> bytes:
+    return shown.tasks[rank] if rank < len(shown.tasks) else NO_TASK
 
 
 def _order(shown: GroupMembers) -> tuple[int, int]:

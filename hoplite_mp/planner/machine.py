@@ -125,6 +125,7 @@ class Planner:
             requests, ended = restoring.requests(), restoring.ended
             ends = {number: one.end for number, one in ended.items()}
             sends += self.reductions.restore(requests, restoring.folds, ends, now)
+            self.groups.remember(restoring.group_ends)
             sends += self.groups.restore(restoring.groups, restoring.joins)
             for node in self.membership.nodes:
                 if node not in restoring.returned:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.protocol.groups import GroupEnd
 from hoplite_mp.protocol.messages import (
     Forget,
     GroupJoinRequested,
@@ -78,6 +79,7 @@ class Restoring:
         self._heard = 0.0  # when a report came or went on
         self.held: list[CopyHeld] = []
         self.groups: list[GroupHeld] = []
+        self.group_ends: list[GroupEnd] = []
         self.homes: list[HomesKnown] = []
         self.holdings: list[HoldingsReported] = []
         self.ended: dict[int, OperationEnded] = {}  # by operation
@@ -113,6 +115,8 @@ class Restoring:
                 self.held.append(message)
             case GroupHeld():
                 self.groups.append(message)
+            case GroupEnd():
+                self.group_ends.append(message)
             case HomesKnown():
                 self.homes.append(message)
             case HoldingsReported():

@@ -48,8 +48,9 @@ FETCH_ERRORS = ("lost", "deleted")
 # cause, "source" the failure of source `cause_index` itself, "value" ValueError (shapes, dtypes),
 # "lost" ObjectLostError, "full" StoreFullError.
 OPERATION_ERRORS = ("reduce", "source", "value", "lost", "full")
-# Why a group cannot be joined: "value" the caller asked for the impossible, "full" no board left.
-GROUP_ERRORS = ("value", "full")
+# Why a group cannot be joined: "value" the caller asked for the impossible, "full" no board left,
+# "ended" it was a member of a group that is over.
+GROUP_ERRORS = ("value", "full", "ended")
 
 U64_MAX = (1 << 64) - 1
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from hoplite_mp.errors import ObjectLostError, PeerLostError, StoreFullError
 from hoplite_mp.ids import ID_BYTES
 from hoplite_mp.protocol.fields import (
     OP_CHARS_MAX,
@@ -43,6 +44,8 @@ __all__ = [
     "GroupSync",
     "Piece",
     "Plan",
+    "error_kind",
+    "error_of",
 ]
 
 Plan: TypeAlias = ExecuteReduce | Distribute
@@ -51,7 +54,27 @@ Plan: TypeAlias = ExecuteReduce | Distribute
 PIECE_BYTES_MAX = 16 << 10
 PIECE_HEAD_BYTES_MAX = 16 << 10
 PIECES_MAX = RANKS_MAX * RANKS_MAX
-ERRORS = ("", "lost", "value", "full")  # what a call fails with: see GroupCommit
+# What a call fails with on every rank: see GroupCommit.
+_TYPES: dict[str, type[Exception]] = {
+    "lost": PeerLostError,
+    "value": ValueError,
+    "type": TypeError,
+    "full": StoreFullError,
+    "gone": ObjectLostError,
+}
+ERRORS = ("", *_TYPES)
+
+
+def error_kind(error: BaseException) -> str:
+    """Under which of ERRORS every rank raises it."""
+    if isinstance(error, MemoryError):
+        return "full"
+    return next((kind for kind, one in _TYPES.items() if isinstance(error, one)), "value")
+
+
+def error_of(kind: str, message: str) -> Exception:
+    """What a rank raises."""
+    return _TYPES[kind](message)
 
 
 class Piece(Message, frozen=True):
@@ -76,7 +99,7 @@ class Piece(Message, frozen=True):
 
 class GroupPart(Message, frozen=True):
     """All living members of the sender's node have made that call. `mistake`: one of them could
-    not, for this reason; then there are no pieces."""
+    not, for this reason, and `error` is of what kind that is; then there are no pieces."""
 
     generation: int
     version: int
@@ -87,9 +110,11 @@ class GroupPart(Message, frozen=True):
     root: int
     pieces: tuple[Piece, ...]
     mistake: str = ""
+    error: str = "value"
 
     def __post_init__(self) -> None:
         counts(generation=self.generation, version=self.version, call=self.call)
+        one_of("error", self.error, ERRORS)
         between("number of ranks", len(self.ranks), 1, RANKS_MAX)
         text("kind", self.kind, OP_CHARS_MAX)
         text("op", self.op, OP_CHARS_MAX)
@@ -139,8 +164,8 @@ class GroupCommit(Message, frozen=True):
     `leader`: the node that has decided; `to`: for which node it picked the pieces; `whole`: these
     are all, so that this node can hand the decision on to any other.
 
-    `error`: what every rank raises, "lost" a PeerLostError, "value" a ValueError, "full" a
-    StoreFullError; "": nothing.
+    `error`: what every rank raises, "lost" a PeerLostError, "value" a ValueError, "type" a
+    TypeError, "full" a StoreFullError, "gone" an ObjectLostError; "": nothing.
     """
 
     generation: int
@@ -160,6 +185,7 @@ class GroupCommit(Message, frozen=True):
     def __post_init__(self) -> None:
         counts(generation=self.generation, call=self.call, attempt=self.attempt)
         counts(leader=self.leader, to=self.to)
+        one_of("error", self.error, ERRORS)
         flags(whole=self.whole)
         between("number of ranks", len(self.ranks), 1, RANKS_MAX)
         text("message", self.message, 2 * TEXT_CHARS_MAX)

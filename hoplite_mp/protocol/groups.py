@@ -9,6 +9,7 @@ This module must never know what members say to each other: that is shared memor
 
 from __future__ import annotations
 
+from hoplite_mp.ids import ID_BYTES
 from hoplite_mp.protocol.fields import (
     GROUP_ERRORS,
     NAME_CHARS_MAX,
@@ -25,6 +26,34 @@ from hoplite_mp.protocol.fields import (
 )
 from hoplite_mp.protocol.stripes import Stripe, whole_object
 
+NO_TASK = b""  # of a member that is no task: a thread of a driver
+
+
+def _tasks(name: str, tasks: tuple[bytes, ...], count_max: int) -> None:
+    if not isinstance(tasks, tuple):
+        raise ValueError(f"{name} must be a tuple, not {tasks!r}")
+    between(f"number of {name}", len(tasks), 0, count_max)
+    for task in tasks:
+        if not isinstance(task, bytes) or len(task) not in (0, ID_BYTES):
+            raise ValueError(f"{name}: no id of a task: {task!r}")
+
+
+class GroupEnd(Message, frozen=True):
+    """A Group that is over although tasks of members that have died may ask for it again: `dead`.
+    `tasks`: of all its members."""
+
+    name: str
+    generation: int
+    dead: tuple[bytes, ...]
+    tasks: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        text("name", self.name, NAME_CHARS_MAX)
+        counts(generation=self.generation)
+        _tasks("dead", self.dead, 2 * RANKS_MAX)
+        _tasks("tasks", self.tasks, 2 * RANKS_MAX)
+
+
 # ---- node -> manager
 
 
@@ -32,6 +61,7 @@ class GroupJoinRequested(Message, frozen=True):
     """A client calls `group(name, size, rank)`; `request` is the node's own number for the call.
 
     `rank` None: the lowest free one. `members_max`: how many ranks a board of that node holds.
+    `task`: the id of the task that the caller runs in, the same when it is tried again.
     """
 
     request: int
@@ -42,8 +72,10 @@ class GroupJoinRequested(Message, frozen=True):
     size: int
     rank: int | None = None
     members_max: int = RANKS_MAX
+    task: bytes = NO_TASK
 
     def __post_init__(self) -> None:
+        _tasks("task", (self.task,), 1)
         counts(request=self.request, node=self.node, client=self.client)
         counts(client_generation=self.client_generation)
         text("name", self.name, NAME_CHARS_MAX)
@@ -99,6 +131,8 @@ class GroupMembers(Message, frozen=True):
     message says that the group is whole; whoever is in it begins with call 0.
     `stripes` are the owners of large calls, in shares by their links: the same for all calls until
     the next message, so that no call asks the manager. One stripe: all living are on one node.
+    For the next manager: the members' `tasks` by rank, `past`, what it would remember of the group
+    if this were its end, and whether any member has `left` rather than died.
     """
 
     name: str
@@ -113,16 +147,20 @@ class GroupMembers(Message, frozen=True):
     stripes: tuple[Stripe, ...]
     former: tuple[int, ...] = ()
     first: bool = False
+    tasks: tuple[bytes, ...] = ()
+    past: GroupEnd | None = None
+    left: bool = False
 
     def __post_init__(self) -> None:
         text("name", self.name, NAME_CHARS_MAX)
         counts(generation=self.generation, board=self.board, version=self.version)
         between("size", self.size, 1, RANKS_MAX)
+        _tasks("tasks", self.tasks, self.size)
         between("alive", self.alive, 0, (1 << self.size) - 1)
         between("joining", self.joining, 0, (1 << self.size) - 1)
         if self.alive & self.joining:
             raise ValueError(f"alive {self.alive:b} and joining {self.joining:b} share a rank")
-        flags(formed=self.formed, first=self.first)
+        flags(formed=self.formed, first=self.first, left=self.left)
         whole_object("stripes", self.stripes)
         if not isinstance(self.nodes, tuple) or len(self.nodes) != self.size:
             raise ValueError(f"nodes must be one for each of {self.size} ranks: {self.nodes!r}")
@@ -178,6 +216,7 @@ class GroupClosed(Message, frozen=True):
     name: str
     generation: int
     board: int
+    end: GroupEnd | None = None  # for the next manager
 
     def __post_init__(self) -> None:
         text("name", self.name, NAME_CHARS_MAX)

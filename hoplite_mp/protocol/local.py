@@ -14,9 +14,14 @@ from typing import Any, TypeAlias
 import msgspec
 
 from hoplite_mp.protocol.actors import ActorAsk
+from hoplite_mp.protocol.birth import Birth
+from hoplite_mp.protocol.output import MarkLines
+from hoplite_mp.protocol.setup import SetUp, SetupFailed
 
 __all__ = [
+    "LINE_LOST",
     "ON_ITS_WAY",
+    "POOL_BROKEN",
     "RESTORED",
     "SPILLED_PIECE_BYTES",
     "STACKS_FILE",
@@ -56,6 +61,7 @@ __all__ = [
     "Reply",
     "Request",
     "Restore",
+    "SetUp",
     "SetupFailed",
     "Shutdown",
     "Spawn",
@@ -75,15 +81,20 @@ __all__ = [
 RESTORED, ON_ITS_WAY = 1, 2  # replies to Restore
 # In one reply to ReadSpilled. What a system without privileges gives a packet is 416 KiB.
 SPILLED_PIECE_BYTES = 128 << 10
+LINE_LOST = 98  # exit code of a worker: user code has closed its line to the node
 # A worker that gets this signal writes where its threads stand into its nameless file of this name.
 STACKS_SIGNAL = signal.SIGRTMIN + 5
 STACKS_FILE = "hoplite_mp stacks"
+# The state of a pool, in shared memory, whose initializer has raised: it takes no more tasks.
+POOL_BROKEN = 3
 
 
 class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A big block of `nbytes` payload. Reply: payload offset, or full=True and the message."""
+    """A big block of `nbytes` payload; `error`: for an error, from the reserve if need be. Reply:
+    payload offset, or full=True and the message."""
 
     nbytes: int
+    error: bool = False
 
 
 class LeaseSpan(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -189,7 +200,8 @@ class ClosePool(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GroupJoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: (board, generation, rank, are there other hosts?), or a ValueError's message."""
+    """Reply: (board, generation, rank, are there other hosts?), or a ValueError's message; a text:
+    the group that the caller's task was in has ended."""
 
     name: str
     size: int
@@ -215,6 +227,7 @@ class GroupCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
     root: int
     parts: list[bytes | int | tuple[int, int, int]]  # the last: (payload, bytes, written bytes)
     mistake: str = ""
+    error: str = "value"  # of what kind the mistake is, as in GroupCommit
 
 
 class GroupWritten(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -260,13 +273,6 @@ class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Reply: (number of this node in its cluster, cluster id, addresses of the standby, where it is
     if it is this host's, number of the node whose host has one of those addresses or -1, whether
     the manager is there); or (name of an error, its text) if it could not join."""
-
-
-class SetupFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This worker's initializer raised: what, and its traceback. Reply: None."""
-
-    summary: str
-    text: str
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -341,6 +347,7 @@ Ask: TypeAlias = (
     | Locate
     | Members
     | Standing
+    | SetUp
     | SetupFailed
     | Stats
     | TraceBegin
@@ -350,6 +357,7 @@ Ask: TypeAlias = (
     | Dump
     | DumpRead
     | ActorAsk
+    | MarkLines
 )
 
 
@@ -363,12 +371,14 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """`error`: text of what was wrong; `full`: the store has no room now, ask again or give up."""
+    """`error`: text of what was wrong; `full`: the store has no room now, ask again or give up;
+    `gone`: what is wrong is that a node is not there any more."""
 
     number: int
     value: Any = None
     error: str = ""
     full: bool = False
+    gone: bool = False
 
 
 class Attached(msgspec.Struct, frozen=True, tag=True):
@@ -431,6 +441,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     config: dict[str, Any]
     home: int
+    birth: Birth
     lan: LanStart | None = None
     # Of the first workers, by the supervisor for the node: (client slot, rpc, stdout, stderr).
     first_workers: list[tuple[int, int, int, int]] = []

@@ -15,15 +15,19 @@ This module must never know how messages travel, nor who reads a pipe.
 
 from __future__ import annotations
 
+import msgspec
+
 from hoplite_mp.protocol.fields import NODES_MAX, Message, between, counts, numbers
 
 __all__ = [
     "AUDIENCES_MAX",
     "FAR_BYTES_MAX",
+    "LINES_MARK",
     "LINE_BYTES_MAX",
     "MARK_BYTES",
     "LastLinesAsked",
     "LastLinesSent",
+    "MarkLines",
     "Printed",
     "PrintedTaken",
     "audience_name",
@@ -44,6 +48,7 @@ PRINTED_LINES_MAX = 1 << 17
 LINE_BYTES_EXTRA = 16
 SLOTS_MAX = 1 << 8
 STREAMS = (1, 2)  # stdout, stderr
+LINES_MARK = 0  # in place of these, between node and driver: the answer to MarkLines
 
 # Attached drivers that a host tells apart; the names of the first are given again after so many.
 AUDIENCES_MAX = (1 << 16) - 1
@@ -76,6 +81,13 @@ def mark(home: int, audience: int) -> bytes:
 def bytes_of(lines: list[bytes]) -> int:
     """What lines count, for both sides of a wire alike."""
     return sum(map(len, lines)) + LINE_BYTES_EXTRA * len(lines)
+
+
+class MarkLines(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Driver to its node: that number is wanted among the lines for this driver, behind all that
+    workers of this host have written so far. No reply but that."""
+
+    number: int
 
 
 class Printed(Message, frozen=True):

@@ -24,7 +24,7 @@ from hoplite_mp.protocol.fields import (
     object_id,
     object_ids,
 )
-from hoplite_mp.protocol.groups import GroupMembers
+from hoplite_mp.protocol.groups import GroupEnd, GroupMembers
 from hoplite_mp.protocol.membership import Member
 from hoplite_mp.protocol.operations import Commit, ExecuteReduce, Forget, OperationFailed
 
@@ -115,16 +115,19 @@ class OperationEnded(Message, frozen=True):
 
 class GroupHeld(Message, frozen=True):
     """A group with a board here, as it was shown last, and its members of this node: (rank, client
-    slot, generation of the slot). `left`: ranks of this node that are shown, and have gone."""
+    slot, generation of the slot). `left`: ranks of this node that are shown, and have gone; those
+    in `died` without leaving."""
 
     node: int
     shown: GroupMembers
     here: tuple[tuple[int, int, int], ...]
     left: tuple[int, ...] = ()
+    died: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         counts(node=self.node)
         numbers("left", self.left, self.shown.size - 1)
+        numbers("died", self.died, self.shown.size - 1)
         for rank, client, generation in self.here:
             between("rank", rank, 0, self.shown.size - 1)
             counts(client=client, generation=generation)
@@ -162,6 +165,7 @@ Report: TypeAlias = (
     | ReduceHeld
     | OperationEnded
     | GroupHeld
+    | GroupEnd
     | HomesKnown
     | Reported
 )

@@ -13,6 +13,7 @@ other rooms may use:
     copies    for readers that may write          code       code by name or by value
     by_value  code by value, what it carries      namespaces the globals of such code
     fingerprints  whether a value has changed
+    aside     large arrays beside a function's stream
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from hoplite_mp.serial.arrays import (
     describe_array,
     encode_array_head,
     read_contributors,
+)
+from hoplite_mp.serial.aside import (
+    Keep,
+    fetching,
 )
 from hoplite_mp.serial.calls import (
     EncodedCall,
@@ -35,11 +40,13 @@ from hoplite_mp.serial.dtypes import (
     Array,
     dtype_name,
     named_dtype,
+    raw_bytes,
 )
 from hoplite_mp.serial.errors import (
     RemoteTraceback,
     decode_error,
     encode_error,
+    encode_short_error,
 )
 from hoplite_mp.serial.fingerprints import (
     digest,
@@ -48,6 +55,7 @@ from hoplite_mp.serial.functions import (
     decode_function,
     decode_with_carried,
     encode_function,
+    encode_with_aside,
     function_name,
 )
 from hoplite_mp.serial.layout import (
@@ -86,13 +94,16 @@ from hoplite_mp.serial.namespaces import (
     end_run,
 )
 from hoplite_mp.serial.reducers import (
+    is_bytes_alone,
     register_future_type,
     register_pickle_by_value,
 )
 from hoplite_mp.serial.streams import (
     PLAIN_ITEMS_MAX,
     MakeRef,
+    NotPicklable,
     ResolveRef,
+    reworded,
 )
 from hoplite_mp.serial.values import (
     decode,
@@ -130,7 +141,9 @@ __all__ = [
     "Carried",
     "Encoded",
     "EncodedCall",
+    "Keep",
     "MakeRef",
+    "NotPicklable",
     "RemoteTraceback",
     "ResolveRef",
     "begin_run",
@@ -147,14 +160,20 @@ __all__ = [
     "encode_call",
     "encode_error",
     "encode_function",
+    "encode_short_error",
+    "encode_with_aside",
     "end_run",
+    "fetching",
     "function_name",
+    "is_bytes_alone",
     "large_copies",
     "named_dtype",
     "payload_kind",
+    "raw_bytes",
     "read_contributors",
     "read_dependencies",
     "read_refs",
     "register_future_type",
     "register_pickle_by_value",
+    "reworded",
 ]

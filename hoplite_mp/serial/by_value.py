@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from hoplite_mp.errors import HopliteError
 from hoplite_mp.serial.code import Reduced, cloudpickled
 from hoplite_mp.serial.fingerprints import fingerprint
 from hoplite_mp.serial.namespaces import (
@@ -25,14 +28,19 @@ from hoplite_mp.serial.namespaces import (
     seen_of_class,
 )
 from hoplite_mp.serial.reading import Private
+from hoplite_mp.serial.reducers import is_bytes_alone
+
+if TYPE_CHECKING:
+    from hoplite_mp.serial.aside import Aside
 
 
 class Manifests:
     """What one pickler has looked at: every global is written once, however many name it."""
 
-    __slots__ = ("entries", "namespaces")
+    __slots__ = ("aside", "entries", "namespaces")
 
-    def __init__(self) -> None:
+    def __init__(self, aside: Aside | None) -> None:
+        self.aside = aside
         self.namespaces: dict[int, Namespace] = {}
         self.entries: dict[tuple[int, str], Entry | None] = {}
 
@@ -45,11 +53,11 @@ class Manifests:
     def entry(self, namespace: Namespace, name: str) -> Entry | None:
         place = id(namespace.scope), name
         if place not in self.entries:
-            self.entries[place] = _entry(namespace, name)
+            self.entries[place] = _entry(namespace, name, self.aside)
         return self.entries[place]
 
 
-def _entry(namespace: Namespace, name: str) -> Entry | None:
+def _entry(namespace: Namespace, name: str, aside: Aside | None) -> Entry | None:
     """The entry of one global; None: it stays behind."""
     scope, holds_refs = namespace.scope, False
     try:
@@ -58,13 +66,24 @@ def _entry(namespace: Namespace, name: str) -> Entry | None:
         value, own = None, ABSENT
     else:
         try:
-            own, holds_refs = fingerprint(value)
+            own, holds_refs = fingerprint(value, keep=None if aside is None else aside.keep)
+        except (MemoryError, HopliteError):  # no room, say
+            raise
         except Exception:
             if not namespace.home:
                 # Somebody has set here what cannot travel, such as an open connection: readers
                 # have their own, or none, as in the standard library.
                 return None
             own = os.urandom(8)  # It counts as changed; that it cannot travel is told below.
+    if (
+        aside is not None
+        and isinstance(value, np.ndarray)
+        and value.nbytes >= aside.nbytes_min
+        and is_bytes_alone(value)
+    ):
+        if namespace.home:
+            aside.keep.named(namespace.key[0], name, value)
+        value = aside.share(value, process())
     if namespace.home:
         return name, process(), own, holds_refs, value
     return (name, *namespace.seen_of(name).sent_as(own), holds_refs, value)
@@ -96,10 +115,12 @@ def _reduce_function(pickler: Any, function: types.FunctionType, reduced: Any) -
     submodules = slots.pop("_cloudpickle_submodules")  # What the code reaches through packages.
     manifests = pickler.manifests
     if manifests is None:
-        manifests = pickler.manifests = Manifests()
+        manifests = pickler.manifests = Manifests(pickler.globals_aside or pickler.aside)
     namespace = manifests.namespace(function.__globals__)
     names = cloudpickle._extract_code_globals(code)
     manifest = [e for name in names if (e := manifests.entry(namespace, name)) is not None]
+    if manifests.aside is not None:
+        manifests.aside.keep.used_by(function)
     carried: tuple[Any, ...] = (state, slots, submodules, manifest)
     if pickler.stream is not None:  # Only payloads have views; globals are not to pin objects.
         carried = (*carried[:3], Private(1), manifest, Private(-1), manifest)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+from hoplite_mp.errors import HopliteError
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.serial.layout import (
     ARGS_ONLY,
@@ -22,7 +23,7 @@ from hoplite_mp.serial.layout import (
     read_refs,
     unpack_head,
 )
-from hoplite_mp.serial.picklers import Stream, write_stream
+from hoplite_mp.serial.picklers import MakeKeep, Stream, write_stream
 from hoplite_mp.serial.reducers import RefMet, Resolve, ref_types
 from hoplite_mp.serial.streams import (
     ATOMS,
@@ -43,11 +44,14 @@ class EncodedCall(Encoded):
     dependencies: list[ObjectRef[Any]]
 
 
-def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> EncodedCall:
+def encode_call(
+    args: tuple[Any, ...], kwargs: dict[str, Any], keep: MakeKeep | None = None
+) -> EncodedCall:
     """The arguments of a task.
 
     A ref or Future that is an argument, or stands inside list, tuple, dict (as key or value) or
     set, is marked to be replaced by its value; elsewhere, and inside `by_ref`, refs stay refs.
+    `keep`: as in `encode`.
     """
     if not kwargs and len(args) <= PLAIN_ITEMS_MAX:
         simple = _encode_simple_call(args)
@@ -55,19 +59,19 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> EncodedCall:
             return simple
     value, flags = ((args, kwargs), 0) if kwargs else (args, ARGS_ONLY)
     try:
-        written = _write_call(value, args)
+        written = _write_call(value, args, keep)
         call = fill(EncodedCall, written, PICKLE, flags)
-    except MemoryError:
+    except (MemoryError, HopliteError):
         raise
     except Exception as error:
         raise _blame_argument(args, kwargs, error) from error
-    call.dependencies = written.dependencies
+    call.dependencies = list(written.dependencies)
     return call
 
 
 def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
     """A call of nothing but small immutable values and refs: most calls, and the quickest."""
-    refs: list[ObjectRef[Any]] = []
+    refs: dict[ObjectRef[Any], int] = {}  # each once, and which of them it is
     flags = PLAIN | ARGS_ONLY
     if all_atoms(map(type, args)):
         stream = pickle.dumps(args, 5)
@@ -77,9 +81,7 @@ def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
         for place, arg in enumerate(args):
             if isinstance(arg, types):
                 ref = arg if isinstance(arg, ObjectRef) else arg.ref
-                if ref not in refs:
-                    refs.append(ref)
-                plain[place] = refs.index(ref)
+                plain[place] = refs.setdefault(ref, len(refs))
                 places.append(place)
             elif type(arg) not in ATOMS:
                 return None
@@ -87,20 +89,20 @@ def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
         flags |= REFS_AT
     head = pack_head(PICKLE, flags, 0, len(refs), 0, len(stream))
     head = b"".join((head, *[ref._id for ref in refs], stream))
-    call = EncodedCall(head, [], [], len(head), refs)
-    call.dependencies = refs.copy()
+    call = EncodedCall(head, [], [], len(head), list(refs))
+    call.dependencies = list(refs)
     return call
 
 
-def _write_call(value: Any, args: tuple[Any, ...]) -> Stream:
+def _write_call(value: Any, args: tuple[Any, ...], keep: MakeKeep | None) -> Stream:
     # Many calls hold no ref at all: then nobody has to walk through their lists in Python.
     types = ref_types()
     if not any(isinstance(arg, types) for arg in args):
         try:
-            return write_stream(value, stop_at_refs=True)
+            return write_stream(value, stop_at_refs=True, keep=keep)
         except RefMet:
             pass
-    return write_stream(_mark(value, types, {}, {}))
+    return write_stream(_mark(value, types, {}, {}), keep=keep)
 
 
 def _mark(

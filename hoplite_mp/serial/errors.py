@@ -63,6 +63,61 @@ def encode_error(exc: BaseException, traceback_text: str | None = None) -> Encod
     return fill(Encoded, Stream(), ERROR, 0, prefix)
 
 
+def encode_short_error(exc: BaseException, traceback_text: str, nbytes_max: int) -> Encoded:
+    """The payload of a failure for which there is little room: its type stays if it can, of its
+    text and its traceback the beginning and the end. TaskError, or less text still, if not even
+    that fits; a few hundred bytes always do. Never raises."""
+    message = _summary(exc).partition(": ")[2]
+    for share in SHARES:
+        chars = int(nbytes_max * share)
+        text = _cut(traceback_text, chars)
+        try:
+            encoded = encode_error(exc, text)
+            if encoded.nbytes <= nbytes_max:
+                return encoded
+        except Exception:
+            pass
+        for args in (tuple(_short(part, chars // 4) for part in exc.args), (_cut(message, chars),)):
+            texts = [text.encode(errors="backslashreplace"), type(exc).__qualname__.encode()]
+            prefix = ERROR_META.pack(*map(len, texts)) + b"".join(texts)
+            try:
+                stream = write_stream(BareException(type(exc), args, {}))
+                encoded = fill(Encoded, stream, ERROR, 0, prefix)
+                if encoded.nbytes <= nbytes_max and type(_load_error(encoded)) is type(exc):
+                    return encoded
+            except Exception:
+                continue
+    summary = _cut(_summary(exc), WORDS_CHARS_MAX).encode(errors="backslashreplace")
+    return fill(Encoded, Stream(), ERROR, 0, ERROR_META.pack(0, len(summary)) + summary)
+
+
+# Of the room, for the traceback and for the message each; with the last there is no traceback.
+SHARES = (0.4, 0.2, 0.1, 0.05, 0.0)
+WORDS_CHARS_MAX = 40
+
+
+def _cut(text: str, chars_max: int) -> str:
+    """The beginning and the end."""
+    if len(text) <= chars_max:
+        return text
+    if chars_max < len(CUT) * 4:
+        return text[:chars_max]
+    head = chars_max // 3
+    return f"{text[:head]}{CUT}{text[len(text) - (chars_max - head - len(CUT)) :]}"
+
+
+CUT = " [... cut ...] "
+
+
+def _short(part: Any, chars_max: int) -> Any:
+    """An argument of an exception, if it is short; a text is cut, others are named."""
+    if type(part) is str:
+        return _cut(part, chars_max)
+    if part is None or (type(part) in (bool, int, float) and abs(part) < 1e300):
+        return part
+    return f"<{type(part).__qualname__}, for which there was no room>"
+
+
 def _summary(exc: BaseException) -> str:
     try:
         return f"{type(exc).__qualname__}: {exc}"
@@ -73,7 +128,7 @@ def _summary(exc: BaseException) -> str:
 def _bare(exc: BaseException) -> BareException:
     """`exc` with those of its attributes that can be pickled."""
     state = {name: part for name, part in exc.__dict__.items() if _can_pickle(part)}
-    return BareException(exc, state)
+    return BareException(type(exc), exc.args, state)
 
 
 def _can_pickle(value: Any) -> bool:
@@ -117,7 +172,7 @@ def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
         head = unpack_head(mem)
         if head[5] > skip:
             loaded = load_within(mem, head, skip, make_ref, None, False)
-    except Exception:
+    except (Exception, SystemExit):
         pass  # The reader lacks a module, or the exception's own code fails: the text is left.
     error = loaded if isinstance(loaded, BaseException) else TaskError(summary)
     if text:  # Past a __setattr__ of its own, which may refuse.

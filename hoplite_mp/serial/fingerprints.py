@@ -18,10 +18,12 @@ import weakref
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.serial.aside import Marks
 from hoplite_mp.serial.code import Reduced, cloudpickled, importable
 from hoplite_mp.serial.reducers import reducer_override, ref_types
 
 if TYPE_CHECKING:
+    from hoplite_mp.serial.aside import Keep
     from hoplite_mp.serial.picklers import Stream
 
 DIGEST_BYTES = 16
@@ -66,8 +68,11 @@ def digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
-def fingerprint(value: Any, nbytes_max: int | None = None) -> tuple[bytes, bool]:
-    """The fingerprint, never empty; and whether the value holds refs.
+def fingerprint(
+    value: Any, nbytes_max: int | None = None, keep: Keep | None = None
+) -> tuple[bytes, bool]:
+    """The fingerprint, never empty; and whether the value holds refs. Of large arrays that are kept
+    as objects the object's mark counts, and nothing is read that has not changed.
 
     Raises what pickling raises, or TooLarge for pickles of more than `nbytes_max` bytes.
     """
@@ -82,6 +87,8 @@ def fingerprint(value: Any, nbytes_max: int | None = None) -> tuple[bytes, bool]
         return b"function %d" % _number(value), False
     sink = _Sink(nbytes_max)
     pickler: Any = _fingerprinter()(sink, 5, buffer_callback=sink.take)
+    if keep is not None:
+        pickler.aside = Marks(keep)
     pickler.dump(value)
     return sink.hash.digest(), pickler.holds_refs
 
@@ -95,6 +102,7 @@ def _fingerprinter() -> type[pickle.Pickler]:
         stream: Stream | None = None
         stop_at_refs = False
         holds_refs = False
+        aside: Marks | None = None
 
         def reducer_override(self, obj: Any) -> Reduced:
             if isinstance(obj, ref_types()):

@@ -7,34 +7,64 @@ arguments.
 from __future__ import annotations
 
 import functools
+import pickle
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.serial.aside import Aside, Keep, bringing
 from hoplite_mp.serial.namespaces import Carried, collecting
 from hoplite_mp.serial.picklers import LightPickler, Stream, heavy_pickler
 from hoplite_mp.serial.reading import load_foreign
+from hoplite_mp.serial.streams import NotPicklable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp.ref import ObjectRef
 
 
 def encode_function(function: Callable[..., Any]) -> bytes:
-    """A function for a task: by reference where readers can import it, else by value.
+    """A function for a task: by reference where readers can import it, else by value."""
+    return encode_with_aside(function, None)[0]
 
-    Refs in its closure travel as in a foreign pickle: they hold nothing on the way, so the caller
+
+def encode_with_aside(
+    function: Callable[..., Any], keep: Keep | None
+) -> tuple[bytes, list[ObjectRef[Any]], bool]:
+    """A function for a task; the objects in which its large arrays travel beside it; and whether it
+    carries refs. Those travel as in a foreign pickle, and hold nothing on the way, so the caller
     keeps `function` alive until it has arrived.
     """
     name = _display_name(function).encode()[:255]
     stream = Stream()
+    aside = None if keep is None else Aside(keep)
     try:
         try:
-            LightPickler(stream, 5).dump(function)
+            pickler: Any = LightPickler(stream, 5)
+            pickler.aside = aside
+            pickler.dump(function)
+        except (MemoryError, HopliteError):
+            raise
         except Exception:
             stream = Stream()
-            heavy_pickler()(stream, 5).dump(function)
+            aside = None if keep is None else Aside(keep)
+            pickler = heavy_pickler()(stream, 5)
+            pickler.aside = aside
+            pickler.dump(function)
+    except (MemoryError, HopliteError):
+        raise
     except Exception as error:
         what = type(function).__name__
-        raise TypeError(f"cannot pickle the {what} {_display_name(function)}: {error}") from error
-    return b"".join((bytes((len(name),)), name, *stream.chunks))
+        what += f" {_display_name(function)}"
+        raise NotPicklable(f"cannot pickle the {what}: {error}") from error
+    data = b"".join((bytes((len(name),)), name, *map(_in_band, stream.chunks)))
+    return data, [] if aside is None else aside.refs, pickler.holds_refs
+
+
+def _in_band(chunk: Any) -> Any:
+    """A chunk as plain bytes. Without a `buffer_callback` the pickler writes a large buffer as the
+    PickleBuffer itself, whose memory may be in an order that `join` does not take."""
+    return chunk.raw() if type(chunk) is pickle.PickleBuffer else chunk
 
 
 def _display_name(function: Any) -> str:
@@ -54,7 +84,9 @@ def decode_function(data: bytes | memoryview) -> Any:
     return load_foreign(data[1 + data[0] :])
 
 
-def decode_with_carried(data: bytes | memoryview) -> tuple[Any, Carried]:
-    """That function, and what to check before each of its runs."""
-    with collecting() as carried:
-        return decode_function(data), carried
+def decode_with_carried(data: bytes | memoryview, ids: Sequence[bytes] = ()) -> tuple[Any, Carried]:
+    """That function, and what to check before each of its runs. `ids`: of what is beside it."""
+    with collecting() as carried, bringing(ids) as brought:
+        function = decode_function(data)
+    carried.nbytes = len(data) + brought.nbytes
+    return function, carried

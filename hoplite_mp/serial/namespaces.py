@@ -21,6 +21,7 @@ import types
 import weakref
 from typing import Any, NamedTuple
 
+from hoplite_mp.serial.aside import Shared
 from hoplite_mp.serial.code import is_native
 from hoplite_mp.serial.fingerprints import ATOMS, fingerprint
 
@@ -91,6 +92,8 @@ class Namespace:
         before = seen.marks.get(sender, ABSENT)
         if mark == before and not always:
             return
+        if type(value) is Shared:
+            value = value.value()
         scope = self.scope
         if _state.depth and (holds_refs or _state.depth > 1):
             old = scope.get(name, _nothing)
@@ -108,10 +111,11 @@ class Namespace:
 class Carried:
     """What one decoded function has brought: its manifest and that of all it uses."""
 
-    __slots__ = ("classes", "entries", "number")
+    __slots__ = ("classes", "entries", "nbytes", "number")
 
     def __init__(self) -> None:
         self.number = next(_numbers)
+        self.nbytes = 0  # of the function's stream, and of arrays that have come beside it
         # Also the marks to compare with, at hand. Functions that use each other name much twice.
         self.entries: dict[
             tuple[int, str], tuple[dict[bytes, bytes], bytes, bytes, Namespace, Entry]
@@ -143,6 +147,8 @@ class Carried:
         for *_, namespace, entry in self.entries.values():
             now = namespace.scope.get(entry[0], _nothing)
             then = _nothing if entry[2] == ABSENT else entry[4]
+            if type(then) is Shared:
+                then = then.value()
             if type(now) is not type(then) or (type(then) in ATOMS and now != then):
                 namespace.write(entry, always=True)
         if _state.fresh:
@@ -368,6 +374,8 @@ def end_run(mark: int) -> None:
         namespace, entry, old, before, latest = journal.pop()
         name, sender, _, _, value = entry
         scope, seen = namespace.scope, namespace.seen_of(name)
+        if type(value) is Shared:
+            value = value.array
         if scope.get(name, _nothing) is not (_nothing if entry[2] == ABSENT else value):
             continue  # The run has set it itself.
         if not nested or old is _nothing:

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import functools
 import pickle
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.serial.aside import Aside, Keep
 from hoplite_mp.serial.by_value import Manifests, reduce_by_value
 from hoplite_mp.serial.code import by_value_modules
 from hoplite_mp.serial.reducers import RefMet, reducer_override
 
 if TYPE_CHECKING:
     from hoplite_mp.ref import ObjectRef
+
+MakeKeep = Callable[[], Keep]
 
 
 class Stream:
@@ -30,7 +34,7 @@ class Stream:
         self.chunks: list[bytes] = []
         self.buffers: list[pickle.PickleBuffer] = []
         self.refs: list[ObjectRef[Any]] = []
-        self.dependencies: list[ObjectRef[Any]] = []
+        self.dependencies: dict[ObjectRef[Any], None] = {}  # a set in order
         self.index: dict[ObjectRef[Any], int] = {}
         self.write = self.chunks.append  # The picklers take this object for their file.
 
@@ -48,6 +52,9 @@ class LightPickler(pickle.Pickler):
     by_value = False
     stream: Stream | None = None  # None: refs are written as a foreign pickler would.
     stop_at_refs = False
+    holds_refs = False  # some that were written so
+    aside: Aside | None = None  # None: large arrays are written where they stand.
+    globals_aside: Aside | None = None  # As `aside`, only for globals.
     reducer_override = reducer_override
 
 
@@ -65,15 +72,19 @@ def heavy_pickler() -> type[pickle.Pickler]:
         manifests: Manifests | None = None
         stream: Stream | None = None
         stop_at_refs = False
+        holds_refs = False
+        aside: Aside | None = None
+        globals_aside: Aside | None = None
         reducer_override = reducer_override
 
     return HeavyPickler
 
 
-def write_stream(value: Any, *, stop_at_refs: bool = False) -> Stream:
+def write_stream(value: Any, *, stop_at_refs: bool = False, keep: MakeKeep | None = None) -> Stream:
     """Pickle `value` with its large buffers and its refs beside the stream.
 
-    Raises whatever the value's own reducers raise, or RefMet if asked to stop there.
+    `keep` makes what keeps large globals of functions as objects of their own, named among the
+    refs. Raises whatever the value's own reducers raise, or RefMet if asked to stop there.
     """
     stream = Stream()
     light = LightPickler(stream, 5, buffer_callback=stream.buffers.append)
@@ -88,5 +99,7 @@ def write_stream(value: Any, *, stop_at_refs: bool = False) -> Stream:
         heavy: Any = heavy_pickler()(stream, 5, buffer_callback=stream.buffers.append)
         heavy.stream = stream
         heavy.stop_at_refs = stop_at_refs
+        if keep is not None:
+            heavy.globals_aside = Aside(keep(), stream)
         heavy.dump(value)
     return stream

@@ -8,6 +8,7 @@ streams are written, nor where they stand.
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,10 @@ class Reading:
         self._values: dict[int, Any] = {}
         self.writable = writable
         self.private = 0  # above 0 inside of what is to have memory of its own
+
+    def id(self, index: int) -> bytes:
+        """The id at `index`."""
+        return self._ids[index]
 
     def ref(self, index: int) -> ObjectRef[Any]:
         """The ref at `index`, made when first asked for."""
@@ -87,6 +92,12 @@ def _now() -> Reading:
     if reading is None:
         raise pickle.UnpicklingError("this stream is part of a payload of hoplite_mp, not a pickle")
     return reading
+
+
+def id_in_payload(index: int) -> bytes | None:
+    """The id of a ref in the list of the payload that is being read; None if none is."""
+    reading = _local.reading
+    return None if reading is None else reading.id(index)
 
 
 def load_ref(index: int) -> ObjectRef[Any]:
@@ -173,15 +184,30 @@ def load_array_state(array: Any, state: tuple[Any, Any]) -> None:
                 part.flags.writeable = False
 
 
+def load_output(name: str) -> Any:
+    """One of the files that this process prints to."""
+    return getattr(sys, name)
+
+
 def load_exception(
     cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
 ) -> BaseException:
     """An exception without its own `__init__`."""
-    builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
-    exc: BaseException = builtin.__new__(cls, *args)
+    exc = _made(cls, args)
     BaseException.__setattr__(exc, "args", args)  # Frozen dataclasses can be exceptions too.
     exc.__dict__.update(state)
     return exc
+
+
+def _made(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """By the first of its builtin bases that can: not each knows the layout of all that derive."""
+    bases: list[Any] = [base for base in cls.__mro__ if base.__module__ == "builtins"]
+    for base in bases[:-1]:
+        try:
+            return base.__new__(cls, *args)  # type: ignore[no-any-return]
+        except TypeError:
+            continue
+    return Exception.__new__(cls)
 
 
 # The functions that streams name most are found without being looked up.

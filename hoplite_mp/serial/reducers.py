@@ -7,7 +7,10 @@ of the two it is, nor what the stream is for.
 
 from __future__ import annotations
 
+import copyreg
 import functools
+import io
+import itertools
 import pickle
 import sys
 import types
@@ -18,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from hoplite_mp.ref import ByRef, ObjectRef
+from hoplite_mp.serial.aside import SharedArray
 from hoplite_mp.serial.code import (
     Reduced,
     by_value_modules,
@@ -32,6 +36,7 @@ from hoplite_mp.serial.reading import (
     load_array,
     load_array_state,
     load_exception,
+    load_output,
     load_ref,
     load_same,
     load_value,
@@ -61,10 +66,13 @@ class Resolve:
 class BareException:
     """Stands for an exception to be rebuilt without its `__init__`, which refused its own args."""
 
-    __slots__ = ("exc", "state")
+    __slots__ = ("args", "kind", "state")
 
-    def __init__(self, exc: BaseException, state: dict[str, Any]) -> None:
-        self.exc = exc
+    def __init__(
+        self, kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+    ) -> None:
+        self.kind = kind
+        self.args = args
         self.state = state
 
 
@@ -72,7 +80,10 @@ def _reduce_ref(pickler: Any, ref: ObjectRef[Any]) -> Reduced:
     if pickler.stop_at_refs:
         raise RefMet
     stream = pickler.stream
-    return ref.__reduce__() if stream is None else (load_ref, (stream.index_of(ref),))
+    if stream is None:
+        pickler.holds_refs = True
+        return ref.__reduce__()
+    return load_ref, (stream.index_of(ref),)
 
 
 def _reduce_future(pickler: Any, future: Any) -> Reduced:
@@ -81,8 +92,7 @@ def _reduce_future(pickler: Any, future: Any) -> Reduced:
 
 def _reduce_resolve(pickler: Any, mark: Resolve) -> Reduced:
     stream = pickler.stream
-    if mark.ref not in stream.dependencies:
-        stream.dependencies.append(mark.ref)
+    stream.dependencies[mark.ref] = None
     return load_value, (stream.index_of(mark.ref),)
 
 
@@ -91,7 +101,11 @@ def _reduce_by_ref(pickler: Any, mark: ByRef[Any]) -> Reduced:
 
 
 def _reduce_bare_exception(pickler: Any, mark: BareException) -> Reduced:
-    return load_exception, (type(mark.exc), mark.exc.args, mark.state)
+    return load_exception, (mark.kind, mark.args, mark.state)
+
+
+def _reduce_shared(pickler: Any, marker: SharedArray) -> Reduced:
+    return pickler.manifests.aside.reduce_shared(marker)
 
 
 def _reduce_view(pickler: Any, view: memoryview) -> Reduced:
@@ -103,10 +117,16 @@ def _reduce_view(pickler: Any, view: memoryview) -> Reduced:
 _CASTABLE = frozenset("cbB?hHiIlLqQnNfd")
 
 
+def is_bytes_alone(array: Array) -> bool:
+    """Do its bytes, its dtype, its shape and its class say all of it?"""
+    dtype = array.dtype
+    return not dtype.hasobject and bool(dtype.itemsize) and _reduces_as_ndarray(type(array))
+
+
 def _reduce_array(pickler: Any, array: Array) -> Reduced:
     cls = type(array)
     dtype = array.dtype
-    if dtype.hasobject or not dtype.itemsize or not _reduces_as_ndarray(cls):
+    if not is_bytes_alone(array):
         # In band, by numpy or by the subclass; the setter makes the result read-only when read so.
         reduced: Any = array.__reduce_ex__(5)
         if isinstance(reduced, str):
@@ -115,6 +135,9 @@ def _reduce_array(pickler: Any, array: Array) -> Reduced:
         state = rest[0] if rest else None
         setter = rest[3] if len(rest) > 3 else None
         return func, args, (state, setter), None, None, load_array_state
+    aside = pickler.aside
+    if aside is not None and array.nbytes >= aside.nbytes_min:
+        return aside.reduce(array)
     flags = array.flags
     if not (flags.c_contiguous or flags.f_contiguous):
         array = np.array(array, order="C", copy=True, subok=False)
@@ -136,6 +159,35 @@ def _reduces_as_ndarray(cls: type) -> bool:
     )
 
 
+FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
+OUTPUTS = ("stdout", "stderr", "__stdout__", "__stderr__")
+_REDUCTIONS = frozenset({"__reduce__", "__reduce_ex__", "__getstate__"})
+
+
+def _reduce_file(pickler: Any, file: Any) -> Reduced:
+    """The outputs of this process are those of the reader. All others are refused, because
+    cloudpickle would send the text of a file in the place of the file."""
+    for name in OUTPUTS:
+        if file is getattr(sys, name, None):
+            return load_output, (name,)
+    try:
+        name = repr(file.name)
+    except (AttributeError, ValueError):
+        name = "without a name"
+    raise TypeError(
+        f"{name} is an open file, which cannot travel to another process; pass its path, and "
+        "open it where it is read"
+    )
+
+
+def _is_file(cls: type) -> bool:
+    """A class of open files that does not say itself how its instances pickle."""
+    if not issubclass(cls, FILES) or cls in copyreg.dispatch_table:
+        return False
+    own = itertools.takewhile(lambda base: base not in FILES, cls.__mro__)
+    return not any(_REDUCTIONS & vars(base).keys() for base in own)
+
+
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not by C.
 
 Handler = Callable[[Any, Any], Reduced]
@@ -148,6 +200,7 @@ _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
     (BareException, _reduce_bare_exception),
     (np.ndarray, _reduce_array),
     (memoryview, _reduce_view),
+    (SharedArray, _reduce_shared),
     ((type, types.FunctionType), reduce_code),
     (types.ModuleType, reduce_only_by_value),
     ((functools._lru_cache_wrapper, typing.NewType, typing.TypeVar), reduce_named),
@@ -156,11 +209,39 @@ _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
 )
 
 
+def _reduce_inherited(pickler: Any, obj: Any) -> Reduced:
+    """Connections and the like: as multiprocessing does it, while it starts a process."""
+    context: Any = sys.modules["multiprocessing.context"]
+    if context.get_spawning_popen() is None:
+        return NotImplemented
+    reduction: Any = sys.modules["multiprocessing.reduction"]
+    reduced: Reduced = reduction.ForkingPickler._extra_reducers[type(obj)](obj)
+    return reduced
+
+
+def _is_inherited(cls: type) -> bool:
+    """Has multiprocessing its own way to hand it to a new process, by descriptor?"""
+    reduction: Any = sys.modules.get("multiprocessing.reduction")
+    if reduction is None:
+        return False
+    reduce = reduction.ForkingPickler._extra_reducers.get(cls)
+    return getattr(reduce, "__module__", "") in _OF_DESCRIPTORS
+
+
+_OF_DESCRIPTORS = tuple(
+    f"multiprocessing.{name}" for name in ("connection", "heap", "sharedctypes")
+)
+
+
 def _learn_handler(cls: type) -> Handler | None:
     """Find out once per class how its instances are reduced; None leaves it to pickle."""
     handler: Handler | None = None
     if issubclass(cls, _ref_types[1:]):
         handler = _reduce_future
+    elif _is_file(cls):
+        handler = _reduce_file
+    elif _is_inherited(cls):
+        handler = _reduce_inherited
     else:
         handler = next((h for base, h in _HANDLERS_BY_BASE if issubclass(cls, base)), None)
     if handler is None and cls.__flags__ & _HEAP_TYPE and not importable(cls):

@@ -47,9 +47,32 @@ def encode_plain(value: Any, flags: int = PLAIN) -> Encoded:
     return Encoded(head, [], [], len(head), [])
 
 
-def unpicklable(what: str, value: Any, error: BaseException) -> TypeError:
+class NotPicklable(TypeError):
+    """Of what cannot be pickled, in the words of a user."""
+
+    __module__ = "hoplite_mp.serial"  # As tracebacks show it, and as pickle finds it.
+
+    @property
+    def reason(self) -> BaseException:
+        """What pickling raised, in these words."""
+        cause = self.__cause__
+        return self if cause is None else reworded(cause, str(self))
+
+
+def reworded(error: BaseException, text: str) -> BaseException:
+    """An exception of the same type with this text, if that type takes any; or else the same
+    exception with a note."""
+    if type(error).__module__ in ("builtins", "pickle", "_pickle") and len(error.args) == 1:
+        made = type(error)(text)
+        made.__cause__ = error
+        return made
+    error.add_note(text)
+    return error
+
+
+def unpicklable(what: str, value: Any, error: BaseException) -> NotPicklable:
     """What to raise for `value`, in the words of a user."""
-    return TypeError(f"cannot pickle {what} of type {type(value).__qualname__!r}: {error}")
+    return NotPicklable(f"cannot pickle {what} of type {type(value).__qualname__!r}: {error}")
 
 
 E = TypeVar("E", bound=Encoded)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hoplite_mp.errors import HopliteError
 from hoplite_mp.serial.arrays import decode_array, encode_array
 from hoplite_mp.serial.errors import decode_error
 from hoplite_mp.serial.layout import (
@@ -35,7 +36,7 @@ from hoplite_mp.serial.layout import (
     unpack_head,
 )
 from hoplite_mp.serial.numbers import NUMBER_ENCODERS, decode_number, encode_scalar
-from hoplite_mp.serial.picklers import write_stream
+from hoplite_mp.serial.picklers import MakeKeep, write_stream
 from hoplite_mp.serial.streams import (
     PLAIN_ITEMS_MAX,
     MakeRef,
@@ -51,11 +52,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def encode(value: Any) -> Encoded:
-    """The payload of any value. Raises TypeError for what cannot be pickled."""
-    encoder = _ENCODERS.get(type(value), _encode_other)
-    encoded = encoder(value)
-    return _encode_other(value) if encoded is None else encoded
+def encode(value: Any, keep: MakeKeep | None = None) -> Encoded:
+    """The payload of any value. Raises TypeError for what cannot be pickled.
+
+    `keep` makes what keeps large globals of functions by value as objects of their own.
+    """
+    encoder = _ENCODERS.get(type(value))
+    encoded = None if encoder is None else encoder(value)
+    return _encode_other(value, keep) if encoded is None else encoded
 
 
 def _encode_plain_items(value: Any) -> Encoded | None:
@@ -81,14 +85,14 @@ def _encode_bytes(value: bytes | bytearray) -> Encoded:
     return Encoded(head, [memoryview(value)], [BUFFER_ALIGN], BUFFER_ALIGN + nbytes, [])
 
 
-def _encode_other(value: Any) -> Encoded:
+def _encode_other(value: Any, keep: MakeKeep | None) -> Encoded:
     if isinstance(value, np.generic):
         encoded = encode_scalar(value)
         if encoded is not None:
             return encoded
     try:
-        return fill(Encoded, write_stream(value), PICKLE, 0)
-    except MemoryError:
+        return fill(Encoded, write_stream(value, keep=keep), PICKLE, 0)
+    except (MemoryError, HopliteError):
         raise
     except Exception as error:
         raise unpicklable("value", value, error) from error

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 import types
 from typing import Any
 
@@ -26,12 +27,25 @@ class Unexecuted(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in self.__dict__["_submodules"]:
             raise AttributeError(f"module {PACKAGE!r} has no attribute {name!r}")
-        self.__class__ = types.ModuleType  # type: ignore[assignment]
-        spec = self.__spec__
-        assert spec is not None
-        assert spec.loader is not None
-        spec.loader.exec_module(self)
-        return getattr(self, name)
+        if self.__dict__["_executing"] != threading.get_ident():
+            self._execute()
+        return types.ModuleType.__getattribute__(self, name)
+
+    def _execute(self) -> None:
+        """Once, while other threads wait. What breaks it off, a task that is interrupted say,
+        leaves the package as it was, so the next one who asks executes it."""
+        with self.__dict__["_lock"]:
+            if type(self) is not Unexecuted:
+                return  # another thread has, meanwhile
+            spec = self.__spec__
+            assert spec is not None
+            assert spec.loader is not None
+            self.__dict__["_executing"] = threading.get_ident()
+            try:
+                spec.loader.exec_module(self)
+                self.__class__ = types.ModuleType  # type: ignore[assignment]
+            finally:
+                self.__dict__["_executing"] = None
 
 
 def place_package(folder: str) -> None:
@@ -43,6 +57,8 @@ def place_package(folder: str) -> None:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.__dict__["_submodules"] = {entry.split(".")[0] for entry in os.listdir(folder)}
+    module.__dict__["_executing"] = None  # the thread that does
+    module.__dict__["_lock"] = threading.Lock()
     module.__class__ = Unexecuted
     sys.modules[PACKAGE] = module
 

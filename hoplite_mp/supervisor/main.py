@@ -57,6 +57,7 @@ FAREWELL_S = 1.0  # for the manager to tell other hosts that it is over
 # A manager that ends so often within so long would do it again.
 MANAGER_STARTS_MAX, MANAGER_STARTS_S = 10, 10.0
 LINE_FDS = 3  # of a worker: its line, its standard output and error
+FDS_MAX = 253  # with what it inherits: what the kernel takes in one message
 FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -224,10 +225,10 @@ class Supervisor:
 
     def spawn(self, ask: Spawn, fds: list[int]) -> None:
         s = self.start
-        if len(fds) != LINE_FDS:
+        if len(fds) < LINE_FDS:
             self.not_spawned(ask.slot, fds, "Too many open files")
             return
-        rpc_fd, out_fd, err_fd = fds
+        rpc_fd, out_fd, err_fd, *inherited = fds
         sys.stdout.flush()
         sys.stderr.flush()
         environment = blas_environment(s)
@@ -254,6 +255,8 @@ class Supervisor:
                 ask.audience,
                 f"worker {ask.slot}@h",
                 s.config,
+                s.birth,
+                inherited,
             )
             return int(code)
 
@@ -346,7 +349,7 @@ class Supervisor:
                     self.ending = True
                 elif fd == self.node.fileno():
                     try:
-                        data, fds, _, _ = socket.recv_fds(self.node, PACKET_BYTES_MAX, 3)
+                        data, fds, _, _ = socket.recv_fds(self.node, PACKET_BYTES_MAX, FDS_MAX)
                     except OSError:  # it has died without having read all
                         data, fds = b"", []
                     if not data:

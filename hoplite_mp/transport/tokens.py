@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from hoplite_mp.errors import AuthError
 
-__all__ = ["Token", "load_token", "token_path"]
+__all__ = ["Token", "default_path", "load_token", "token_path"]
 
 TOKEN_BYTES = 32  # of chance, in a token that is made here
 # Whoever sees or forges one handshake can try guesses at home, a billion a second. 16 random
@@ -32,6 +32,7 @@ TOKEN_BYTES = 32  # of chance, in a token that is made here
 TOKEN_CHARS_MIN = 16
 TOKEN_CHARS_MAX = 1024
 VARIABLE, FILE_VARIABLE = "HOPLITE_MP_TOKEN", "HOPLITE_MP_TOKEN_FILE"
+COPY_IT = "copy it from the host where `hoplite-mp up` runs, mode 0600"
 MAKE_ONE = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
 # Another process may be writing the file that this one finds; it is one write of 44 bytes.
 WRITING_S_MAX = 1.0
@@ -84,7 +85,7 @@ def load_token(argument: str | Path | None = None, *, make: bool = False) -> Tok
         return Token(os.environ[VARIABLE], source=VARIABLE)
     if make:
         _make(path)
-    return Token(_read(path), path, str(path))
+    return Token(_read(path, make), path, str(path))
 
 
 def token_path(argument: str | Path | None = None) -> Path | None:
@@ -100,8 +101,12 @@ def token_path(argument: str | Path | None = None) -> Path | None:
         return _expand(Path(named))
     # As the XDG specification says: what is not absolute is to be ignored.
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    folder = Path(base) if os.path.isabs(base) else _expand(Path("~/.config"))
-    return folder / "hoplite_mp" / "token"
+    return Path(base) / "hoplite_mp" / "token" if os.path.isabs(base) else default_path()
+
+
+def default_path() -> Path:
+    """Where a process looks whose environment names no other place."""
+    return _expand(Path("~/.config")) / "hoplite_mp" / "token"
 
 
 def _expand(path: Path) -> Path:
@@ -111,12 +116,14 @@ def _expand(path: Path) -> Path:
         raise AuthError(f"there is no token: {path} leads nowhere: {error}") from error
 
 
-def _read(path: Path) -> str:
-    """The file's text, once it is there whole and if only its owner can read it."""
+def _read(path: Path, make: bool) -> str:
+    """The file's text, once it is there whole and if only its owner can read it. make: for who
+    would make it if it were not there."""
     end = time.monotonic() + WRITING_S_MAX
     while not (text := _read_now(path)):
         if time.monotonic() > end:
-            raise AuthError(f"the token file {path} is empty: remove it, and a new one is made")
+            remedy = "remove it, and a new one is made" if make else COPY_IT
+            raise AuthError(f"the token file {path} is empty: {remedy}")
         time.sleep(WRITING_LOOK_S)
     return text
 
@@ -127,11 +134,14 @@ def _read_now(path: Path) -> str:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise AuthError(
-            f"there is no token: {path} does not exist. Copy it from the host where the cluster "
-            f"was started, or give token=, {VARIABLE}, {FILE_VARIABLE} or --token-file"
+            f"there is no token: {path} does not exist: {COPY_IT}, or name another place by "
+            f"token=, --token-file, {FILE_VARIABLE} or {VARIABLE}"
         ) from None
     except OSError as error:
-        raise AuthError(f"the token file {path} cannot be read: {error.strerror}") from error
+        raise AuthError(
+            f"the token file {path} cannot be read by user {os.geteuid()}: {error.strerror}. It "
+            "must be a file of this user, mode 0600"
+        ) from error
     try:
         _check_file(path, os.fstat(fd))
         data = os.read(fd, 4 * TOKEN_CHARS_MAX + 1)
@@ -142,6 +152,8 @@ def _read_now(path: Path) -> str:
 
 def _check_file(path: Path, status: os.stat_result) -> None:
     """Whether only its owner can read it: the open file, for its name may lead elsewhere by now."""
+    if stat.S_ISDIR(status.st_mode):
+        raise AuthError(f"the token file {path} is a directory: name the file in it")
     if not stat.S_ISREG(status.st_mode):
         raise AuthError(f"the token file {path} is not a regular file")
     if status.st_uid not in (os.geteuid(), 0):

@@ -17,32 +17,39 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import serial
+from hoplite_mp import _tasks, serial
+from hoplite_mp.client import inheriting
 from hoplite_mp.client.actors import ActorSetup
 from hoplite_mp.client.channel import Channel
+from hoplite_mp.client.descriptors import lift
 from hoplite_mp.client.memory import FOREVER_NS, _freeze
 from hoplite_mp.client.runtime import Runtime
-from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
+from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.protocol.actors import ActorBegins, ActorFailed, ActorMayEnd
-from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL, SetupFailed
+from hoplite_mp.protocol.local import LINE_LOST, STACKS_FILE, STACKS_SIGNAL, SetUp, SetupFailed
 from hoplite_mp.worker import actor
+from hoplite_mp.worker.birth import take_after
 from hoplite_mp.worker.voice import Voice
 
 if TYPE_CHECKING:
+    from hoplite_mp.protocol.birth import Birth
     from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Worker", "main"]
 
 POLL_NS = 500_000_000
+UNTAKEN_LOOKS = 8  # after each task: more than one can add, so that their number falls
 FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # decoded functions that a worker keeps
 SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
 ERROR_IN_MESSAGE_BYTES_MAX = 128 << 10
+FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 SETUP_FAILED = 97  # exit code: the initializer raised
 
 
@@ -66,8 +73,11 @@ class Worker:
         # id -> the function, what to check before it runs, from how many bytes it was decoded
         self.functions: dict[int, tuple[Any, serial.Carried | None, int]] = {}
         self.functions_bytes = 0
-        self.untaken: list[tuple[int, Any]] = []  # results whose refs the submitter must take over
         self.is_actor = False
+        # Results whose refs the submitter must take over.
+        self.untaken: deque[tuple[int, Any]] = deque()
+        self.line = runtime.channel.line
+        runtime.channel.taken_away = self.end_without_line
         runtime.own_pool = pool
         self.submitter.waiting.run_in_place = self.run_in_place
 
@@ -114,10 +124,11 @@ class Worker:
             return
         self.submitter.waiting.count_blocked(1)
         while pending and not client.closing and tasks.pool_state(self.pool) == 1:
-            oids = list(pending)
-            tasks.wait(oids, len(oids), time.monotonic_ns() + POLL_NS, True)
+            oid = next(iter(pending), 0)
+            outcome = tasks.wait([oid], 1, time.monotonic_ns() + POLL_NS, True)
             self.keep_house(False)
-            self.submitter.look_at_all()
+            if oid in pending and outcome != _tasks.NEWS:  # its bit may have gone astray
+                self.submitter.look_at_all()
 
     def keep_house(self, busy: bool) -> None:
         if self.memory.client.news():
@@ -125,10 +136,20 @@ class Worker:
         if self.submitter.pending and not busy:
             self.submitter.drain()
         if not busy:
+            if not self.line.there():
+                self.end_without_line()
             self.memory.give_empty_spans()
             self.forget_functions()
-        if self.untaken:
-            self.untaken = [item for item in self.untaken if not self.tasks.taken(item[0])]
+        for _ in range(min(len(self.untaken), UNTAKEN_LOOKS if busy else len(self.untaken))):
+            item = self.untaken.popleft()
+            if not self.tasks.taken(item[0]):
+                self.untaken.append(item)
+
+    def end_without_line(self) -> None:
+        """User code has closed the line to the node. What runs here counts as killed."""
+        if os.getpid() == self.pid:  # else a forked child of a task has come here
+            self.voice.flush()
+            os._exit(LINE_LOST)
 
     def forget_functions(self) -> None:
         """Functions whose submitter has dropped them go, and what their closures hold."""
@@ -185,6 +206,8 @@ class Worker:
             args, kwargs = (), {}
         if os.getpid() != self.pid:
             os._exit(0)  # user code forked, and the child came back: it is none of ours
+        if not self.line.there():
+            self.end_without_line()  # before the result counts: this task has done it
         self.leave_groups()
         self.voice.finish()
         failed = self.store(oid, value, failed)  # functions in the result take globals along
@@ -214,14 +237,17 @@ class Worker:
         known = self.functions.get(function_id)
         if known is not None:
             return known[:2]
-        data = self.memory.read(function_id, FOREVER_NS, False)
+        value = self.memory.read(function_id, FOREVER_NS, False)
+        data, beside = value if type(value) is tuple else (value, ())
         attached = self.memory.attached
-        function, carried = serial.decode_with_carried(data)
+        ids = [ref._id for ref in beside]  # held by the function's object as long as it is needed
+        function, carried = serial.decode_with_carried(data, ids)
+        del value, beside
         if self.memory.attached != attached:
             return function, carried  # it holds refs, and is to hold them no longer than it runs
         # No ref is kept: an id names one object for ever, and what closures hold may be large.
-        self.functions[function_id] = (function, carried or None, len(data))
-        self.functions_bytes += len(data)
+        self.functions[function_id] = (function, carried or None, carried.nbytes)
+        self.functions_bytes += carried.nbytes
         while len(self.functions) > 1 and (
             len(self.functions) > FUNCTIONS_MAX or self.functions_bytes > FUNCTIONS_BYTES_MAX
         ):
@@ -249,45 +275,46 @@ class Worker:
                 if block is not None and self.store_block(oid, value, block):
                     return False
             if not failed:
-                self.write(oid, self.encode_result(oid, value), False)
+                self.write(oid, self.encode_result(oid, value))
                 return False
         except BaseException as error:  # it does not pickle, or finds no room
             value = error
         try:
-            self.write(oid, self.encode_error(value), True)
-        except BaseException as error:  # no room even for the error: a few words always fit
-            self.write(oid, last_resort(value), True)
-            error.__traceback__ = None
+            refs = self.submitter.store_error(oid, value, self.traceback_of(value))
+        except KeyboardInterrupt:  # the task was cancelled while its error was written
+            refs = []
+        if refs:
+            self.untaken.append((oid, refs))
         value.__traceback__ = None  # or its frames keep the task's arrays until a collection
         return True
 
     def encode_result(self, oid: int, value: Any) -> serial.Encoded:
         try:
-            return serial.encode(value)
+            return serial.encode(value, self.memory.keep)
         except Exception as error:  # it is about a value that the user may never have seen
+            cause = (isinstance(error, serial.NotPicklable) and error.__cause__) or error
             what = f"the result of {self.tasks.name(oid)}(), a {type(value).__name__}"
-            why = f"{type(error).__name__}: {error}"
-            raise TypeError(f"{what}, does not pickle: {why}") from error
+            why = f"{type(cause).__name__}: {cause}"
+            raise serial.reworded(cause, f"{what}, does not pickle: {why}") from cause.__cause__
 
-    def write(self, oid: int, encoded: serial.Encoded, failed: bool) -> None:
-        if self.submitter.store_result(oid, encoded, failed) and encoded.refs:
+    def write(self, oid: int, encoded: serial.Encoded) -> None:
+        if self.submitter.store_result(oid, encoded, False) and encoded.refs:
             self.untaken.append((oid, encoded.refs))
 
-    def encode_error(self, error: BaseException) -> serial.Encoded:
+    def traceback_of(self, error: BaseException) -> str:
+        """Without the frames of this file."""
         frame = error.__traceback__
         while frame is not None and frame.tb_frame.f_globals.get("__name__") == __name__:
             frame = frame.tb_next
         lines = traceback.format_exception(type(error), error, frame)
-        return serial.encode_error(error, f"in {self.runtime.label}:\n" + "".join(lines))
+        return f"in {self.runtime.label}:\n" + "".join(lines)
 
     def error_in_message(self, error: BaseException) -> bytes:
         """An error payload that fits into a message to the node, without refs."""
-        try:
-            encoded = self.encode_error(error)
-        except Exception:
-            encoded = last_resort(error)
+        text = self.traceback_of(error)
+        encoded = serial.encode_error(error, text)
         if encoded.refs or encoded.nbytes > ERROR_IN_MESSAGE_BYTES_MAX:
-            encoded = last_resort(error)
+            encoded = serial.encode_short_error(error, text, ERROR_IN_MESSAGE_BYTES_MAX)
         error.__traceback__ = None
         return encoded.tobytes()
 
@@ -349,7 +376,7 @@ def set_up(worker: Worker, setup: int) -> None:
 def _offer_stacks() -> None:
     """Who asks what hangs may see where this process's threads stand (node/stacks.py). The handler
     is C, and system calls that it interrupts go on."""
-    fd = os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC)
+    fd = lift(os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC))
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # its reader empties it each time
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)
 
@@ -373,19 +400,26 @@ def main(
     audience: int,
     label: str,
     config: dict[str, Any],
+    birth: Birth,
+    inherited: list[int],
 ) -> int:
     """Runs in the forked child. Returns the exit code."""
     global MAIN
     MAIN = threading.get_ident()
     channel = Channel(socket.socket(fileno=rpc_fd))
+    event_fd = lift(event_fd)
     runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
+    for fd in (control_fd, store_fd):  # mapped
+        os.close(fd)
     worker = Worker(runtime, pool, max_tasks, Voice(runtime.client.home, audience))
     runtime.submitter.audience = audience
     serial.large_copies.copy = runtime.memory.private_copy
     signal.signal(signal.SIGUSR1, worker.on_signal)
+    take_after(birth, slot - FIRST_SLOT + 1)
     _offer_stacks()
     _warm_up(runtime)
     if setup:
+        inheriting.receive([lift(fd) for fd in inherited])
         try:
             set_up(worker, setup)
         except BaseException as error:
@@ -404,6 +438,8 @@ def main(
                 )
             )
             return SETUP_FAILED
+        inheriting.forget()
+        channel.tell(SetUp())
     try:
         worker.loop()
     finally:

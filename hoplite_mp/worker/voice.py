@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 
+from hoplite_mp.client.descriptors import Watched, lift
 from hoplite_mp.protocol.output import mark
 
 __all__ = ["Voice"]
@@ -26,28 +27,30 @@ class Voice:
         """audience: to whom its node takes it to speak."""
         self.home = home
         self.audience = audience
-        self.pipes = [os.dup(STDOUT), os.dup(STDERR)]
+        self.pipes = [Watched(lift(os.dup(stream))) for stream in (STDOUT, STDERR)]
 
     def turn_to(self, audience: int) -> None:
         """Everything that is printed from now on is for that one."""
         if audience == self.audience:
             return
-        _flush()
+        self.flush()
         self.audience = audience
         for pipe in self.pipes:
-            with contextlib.suppress(OSError):  # a task has closed it: there are no lines, either
+            if not pipe.there():
+                continue  # a task has closed it: there are no lines, either
+            with contextlib.suppress(OSError):
                 # What a task has started may have changed it: both share the description.
-                os.set_blocking(pipe, True)
-                os.write(pipe, mark(self.home, audience))
+                os.set_blocking(pipe.fd, True)
+                os.write(pipe.fd, mark(self.home, audience))
 
     def finish(self) -> None:
         """The task ends. A driver on another host hears its last words before its result; one of
         this host at the latest when this process ends."""
         if self.audience:
-            _flush()
+            self.flush()
 
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # of the user's making, or none at all
-            stream.flush()
+    def flush(self) -> None:
+        """What has been printed is written."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # of the user's making, or none at all
+                stream.flush()

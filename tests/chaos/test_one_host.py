@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 import hoplite_mp
-from hoplite_mp.node.pools import STARTUP_DEATHS_MAX
 from tests.tasks.test_manager_deaths import named
 
 PATIENCE_S = 60.0
@@ -88,7 +87,6 @@ class Chaos(RuleBasedStateMachine):
         self.stored: list[Stored] = []
         self.stopped: list[psutil.Process] = []
         self.groups = 0  # all of one name
-        self.kills = 0  # of workers, since one has surely worked
         # Counted as asked for: what a rule may do must not depend on how quick others are.
         self.stops = self.manager_deaths = 0
 
@@ -185,12 +183,6 @@ class Chaos(RuleBasedStateMachine):
 
     @rule(number=PICKS)
     def kill_worker(self, number: int) -> None:
-        """A pool of which several die one after the other before any has worked is broken."""
-        self.kills += 1
-        if self.kills == STARTUP_DEATHS_MAX:
-            self.go_on()
-            assert self.c.options(retries=RETRIES).submit(abs, -1).result(PATIENCE_S) == 1
-            self.kills = 1
         found = named("hoplite worker")
         if found:
             victim = found[number % len(found)]

@@ -217,3 +217,19 @@ def test_wrong_options(option: str, capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["top", "127.0.0.1:9", option])
     assert leaving.value.code == 2
     assert option.split("=")[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["simulate", "--nodes", "2", "--bytes", "1MiB"]])
+def test_output_that_cannot_be_written_is_no_complaint_of_the_interpreter(words: list[str]) -> None:
+    """What stands in a buffer at the end fails there: exit code 120, and words about it."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hoplite_mp", *words],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=PATIENCE_S,
+        )
+    assert b"Exception ignored" not in done.stderr
+    assert done.returncode in (0, 1)

@@ -29,8 +29,6 @@ DIFFERENT: dict[str, Callable[[Group], Any]] = {
     "root": lambda g: g.broadcast(np.ones(2), root=g.rank // 2),
     "reduce root": lambda g: g.reduce(np.ones(2), root=g.rank),
     "gather root": lambda g: g.gather(np.ones(2), root=g.rank % 2),
-    "objects": lambda g: g.allreduce(np.array([g, None], object) if g.rank == 9 else None),
-    "text": lambda g: g.allreduce("text"),
     "no such operation": lambda g: g.allreduce(np.ones(2), op="xor"),
     "no dimension": lambda g: g.reduce_scatter(1.0),
 }
@@ -246,7 +244,7 @@ def _settled(cluster: Cluster) -> int:
 
 
 @pytest.mark.parametrize("mistake", ["op", "parts", "root", "pickle"])
-def test_a_mistake_of_one_rank_is_a_value_error_of_all(cluster: Cluster, mistake: str) -> None:
+def test_a_mistake_of_one_rank_is_everybodys(cluster: Cluster, mistake: str) -> None:
     def peer(rank: int, size: int, mistake: str) -> list[str]:
         group = hoplite_mp.current().group(f"mistake {mistake}", size, rank)
         wrong = rank == 1
@@ -258,7 +256,7 @@ def test_a_mistake_of_one_rank_is_a_value_error_of_all(cluster: Cluster, mistake
                 elif mistake == "parts":
                     group.alltoall([1.0] * (size - wrong))
                 elif mistake == "root":
-                    group.broadcast(None, root=1)
+                    group.broadcast(root=1)
                 else:
                     group.allgather((lambda: (yield))() if wrong else 1.0)
             except (ValueError, TypeError) as error:
@@ -267,11 +265,10 @@ def test_a_mistake_of_one_rank_is_a_value_error_of_all(cluster: Cluster, mistake
         return seen
 
     futures = cluster.spmd(peer, 3, 3, mistake)
-    for rank, future in enumerate(futures):
+    for future in futures:
         first, second, total = future.result(30)
         assert total == "3.0"
-        assert first == second
-        assert first == "ValueError" or (rank == 1 and first == "TypeError")
+        assert first == second == ("TypeError" if mistake == "pickle" else "ValueError")
 
 
 def test_a_member_whose_call_timed_out_does_not_stop_the_others(cluster: Cluster) -> None:

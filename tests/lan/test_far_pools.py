@@ -175,3 +175,26 @@ print(used() <= 16 << 20)
     rows = ", ".join(living.format(float(value)) for value in (4, 6, 8))
     assert lines[1] == f"True ([{rows}], [False, True, False])"
     assert lines[2] == "True"
+
+
+def test_a_large_global_on_another_host(cluster: UpCluster, lan: Lan) -> None:
+    """It travels as an object of its own, and what has changed of it, once."""
+    out = cluster.run(
+        lan[1],
+        WAIT_FOR_ALL
+        + """
+big = np.zeros(1 << 20)
+def at(i):
+    return float(big[i]), os.uname().nodename
+far = c.options(node=there)
+for n in range(4):
+    big[n] = n + 1
+    futures = [far.submit(at, n) for _ in range(3)]
+    assert {f.result(60) for f in futures} == {(n + 1.0, "h3")}
+    assert c.submit(at, n).result(60)[0] == n + 1
+assert set(far.map(at, range(64), chunksize=8)) == {(1.0, "h3"), (2.0, "h3"), (3.0, "h3"),
+                                                    (4.0, "h3"), (0.0, "h3")}
+print("all")
+""",
+    )
+    assert "all" in out

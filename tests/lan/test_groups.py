@@ -146,7 +146,7 @@ def test_a_mistake_is_everybodys(cluster: UpCluster, lan: Lan) -> None:
         failing(g.allreduce, np.ones(5), op="sum" if rank else "max")
         failing(g.allreduce if rank else g.allgather, np.ones(5))
         failing(g.allreduce, np.ones(5), op="nonsense" if rank == 1 else "sum")
-        failing(g.broadcast, None, root=1)
+        failing(g.broadcast, root=1)
         say(g.allreduce(np.ones(1))[0])
         """,
     )

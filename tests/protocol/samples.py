@@ -6,6 +6,7 @@ from typing import get_args
 
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol import reports as r
+from hoplite_mp.protocol.groups import GroupEnd
 
 ID = bytes(range(16))
 WHOLE = (m.Stripe(0, 0, m.SHARES),)
@@ -18,6 +19,7 @@ REDUCE = m.ExecuteReduce(
     7, 1, (0, 2), (2, 0), WHOLE, "any", "reduce", "sum", 0, (ID, ID), (0, 1), (0,), (ID,)
 )
 GROUP = m.GroupMembers("run-1", 2, 0, 64, (1 << 64) - 2, 1, True, 3, (0,) * 64, WHOLE)
+GROUP_END = GroupEnd("run-1", 2, (b"t" * 16,), (b"t" * 16, b"u" * 16))
 
 SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     m.NodeJoined(1 << 63, 1, 8, "h0", ADDRESSES, 1 << 40),
@@ -73,7 +75,8 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     r.DistributeHeld(1, DISTRIBUTE, True),
     r.ReduceHeld(1, REDUCE, False),
     r.OperationEnded(1, m.Commit(7, 1, (0, 2))),
-    r.GroupHeld(0, GROUP, ((1, 3, 17),), (0,)),
+    r.GroupHeld(0, GROUP, ((1, 3, 17),), (0,), (0,)),
+    GROUP_END,
     r.HomesKnown(0, (ID,), (2,)),
     r.Reported(0),
 )

@@ -327,3 +327,12 @@ def test_who_has_not_reported() -> None:
         "  part of operation 9, plan 2, open for 1.5 s: 4 pieces are missing",
         "h3 does not answer",
     ]
+
+
+def test_workers_without_a_task_are_said_to_be_idle() -> None:
+    with hoplite_mp.Cluster(workers=1) as c:
+        c.submit(abs, -1).result()
+        (one,) = looked(c, stacks=True)["stacks"]["first"]
+        assert one["idle"]
+        (line,) = [line for line in dump.lines(dump.collect(c, stacks=True)) if "worker" in line]
+        assert line.strip() == f"worker {one['worker']} (pid {one['pid']}) is idle"

@@ -43,6 +43,13 @@ class Equal:
         return int(x**self.power)
 
 
+def test_a_large_array_in_any_order_travels_with_its_function(cluster: Cluster) -> None:
+    fortran = np.asfortranarray(np.arange(20_000.0).reshape(100, 200))
+    for carrier in (functools.partial(np.dot, fortran), lambda v: fortran @ v, fortran.dot):
+        found = cluster.submit(carrier, np.ones(200)).result(PATIENCE_S)
+        assert (found == fortran.sum(axis=1)).all()
+
+
 def test_every_kind_of_callable(cluster: Cluster) -> None:
     offset = 10
     local: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = [

@@ -56,9 +56,9 @@ def test_requests_that_no_method_would_send(cluster: Cluster) -> None:
     for ask in (GroupJoin("x" * 3000, 1, None), OpenPool(1 << 70, 0, 0), OpenPool(1, -1, 1 << 63)):
         with pytest.raises((ValueError, OverflowError)):
             runtime.channel.call(ask)
-    (oid,) = runtime.collective([cluster.put(1)], "reduce", "sum", 1, None, False, 1)
-    cluster.wait([runtime.memory.own_ref(oid)])
-    result = runtime.client.new(3, 3, 0, 0)  # an operation, CLAIMED by the node
+    (hold,) = runtime.collective([cluster.put(1)], "reduce", "sum", 1, None, False, 1)
+    cluster.wait([hoplite_mp.ObjectRef(runtime.memory.public_id(hold.oid), hold)])
+    result = runtime.client.new(3, 1, 0, 0)  # an operation, WAITING for the node
     runtime.submitter.expect(result, None, None)
     runtime.channel.tell(Collective([result], [], "reduce", "sum", 0, None, False))
     with pytest.raises(ValueError, match="refused"):

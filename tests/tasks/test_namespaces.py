@@ -372,8 +372,8 @@ def test_executors_do_not_travel() -> None:
             try: call()
             except TypeError as error: say("hoplite_mp.current()" in str(error))
         with hoplite_mp.Executor(1) as ex:
-            tell(lambda: ex.submit(task))
-            tell(lambda: ex.submit(abs, ex))
+            tell(lambda: ex.submit(task).result())  # as in the standard library, not at the call
+            tell(lambda: ex.submit(abs, ex).result())
         with hoplite_mp.Cluster(1) as c, c.executor(1) as ex:
             tell(lambda: c.submit(task))
             tell(lambda: c.submit(abs, ex))

@@ -38,3 +38,23 @@ def test_cells_define_what_tasks_run_and_can_be_interrupted() -> None:
     assert texts[5].strip() == "{'v': 5, 'n': 1} False"
     assert texts[6].strip() == "{'v': 5, 'n': 11}"
     assert texts[7].strip() == "closed"
+
+
+SPEAKING = [
+    "import hoplite_mp, sys\nc = hoplite_mp.Cluster(workers=2)",
+    "def speak(i):\n    print('line', i)\n    print('error', i, file=sys.stderr)",
+    *(f"c.submit(speak, {i}).result()" for i in range(2, 22)),
+    "c.shutdown()",
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_task_prints_stands_below_the_cell_that_waited_for_it() -> None:
+    """Lines come by another way than results, and the next cell begins at once."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in SPEAKING])
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    for name, word in (("stdout", "line"), ("stderr", "error")):
+        for number, cell in enumerate(notebook.cells):
+            text = "".join(one.get("text", "") for one in cell.outputs if one.name == name)
+            found = [line.partition(") ")[2] for line in text.splitlines()]
+            assert found == ([f"{word} {number}"] if 2 <= number < 22 else []), (number, text)

@@ -83,15 +83,17 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> No
 def test_odd_files(tmp_path: Path) -> None:
     with pytest.raises(AuthError, match=r"no token: .*/\.config/hoplite_mp/token does not exist"):
         load_token()
-    with pytest.raises(AuthError, match="not a regular file"):
+    with pytest.raises(AuthError, match="is a directory: name the file in it"):
         load_token(tmp_path)
     os.mkfifo(tmp_path / "fifo", 0o600)  # opening it would wait for a writer
     with pytest.raises(AuthError, match="not a regular file"):
         load_token(tmp_path / "fifo")
     with pytest.raises(AuthError, match="cannot be made"):
         load_token(written(tmp_path / "file") / "below", make=True)
-    with pytest.raises(AuthError, match="is empty"):
+    with pytest.raises(AuthError, match="is empty: copy it from the host where"):
         load_token(written(tmp_path / "empty", "\n"))
+    with pytest.raises(AuthError, match="is empty: remove it, and a new one is made"):
+        load_token(tmp_path / "empty", make=True)
     with pytest.raises(TypeError, match="a text or a Path to read, not bytes"):
         load_token(b"x" * 32)  # type: ignore[arg-type]
 

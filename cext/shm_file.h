@@ -1,0 +1,67 @@
+/* Large values written into the store through its file: write(2) instead of the mapping.
+ *
+ * Why it exists: a page that is touched through a mapping is cleared first, and costs a fault. A page
+ * that write(2) fills whole is not cleared, which is the larger part of what a cold `put` costs.
+ * One process of a host does so at a time, because the kernel lets one at a time into a file, and a
+ * processor each may clear pages meanwhile: the others use their mappings.
+ * It must never know: what is written.
+ */
+#ifndef HOPLITE_SHM_FILE_H
+#define HOPLITE_SHM_FILE_H
+
+#include "shm_object.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+enum { FILE_PIECE_BYTES = 8 << 20, FILE_BYTES_MIN = 1 << 20 };
+
+typedef struct {
+    int fd;
+    dev_t device;
+    ino_t inode;
+} shm_file;
+
+static inline int file_open(int fd, shm_file *f) {
+    struct stat s;
+    f->fd = -1;
+    if (fstat(fd, &s) || (f->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3)) < 0)
+        return -1;
+    f->device = s.st_dev;
+    f->inode = s.st_ino;
+    return 0;
+}
+/* User code may have closed every descriptor, and the number may be another file's by now. */
+static inline int file_is_ours(shm_file *f) {
+    struct stat s;
+    return f->fd >= 0 && !fstat(f->fd, &s) && s.st_dev == f->device && s.st_ino == f->inode;
+}
+static inline void file_close(shm_file *f) {
+    if (file_is_ours(f))
+        close(f->fd);
+    f->fd = -1;
+}
+/* 1: it is written. 0: it is not, or in part: the caller writes it through the mapping. */
+static inline int file_write(shm_file *f, char *c, unsigned slot, const char *from, uint64_t bytes,
+                             uint64_t at) {
+    if (bytes < FILE_BYTES_MIN || !CAS32(&root_of(c)->file_writer, 0, slot + 1))
+        return 0;
+    int whole = file_is_ours(f);
+    while (whole && bytes) {
+        uint64_t n = bytes < FILE_PIECE_BYTES ? bytes : FILE_PIECE_BYTES;
+        ssize_t done = pwrite(f->fd, from, n, (off_t)at);
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done <= 0)
+            whole = 0;
+        else {
+            from += done;
+            at += (uint64_t)done;
+            bytes -= (uint64_t)done;
+        }
+    }
+    CAS32(&root_of(c)->file_writer, slot + 1, 0);
+    return whole;
+}
+#endif

@@ -1,0 +1,20 @@
+# What _tasks.pyx uses of shm_tasks.h, as Cython must be told.
+
+cdef extern from "shm_tasks.h" nogil:
+    enum:
+        WAIT_TIMEOUT
+        WAIT_DONE
+        WAIT_AGAIN
+        WAIT_NEWS
+        WAIT_CLOSING
+    int queue_post(char *, unsigned, uint64_t)
+    int queue_open(char *, unsigned, unsigned, unsigned, int)
+    void queue_close(char *, unsigned)
+    void wake_worker(char *, unsigned, uint64_t)
+    unsigned pool_idle(char *, unsigned)
+    int task_claim(char *, uint64_t, unsigned)
+    uint64_t task_next(char *, unsigned, unsigned, unsigned *, uint64_t)
+    uint64_t queue_take(char *, unsigned, unsigned, unsigned *)
+    int wait_for(char *, unsigned, uint64_t *, int *, int, const uint16_t *, int,
+                 const uint32_t *, int, uint64_t)
+    void says_waiting(shm_client *, uint64_t, uint64_t, uint64_t)

@@ -1,0 +1,279 @@
+"""Large arrays that functions carry along, as objects of the store: each value once.
+
+Why it exists: a function by value brings its globals, closure and defaults to every worker, and
+what is large in them is an array most of the time. It is put like any other object, the function
+names it, and as long as the array is what it was nothing is read, copied or sent again. The stored
+copy is compared with the array itself: pages that were written where the kernel can tell, else all
+of it; so there is no digest that could be wrong, and none to be kept.
+It must never know: functions, tasks, how a stream names what stands beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import _pages, _shm
+from hoplite_mp.client import written
+from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory, format_bytes
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.serial import is_bytes_alone, raw_bytes
+
+if TYPE_CHECKING:
+    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp.serial import Array
+
+__all__ = ["Carried", "Copy", "Kept", "Look"]
+
+REWRITTEN_LOOKS = 3  # so often in a row mostly written, or unwatched and the same
+NAMED_MAX = 1000  # global variables of which something was said
+SAME_LOOKS_MAX = 8  # copies of the same size with which a new array is compared
+
+_log = logging.getLogger("hoplite_mp")
+_numbers = itertools.count(1)
+
+
+class Copy:
+    """A value that an array had: an object of its bytes, and a mark that no other value has."""
+
+    __slots__ = ("__weakref__", "mark", "nbytes", "ref")
+
+    def __init__(self, ref: ObjectRef[Any], nbytes: int) -> None:
+        self.ref = ref
+        self.nbytes = nbytes
+        self.mark = b"copy %d" % next(_numbers)
+
+
+class Kept:
+    """What is known of an array at one place in memory. It lives as long as a function that has
+    been sent with it. There is no reference to the array itself: numpy refuses to resize one that
+    anybody refers to, even weakly. None is needed: what is watched, and compared, is the memory."""
+
+    __slots__ = ("__weakref__", "copy", "frozen", "gone", "looks", "number", "place", "watch")
+
+    def __init__(self, place: Any, watch: written.Watch | None, gone: list[Any]) -> None:
+        self.place = place  # address, shape, strides, dtype and class
+        self.watch = watch
+        self.gone = gone
+        self.number = next(_numbers)
+        self.copy: Copy | None = None
+        self.looks = 0  # in a row that would have been better without the watch, or with it
+        self.frozen: weakref.ref[Array] | None = None  # an array that nobody can write to
+
+    def __del__(self) -> None:
+        if self.watch is not None:
+            self.gone.append(self.watch)  # this may run anywhere, in the middle of everything
+
+
+class Carried:
+    """The copies of one process's arrays in one store."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
+        self._copies: dict[int, list[weakref.ref[Copy]]] = {}  # by size, the newest last
+        self._gone: list[written.Watch] = []
+        self._users: dict[int, tuple[weakref.ref[Any], list[Kept]]] = {}
+        self.nbytes_min = memory.config.carried_array_bytes_min
+        self._named: set[tuple[str, str]] = set()
+        self.bytes_compared = 0  # so far: what was read to find out what has changed
+
+    def copy_of(self, array: Array) -> tuple[Copy, Kept]:
+        """The copy of the array as it is now; and what is another object for another array, or
+        when this one has become another view of its bytes."""
+        with written.lock:
+            self._forget()
+            kept = self._kept_of(array)
+            now = kept.copy
+            if now is not None and kept.frozen is not None:
+                return now, kept
+            watch = kept.watch
+            # First the look, which protects, then the reading: what is written meanwhile is found
+            # by the next look.
+            ranges = None if watch is None else watch.look()
+            if now is None or (ranges != [] and self._differs(array, now, ranges)):
+                now = kept.copy = self._same(array) or self._put(array)
+            elif watch is not None and not watch.watched:
+                self._calm(kept, watch)
+            if watch is not None:
+                watch.settle()
+                if ranges:
+                    self._hectic(kept, watch, ranges)
+            return now, kept
+
+    def named(self, module: str, name: str, array: Array) -> None:
+        """Says once of each global variable what it costs."""
+        key = module, name
+        if key in self._named or len(self._named) >= NAMED_MAX:
+            return
+        self._named.add(key)
+        _log.warning(
+            "the global array %s of %s (%s) travels with the functions that use it: each worker "
+            "takes a copy, and another one when it has changed. To share it without copies, give "
+            "ref = c.put(%s) to submit as an argument.",
+            name, module, format_bytes(array.nbytes), name,
+        )  # fmt: skip
+
+    def _kept_of(self, array: Array) -> Kept:
+        key = id(array)
+        kept = self._kept.get(key)
+        address, readonly = array.__array_interface__["data"]
+        place = address, array.shape, array.strides, array.dtype, type(array)
+        known = kept is not None and kept.place == place
+        if known and kept and (kept.frozen is None or kept.frozen() is array):
+            return kept
+        flags = array.flags
+        contiguous = flags.c_contiguous or flags.f_contiguous
+        watch = written.Watch(address, array.nbytes) if contiguous else None
+        kept = self._kept[key] = Kept(place, watch, self._gone)
+        if readonly and _immutable(array):
+            kept.frozen = weakref.ref(array)
+        elif watch is not None:
+            watch.open()
+        return kept
+
+    def hold(self, fn: Any, kept: list[Kept]) -> None:
+        """What is known of its arrays stays as long as the function does."""
+        key, users = id(fn), self._users
+        if kept:
+            with contextlib.suppress(TypeError):  # there are no weak references to it
+                users[key] = weakref.ref(fn, lambda _: users.pop(key, None)), kept
+        else:
+            users.pop(key, None)
+
+    def _forget(self) -> None:
+        while self._gone:
+            self._gone.pop().close()
+
+    def close(self) -> None:
+        """At the end of the cluster: no page is protected for it any longer."""
+        with written.lock:
+            self._forget()
+            for kept in list(self._kept.values()):
+                if kept.watch is not None:
+                    kept.watch.close()
+            self._kept.clear()
+            self._users.clear()
+
+    # -- is it worth its price? ----------------------------------------------------------------
+
+    def _hectic(self, kept: Kept, watch: written.Watch, ranges: written.Ranges) -> None:
+        """The first write to a protected page costs a fault: what is written anew between all
+        submits is cheaper to read."""
+        much = sum(high - low for low, high in ranges) > watch.nbytes // 2
+        kept.looks = kept.looks + 1 if much else 0
+        if kept.looks >= REWRITTEN_LOOKS:
+            kept.looks = 0
+            watch.close()
+
+    def _calm(self, kept: Kept, watch: written.Watch) -> None:
+        kept.looks += 1
+        if kept.looks >= REWRITTEN_LOOKS:
+            kept.looks = 0
+            watch.open()
+            watch.doubt = True
+
+    # -- copies --------------------------------------------------------------------------------
+
+    def _stored(self, copy: Copy) -> Array | None:
+        """Its bytes; None if they are gone."""
+        try:
+            stored: Array = self._memory.read(self._memory.local_id(copy.ref), FOREVER_NS, False)
+        except ObjectLostError:
+            return None
+        return stored
+
+    def _differs(self, array: Array, copy: Copy, ranges: written.Ranges | None) -> bool:
+        stored = self._stored(copy)
+        if stored is None:
+            return True
+        flat = _flat(array)
+        at, there = _address(flat), _address(stored)
+        for low, high in [(0, copy.nbytes)] if ranges is None else ranges:
+            self.bytes_compared += high - low
+            if not _pages.same(at + low, there + low, high - low):
+                return True
+        return False
+
+    def _same(self, array: Array) -> Copy | None:
+        """A copy that happens to hold the same bytes."""
+        copies = self._copies.get(array.nbytes, [])
+        for ref in copies[: -SAME_LOOKS_MAX - 1 : -1]:
+            copy = ref()
+            if copy is None:
+                continue
+            ready = self._memory.client.state(self._memory.local_id(copy.ref)) == STATE["SEALED"]
+            if ready and not self._differs(array, copy, None):
+                return copy
+        return None
+
+    def _put(self, array: Array) -> Copy:
+        copy = Copy(self._memory.put(_flat(array)), array.nbytes)
+        copies = [ref for ref in self._copies.get(array.nbytes, []) if ref() is not None]
+        self._copies[array.nbytes] = [*copies, weakref.ref(copy)]
+        if len(self._copies) > len(self._kept) + SAME_LOOKS_MAX:
+            for nbytes, refs in list(self._copies.items()):
+                if all(ref() is None for ref in refs):
+                    del self._copies[nbytes]
+        return copy
+
+
+class Look:
+    """One look at all that a function carries: each array is compared once, however often it is
+    met, and what is written is what was compared."""
+
+    def __init__(self, carried: Carried) -> None:
+        self._carried = carried
+        self._seen: dict[int, tuple[Copy, Kept]] = {}
+        self.nbytes_min = carried.nbytes_min
+
+    @property
+    def kept(self) -> list[Kept]:
+        """To be held as long as the same arrays may be looked at again."""
+        return [kept for _, kept in self._seen.values()]
+
+    def used_by(self, fn: Any) -> None:
+        """What has been looked at so far is used by this function."""
+        self._carried.hold(fn, self.kept)
+
+    def keeps(self, array: Array) -> bool:
+        """Is it one of those that are kept as objects?"""
+        return array.nbytes >= self.nbytes_min and is_bytes_alone(array)
+
+    def named(self, module: str, name: str, array: Array) -> None:
+        """It is a global variable of this process: its user hears once what that costs."""
+        self._carried.named(module, name, array)
+
+    def copy_of(self, array: Array) -> tuple[Copy, Kept]:
+        seen = self._seen.get(id(array))
+        if seen is None:
+            seen = self._seen[id(array)] = self._carried.copy_of(array)
+        return seen
+
+
+def _flat(array: Array) -> Array:
+    """Its bytes, in the order in which they lie in memory; of a strided one, a copy."""
+    flags = array.flags
+    if not (flags.c_contiguous or flags.f_contiguous):
+        array = np.array(array, order="C", copy=True, subok=False)
+    return np.frombuffer(raw_bytes(array).raw(), np.uint8)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _immutable(array: Array) -> bool:
+    """Bytes, and values of the store, cannot be written by anybody."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    return type(base) in (bytes, _shm.View)

@@ -1,0 +1,82 @@
+"""What a ref and a cluster are, in one line, for people: at a prompt, in a debugger, in a list.
+
+Why it exists: a repr is looked at when something is wrong, so it must be there then. It reads what
+this process has, its own fields and shared memory, and asks nobody: it does not wait for a node
+that stands still, fetches nothing, and does not raise, after the end of the cluster either.
+It must never know: who prints it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import serial
+from hoplite_mp.client.memory import PENDING, STATE, format_bytes
+from hoplite_mp.serial.layout import BYTES, payload_kind
+
+if TYPE_CHECKING:
+    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["cluster_words", "ref_words"]
+
+_ENDED = {
+    STATE["FAILED"]: "failed",
+    STATE["CANCELLED"]: "cancelled",
+    STATE["ABORTED"]: "cancelled",
+    STATE["DELETED"]: "deleted",
+    STATE["FREED"]: "gone",
+    STATE["FREE"]: "gone",
+}
+_ELSEWHERE = (STATE["SPILLED"], STATE["SPILLING"])
+
+
+def ref_words(runtime: Runtime, ref: ObjectRef[Any]) -> str:
+    """ "float32 (1000,), 3.9 KiB, ready on h0"; may raise what reading raises."""
+    client = runtime.client
+    oid = runtime.memory.local_id(ref)
+    state = client.state(oid)
+    if state in PENDING:
+        return "pending"
+    if state in _ENDED:
+        return _ENDED[state]
+    where = f"ready on h{runtime.tasks.node_number}"
+    if state in _ELSEWHERE:
+        # What kind of object it is stands in its bytes, and they are not here.
+        size = client.inspect(oid)["size"]
+        return f"{format_bytes(size)}, ready on another host or on disk"
+    got = client.view(oid)
+    if isinstance(got, int):  # it has changed since
+        return _ENDED.get(got, "ready")
+    mem = memoryview(got)
+    return f"{_kind(mem)}, {format_bytes(mem.nbytes)}, {where}"
+
+
+def _kind(mem: memoryview) -> str:
+    array = serial.describe_array(mem)
+    if array is not None:
+        name = str(serial.named_dtype(array.dtype_name))
+        return f"{name} {array.shape}" if array.shape else name
+    return "bytes" if payload_kind(mem) == BYTES else "object"
+
+
+def cluster_words(cluster: Any) -> str:
+    """What this process knows of its cluster."""
+    fields = cluster.__dict__
+    runtime, host, network = (fields.get(f"_{name}") for name in ("runtime", "host", "network"))
+    base = fields.get("_base", cluster)
+    if runtime is None or base._closed or not runtime.client.usable:
+        return "closed"
+    if host is None:
+        return f"as {runtime.label} sees it"
+    words = []
+    if network is not None:
+        words.append(f"at {network.address}, here h{runtime.tasks.node_number}")
+    if host.attached:
+        words.append("through the node of this host")
+    else:
+        words.append(f"{host.workers} worker{'' if host.workers == 1 else 's'} of this host")
+    words.append(f"store of {format_bytes(host.limit)}")
+    if host.lost:
+        words.append("lost")
+    return ", ".join(words)

@@ -1,0 +1,115 @@
+"""Arguments of an initializer that only a new process can have: locks, queues, pipes, values.
+
+Why it exists: the standard library's own objects of that kind refuse to be pickled except while a
+process is spawned, because they are file descriptors, or names that live as long as the object.
+Here the initializer's arguments are pickled under the same mark; descriptors are numbered and go
+along with the order for the pool, from where each of its workers inherits them, also one that is
+started later.
+It must never know: how descriptors travel, what pools are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import serial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp.client.runtime import Runtime
+
+__all__ = ["DESCRIPTORS_MAX", "Inheritance", "Inherited", "forget", "put_setup", "receive"]
+
+DESCRIPTORS_MAX = 200  # the kernel takes 253 in one message
+_here: list[int] = []  # what this worker has inherited
+
+
+class Inherited:
+    """A descriptor by its number in the inheritance."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def detach(self) -> int:
+        """As `multiprocessing.reduction.DupFd` has it: one of the caller's own."""
+        return os.dup(_here[self.number])
+
+
+class Inheritance:
+    """In place of the standard library's Popen while arguments are pickled for new processes."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self.descriptors.append(fd)
+        return len(self.descriptors) - 1
+
+    def DupFd(self, number: int) -> Inherited:
+        return Inherited(number)
+
+    @contextlib.contextmanager
+    def collected(self) -> Iterator[None]:
+        """What is pickled here by this thread is for processes that inherit it."""
+        context: Any = sys.modules.get("multiprocessing.context")
+        if context is None:  # then there is nothing of the kind
+            yield
+            return
+        before = context.get_spawning_popen()
+        context.set_spawning_popen(self)
+        try:
+            yield
+        finally:
+            context.set_spawning_popen(before)
+
+
+def receive(descriptors: list[int]) -> None:
+    """This worker has inherited these."""
+    _here[:] = descriptors
+
+
+def forget() -> None:
+    """The initializer has its arguments."""
+    while _here:
+        os.close(_here.pop())
+
+
+def put_setup(
+    runtime: Runtime,
+    initializer: Callable[..., Any],
+    initargs: tuple[Any, ...],
+    inheritance: Inheritance | None,
+) -> Any:
+    """The initializer and its arguments, for all workers. inheritance: all are on this host."""
+    function = serial.encode_function(initializer)
+    if inheritance is not None and "multiprocessing.context" in sys.modules:
+        with inheritance.collected():
+            try:
+                ref = runtime.memory.put((function, initargs))
+            except (RuntimeError, TypeError) as error:
+                if "fork context" not in str(error):
+                    raise
+                raise TypeError(
+                    "initargs hold an object of multiprocessing's fork context, which only a "
+                    "forked process can use: make it with that of spawn, as "
+                    "multiprocessing.get_context('spawn').Lock()"
+                ) from error
+        if len(inheritance.descriptors) > DESCRIPTORS_MAX:
+            raise ValueError(
+                f"initargs hold {len(inheritance.descriptors)} file descriptors: at most "
+                f"{DESCRIPTORS_MAX} can be passed"
+            )
+        return ref
+    try:
+        return runtime.memory.put((function, initargs))
+    except (RuntimeError, TypeError) as error:
+        if "through inheritance" not in str(error):
+            raise
+        raise TypeError(
+            f"{error}: initargs reach workers of other hosts by value; use a "
+            "multiprocessing.Manager() that listens on the network, or workers on this host"
+        ) from error

@@ -1,0 +1,67 @@
+"""The end of everything that a process waits for: its node is gone, or its cluster was closed.
+
+Why it exists: a task that was sent just then must fail as all others do. So the end is a state,
+`Memory.lost`, that is set once and before anything is emptied; who adds something pending looks at
+it afterwards, and empties again if it is set. Whichever of the two comes last ends the Future.
+It must never know: why a node ends, who watches it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from hoplite_mp import errors
+from hoplite_mp.errors import ClosedError, ManagerLostError
+
+if TYPE_CHECKING:
+    from hoplite_mp.client.futures import Future
+    from hoplite_mp.client.submitter import Submitter
+
+__all__ = ["UnlessEnded", "abandon"]
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class UnlessEnded:
+    """Suppresses what a call raises because its node is gone or its cluster is closed. The class of
+    NodeLostError is made only when something was raised: most programs never need it."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, traceback: object) -> bool:
+        if kind is None:
+            return False
+        return issubclass(kind, (errors.NodeLostError, ManagerLostError, ClosedError))
+
+
+def abandon(submitter: Submitter, error: BaseException) -> None:
+    """What is not done fails with `error`, and with the first one if there have been several; what
+    is done keeps its result. Callbacks are called when every Future has ended: one of them may wait
+    for another Future."""
+    memory, tasks, pending = submitter.memory, submitter.tasks, submitter.pending
+    if memory.lost is None:
+        memory.lost = error
+    ended: list[Future[object]] = []
+    for finished_too in (False, True):
+        for oid, one in list(pending.items()):
+            if not finished_too and memory.client.usable and tasks.done(oid):
+                continue
+            future = one.future
+            if future is not None and future._settle(False, True, memory.lost_again()):
+                ended.append(future)
+            pending.pop(oid, None)  # last: what Ctrl-C stops before it is found again
+            one.holds, one.needs = None, []
+        if not finished_too and pending:
+            submitter.look_at_all()
+    submitter.forget_waiting()
+    interrupt: BaseException | None = None
+    for future in ended:
+        try:
+            future._tell()
+        except BaseException as problem:  # of a callback, say SystemExit: others are to be called
+            _log.exception("in a callback of a Future whose cluster has ended")
+            interrupt = problem
+    if isinstance(interrupt, KeyboardInterrupt):
+        raise interrupt

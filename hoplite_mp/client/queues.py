@@ -1,0 +1,136 @@
+"""The hint queues of one process, and what waits for room, or for its turn, in them.
+
+Why it exists: a queue is a ring of bounded length, so what does not fit waits here, in order. Calls
+of an actor keep their order: one that waits for its arguments holds back those behind it.
+It must never know: what a task is made of, who runs it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from hoplite_mp.protocol.actors import FailActorCalls
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Container
+
+    from hoplite_mp._tasks import Tasks
+    from hoplite_mp.client.memory import Memory
+    from hoplite_mp.client.submitter import Pending
+
+__all__ = ["HERE", "PLACE", "Queues"]
+
+# In place of a pool's number: the common pool, but only its workers on this host.
+HERE = -1
+POOL_ENDED = 4  # an actor's
+PLACE = 0  # among what a call waits for, until all its arguments have been looked at
+
+
+class Queues:
+    """From this process to each pool that it sends tasks to."""
+
+    def __init__(
+        self, memory: Memory, tasks: Tasks, lock: threading.RLock, pending: Container[int]
+    ) -> None:
+        self._memory = memory
+        self._tasks = tasks
+        self._lock = lock
+        self._pending = pending
+        self._queues: dict[int, int] = {}  # pool -> queue
+        self._ordered: dict[int, int] = {}  # queue -> pool, of actors
+        # queue -> tasks that wait for room in its ring, or behind a call that is not ready
+        self.overflow: dict[int, deque[Pending]] = {}
+
+    def of(self, pool: int) -> int:
+        """The hint queue from this process to a pool."""
+        queue = self._queues.get(pool)
+        if queue is None:
+            with self._lock:
+                queue = self._queues.get(pool)
+                if queue is None:
+                    queue = self._tasks.open_queue(max(pool, 0), pool == HERE)
+                    self._ordered.pop(queue, None)
+                    self._queues[pool] = queue
+        return queue
+
+    def close(self, pool: int) -> None:
+        """Nothing more is sent to that pool from here."""
+        with self._lock:
+            queue = self._queues.pop(pool, None)
+            if queue is None:
+                return
+            self.overflow.pop(queue, None)  # cancelled, all of them
+            if self._memory.client.usable:
+                self._tasks.close_queue(queue)
+
+    def opened(self, pool: int) -> None:
+        """That number has been given to a new pool: a queue that this process had to the one
+        before, an actor's, was closed when that one ended."""
+        with self._lock:
+            queue = self._queues.get(pool)
+            if queue is not None and not self._tasks.owns_queue(queue, pool):
+                del self._queues[pool]
+
+    def has_room(self, queue: int) -> bool:
+        """Nothing waits for room in it."""
+        return queue not in self.overflow
+
+    def post_later(self, pending: Pending) -> None:
+        """Posts it behind what waits for room in the same queue."""
+        with self._lock:
+            if pending.queue in self._ordered and pending.needs:
+                self.post_overflow()  # it has its place already
+                return
+            if pending.queue not in self._queues.values():
+                return  # its pool has been closed: it is cancelled
+            self.overflow.setdefault(pending.queue, deque()).append(pending)
+            self.post_overflow()
+
+    def post_overflow(self) -> None:
+        """Posts what there is room for, and whose turn has come."""
+        with self._lock:
+            for queue, tasks in list(self.overflow.items()):
+                posted = False
+                while tasks:
+                    task = tasks[0]
+                    if task.oid in self._pending:
+                        if task.missing or not self._tasks.post(task.oid, queue):
+                            break
+                        posted = True
+                    tasks.popleft()
+                else:
+                    del self.overflow[queue]
+                if posted and queue in self._ordered:
+                    self.look_at_actor(self._ordered[queue])
+
+    # -- actors --------------------------------------------------------------------------------
+
+    def order(self, pool: int) -> None:
+        """Tasks for that pool, an actor's, are posted in the order in which they were submitted."""
+        queue = self._queues.get(pool)
+        if (
+            queue is not None
+            and self._ordered.get(queue) == pool
+            and self._tasks.owns_queue(queue, pool)
+        ):
+            return
+        with self._lock:
+            self.opened(pool)
+            self._ordered[self.of(pool)] = pool
+
+    def is_ordered(self, queue: int) -> bool:
+        """Is it to an actor?"""
+        return queue in self._ordered
+
+    def keep_place(self, pending: Pending) -> None:
+        """In the row of its actor's calls, before it is known when its arguments are there."""
+        with self._lock:
+            pending.missing.add(PLACE)
+            self.overflow.setdefault(pending.queue, deque()).append(pending)
+
+    def look_at_actor(self, pool: int) -> None:
+        """After a call was posted: whoever ended the actor before has not seen it."""
+        if self._tasks.pool_state(pool) == POOL_ENDED:
+            self._memory.channel.tell(FailActorCalls(pool))

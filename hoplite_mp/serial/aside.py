@@ -1,0 +1,233 @@
+"""Large arrays beside a function's stream: who writes names them, who reads fetches them.
+
+Why it exists: a function by value is bytes, and 100 MB of a global array would be written into them
+each time. They are objects of their own instead, which the stream names by their places in a list.
+An array that is the value of a global variable is named by a *shared* value: it is fetched when it
+is written to its namespace, and functions that name the same variable do not each bring their own.
+What is fetched is copied: globals are the worker's own, and pin no object.
+It must never know: the store, when an array has changed.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from hoplite_mp.serial.dtypes import Array, dtype_name, named_dtype, raw_bytes
+from hoplite_mp.serial.reading import id_in_payload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp.serial.code import Reduced
+    from hoplite_mp.serial.picklers import Stream
+
+
+class Fetching:
+    """How the array is had that an object is, by its id; the client room puts its own way here."""
+
+    fetch: Callable[[bytes], Any]
+
+    def __init__(self) -> None:
+        self.fetch = _nowhere
+
+
+def _nowhere(object_id: bytes) -> Any:
+    raise LookupError("no cluster is open in this process")
+
+
+fetching = Fetching()
+
+
+class Kept(Protocol):
+    """An object that holds the bytes of an array as it was at the call."""
+
+    mark: bytes
+    ref: ObjectRef[Any]
+
+
+class Numbered(Protocol):
+    """An array of this process."""
+
+    number: int
+
+
+class Keep(Protocol):
+    """Keeps arrays as objects; one for one function on its way."""
+
+    nbytes_min: int
+
+    def copy_of(self, array: Array) -> tuple[Kept, Numbered]:
+        """What keeps it; and what has a number that no other array of this process has."""
+
+    def used_by(self, fn: Any) -> None:
+        """Hears that this function is one of those that carry what was kept so far."""
+
+    def named(self, module: str, name: str, array: Array) -> None:
+        """Hears which global variable of this process it is the value of."""
+
+
+class Aside:
+    """What stands beside one stream that is being written."""
+
+    __slots__ = ("index", "keep", "nbytes_min", "refs", "shared", "stream")
+
+    def __init__(self, keep: Keep, stream: Stream | None = None) -> None:
+        self.keep = keep
+        self.nbytes_min = keep.nbytes_min
+        self.refs: list[ObjectRef[Any]] = []
+        self.index: dict[ObjectRef[Any], int] = {}
+        self.stream = stream  # a payload's, which has a list of refs itself
+        self.shared: dict[int, SharedArray] = {}
+
+    def reduce(self, array: Array) -> Reduced:
+        kept, _ = self.keep.copy_of(array)
+        return load_aside, (self._place(kept.ref), *_described(array))
+
+    def reduce_shared(self, marker: SharedArray) -> Reduced:
+        array = marker.array
+        kept, one = self.keep.copy_of(array)
+        key = marker.sender, one.number, kept.mark
+        return load_shared, (self._place(kept.ref), key, *_described(array))
+
+    def share(self, array: Array, sender: bytes) -> SharedArray:
+        """Stands for the array; for the same array the same, as pickle's memo wants it."""
+        return self.shared.setdefault(id(array), SharedArray(array, sender))
+
+    def _place(self, ref: ObjectRef[Any]) -> int:
+        if self.stream is not None:
+            return self.stream.index_of(ref)
+        place = self.index.setdefault(ref, len(self.refs))
+        if place == len(self.refs):
+            self.refs.append(ref)
+        return place
+
+
+class Marks:
+    """In place of Aside where only a fingerprint is taken."""
+
+    __slots__ = ("keep", "nbytes_min")
+
+    def __init__(self, keep: Keep) -> None:
+        self.keep = keep
+        self.nbytes_min = keep.nbytes_min
+
+    def reduce(self, array: Array) -> Reduced:
+        return load_aside, (self.keep.copy_of(array)[0].mark, *_described(array))
+
+
+class SharedArray:
+    """Stands in streams for the value of a global variable."""
+
+    __slots__ = ("array", "sender")
+
+    def __init__(self, array: Array, sender: bytes) -> None:
+        self.array = array
+        self.sender = sender
+
+
+def _described(array: Array) -> tuple[Any, ...]:
+    """All of an array but its bytes."""
+    dtype, flags = array.dtype, array.flags
+    order = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
+    cls = type(array)
+    shown = dtype_name(dtype) or dtype, array.shape, order
+    return shown if cls is np.ndarray else (*shown, cls)
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+class Shared:
+    """The value of a global variable that has been sent, fetched when it is first needed; one for
+    all functions that bring it."""
+
+    __slots__ = ("__weakref__", "_described", "_id", "array")
+
+    def __init__(self, object_id: bytes, described: tuple[Any, ...]) -> None:
+        self._id = object_id
+        self._described = described
+        self.array: Array | None = None
+
+    def value(self) -> Array:
+        if self.array is None:
+            self.array = _own(fetching.fetch(self._id), *self._described)
+        return self.array
+
+
+class Bringing:
+    """What stands beside the stream that this thread is reading, and how much it has brought."""
+
+    def __init__(self, ids: Sequence[bytes]) -> None:
+        self.ids = ids
+        self.nbytes = 0
+
+
+class _Local(threading.local):
+    bringing: Bringing | None = None
+
+
+_local = _Local()
+_shared: weakref.WeakValueDictionary[Any, Shared] = weakref.WeakValueDictionary()
+
+
+class bringing:
+    """`with bringing(ids) as what:` a stream is read, with these objects beside it."""
+
+    def __init__(self, ids: Sequence[bytes]) -> None:
+        self._what = Bringing(ids)
+
+    def __enter__(self) -> Bringing:
+        self._outer = _local.bringing
+        _local.bringing = self._what
+        return self._what
+
+    def __exit__(self, *what: object) -> None:
+        _local.bringing = self._outer
+
+
+def _now() -> Bringing:
+    if _local.bringing is None:
+        raise LookupError("this stream names arrays that travelled beside it, and it came alone")
+    return _local.bringing
+
+
+def load_aside(index: int, *described: Any) -> Array:
+    """Named in streams: an array that stands beside it."""
+    now = _now()
+    array = _own(fetching.fetch(now.ids[index]), *described)
+    now.nbytes += array.nbytes
+    return array
+
+
+def load_shared(index: int, key: tuple[bytes, int, bytes], *described: Any) -> Shared:
+    """Named in streams: the value of a global variable, beside it."""
+    object_id = id_in_payload(index)  # of the payload that is being read, if it is one
+    now = _now() if object_id is None else None
+    key = (*key[:2], key[2] + repr(described).encode())
+    shared = _shared.get(key)
+    if shared is None:
+        if now is not None:
+            dtype, shape = described[:2]
+            object_id = now.ids[index]
+            now.nbytes += _dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+        assert object_id is not None
+        shared = _shared.setdefault(key, Shared(object_id, described))
+    return shared
+
+
+def _own(
+    stored: Array, dtype: Any, shape: tuple[int, ...], order: Any, cls: type[Array] = np.ndarray
+) -> Array:
+    """A writable array of its own memory."""
+    flat = np.frombuffer(raw_bytes(stored).raw(), np.uint8).copy()
+    array: Array = np.ndarray.__new__(cls, shape, _dtype(dtype), flat, 0, None, order)
+    return array
+
+
+def _dtype(dtype: Any) -> np.dtype[Any]:
+    return named_dtype(dtype) if isinstance(dtype, str) else dtype

@@ -1,0 +1,73 @@
+"""What a spawned process has from its parent, in a worker, whose parent is a template.
+
+Why it exists: see `protocol/birth.py`. What is about multiprocessing is done when user code first
+imports that, if ever: importing it costs 1.5 ms, and most workers never need it.
+It must never know: tasks.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.machinery
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.client.descriptors import lift
+
+if TYPE_CHECKING:
+    from hoplite_mp.protocol.birth import Birth
+
+__all__ = ["take_after"]
+
+MODULE = "multiprocessing.context"  # which imports .process
+
+
+def take_after(birth: Birth, number: int) -> None:
+    """number: of the worker, from 1."""
+    sys.argv[:] = [os.fsdecode(word) for word in birth.argv]
+    if birth.faulthandler and not faulthandler.is_enabled():
+        faulthandler.enable(file=2)
+    if MODULE in sys.modules:
+        _apply(birth, number)
+    else:
+        sys.meta_path.insert(0, _Finder(birth, number))
+
+
+class _Finder:
+    """Is asked for modules; finds one, once."""
+
+    def __init__(self, birth: Birth, number: int) -> None:
+        self.birth, self.number = birth, number
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            _apply(self.birth, self.number)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def _apply(birth: Birth, number: int) -> None:
+    """multiprocessing here as it is in a spawned process."""
+    context: Any = sys.modules[MODULE]
+    process: Any = sys.modules["multiprocessing.process"]
+    me = process.current_process()
+    me.authkey = birth.authkey
+    me._name = f"SpawnProcess-{number}"
+    me._identity = (number,)
+    me._parent_pid = birth.pid
+    driver = lift(os.pidfd_open(birth.pid))  # it can be read when the program has ended
+    process._parent_process = process._ParentProcess("MainProcess", birth.pid, driver)
+    if birth.start_method:
+        context._default_context.set_start_method(birth.start_method, True)

@@ -1,0 +1,111 @@
+"""What a cluster has, before and after: objects, bytes, processes, their descriptors and threads.
+
+Why it exists: after a campaign everything must be as it was before, once what ends has had its
+moment. Workers are others by then, so processes are compared by what they are.
+It must never know: what has happened in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from tests.campaign.watching import Failed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Census", "census", "settled", "steady"]
+
+SETTLED_S = 20.0
+STEADY_S = 1.5  # longer than a surplus of workers lasts
+WORKER = "hoplite worker"
+FUNCTIONS = 10
+"""That a worker may have sent: those of tasks.py, and the library's own."""
+SPANS = 8
+"""Spans of small objects that processes may still have, or have again, in MiB."""
+
+
+@dataclasses.dataclass
+class Census:
+    """By the name of a process: how many there are, the most descriptors and threads of one."""
+
+    counted: dict[str, Any]
+    processes: dict[str, tuple[int, int, int]]
+
+    def with_caches(self, workers: int) -> Census:
+        """The same with what workers may keep for later: functions that they have sent, a thread
+        that collects."""
+        counted = {**self.counted, "objects": self.counted["objects"] + workers * FUNCTIONS}
+        some, fds, threads = self.processes[WORKER]
+        processes = {**self.processes, WORKER: (some, fds, threads + 1)}
+        return Census(counted, processes)
+
+    def more_than(self, before: Census) -> list[str]:
+        """What there is too much of, or too little, in words."""
+        wrong = []
+        for name in ("objects", "bytes_spilled"):
+            if self.counted[name] > before.counted[name]:
+                wrong.append(f"{self.counted[name]} {name}, not {before.counted[name]}")
+        if wrong:
+            wrong += sorted(self.counted["headers"])
+        room = before.counted["bytes_used"] + (SPANS << 20)
+        if self.counted["bytes_used"] > room:
+            wrong.append(f"{self.counted['bytes_used']} bytes are used, {room} were before")
+        for name in sorted(self.processes.keys() | before.processes.keys()):
+            now, then = self.processes.get(name), before.processes.get(name)
+            if now is None or then is None or now[0] != then[0]:
+                wrong.append(f"{name}: {now} processes, not {then}")
+            elif now[1] > then[1] or now[2] > then[2]:
+                wrong.append(f"{name}: (processes, descriptors, threads) {now}, not {then}")
+        return wrong
+
+
+def census(parents: list[psutil.Process], counted: dict[str, Any]) -> Census:
+    """Of those processes and all below them."""
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    family = [*parents, *(one for parent in parents for one in parent.children(recursive=True))]
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            if one.status() != psutil.STATUS_ZOMBIE:
+                found[one.name()].append(
+                    (len(os.listdir(f"/proc/{one.pid}/fd")), one.num_threads())
+                )
+    processes = {
+        name: (len(some), max(fds for fds, _ in some), max(threads for _, threads in some))
+        for name, some in found.items()
+    }
+    return Census(counted, processes)
+
+
+def steady(look: Callable[[], Census]) -> Census:
+    """The first that has not changed for a while."""
+    deadline = time.monotonic() + SETTLED_S
+    found, since = look(), time.monotonic()
+    while time.monotonic() - since < STEADY_S:
+        time.sleep(0.1)
+        now = look()
+        if now != found:
+            found, since = now, time.monotonic()
+        if time.monotonic() > deadline:
+            raise Failed(f"it does not come to rest: {found}")
+    return found
+
+
+def settled(look: Callable[[], Census], before: Census) -> Census:
+    """The first that is as before; Failed if none is in time."""
+    deadline = time.monotonic() + SETTLED_S
+    while True:
+        now = look()
+        wrong = now.more_than(before)
+        if not wrong:
+            return now
+        if time.monotonic() > deadline:
+            raise Failed("left behind: " + "; ".join(wrong))
+        time.sleep(0.1)

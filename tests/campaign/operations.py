@@ -1,0 +1,11 @@
+"""All the calls that hands make; importing this lists them."""
+
+from tests.campaign import (
+    collective_calls,
+    group_calls,
+    object_calls,
+    pool_calls,
+    task_calls,
+)
+
+__all__ = ["collective_calls", "group_calls", "object_calls", "pool_calls", "task_calls"]

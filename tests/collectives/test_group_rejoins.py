@@ -1,0 +1,160 @@
+"""A member that is killed comes back: into its Group, or to learn that it has ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import hoplite_mp
+from hoplite_mp import PeerLostError
+from tests.collectives.helpers import Gate, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp import Cluster
+
+RECIPE = Path(__file__).resolve().parents[2] / "docs" / "rejoining.md"
+AT_ONCE_S = 10.0  # config's group_wait_s is 30
+
+
+def recipe(gradient: Callable[..., Any] | None = None) -> Any:
+    """The page's `train`, with a test's gradient instead of the page's."""
+    (code,) = re.findall(r"```python\n(.*?)```", RECIPE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {"__name__": "recipe"}
+    exec(compile(code, str(RECIPE), "exec"), names)
+    if gradient is not None:
+        names["gradient"] = gradient
+    return names["train"]
+
+
+def slow_gradient(folder: Path) -> Callable[..., Any]:
+    """Says who is where, so that it can be killed there."""
+
+    def gradient(weights: Any, rank: int, step: int) -> Any:
+        (folder / f"{rank}.{os.getpid()}").touch()
+        (folder / f"step-{rank}").write_text(str(step))
+        time.sleep(0.003)
+        return weights - rank
+
+    return gradient
+
+
+def pids(folder: Path, rank: int) -> set[int]:
+    return {int(path.name.split(".")[1]) for path in folder.glob(f"{rank}.*")}
+
+
+def at(folder: Path, rank: int, step: int) -> bool:
+    path = folder / f"step-{rank}"
+    return path.exists() and int(path.read_text() or 0) >= step
+
+
+@pytest.mark.parametrize("victims", [(1,), (0,), (0, 2)], ids=str)
+def test_the_recipe_of_the_page(cluster: Cluster, tmp_path: Path, victims: tuple[int, ...]) -> None:
+    """Killed members come back with the survivors' weights: in the end all have the same."""
+    train = recipe(slow_gradient(tmp_path))
+    futures = cluster.spmd(train, 3, 3, 200)
+    eventually(lambda: all(at(tmp_path, rank, 5) for rank in range(3)), "the fifth step")
+    for rank in victims:
+        (pid,) = pids(tmp_path, rank)
+        os.kill(pid, signal.SIGKILL)
+    found = [future.result(60) for future in futures]
+    for rank in victims:
+        assert len(pids(tmp_path, rank)) == 2, "it came back, and took part"
+    assert len({weights.tobytes() for weights in found}) == 1
+    assert 0 < found[0][0] < 2
+
+
+def test_the_recipe_as_it_stands(cluster: Cluster) -> None:
+    found = [future.result(60) for future in cluster.spmd(recipe(), 3, 3, 100)]
+    assert np.allclose(found, 1.0, atol=1e-3)  # the mean of the ranks
+    assert len({weights.tobytes() for weights in found}) == 1
+
+
+def late_member(rank: int, name: str, size: int, folder: Path, others: Gate) -> Any:
+    """Rank 1 is killed, and comes back when the gate is open."""
+    again = rank == 1 and (folder / "pid").exists()
+    if again:
+        others.wait()
+    begun = time.monotonic()
+    try:
+        g = hoplite_mp.current().group(name, size, rank)
+        g.barrier()
+    except PeerLostError as error:
+        return str(error), time.monotonic() - begun
+    if rank == 1 and not again:
+        (folder / "pid.new").write_text(str(os.getpid()))
+        (folder / "pid.new").rename(folder / "pid")
+        while True:
+            time.sleep(1)
+    while 1 in g.alive and not again:
+        time.sleep(0.001)
+    return g.allgather(rank)
+
+
+def kill_when_there(folder: Path) -> None:
+    path = folder / "pid"
+    os.kill(int(eventually(lambda: path.exists() and path.read_text())), signal.SIGKILL)
+
+
+def test_who_comes_back_when_the_others_have_left_learns_so_at_once(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    others = Gate(tmp_path)
+    futures = cluster.spmd(late_member, 4, "late", 4, tmp_path, others)
+    kill_when_there(tmp_path)
+    for rank in (0, 2, 3):
+        assert futures[rank].result(30) == [0, None, 2, 3]
+    others.open()
+    text, seconds = futures[1].result(AT_ONCE_S)
+    assert "group 'late' has ended" in text
+    assert seconds < 5
+
+
+def test_the_name_is_free_for_others_and_not_for_who_comes_late(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """A driver uses the name again, also while the late one asks for a rank of it."""
+    others = Gate(tmp_path)
+    futures = cluster.spmd(late_member, 2, "used again", 2, tmp_path, others)
+    kill_when_there(tmp_path)
+    assert futures[0].result(30) == [0, None]
+    with cluster.group("used again", 2, 0, timeout=20) as first:
+        others.open()
+        assert "has ended" in futures[1].result(AT_ONCE_S)[0]
+        with cluster.group("used again", 2, 1, timeout=20) as second:
+            waits = first.allgather_async("a")
+            assert second.allgather("b") == waits.result(20) == ["a", "b"]
+
+    def member(rank: int) -> Any:
+        for _ in range(2):  # and a task may use a name twice
+            with hoplite_mp.current().group("used again", 2, rank) as group:
+                found = group.allgather(rank)
+        return found
+
+    assert [f.result(30) for f in cluster.spmd(member, 2)] == [[0, 1]] * 2
+
+
+def test_members_that_have_all_died_form_their_group_anew(cluster: Cluster, tmp_path: Path) -> None:
+    def member(rank: int, folder: Path) -> Any:
+        with hoplite_mp.current().group("all", 3, rank) as group:
+            first = not (folder / "again").exists()
+            group.barrier()
+            (folder / f"{rank}.{os.getpid()}").touch()
+            while first:
+                time.sleep(1)
+            return group.allgather(rank)
+
+    futures = cluster.spmd(member, 3, tmp_path)
+    eventually(lambda: all(len(pids(tmp_path, rank)) == 1 for rank in range(3)), "all")
+    (tmp_path / "again").touch()
+    for rank in range(3):
+        os.kill(*pids(tmp_path, rank), signal.SIGKILL)
+    assert [future.result(30) for future in futures] == [[0, 1, 2]] * 3

@@ -1,0 +1,126 @@
+"""What a Group over several emulated hosts carries: every value as itself, refs that stay held, and
+a host without room."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lan import Lan
+from tests.lan.test_cluster import TLS_OR_PLAIN, UpCluster
+from tests.lan.test_groups import SIZE, members
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def lan(lan_permitted: None) -> Iterator[Lan]:
+    with Lan(SIZE) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=TLS_OR_PLAIN)
+def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
+    made = UpCluster(lan, tls=request.param, workers=0)
+    yield made
+    assert made.end() == [0, 0, 0]
+
+
+VALUES = """
+    from tests.collectives.group_values import same, samples
+    names = list(samples())
+    for at, name in enumerate(names):
+        drawn = [samples()[names[(at + r) % len(names)]] for r in range(size)]
+        mine = drawn[rank]
+        def check(kind, got, expected):
+            if not all(map(same, got, expected)):
+                say(kind, name, repr(got), repr(expected))
+        root = at % size
+        check("broadcast", [g.broadcast(mine, root=root)], [drawn[root]])
+        got = g.gather(mine, root=root)
+        assert (got is None) == (rank != root)
+        check("gather", got or drawn, drawn)
+        check("allgather", g.allgather(mine), drawn)
+        check("alltoall", g.alltoall([mine, (mine, rank)] * (size // 2) + [mine] * (size % 2)),
+              [(one, r) if rank % 2 and rank < size // 2 * 2 else one
+               for r, one in enumerate(drawn)])
+    say("all", g.calls == 4 * len(names))
+"""
+
+
+@pytest.mark.parametrize("per_host", [1, 2])
+def test_every_value_is_carried_as_itself(cluster: UpCluster, lan: Lan, per_host: int) -> None:
+    found = members(cluster, lan, f"values {per_host}", VALUES, per_host)
+    assert found == [["all True"]] * SIZE * per_host
+
+
+def test_reductions_refuse_on_every_rank(cluster: UpCluster, lan: Lan) -> None:
+    program = """
+        from tests.collectives.group_values import reducible, samples
+        for name, x in samples().items():
+            if reducible(x):
+                continue
+            for kind in ("allreduce", "reduce", "reduce_scatter"):
+                try:
+                    getattr(g, kind)(x if rank == 1 else np.ones(3))
+                    say(name, "was taken")
+                except TypeError as error:
+                    if f"rank 1: {kind} takes arrays, numbers and bools, not" not in str(error):
+                        say(name, error)
+        try:
+            g.allgather(threading.Lock() if rank == 2 else 1)
+        except TypeError as error:
+            say(error)
+        say(g.allreduce(np.ones(1))[0])
+        """
+    found = members(cluster, lan, "refused", program)
+    assert found[0][0].startswith("rank 2: cannot pickle value of type 'lock'")
+    assert found == [[found[0][0], "3.0"]] * SIZE
+
+
+@pytest.mark.parametrize("per_host", [1, 2])
+def test_refs_inside_stay_held(cluster: UpCluster, lan: Lan, per_host: int) -> None:
+    """Their giver has let go, and left, when the others come to read them."""
+    program = """
+        first = g.broadcast({"r": c.put(np.full(200_000, 7))} if rank == 0 else None)["r"]
+        listed = g.allgather([c.put(np.full(200_000, rank))])
+        swapped = g.alltoall([[c.put((rank, to))] for to in range(size)])
+        if rank == 0:
+            del first, listed, swapped
+            g.close()
+            return
+        while 0 in g.alive:
+            time.sleep(0.01)
+        time.sleep(0.3)  # what the giver held is let go everywhere
+        say(c.get(first).max(), [int(c.get(one[0]).max()) for one in listed])
+        say([c.get(one[0]) for one in swapped] == [(r, rank) for r in range(size)])
+        """
+    size = SIZE * per_host
+    found = members(cluster, lan, f"refs {per_host}", program, per_host)
+    assert found[0] == [""]
+    assert found[1:] == [[f"7 {list(range(size))}", "True"]] * (size - 1)
+
+
+@pytest.mark.parametrize("kind", ["allreduce", "broadcast", "gather", "alltoall"])
+def test_a_host_without_room(cluster: UpCluster, lan: Lan, kind: str) -> None:
+    program = f"""
+        kind = {kind!r}
+        calls = {{
+            "allreduce": lambda x: g.allreduce(x), "broadcast": lambda x: g.broadcast(x, root=1),
+            "gather": lambda x: g.gather({{"x": x}}), "alltoall": lambda x: g.alltoall([x] * size),
+        }}
+        try:
+            calls[kind](np.zeros(300 << 20 if rank == 1 else 8, np.uint8))
+        except Exception as error:
+            say(type(error).__name__, error)
+        say(g.allgather(rank), g.calls)
+        """
+    found = members(cluster, lan, f"room {kind}", program)
+    text = found[0][0]
+    assert found == [[text, "[0, 1, 2] 2"]] * SIZE
+    assert text.startswith("StoreFullError rank 1: put of ")
+    assert re.search(r"store of h\d", text)
+    assert "256 MiB" in text

@@ -1,0 +1,72 @@
+"""A turn of the node looks at objects of other hosts that have changed, not at all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hoplite_mp import ids
+from tests.cext.host import STATE
+from tests.node.pair import Network
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OBJECTS = 2000
+KIND_TASK, NODE_SLOT = 2, 0
+
+
+class Counted:
+    """A client whose looks at single headers are counted."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.looks = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+    def state(self, oid: int) -> int:
+        self.looks += 1
+        return int(self.client.state(oid))
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    made = Network(2)
+    yield made
+    made.close()
+
+
+def test_what_was_freed_or_deleted_is_dropped_and_nothing_else_looked_at(network: Network) -> None:
+    """Results of a process here that are on another host: its headers, which the node never
+    collects."""
+    side = network.sides[0]
+    party, places = side.party, side.places
+    released: list[int] = []
+    oids = [party.new(KIND_TASK, STATE["CLAIMED"], NODE_SLOT, 0) for _ in range(OBJECTS)]
+    for oid in oids:
+        assert side.node.finish_elsewhere(oid, 1000, False)
+        places.add(oid, ids.pack_id(side.home, oid), 1000, (1,))
+        places.places[oid].released = lambda oid=oid: released.append(oid)
+    counted = Counted(places.client)
+    places.client = counted  # type: ignore[assignment]
+    assert places.purge() == []
+    assert counted.looks == 0
+    party.release(oids[7])
+    assert party.delete(oids[9]) == 1
+    assert len(places.purge()) == 2
+    assert sorted(released) == sorted([oids[7], oids[9]])
+    assert counted.looks <= 4
+    again = party.collect() or [party.new(KIND_TASK, STATE["CLAIMED"], NODE_SLOT, 0)]
+    assert again
+    assert places.purge() == []
+    assert len(places.places) == OBJECTS - 2
+    # Freed, collected and used again before the node looks.
+    party.release(oids[11])
+    party.collect()
+    other = party.new(KIND_TASK, STATE["CLAIMED"], NODE_SLOT, 0)
+    assert other >> 32 == oids[11] >> 32
+    assert len(places.purge()) == 1
+    assert released[-1] == oids[11]

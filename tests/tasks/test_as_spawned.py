@@ -1,0 +1,93 @@
+"""What programs find in a spawned process they find in a worker."""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import sys
+from typing import Any
+
+import pytest
+
+import hoplite_mp
+from tests.tasks.helpers import PATIENCE_S, Program
+
+
+def describe() -> dict[str, Any]:
+    me, parent = multiprocessing.current_process(), multiprocessing.parent_process()
+    assert parent is not None
+    return {
+        "name": me.name,
+        "daemon": me.daemon,
+        "pid": me.pid == os.getpid(),
+        "parent": (parent.name, parent.pid, parent.is_alive()),
+        "argv": sys.argv,
+        "faulthandler": faulthandler.is_enabled(),
+    }
+
+
+def append(shared: Any, value: int) -> int:
+    shared.append(value)
+    return len(shared)
+
+
+def test_as_a_spawned_process() -> None:
+    assert faulthandler.is_enabled()  # by pytest
+    with hoplite_mp.Cluster(2, memory="64MiB") as cluster:
+        found = cluster.submit(describe).result(PATIENCE_S)
+    assert found["name"] in ("SpawnProcess-1", "SpawnProcess-2")
+    del found["name"]
+    assert found == {
+        "daemon": False,
+        "pid": True,
+        "parent": ("MainProcess", os.getpid(), True),
+        "argv": sys.argv,
+        "faulthandler": True,
+    }
+
+
+@pytest.mark.parametrize("imported", ["before", "after"])
+def test_proxies_of_a_manager(imported: str) -> None:
+    body = f"""
+        if {imported == "before"}:
+            import multiprocessing
+        with hoplite_mp.Executor(2) as pool:
+            say(pool.submit(lambda: "multiprocessing" in sys.modules).result(30))
+            import multiprocessing
+            with multiprocessing.Manager() as manager:
+                shared, lock = manager.list(), manager.Lock()
+                def add(number, shared=shared):
+                    with lock:
+                        shared.append(number)
+                    return multiprocessing.current_process().name
+                names = set(pool.map(add, range(10), chunksize=1))
+                say(sorted(shared) == list(range(10)), all("Spawn" in name for name in names))
+                say(multiprocessing.current_process().name)
+    """
+    assert Program(body).end()[0].splitlines() == ["False", "True True", "MainProcess"]
+
+
+def test_the_key_is_seen_nowhere() -> None:
+    import psutil
+
+    key = bytes(multiprocessing.current_process().authkey)
+    with hoplite_mp.Cluster(1, memory="64MiB") as cluster:
+        assert cluster.submit(abs, -1).result(PATIENCE_S) == 1
+        for one in psutil.Process().children(recursive=True):
+            for name in ("cmdline", "environ"):
+                with open(f"/proc/{one.pid}/{name}", "rb") as file:
+                    assert key not in file.read()
+
+
+def test_the_start_method_is_that_of_the_program() -> None:
+    body = """
+        import multiprocessing
+        multiprocessing.set_start_method("spawn")
+        with hoplite_mp.Executor(1) as pool:
+            def method():
+                import multiprocessing
+                return multiprocessing.get_start_method()
+            say(pool.submit(method).result(30))
+    """
+    assert Program(body).end()[0] == "spawn\n"

@@ -1,0 +1,172 @@
+"""Ctrl-C at every point of a call: nothing that the call has begun is left behind.
+
+The interpreter raises KeyboardInterrupt after certain instructions. Here a trace function does
+that, at the first such place of a call, then at the second, until the call gets through: every
+point is met, in a second or two. Afterwards there are as many objects and bytes as before.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import gc
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import hoplite_mp
+from tests.tasks.helpers import PATIENCE_S, add
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp import Cluster
+
+OURS = str(Path(hoplite_mp.__file__).parent)
+
+
+@pytest.fixture
+def alone() -> Iterator[Cluster]:
+    with hoplite_mp.Cluster(workers=1, memory="64MiB") as made:
+        made.submit(abs, -1).result(PATIENCE_S)
+        yield made
+
+
+# After these the interpreter looks for signals; in between, say inside of `with`, it does not.
+LOOKS = {
+    dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD")
+    if name in dis.opmap
+}  # fmt: skip
+
+
+class Interrupt:
+    """Raises at the nth place of this library's Python code where a signal's handler could."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.raised = False
+        self.last: dict[Any, int] = {}  # what each frame has just executed
+
+    def __call__(self, frame: Any, event: str, arg: Any) -> Any:
+        if self.raised or not frame.f_code.co_filename.startswith(OURS):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            last, self.last[frame] = self.last.get(frame), opcodes_of(frame.f_code)[frame.f_lasti]
+            if last in LOOKS:
+                self.left -= 1
+                if self.left < 0:
+                    self.raised = True
+                    self.last.clear()
+                    raise KeyboardInterrupt
+        return self
+
+
+@functools.cache
+def opcodes_of(code: Any) -> bytes:
+    return bytes(code.co_code)
+
+
+def interrupted(call: Callable[[], Any], at: int) -> bool:
+    """Whether it was, before it came to its end."""
+    interrupt = Interrupt(at)
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return interrupt.raised
+
+
+def counts(c: Any) -> tuple[int, int, int]:
+    """Objects, bytes, and headers that are in use."""
+    gc.collect()
+    stats = c.stats()
+    return stats["objects"], stats["bytes_used"], len(c._runtime.client.scan())
+
+
+def at_rest(c: Any) -> tuple[int, int, int]:
+    """When nothing is under way any more."""
+    found = counts(c)
+    while True:
+        time.sleep(0.1)
+        before, found = found, counts(c)
+        if found == before and not c._runtime.submitter.pending:
+            return found
+
+
+def settled(c: Any, wanted: tuple[int, int, int]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while (found := counts(c)) != wanted:
+        if time.monotonic() > deadline:
+            states = [(h["state"], h["kind"], h["refs"]) for h in c._runtime.client.scan()]
+            pytest.fail(f"{found} objects, bytes and headers, not {wanted}: {states}")
+        time.sleep(0.01)
+
+
+def check(c: Any, call: Callable[[], Any]) -> None:
+    for _ in range(3):
+        call()  # what is made once
+    before = at_rest(c)
+    at = 0
+    while interrupted(call, at):
+        at += 1
+    assert at > 10
+    settled(c, before)
+
+
+def test_put_of_a_small_value(alone: Cluster) -> None:
+    check(alone, lambda: alone.put(7))
+    check(alone, lambda: alone.put(np.ones(10)))
+
+
+def test_put_of_a_value_in_a_span(alone: Cluster) -> None:
+    check(alone, lambda: alone.put(b"x" * 5000))
+
+
+def test_put_of_refs(alone: Cluster) -> None:
+    inner = alone.put(1)
+    check(alone, lambda: alone.put([inner]))
+
+
+def test_put_of_a_large_array(alone: Cluster) -> None:
+    array = np.ones(200_000)
+    check(alone, lambda: alone.put(array))
+
+
+def test_put_without_a_copy(alone: Cluster) -> None:
+    def publish() -> None:
+        array = alone.empty(1000)
+        array.fill(1.0)
+        alone.put(array)
+
+    check(alone, publish)
+
+
+def test_reduce(alone: Cluster) -> None:
+    refs = [alone.put(np.ones(10)) for _ in range(2)]
+    check(alone, lambda: alone.reduce(refs))
+    check(alone, lambda: alone.reduce_scatter(refs))
+    check(alone, lambda: alone.broadcast(refs[0]))
+
+
+def test_submit(alone: Cluster) -> None:
+    """Also with arguments that are objects, and such that are still to come."""
+    ref = alone.put(1)
+    check(alone, lambda: alone.submit(abs, -1))
+    check(alone, lambda: alone.submit(add, ref, 1))
+    check(alone, lambda: alone.submit(add, alone.submit(abs, -1), 1))
+    check(alone, lambda: alone.submit(len, b"x" * 5000))
+
+
+def test_get(alone: Cluster) -> None:
+    ref = alone.put(np.ones(5000))
+    check(alone, lambda: alone.get(ref))
+    check(alone, lambda: alone.submit(abs, -1).result(PATIENCE_S))

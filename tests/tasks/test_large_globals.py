@@ -1,0 +1,293 @@
+"""Large global arrays: sent when they have changed, and then alone.
+
+Each test runs twice: as the kernel allows, and as on one that cannot tell which pages were written.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import mmap
+import os
+import textwrap
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import hoplite_mp
+from hoplite_mp.client import written
+from tests.tasks.helpers import PATIENCE_S, run
+from tests.tasks.large_globals import MIB, WATCHES, arrays_of, expected, scope_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp import Cluster
+    from hoplite_mp.serial import Array
+
+
+@pytest.fixture(params=["watched", "read in full"], autouse=True)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    kind: str = request.param
+    if kind == "read in full":
+        monkeypatch.setattr(written, "available", lambda: False)
+    elif not WATCHES:
+        pytest.skip("the kernel does not tell, or must not")
+    return kind
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with hoplite_mp.Cluster(workers=1, memory="512MiB") as made:
+        yield made
+
+
+def test_what_has_not_changed_is_neither_sent_nor_read(cluster: Cluster, kernel: str) -> None:
+    scope, total = scope_of(x=np.arange(4 * MIB, dtype=np.int32))
+    send, arrays = cluster._runtime.submitter._functions.send, arrays_of(cluster)
+    first = send(total)[0]
+    before = arrays.bytes_compared
+    assert all(send(total)[0] == first for _ in range(10))
+    compared = arrays.bytes_compared - before
+    if kernel == "watched":
+        assert compared <= 10 * 2 * mmap.PAGESIZE  # the edges
+    else:
+        assert compared == 10 * scope["x"].nbytes
+    before, scope["x"][1234567] = arrays.bytes_compared, 5
+    second = send(total)[0]
+    assert second != first
+    scope["x"][2345678] = scope["x"][2345678]  # written, and as it was
+    assert send(total)[0] == second
+    if kernel == "watched":
+        # Another array of this size is looked for, and found at the first difference.
+        assert arrays.bytes_compared - before < 8 * mmap.PAGESIZE + 2 * scope["x"].nbytes
+    assert cluster.submit(total).result(PATIENCE_S) == expected(scope["x"])
+
+
+def test_the_same_bytes_are_stored_once(cluster: Cluster) -> None:
+    one = np.arange(4 * MIB, dtype=np.int32)
+    scope, total = scope_of(x=one)
+    other, also = scope_of(x=one.copy())
+    arrays = arrays_of(cluster)
+    assert cluster.submit(total).result(PATIENCE_S) == expected(one)
+    assert cluster.submit(also).result(PATIENCE_S) == expected(one)
+    stored = arrays.copy_of(one)[0].ref
+    assert arrays.copy_of(other["x"])[0].ref == stored
+    for _ in range(3):
+        scope["x"] = scope["x"].copy()
+        assert cluster.submit(total).result(PATIENCE_S) == expected(one)
+        assert arrays.copy_of(scope["x"])[0].ref == stored
+    other["x"][0] += 1  # they were never one array
+    assert cluster.submit(also).result(PATIENCE_S) == expected(other["x"])
+    assert cluster.submit(total).result(PATIENCE_S) == expected(one)
+
+
+def test_a_task_sees_its_arrays_as_they_were_at_its_call(cluster: Cluster) -> None:
+    x = np.zeros(MIB, np.int64)
+    _, total = scope_of(x=x)
+    futures = []
+    for n in range(8):
+        x[:: 1 << 17] = n
+        x[-1] = -n
+        futures.append((cluster.submit(total), expected(x)))
+    assert [f.result(PATIENCE_S) for f, _ in futures] == [value for _, value in futures]
+
+
+def kinds() -> dict[str, Callable[[], Array]]:
+    base = np.arange(2 * MIB, dtype=np.int64)
+    return {
+        "plain": lambda: base.copy(),
+        "odd place": lambda: base.copy().view(np.uint8)[3 : 9 * MIB + 5],
+        "strided": lambda: base.copy()[::3],
+        "transposed": lambda: base.copy().reshape(1024, -1).T,
+        "subclass": lambda: base.copy().reshape(1024, -1).view(np.recarray),
+        "records": lambda: base.copy().view([("a", "i4"), ("b", "f4")])["a"],
+        "zeros": lambda: np.zeros(4 * MIB, np.int16),
+        "shared mapping": lambda: np.frombuffer(mmap.mmap(-1, 8 * MIB), np.int32),
+        "private mapping": lambda: np.frombuffer(
+            mmap.mmap(-1, 8 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.int32
+        ),
+        "bytearray": lambda: np.frombuffer(bytearray(3 * MIB), np.uint8),
+        "one page and a bit": lambda: np.ones(MIB + 5000, np.int8),
+    }
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_arrays_of_every_kind(cluster: Cluster, kind: str) -> None:
+    x = kinds()[kind]()
+    _, total = scope_of(x=x)
+    assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+    for place in (0, -1, x.shape[0] // 2, 0):
+        x[place] += 1
+        assert cluster.submit(total).result(PATIENCE_S) == expected(x), place
+    assert cluster.submit(lambda: (type(x), x.flags.writeable)).result(PATIENCE_S) == (
+        type(x),
+        True,
+    )
+
+
+def test_what_the_store_keeps(cluster: Cluster) -> None:
+    made = cluster.empty(MIB, np.int64)
+    made[:] = 1
+    scope, total = scope_of(x=made)
+    assert cluster.submit(total).result(PATIENCE_S) == expected(made)
+    made[7] = 7
+    assert cluster.submit(total).result(PATIENCE_S) == expected(made)
+    scope["x"] = cluster.get(cluster.put(np.full(MIB, 3, np.int64)))
+    assert cluster.submit(total).result(PATIENCE_S) == expected(scope["x"])
+    before = arrays_of(cluster).bytes_compared
+    assert cluster.submit(total).result(PATIENCE_S) == expected(scope["x"])
+    assert arrays_of(cluster).bytes_compared == before  # nobody can write to it
+    frozen = np.arange(MIB)
+    scope["x"] = frozen.view()
+    scope["x"].flags.writeable = False
+    assert cluster.submit(total).result(PATIENCE_S) == expected(frozen)
+    frozen[5] = 0  # read-only is the view alone
+    assert cluster.submit(total).result(PATIENCE_S) == expected(frozen)
+
+
+def test_names_of_one_array_stay_names_of_one(cluster: Cluster) -> None:
+    x = np.zeros(MIB, np.int32)
+    scope = {"np": np, "__name__": "a script", "x": x, "y": x, "z": x.copy()}
+    exec("def f(): x[0] = 1; return int(y[0]), int(z[0]), x is y", scope)
+    exec("def g(): return int(y[0]), int(z[0])", scope)
+    assert cluster.submit(scope["f"]).result(PATIENCE_S) == (1, 0, True)
+    assert cluster.submit(scope["g"]).result(PATIENCE_S) == (1, 0)
+
+
+def test_a_map_reads_once(cluster: Cluster, kernel: str) -> None:
+    x = np.ones(4 * MIB, np.int8)
+    scope: dict[str, Any] = {"x": x, "__name__": "a script"}
+    exec("def at(i): return int(x[i])", scope)
+    arrays = arrays_of(cluster)
+    for count, chunksize in ((16, 1), (64, 4)):
+        assert list(cluster.map(scope["at"], range(count), chunksize=chunksize)) == [1] * count
+        before = arrays.bytes_compared
+        assert sum(cluster.map(scope["at"], range(count), chunksize=chunksize)) == count
+        assert arrays.bytes_compared - before <= x.nbytes
+    x[:] = 2
+    assert list(cluster.map(scope["at"], range(16), chunksize=2)) == [2] * 16
+    assert [f.result(PATIENCE_S) for f in (cluster.submit(scope["at"], 1),)] == [2]
+
+
+def test_inside_containers_closures_and_arguments(cluster: Cluster) -> None:
+    x = np.ones(MIB, np.int64)
+    held = {"x": [x]}
+    scope: dict[str, Any] = {"held": held, "x": x, "np": np, "__name__": "a script"}
+    exec("def inside(): return int(held['x'][0].sum())", scope)
+    exec("def outside(y=x): return int(x.sum() + y.sum())", scope)
+
+    def closes() -> int:
+        return int(x.sum())
+
+    def call(function: Callable[[], Any]) -> Any:
+        return function()
+
+    for n in range(3):
+        x[n] = 10 * n
+        total = int(x.sum())
+        assert cluster.submit(scope["inside"]).result(PATIENCE_S) == total
+        assert cluster.submit(scope["outside"]).result(PATIENCE_S) == 2 * total
+        assert cluster.submit(closes).result(PATIENCE_S) == total
+        assert cluster.submit(call, scope["outside"]).result(PATIENCE_S) == 2 * total
+
+
+def test_an_array_that_is_gone_leaves_nothing(cluster: Cluster, kernel: str) -> None:
+    before = cluster.stats()["bytes_used"]
+    for n in range(4):
+        x = np.full(8 * MIB, n, np.int8)
+        scope, total = scope_of(x=x)
+        assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+        gone = weakref.ref(x)
+        del x, scope, total
+        gc.collect()
+        assert gone() is None
+    _, total = scope_of(x=np.zeros(2 * MIB, np.int8))
+    cluster.submit(total).result(PATIENCE_S)
+    assert len(arrays_of(cluster)._kept) <= 2  # this one, and what the last test has left
+    assert cluster.stats()["bytes_used"] - before < 24 * MIB
+
+
+def test_what_is_always_rewritten_is_not_watched(cluster: Cluster, kernel: str) -> None:
+    x = np.zeros(MIB, np.int64)
+    _, total = scope_of(x=x)
+    arrays = arrays_of(cluster)
+
+    def watched() -> bool:
+        return bool(arrays._kept[id(x)].watch.watched)
+
+    states = []
+    for n in range(1, 14):
+        if n < 8:
+            x[:] = n
+        assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+        states.append(watched())
+    if kernel == "watched":
+        assert (states[0], states[6], states[-1]) == (True, False, True)
+    else:
+        assert not any(states)
+
+
+def test_the_warning_names_it_once(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    scope: dict[str, Any] = {"weights": np.ones(2 * MIB, np.int8), "__name__": os.urandom(4).hex()}
+    exec("def f(): return len(weights)\ndef g(): return weights[0]", scope)
+    with caplog.at_level(logging.WARNING, "hoplite_mp"):
+        for name in "ffg":
+            cluster.submit(scope[name]).result(PATIENCE_S)
+            scope["weights"][0] += 1
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert all(word in said[0] for word in ("weights", "2 MiB", "c.put(weights)"))
+
+
+def test_a_script_that_is_run_with_errors_for_warnings() -> None:
+    out = run(
+        """
+        import warnings; warnings.simplefilter("error")
+        big = np.ones(10_000_000)
+        def f(i): return big[i]
+        with hoplite_mp.Executor(2) as ex:
+            say(ex.submit(f, 3).result(), sum(ex.map(f, range(16))))
+            big[3] = 2
+            say(ex.submit(f, 3).result())
+        """
+    )
+    assert out.split() == ["1.0", "16.0", "2.0"]
+
+
+def test_a_closed_cluster_watches_nothing(kernel: str) -> None:
+    x = np.zeros(MIB, np.int64)
+    _, total = scope_of(x=x)
+    before = len(written._state.watches)
+    with hoplite_mp.Cluster(workers=1) as one, hoplite_mp.Cluster(workers=1) as other:
+        for n in range(4):
+            x[n * 1000] = 1
+            assert one.submit(total).result(PATIENCE_S) == expected(x)
+            assert other.submit(total).result(PATIENCE_S) == expected(x)
+            x[n * 2000] = 2
+            assert other.submit(total).result(PATIENCE_S) == expected(x)
+            assert one.submit(total).result(PATIENCE_S) == expected(x)
+        assert len(written._state.watches) == before + (2 if kernel == "watched" else 0)
+    assert len(written._state.watches) == before
+
+
+def test_scripts_whose_workers_change_their_globals() -> None:
+    """As with small ones: what a task has set stays until the submitter changes it."""
+    out = run(
+        textwrap.dedent(
+            """
+            grid = np.zeros(300_000)
+            def plus(): grid[0] += 1; return int(grid[0])
+            def look(): return int(grid[0]), int(grid[1])
+            with hoplite_mp.Cluster(1) as c:
+                say([c.submit(plus).result() for _ in range(3)], c.submit(look).result())
+                grid[1] = 5
+                say(c.submit(look).result(), c.submit(plus).result(), c.submit(look).result())
+                grid = grid.copy()
+                say(c.submit(look).result(), c.map(plus, range(0)) and "")
+            """
+        )
+    )
+    assert out.splitlines() == ["[1, 2, 3] (3, 0)", "(0, 5) 1 (1, 5)", "(1, 5) "]

@@ -1,0 +1,174 @@
+"""The standard library's own tests of its process pool, with nothing changed but the executor.
+
+They are those of this very interpreter (`test.test_concurrent_futures`), or of a package of the
+same version beside it (Debian: libpython3.11-testsuite). What does not pass is listed below with
+its reason, and a listed test that begins to pass fails here, so that the list stays true.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import importlib
+import os
+import pkgutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import hoplite_mp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+SUITE = "test_concurrent_futures"
+VERSION = "python{}.{}".format(*sys.version_info)
+FOLDERS = [
+    os.environ.get("HOPLITE_MP_STANDARD_TESTS", ""),
+    f"/usr/lib/{VERSION}/test",
+    f"/usr/lib64/{VERSION}/test",
+    f"/usr/local/lib/{VERSION}/test",
+]
+# Their classes come for each way of starting processes; workers of ours are like spawned ones.
+PREFIX = "ProcessPoolSpawn"
+
+BROKEN = "demands that an exception while something is unpickled breaks the pool; ours gives it"
+PRIVATE = "reads what is private to the standard library's pool: "
+EXCEPTIONS = {
+    "FailingInitializer.test_initializer": PRIVATE + "_broken",
+    "test_context_manager_shutdown": PRIVATE + "_processes",
+    "test_del_shutdown": PRIVATE + "_executor_manager_thread",
+    "test_error_at_task_unpickle": BROKEN,
+    "test_error_during_result_unpickle_in_result_handler": BROKEN,
+    "test_exit_at_task_unpickle": BROKEN,
+    "test_exit_during_result_unpickle_in_result_handler": BROKEN,
+    "test_idle_process_reuse_multiple": PRIVATE + "_processes",
+    "test_idle_process_reuse_one": PRIVATE + "_processes",
+    "test_interpreter_shutdown": "what workers print begins with their name, (worker 1@h0)",
+    "test_killed_child": PRIVATE + "_processes",
+    "test_max_tasks_per_child": PRIVATE + "_processes",
+    "test_max_tasks_per_child_defaults_to_spawn_context": PRIVATE + "_mp_context",
+    "test_processes_terminate": PRIVATE + "_processes",
+    "test_saturation": PRIVATE + "_processes",
+    "test_shutdown_deadlock_pickle": PRIVATE + "_executor_manager_thread",
+    "test_shutdown_no_wait": PRIVATE + "_executor_manager_thread",
+    "test_submit_after_interpreter_shutdown": "looks for the word RuntimeError in a traceback; "
+    "ours is a ClosedError, which is one",
+    "test_traceback": PRIVATE + "_RemoteTraceback",
+}
+# It asserts that one of the tasks just sent has begun, so that it is not cancelled: a race.
+RACES = {"test_cancel_futures": "ours cancels all that has not begun, perhaps every one of them"}
+# They would leave an object behind whose __del__ fails when the tests are over.
+NOT_RUN = {
+    "test_ressources_gced_in_workers": "a Manager's proxies do not reach workers: its authkey",
+}
+_made: list[StandInExecutor] = []
+
+
+class StandInExecutor(hoplite_mp.Executor):
+    """Ours, but for `mp_context`, which the tests give to every pool that they make."""
+
+    def __init__(self, *args: Any, mp_context: object = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        _made.append(self)
+
+
+STAND_IN = """
+import hoplite_mp, sys
+sys.path += {path!r}
+class StandInExecutor(hoplite_mp.Executor):
+    def __init__(self, *args, mp_context=None, **options):
+        super().__init__(*args, **options)
+"""
+
+
+def the_suite() -> tuple[list[ModuleType], str]:
+    """Its modules, and the folder that they are found in, if they are not the interpreter's own."""
+    try:
+        return with_submodules(importlib.import_module(f"test.{SUITE}")), ""
+    except ImportError:
+        pass
+    for folder in FOLDERS:
+        if any(os.path.exists(os.path.join(folder, SUITE + end)) for end in (".py", "/util.py")):
+            sys.path.append(folder)
+            try:
+                return with_submodules(importlib.import_module(SUITE)), folder
+            finally:
+                sys.path.remove(folder)
+    pytest.skip(
+        f"this interpreter comes without test.{SUITE}, and none of its version is installed "
+        f"(Debian: lib{VERSION}-testsuite); HOPLITE_MP_STANDARD_TESTS may name its folder",
+        allow_module_level=True,
+    )
+
+
+def with_submodules(package: ModuleType) -> list[ModuleType]:
+    names = [found.name for found in pkgutil.iter_modules(getattr(package, "__path__", []))]
+    return [package, *(importlib.import_module(f"{package.__name__}.{name}") for name in names)]
+
+
+MODULES, FOLDER = the_suite()
+
+
+@pytest.fixture(autouse=True)
+def with_our_executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Some tests name the standard library's class, or write programs that do."""
+    if FOLDER:
+        monkeypatch.setattr(sys, "path", [*sys.path, FOLDER])  # workers import from there, too
+    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", StandInExecutor, raising=False)
+    for module in MODULES:
+        if hasattr(module, "assert_python_ok"):
+            run = functools.partial(run_of_ours, module.assert_python_ok)
+            monkeypatch.setattr(module, "assert_python_ok", run)
+    yield
+    while _made:  # some are left to the collector of garbage
+        _made.pop().shutdown(cancel_futures=True)
+
+
+def run_of_ours(run: Callable[..., Any], flag: str, program: str) -> Any:
+    program = program.replace(f"test.{SUITE}", MODULES[0].__name__)
+    program = program.replace("from concurrent.futures import StandInExecutor", "pass")
+    return run(flag, STAND_IN.format(path=[FOLDER] * bool(FOLDER)) + program)
+
+
+def adopt(name: str, cls: type) -> type:
+    """The same tests, with our executor; those of the list are expected to fail."""
+    members: dict[str, Any] = {"executor_type": StandInExecutor}
+    for test in dir(cls):
+        reason = EXCEPTIONS.get(f"{name}.{test}", EXCEPTIONS.get(test))
+        if reason is not None:
+            members[test] = marked(
+                getattr(cls, test), pytest.mark.xfail(reason=reason, strict=True)
+            )
+        elif test in RACES:
+            mark = pytest.mark.xfail(reason=RACES[test], strict=False)
+            members[test] = marked(getattr(cls, test), mark)
+        elif test in NOT_RUN:
+            members[test] = marked(getattr(cls, test), pytest.mark.skip(reason=NOT_RUN[test]))
+    return type(f"{name}Test", (cls,), members)
+
+
+def marked(method: Any, mark: pytest.MarkDecorator) -> Any:
+    def test(self: Any) -> None:
+        method(self)
+
+    return mark(test)
+
+
+def adopted() -> Iterator[type]:
+    for module in MODULES:
+        for name, cls in vars(module).items():
+            if name.startswith(PREFIX) and name.endswith("Test"):
+                yield adopt(name.removeprefix(PREFIX).removesuffix("Test"), cls)
+
+
+globals().update({cls.__name__: cls for cls in adopted()})
+
+
+def test_every_listed_test_is_there() -> None:
+    classes = [cls for cls in globals().values() if getattr(cls, "executor_type", None)]
+    there = {name for cls in classes for name in dir(cls) if name.startswith("test_")}
+    assert {name.rpartition(".")[2] for name in (*EXCEPTIONS, *RACES, *NOT_RUN)} <= there
+    assert len(there) > 50

@@ -1,0 +1,70 @@
+"""The checks after each test blame what this run has made, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+INNER = """
+import os
+import subprocess, sys
+
+def test_leaves_a_name():
+    name = f"/dev/shm/left-by-a-test-{os.getpid()}"
+    open(name, "w").close()
+    held.append(open(name))
+    os.environ["LEFT"] = name
+
+held = []
+
+def test_while_others_work():
+    path = os.environ["OUTSIDE"]
+    subprocess.run(["nsenter", "-t", os.environ["STRANGER"], "-m", "touch", path], check=True)
+    assert not os.path.exists(path)
+"""
+
+
+def inner(tmp_path: Path, which: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A run of its own, under the same checks."""
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    (tmp_path / "test_inner.py").write_text(INNER)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", which, "."],
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="there is no /dev/shm")
+def test_what_a_test_leaves_is_found(tmp_path: Path) -> None:
+    done = inner(tmp_path, "test_leaves_a_name")
+    assert done.returncode == 1
+    assert "entries in /dev/shm stayed behind: ['left-by-a-test-" in done.stdout
+    for path in Path("/dev/shm").glob("left-by-a-test-*"):  # where it is not private
+        path.unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="entering another mount namespace needs root")
+def test_what_other_programs_leave_is_not(tmp_path: Path) -> None:
+    """Another program, in this process's /dev/shm, makes a name while a test runs."""
+    path = f"/dev/shm/of-a-stranger-{os.getpid()}"
+    environment = {"OUTSIDE": path, "STRANGER": str(os.getpid())}
+    try:
+        done = inner(tmp_path, "test_while_others_work", **environment)
+        if (
+            "nsenter" in done.stdout
+            and "failed" in done.stdout.lower()
+            and not os.path.exists(path)
+        ):
+            pytest.skip("namespaces are not permitted")
+        assert os.path.exists(path)
+        assert done.returncode == 0, done.stdout
+    finally:
+        Path(path).unlink(missing_ok=True)
