@@ -56,6 +56,7 @@ pthread_atfork(NULL, NULL, _after_fork_in_child)
 STATES = ("FREE", "WAITING", "QUEUED", "CLAIMED", "ABORTED", "SEALED", "FAILED", "CANCELLED",
           "DELETED", "SPILLING", "SPILLED", "FREED")
 INLINE_BYTES_MAX = RESULT_INLINE
+closed_error = RuntimeError  # what a call raises whose cluster is closed; clients set their own
 BLOCK_HEAD_BYTES = BLOCK_ALIGN
 CONTROL_MEMORY_BYTES = CONTROL_BYTES
 

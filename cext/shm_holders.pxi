@@ -95,7 +95,7 @@ cdef class _Holders:
         cdef shm_header *h
         cdef shm_table *table
         if self.map.closed:  # by another thread just now: the tables may be the node's already
-            raise RuntimeError("the cluster was closed during this call")
+            raise closed_error("the cluster was closed during this call")
         t = self.making
         if t < 0 or not self.free_count[t]:
             for t in self.own_tables:

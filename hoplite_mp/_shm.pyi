@@ -11,6 +11,7 @@ from typing_extensions import Buffer
 
 STATES: tuple[str, ...]
 INLINE_BYTES_MAX: int
+closed_error: type[RuntimeError]
 BLOCK_HEAD_BYTES: int
 CONTROL_MEMORY_BYTES: int
 

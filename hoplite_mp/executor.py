@@ -24,7 +24,8 @@ from hoplite_mp import errors, serial
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.inheriting import Inheritance, put_setup
 from hoplite_mp.client.losing import UnlessEnded
-from hoplite_mp.client.memory import FOREVER_NS, check_timeout, deadline_ns, whole
+from hoplite_mp.client.mapping import chunks_of, flattened, results_of
+from hoplite_mp.client.memory import FOREVER_NS, check_timeout, whole
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError
 from hoplite_mp.nodes import WORKERS_MAX, node_numbers
 from hoplite_mp.protocol.local import POOL_BROKEN, ClosePool, OpenPool
@@ -219,7 +220,7 @@ class TaskExecutor(concurrent.futures.Executor):
             if chunksize is None:
                 chunksize = self._chunksize(len(items))
         chunksize = chunksize or 1
-        chunks = _chunks(items, chunksize) if chunksize > 1 else None
+        chunks = chunks_of(items, chunksize) if chunksize > 1 else None
         # What the function carries along is what it is now, for all items.
         fixed: Any = Fixed(fn, chunks is not None)
         if chunks is not None:
@@ -231,8 +232,8 @@ class TaskExecutor(concurrent.futures.Executor):
             futures = (self.submit(fixed, *args) for args in items)
             limit = buffersize
         ahead = deque(itertools.islice(futures, limit))
-        results = _results(ahead, futures, deadline, ordered, self)
-        return _flattened(results) if chunks is not None else results
+        results = results_of(ahead, futures, deadline, ordered, self)
+        return flattened(results) if chunks is not None else results
 
     def _chunksize(self, count: int) -> int:
         workers = self._runtime.pool_sizes.get(self._pool, self._runtime.pool_sizes.get(0, 1))
@@ -468,60 +469,6 @@ def spmd(
     for future in futures:
         future.add_done_callback(done)
     return futures
-
-
-def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    iterator = iter(items)
-    while chunk := list(itertools.islice(iterator, size)):
-        yield chunk
-
-
-def _results(
-    ahead: deque[Future[Any]],
-    more: Iterator[Future[Any]],
-    deadline: float | None,
-    ordered: bool,
-    executor: TaskExecutor,
-) -> Iterator[Any]:
-    """Yields results; whatever ends this, what has not begun is cancelled. `executor` is held."""
-    try:
-        while ahead:
-            future = ahead.popleft() if ordered else _first(ahead, deadline)
-            left = None if deadline is None else deadline - time.monotonic()
-            try:
-                result = [future.result(left)]
-                future._submitter.drain()  # it need not keep the Future, and so the result
-            finally:
-                future.cancel()  # without effect once it is done
-                del future
-            ahead.extend(itertools.islice(more, 1))
-            yield result.pop()  # it is the reader's alone from here on
-    finally:
-        for future in ahead:
-            future.cancel()
-
-
-def _flattened(results: Iterator[list[Any]]) -> Iterator[Any]:
-    """The items of chunks; a generator, so that closing it closes `results`."""
-    for chunk in results:
-        chunk.reverse()
-        while chunk:
-            yield chunk.pop()  # nothing here holds what the reader has been given
-
-
-def _first(ahead: deque[Future[Any]], deadline: float | None) -> Future[Any]:
-    submitter = ahead[0]._submitter
-    oids = [future._oid for future in ahead]
-    limit = FOREVER_NS if deadline is None else deadline_ns(deadline - time.monotonic())
-    if not submitter.waiting.wait_many(oids, 1, limit):
-        raise HopliteTimeoutError(
-            f"none of {len(oids)} results under way was ready within the timeout of map()"
-        )
-    for future in ahead:
-        if submitter.tasks.done(future._oid):
-            ahead.remove(future)
-            return future
-    return ahead.popleft()
 
 
 def as_completed(futs: Iterable[Future[T]], timeout: float | None = None) -> Iterator[Future[T]]:

@@ -241,6 +241,7 @@ def _fetch(object_id: bytes) -> Any:
 
 
 serial.fetching.fetch = _fetch
+_shm.closed_error = ClosedError
 runtime_hooks.contributors = _contributors
 runtime_hooks.words = _words
 runtime_hooks.attach = _attach

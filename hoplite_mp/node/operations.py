@@ -113,10 +113,13 @@ class Operations:
 
     # -- the request ---------------------------------------------------------------------------
 
+    def asked(self, ask: Collective, slot: int) -> None:
+        """A client's call; it leaves the results to the node."""
+        if any([self.tasks.take(oid) for oid in ask.results]):
+            self.begin(ask, slot)  # else the caller was interrupted, and has cancelled it
+
     def begin(self, ask: Collective, slot: int) -> None:
-        """A client's call. The node holds sources and results from here on."""
-        if not any([self.tasks.take(oid) for oid in ask.results]):
-            return  # the caller was interrupted, and has cancelled it
+        """Results that the node has claimed. It holds sources and results from here on."""
         number, self._next = self.node() << NUMBER_BITS | self._next, self._next + 1
         holds = [self.client.hold(oid) for oid in dict.fromkeys((*ask.sources, *ask.results))]
         waiting: dict[int, list[int]] = {}

@@ -95,7 +95,7 @@ class Requests:
             Imported: self.imported,
             DropForeign: lambda slot, request: node.imports.drop(request.ask.oid),
             Interrupt: self.interrupt,
-            Collective: lambda slot, request: node.operations.begin(request.ask, slot),
+            Collective: lambda slot, request: node.operations.asked(request.ask, slot),
             OpenPool: self.open_pool,
             AddWorkers: self.add_workers,
             BindPool: self.bind_pool,

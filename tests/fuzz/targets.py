@@ -266,6 +266,7 @@ OWN = "what this very process, or the kernel, has written"
 # Every module that decodes anything: the targets that try it, or why nothing has to.
 SOURCES: dict[str, str] = {
     "client/attached.py": "local: Attached",
+    "client/carried.py": OWN,
     "client/channel.py": "local: Reply",
     "client/futures.py": "payloads",
     "client/launch.py": "local: Line",
@@ -288,6 +289,7 @@ SOURCES: dict[str, str] = {
     "node/waits.py": OWN,
     "protocol/codec.py": "frames; from nodes; from the manager; from peers",
     "protocol/greetings.py": "greetings; server's handshake; client's handshake",
+    "serial/aside.py": "payloads",
     "serial/arrays.py": "payloads; heads of payloads",
     "serial/calls.py": "calls; heads of payloads",
     "serial/errors.py": "payloads",
