@@ -20,8 +20,7 @@ include "tasks_declarations.pxi"
 ARGS_INLINE_BYTES = ARGS_INLINE
 FOREVER_NS = 1 << 62
 DONE, NEWS, TIMEOUT, CLOSING = WAIT_DONE, WAIT_NEWS, WAIT_TIMEOUT, WAIT_CLOSING
-QUEUED_HINTS_MAX = RING
-MEMBERS_MAX = MEMBERS
+QUEUED_HINTS_MAX, MEMBERS_MAX = RING, MEMBERS
 
 
 cdef inline int check(uint64_t oid) except -1:
@@ -321,12 +320,11 @@ cdef class Tasks:
 
     def owns_queue(self, unsigned queue, unsigned pool) -> bool:
         """Is that queue still this client's, to that pool?"""
-        cdef shm_queue *q = queue_of(self.c, queue)
-        return LOAD32(&q.owner) == self.slot + 1 and LOAD32(&q.pool) == pool
+        return (LOAD32(&queue_of(self.c, queue).owner) == self.slot + 1 and
+                LOAD32(&queue_of(self.c, queue).pool) == pool)
 
     def close_queues_to(self, unsigned pool) -> None:
         """The node: nobody can submit to that pool any more."""
-        cdef unsigned q
         for q in range(LOAD32(&root_of(self.c).queues_high)):
             if LOAD32(&queue_of(self.c, q).owner) and LOAD32(&queue_of(self.c, q).pool) == pool:
                 queue_close(self.c, q)

@@ -17,6 +17,7 @@ import msgspec
 
 from hoplite_mp import errors
 from hoplite_mp.node.delegation import Delegation
+from hoplite_mp.node.dispatch import take
 from hoplite_mp.node.draining import Draining
 from hoplite_mp.node.drivers import Drivers
 from hoplite_mp.node.far_actors import FarActors
@@ -36,7 +37,6 @@ from hoplite_mp.node.probing import Probing
 from hoplite_mp.node.recovering import Recovering
 from hoplite_mp.node.transfers import Transfers
 from hoplite_mp.protocol.greetings import Introduction
-from hoplite_mp.protocol.looking import ClockAsked, DumpAsked, LookTold, TraceAsked, TraceRead
 from hoplite_mp.protocol.messages import (
     Credentials,
     Distribute,
@@ -47,38 +47,8 @@ from hoplite_mp.protocol.messages import (
     Withdraw,
 )
 from hoplite_mp.protocol.peers import (
-    Acquire,
     AddWorkers,
-    CancelTask,
-    CloseFarPool,
-    CopiesAsked,
-    CopiesTold,
-    CountersAsked,
-    CountersNow,
-    Described,
-    Drop,
-    Evacuated,
-    FarPoolOpened,
-    Kept,
-    LastLinesAsked,
-    LastLinesSent,
-    Leaving,
-    LetGo,
-    Locate,
-    Located,
-    MakeAgain,
-    OpenFarPool,
-    Printed,
-    PrintedTaken,
-    Probe,
-    Probed,
-    RecallTasks,
-    RelayAsked,
-    RelayOpened,
-    Release,
     RemoveNode,
-    RunTask,
-    TaskEnded,
     WorkersNow,
 )
 from hoplite_mp.protocol.versions import software_versions
@@ -347,7 +317,8 @@ class Lan:
             self.peers.send(self.members[number].home, RemoveNode())
         return ""
 
-    def _have_workers(self, home: int, count: int) -> None:
+    def have_workers(self, home: int, count: int) -> None:
+        """That host has so many workers for everybody's tasks."""
         peer = self.peers.by_home.get(home)
         if peer is not None:
             number = peer.member.node
@@ -401,99 +372,9 @@ class Lan:
     def take(self, home: int, message: Any) -> None:
         """A message of another node; its mistake is not the end of this host."""
         try:
-            self._take(home, message)
+            take(self, home, message)
         except Exception:
             _log.exception("%s of node %#x", type(message).__name__, home)
-
-    def _take(self, home: int, message: Any) -> None:
-        node = self.node
-        match message:
-            case Acquire():
-                node.exports.acquire(home, message)
-            case Release():
-                if not self.guests.release(home, message):
-                    self.recovering.released(home, message)
-                    self.kept.released(home, message)
-            case MakeAgain():
-                node.exports.make_again(home, message)
-            case Drop():
-                node.exports.drop(message.object)
-            case Kept():
-                self.kept.kept(home, message)
-            case Locate():
-                self.locations.locate(home, message)
-            case Located():
-                self.locations.located(message)
-            case LetGo():
-                self.kept.let_go(message.object)
-            case CopiesAsked() | CopiesTold():
-                self.recovering.heard(home, message)
-            case Described():
-                node.imports.described(message)
-            case RunTask():
-                self.guests.run(home, message)
-            case TaskEnded():
-                self.delegation.ended(home, message)
-            case CancelTask():
-                self.guests.cancel(message.task)
-            case RecallTasks():
-                self.guests.recall(home, message.tasks)
-            case CountersAsked():
-                node.counters.asked(home, message)
-            case CountersNow() | LookTold():
-                peer = self.peers.by_home.get(home)
-                if peer is not None:
-                    node.questions.told(home, peer.member.node, message)
-            case Probe():
-                self.peers.send(home, Probed(message.number))
-            case Probed():
-                self.probing.answered(home, message)
-            case RelayAsked():
-                self.peers.relays.asked(home, message)
-            case RelayOpened():
-                self.peers.relays.opened(home, message)
-            case ClockAsked():
-                node.tracing.clock(home, message)
-            case TraceAsked():
-                node.tracing.asked(home, message)
-            case TraceRead():
-                node.tracing.read(home, message)
-            case DumpAsked():
-                node.waits.asked(home, message)
-            case AddWorkers():
-                if not self.draining.going:
-                    self.tell_workers(node.workers.grow(message.count))
-            case WorkersNow():
-                self._have_workers(home, message.count)
-            case OpenFarPool():
-                self.far_pools.asked(home, message)
-            case FarPoolOpened():
-                self.far_pools.opened(home, message)
-            case CloseFarPool():
-                self.far_pools.closed(home, message)
-            case Printed():
-                self.far_output.printed(home, message)
-            case PrintedTaken():
-                self.far_output.taken(home, message)
-            case LastLinesAsked():
-                self.far_output.last_lines_asked(home, message)
-            case LastLinesSent():
-                self.far_output.last_lines_sent(home, message)
-                self.drivers.look_at_leaving()
-            case RemoveNode():
-                self.draining.begin()
-            case Leaving():
-                self._have_workers(home, 0)
-                self.delegation.drain(home)
-                self.draining.leaves(home)
-            case Evacuated():
-                self.draining.evacuated(home)
-            case _ if self.far_actors.receive(home, message):
-                pass
-            case _:  # about a group
-                peer = self.peers.by_home.get(home)
-                if peer is not None:
-                    self.group_calls.receive(peer.member.node, message)
 
     @property
     def all_said(self) -> bool:
