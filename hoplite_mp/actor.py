@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp.client.actors import About
 from hoplite_mp.client.memory import check_timeout
 from hoplite_mp.client.runtime import runtime_of
+from hoplite_mp.errors import ClosedError, ObjectLostError
 from hoplite_mp.executor import TIMEOUT_S_MAX
 from hoplite_mp.worker.actor import call
 
@@ -45,10 +46,11 @@ class Actor:
     ends with its last handle, after the calls made so far.
     """
 
-    __slots__ = ("__weakref__", "_about", "_identity")
+    __slots__ = ("__weakref__", "_about", "_cluster", "_identity")
 
     _identity: ObjectRef[Any]
     _about: About
+    _cluster: Any  # held: a Cluster that nobody holds ends
 
     def __init__(self) -> None:
         raise TypeError("an Actor is made by Cluster.actor(cls, ...)")
@@ -126,12 +128,16 @@ _identity_of = Actor.__dict__["_identity"].__get__
 _about_of = Actor.__dict__["_about"].__get__
 _set_identity = Actor.__dict__["_identity"].__set__
 _set_about = Actor.__dict__["_about"].__set__
+_set_cluster = Actor.__dict__["_cluster"].__set__
 
 
 def _handle(identity: ObjectRef[Any], about: About) -> Actor:
     handle = Actor.__new__(Actor)
     _set_identity(handle, identity)
     _set_about(handle, about)
+    with contextlib.suppress(ClosedError, ObjectLostError):  # unpickled where there is no cluster
+        face = runtime_of(identity).face
+        _set_cluster(handle, None if face is None else face())
     return handle
 
 

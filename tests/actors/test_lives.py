@@ -1,5 +1,6 @@
 """How actors end, and begin again: handles, close, kill, names, deaths of their processes."""
 
+import gc
 import os
 import signal
 import time
@@ -208,3 +209,13 @@ def test_the_cluster_ends_while_actors_live() -> None:
     assert [f.result() for f in futures] == ["waited"] * 2
     with pytest.raises(hoplite_mp.ClosedError):
         handles[0].add()
+
+
+def test_a_handle_holds_its_cluster() -> None:
+    handle = hoplite_mp.Cluster(workers=1).actor(Counter, 1)
+    gc.collect()
+    assert handle.add().result(20) == 2
+    pid = handle.pid().result(20)
+    del handle
+    gc.collect()
+    eventually(lambda: _gone(pid))
