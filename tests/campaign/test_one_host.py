@@ -27,6 +27,7 @@ def test_a_program_that_is_known(seed: int, kind: str) -> None:
     assert faults
 
 
+@pytest.mark.soak
 def test_a_program_that_is_new() -> None:
     kind = random.Random(SEED).choice(POSSIBLE)
     print(f"seed {SEED}, {kind}")

@@ -118,6 +118,8 @@ def same(a: Any, b: Any) -> bool:
         return _same_array(a, b)
     if isinstance(a, float):
         return a == b or (a != a and b != b)
+    if isinstance(a, complex):
+        return same(a.real, b.real) and same(a.imag, b.imag)
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):

@@ -74,7 +74,8 @@ def test_tasks_fail_only_while_workers_die() -> None:
         with killing(host_of(cluster)) as killed:
             eventually(lambda: killed() >= KILLS)
             with pytest.raises(hoplite_mp.WorkerLostError, match=r"start.*SIGKILL") as caught:
-                cluster.options(retries=100).submit(add, 1, 2).result(PATIENCE_S)
+                while True:  # now and then a worker is quicker than who kills it
+                    cluster.options(retries=100).submit(add, 1, 2).result(PATIENCE_S)
             assert "add()" in str(caught.value)
             eventually(lambda: cluster.nodes[0].workers == 0)
         assert cluster.submit(add, 3, 4).result(PATIENCE_S) == 7
@@ -85,7 +86,8 @@ def test_add_workers_begins_anew_at_once() -> None:
     config = dataclasses.replace(quick(), restart_pause_s=0.2, restart_pause_s_max=300.0)
     with hoplite_mp.Cluster(1, config=config) as cluster:
         with killing(host_of(cluster)), pytest.raises(hoplite_mp.WorkerLostError):
-            cluster.submit(add, 1, 2).result(PATIENCE_S)
+            while True:
+                cluster.submit(add, 1, 2).result(PATIENCE_S)
         cluster.add_workers(1)
         eventually(lambda: cluster.nodes[0].workers == 2, 3.0)
         assert cluster.submit(add, 3, 4).result(PATIENCE_S) == 7
