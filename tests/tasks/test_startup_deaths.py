@@ -68,14 +68,19 @@ def quick() -> hoplite_mp.Config:
     )
 
 
+def until_it_fails(cluster: hoplite_mp.Cluster) -> None:
+    """Now and then a worker is quicker than who kills it."""
+    while True:
+        cluster.submit(add, 1, 2).result(PATIENCE_S)
+
+
 def test_tasks_fail_only_while_workers_die() -> None:
     with hoplite_mp.Cluster(2, config=quick()) as cluster:
         assert cluster.submit(add, 1, 2).result(PATIENCE_S) == 3
         with killing(host_of(cluster)) as killed:
             eventually(lambda: killed() >= KILLS)
             with pytest.raises(hoplite_mp.WorkerLostError, match=r"start.*SIGKILL") as caught:
-                while True:  # now and then a worker is quicker than who kills it
-                    cluster.options(retries=100).submit(add, 1, 2).result(PATIENCE_S)
+                until_it_fails(cluster.options(retries=100))
             assert "add()" in str(caught.value)
             eventually(lambda: cluster.nodes[0].workers == 0)
         assert cluster.submit(add, 3, 4).result(PATIENCE_S) == 7
@@ -86,8 +91,7 @@ def test_add_workers_begins_anew_at_once() -> None:
     config = dataclasses.replace(quick(), restart_pause_s=0.2, restart_pause_s_max=300.0)
     with hoplite_mp.Cluster(1, config=config) as cluster:
         with killing(host_of(cluster)), pytest.raises(hoplite_mp.WorkerLostError):
-            while True:
-                cluster.submit(add, 1, 2).result(PATIENCE_S)
+            until_it_fails(cluster)
         cluster.add_workers(1)
         eventually(lambda: cluster.nodes[0].workers == 2, 3.0)
         assert cluster.submit(add, 3, 4).result(PATIENCE_S) == 7
