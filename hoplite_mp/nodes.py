@@ -14,7 +14,7 @@ from hoplite_mp import errors
 from hoplite_mp.client.describing import cluster_words
 from hoplite_mp.client.memory import format_bytes, whole
 from hoplite_mp.client.tracing import Trace
-from hoplite_mp.protocol.local import AddWorkers, DrainNode, Members, Standing, Stats
+from hoplite_mp.protocol.local import AddWorkers, DrainNode, GoneNodes, Members, Standing, Stats
 
 if TYPE_CHECKING:
     import os
@@ -27,6 +27,7 @@ __all__ = [
     "Looking",
     "Node",
     "counters",
+    "gone_nodes",
     "grow",
     "list_nodes",
     "named_places",
@@ -116,6 +117,14 @@ def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
         return found
     used = {node_id(number): counts["bytes_used"] for number, counts in counters(runtime).items()}
     return [dataclasses.replace(n, memory_used=used.get(n.id, n.memory_used)) for n in found]
+
+
+def gone_nodes(runtime: Runtime) -> list[tuple[str, str, float]]:
+    """(node id, host, seconds ago) of the hosts that this host's node has seen go, lost or in
+    order; the last ones."""
+    runtime.memory.check()
+    found = runtime.channel.call(GoneNodes()).value
+    return [(node_id(number), host, seconds) for number, host, seconds in found]
 
 
 def counters(runtime: Runtime) -> dict[int, dict[str, int]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.looking.visit import brought_along, visit
-from hoplite_mp.nodes import node_id, standby_of
+from hoplite_mp.nodes import gone_nodes, node_id, standby_of
 
 if TYPE_CHECKING:
     import argparse
@@ -31,11 +31,27 @@ def status(arguments: argparse.Namespace) -> int:
     """What a cluster looks like now, as a table. Returns the exit code."""
     try:
         with visit(arguments) as cluster:
-            print("\n".join([table(cluster), *standby(cluster)]))
+            print("\n".join([table(cluster), *gone(cluster), *standby(cluster)]))
     except (HopliteError, ValueError) as error:  # also of a cluster that ends meanwhile
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def gone(cluster: Cluster) -> list[str]:
+    """Hosts that are no longer there, as the node that was asked has seen them go; a node that came
+    along only to look has seen nothing."""
+    here = {node.id for node in cluster.nodes}
+    return [
+        f"{name} ({host}) is gone, lost or in order, since {ago(seconds)}"
+        for name, host, seconds in gone_nodes(cluster._runtime)
+        if name not in here
+    ]
+
+
+def ago(seconds: float) -> str:
+    """12.3 -> "12 s"; 7000 -> "117 min"."""
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
 def standby(cluster: Cluster) -> list[str]:

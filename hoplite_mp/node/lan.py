@@ -11,6 +11,7 @@ import functools
 import logging
 import socket
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lan"]
 
+GONE_MAX = 32  # hosts that have gone, for who asks what has become of them
 # How long a task may wait although a worker is idle elsewhere. Lower: more turns of the node.
 STEAL_LOOK_S = 0.02
 # Rounds over a lost manager's addresses: while there may be another one, its supervisor listens.
@@ -83,6 +85,8 @@ class Lan:
         self.cluster = lan.cluster
         self.certificate = lan.certificate
         self.members: dict[int, Member] = {}  # by number, in order of joining
+        # Hosts that this node has seen go, lost or in order: (number, name, when), the last ones.
+        self.gone: deque[tuple[int, str, float]] = deque(maxlen=GONE_MAX)
         self.numbers = 1  # so many were given, as far as this node knows
         self.door: Door | None = None
         self.missing = Missing(
@@ -329,6 +333,8 @@ class Lan:
         member = self.members.pop(number, None)
         if member is None:
             return
+        if member.workers or member.stays:  # no program that has only looked in
+            self.gone.append((number, member.host, time.monotonic()))
         self.peers.went(number)
         self.recovering.begin(member)
         self.delegation.lose_runner(member.home)

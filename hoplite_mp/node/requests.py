@@ -35,6 +35,7 @@ from hoplite_mp.protocol.local import (
     Dump,
     DumpRead,
     GiveSpans,
+    GoneNodes,
     GroupAdmit,
     GroupCall,
     GroupJoin,
@@ -112,6 +113,7 @@ class Requests:
             ),
             Locate: self.locate,
             Members: self.members,
+            GoneNodes: self.gone_nodes,
             Standing: self.standing,
             GroupRefusal: lambda slot, request: node.reply(
                 slot, Reply(request.number, node.groups.refused.get(request.ask.name, ""))
@@ -368,6 +370,11 @@ class Requests:
             for member in node.lan.members.values()
         ]
         node.reply(slot, Reply(request.number, found))
+
+    def gone_nodes(self, slot: int, request: Request) -> None:
+        lan, now = self.node.lan, time.monotonic()
+        gone = [] if lan is None else [(one, host, now - at) for one, host, at in lan.gone]
+        self.node.reply(slot, Reply(request.number, gone))
 
     def group_call(self, slot: int, request: Request) -> None:
         if self.node.groups.hosts is not None:

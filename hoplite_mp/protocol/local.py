@@ -47,6 +47,7 @@ __all__ = [
     "Exited",
     "FromSupervisor",
     "GiveSpans",
+    "GoneNodes",
     "GroupAdmit",
     "GroupCall",
     "GroupJoin",
@@ -223,6 +224,10 @@ class Members(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Reply: of each living node (number, address, host, workers, bytes used, bytes in all)."""
 
 
+class GoneNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Reply: of the last hosts that this node has seen go: (number, name, seconds ago)."""
+
+
 class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Reply: (number of this node in its cluster, cluster id, addresses of the standby, where it is
     if it is this host's, number of the node whose host has one of those addresses or -1, whether
@@ -300,6 +305,7 @@ Ask: TypeAlias = (
     | GroupAdmit
     | Locate
     | Members
+    | GoneNodes
     | Standing
     | SetUp
     | SetupFailed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -333,6 +334,14 @@ def test_a_host_dies_and_the_others_go_on(lan_permitted: None) -> None:
         assert driver.stdout.readline() == "['h1', 'h2']\n"
         assert driver.wait(PATIENCE_S) == 0
         driver.stdout.close()
+        seen = lan[1].run(
+            [*HOPLITE, "status", cluster.address, "--no-tls"],
+            env=cluster.env,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert re.search(r"^h\d+ \(h3\) is gone, lost or in order, since \d+ s$", seen.stdout, re.M)
         del cluster.joined[1]
         assert cluster.end() == [0, 0]
 
