@@ -265,6 +265,7 @@ TARGETS = (
 OWN = "what this very process, or the kernel, has written"
 # Every module that decodes anything: the targets that try it, or why nothing has to.
 SOURCES: dict[str, str] = {
+    "client/actors.py": "payloads",
     "client/attached.py": "local: Attached",
     "client/carried.py": OWN,
     "client/channel.py": "local: Reply",
