@@ -164,6 +164,7 @@ class Runtime:
         self.memory.drain = _nothing
         self.memory.keep = None
         self.face = None
+        self.setups.clear()  # what initializers were given, locks say, goes at once
 
 
 def current_runtime() -> Runtime:
