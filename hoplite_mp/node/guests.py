@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_OBJECT", "Guests"]
 
 KIND_TASK, POOL = 2, 0
+POOL_CLOSING = 2
 NO_OBJECT = bytes(ids.ID_BYTES)
 
 
@@ -118,9 +119,13 @@ class Guests:
             self.send(guest.peer, TaskEnded(guest.task, "returned"))  # it knows what has become
             return
         pool = message.pool
-        if pool != POOL and self.pools.get(pool) != guest.peer and not self.is_actor(pool):
+        closed = self.is_actor(pool) and self.tasks.pool_state(pool) == POOL_CLOSING
+        if closed or (
+            pool != POOL and self.pools.get(pool) != guest.peer and not self.is_actor(pool)
+        ):
             del self.by_task[guest.task]
-            short = errors.WorkerLostError("its pool has been closed")
+            kind = errors.ActorLostError if closed else errors.WorkerLostError
+            short = kind("the actor was closed" if closed else "its pool has been closed")
             payload = serial.encode_error(short, "").tobytes()
             self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
             return
