@@ -23,7 +23,7 @@ help:
 	@echo "make bench-lan the benchmarks over emulated hosts, Gloo beside them, as root"
 	@echo "make bench-deaths  what deaths in the middle cost, beside Gloo and Open MPI, as root"
 	@echo "make peers     the environment of the peers, which these two make by themselves"
-	@echo "make docs      API pages into docs/_build"
+	@echo "make docs      the documentation as a web site, into docs/_build"
 	@echo "make build     compile again what changed, in place"
 	@echo "make debug     compile in place without optimisation, with asserts"
 	@echo "make sanitize  the compiled modules' tests under ASan and UBSan"
@@ -62,7 +62,7 @@ peers: $(PEERS)/.installed
 
 docs: $(VENV)/.installed-docs
 	rm -rf docs/_build
-	$(BIN)/python docs/pages.py docs/_build
+	$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs docs/_build
 
 build: $(VENV)/.installed-dev
 	$(BIN)/python setup.py --quiet build_ext --inplace
