@@ -25,6 +25,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "command_line",
     "config_table",
+    "list_examples",
 ]
 exclude_patterns = ["_build", "_drawings"]
 suppress_warnings = ["config.cache"]
