@@ -1,7 +1,8 @@
 """How do I use several hosts, and where do my tasks and arrays go?
 
-On real machines: `hoplite-mp up --listen HOST:PORT` on one, `hoplite-mp join HOST:PORT` on the others,
-and HOST:PORT as the argument of this program. Without an argument it starts three nodes on this one.
+On real machines: `hoplite-mp up --listen HOST:PORT` on one, `hoplite-mp join HOST:PORT` on the
+others, and HOST:PORT as the argument of this program. Without an argument it starts three nodes on
+this one.
 """
 
 import contextlib
