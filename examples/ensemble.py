@@ -1,8 +1,8 @@
 """How do I serve an ensemble of models, one of whose processes is killed?
 
 Each model is an actor with `restarts`: when its process dies, the constructor runs again, calls
-that had not begun go on, and the one that was running fails with an ActorLostError. A vote needs two
-of three answers, so nobody who asks sees the death.
+that had not begun go on, and the one that was running fails with an ActorLostError. A vote needs
+two of three answers, so nobody who asks sees the death.
 """
 
 import os
