@@ -14,7 +14,7 @@ SANITIZE := .build-sanitize
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test bench bench-lan bench-deaths peers docs build debug sanitize tsan soak steady clean
+.PHONY: help demo test bench bench-lan bench-deaths peers docs build debug sanitize tsan soak steady test-wheel clean
 
 help:
 	@echo "make demo      the main job on this host, on real data"
@@ -30,6 +30,7 @@ help:
 	@echo "make tsan      the engine's threads, and clients of shared memory, under ThreadSanitizer"
 	@echo "make soak      the tests that run for minutes"
 	@echo "make steady    the whole suite six times on this commit, three of them on a busy machine"
+	@echo "make test-wheel  the wheel in empty environments, with every Python that is found here"
 	@echo "make clean     remove everything that was built, keep $(VENV) and $(PEERS)"
 
 demo: $(VENV)/.installed-demo
@@ -103,6 +104,9 @@ soak: $(VENV)/.installed-dev
 # Goes on where it was stopped; `.venv/bin/python tests/steady.py --show` prints what there is.
 steady: $(VENV)/.installed-dev
 	$(BIN)/python tests/steady.py
+
+test-wheel: $(VENV)/.installed-dev
+	$(BIN)/python tests/wheel.py
 
 clean:
 	rm -rf build dist $(SANITIZE) docs/_build *.egg-info hoplite_mp/*.so

@@ -45,8 +45,8 @@ PAGES = [
 ]
 # Commands of the pages that belong to others: pip, ssh and so on.
 OTHERS = {
-    "cd", "chmod", "cp", "docker", "export", "git", "kill", "pip", "pstree", "py-spy", "python",
-    "rsync", "sbatch", "scp", "srun", "ssh", "sudo", "systemctl",
+    "cd", "chmod", "cp", "docker", "export", "git", "head", "kill", "pip", "pstree", "py-spy",
+    "python", "python3", "rsync", "sbatch", "scp", "srun", "ssh", "sudo", "systemctl", "useradd",
 }  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def test_a_command(line: str) -> None:
     words = shlex.split(line.removeprefix("$ "), comments=True)
     while "=" in words[0] or words[0] == "sudo":
         words = words[1:]
-    command, *rest = words
+    command, rest = os.path.basename(words[0]), words[1:]
     if command == "hoplite-mp":
         parser().parse_args([word for word in rest if word != "&"])
     elif command == "make":
