@@ -204,7 +204,13 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
         description="A node on this host joins. Ends with exit code 0 when the cluster ends, with "
         "1 and one line when it cannot join.",
     )
-    join.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
+    join.add_argument(
+        "address",
+        nargs="?",
+        metavar="HOST:PORT",
+        help="as `hoplite-mp up` printed it; without it, lists the clusters that this network "
+        "announces (extra `lan`), and ends",
+    )
     join.add_argument(
         "--wait",
         type=_patience,

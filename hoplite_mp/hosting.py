@@ -23,6 +23,7 @@ from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError
 from hoplite_mp.nodes import node_id
 from hoplite_mp.store.limits import cpu_count
 from hoplite_mp.transport.addresses import parse_address, resolve
+from hoplite_mp.transport.nearby import LISTEN_S, announced, heard
 from hoplite_mp.transport.tokens import VARIABLE, default_path, load_token, token_path
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def up(arguments: argparse.Namespace) -> int:
     with cluster:
         address = str(cluster.address)  # as others reach it, whatever it listens at
         _announce(cluster, address, arguments.no_tls)
-        _stay(cluster, ending)
+        with announced(address, not arguments.no_tls):
+            _stay(cluster, ending)
     if ending.is_set() or host is None:
         return 0
     if not standby or not (host.given_up or host.node_died):
@@ -131,6 +133,8 @@ def _workers(cluster: Cluster) -> str:
 
 def join(arguments: argparse.Namespace) -> int:
     """A node of a running cluster, until that ends. Returns the exit code."""
+    if arguments.address is None:
+        return _list_nearby()
     ending = _on_signals()
     wait = WAIT_S if arguments.wait is None else arguments.wait
     deadline = time.monotonic() + wait
@@ -152,6 +156,26 @@ def join(arguments: argparse.Namespace) -> int:
             return _say(error)
     left = max(0.1, deadline - time.monotonic())
     return _take_part(arguments.address, (), common, ending, left=left)
+
+
+def _list_nearby() -> int:
+    """The clusters that this network announces, as the commands that join them."""
+    try:
+        found = heard()
+    except HopliteError as error:
+        return _say(error)
+    if not found:
+        print(
+            f"hoplite-mp: no cluster was heard of on this network within {LISTEN_S:g} s. `up` "
+            "announces one where zeroconf is installed; else name the address: "
+            "hoplite-mp join HOST:PORT",
+            file=sys.stderr,
+        )
+        return 1
+    for one in found:
+        flag = "" if one.tls else " --no-tls"
+        print(f"hoplite-mp join {one.address}{flag}  # of host {one.host}, version {one.version}")
+    return 0
 
 
 def _await_token(path: Path, deadline: float, ending: Ending) -> None:
