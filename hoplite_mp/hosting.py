@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp.cluster import Cluster
 from hoplite_mp.config import Config
 from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError
+from hoplite_mp.nearby import LISTEN_S, announced, heard
 from hoplite_mp.nodes import node_id
 from hoplite_mp.store.limits import cpu_count
 from hoplite_mp.transport.addresses import parse_address, resolve
-from hoplite_mp.transport.nearby import LISTEN_S, announced, heard
 from hoplite_mp.transport.tokens import VARIABLE, default_path, load_token, token_path
 
 if TYPE_CHECKING:

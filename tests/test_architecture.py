@@ -21,7 +21,7 @@ FLOORS = [
     {"protocol", "serial", "ref", "_shm", "_tasks", "_reduce", "_engine", "_pages", "rule"},
     {"planner", "store", "reduction", "transport", "contributions"},
     {"client"},
-    {"supervisor", "manager", "node", "worker", "nodes"},
+    {"supervisor", "manager", "node", "worker", "nodes", "nearby"},
     {"executor", "collectives", "leading", "ending"},
     {"actor"},
     {"member"},
