@@ -196,15 +196,23 @@ class Actors:
         if opening is None:
             return True
         wanted, holder = opening.wanted, message.identity
+        if wanted is not None and holder == self._public(opening.identity):
+            self._start(opening, wanted)
+            return True
+        self._discard(opening)
         if holder is None:
             opening.asker.refused("")
-        elif wanted is not None and holder == self._public(opening.identity):
-            self._start(opening, wanted)
         elif wanted is None or wanted.get_if_exists:
             self._grant(opening.asker, holder)
         else:
             opening.asker.refused(_taken(wanted.name))
         return True
+
+    def _discard(self, opening: Opening) -> None:
+        """Nobody becomes the actor of that identity: it is an object that nobody holds."""
+        if opening.identity:
+            self.node.results.store_value(opening.identity, serial.encode(None), False)
+            opening.holds.clear()
 
     def report(self) -> Iterator[NodeToManager]:
         """What a manager must know that has not heard of any actor."""
@@ -221,6 +229,7 @@ class Actors:
         pool = workers.open_next(1, NODE_SLOT, 0, wanted.setup, wanted.audience, actor=True)
         if pool is None:
             self._release_name(wanted.name, identity)
+            self._discard(opening)
             opening.asker.refused(workers.why_none)
             return
         known = serial.encode((pool, wanted.about, self._public(identity)))

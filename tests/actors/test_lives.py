@@ -173,6 +173,17 @@ def _by_name(name: str) -> Any:
     return hoplite_mp.current().get_actor(name).add().result(20)
 
 
+def test_who_finds_a_name_taken_leaves_nothing_behind(c: hoplite_mp.Cluster) -> None:
+    taken = c.options(name="taken").actor(Counter)
+    assert taken.add().result(20) == 1
+    before = c.stats()["objects"]
+    for _ in range(50):
+        assert c.options(name="taken", get_if_exists=True).actor(Counter) == taken
+        with pytest.raises(ValueError, match="already"):
+            c.options(name="taken").actor(Counter)
+    eventually(lambda: c.stats()["objects"] <= before)
+
+
 def test_a_detached_one_lives_without_handles(c: hoplite_mp.Cluster) -> None:
     c.options(name="alone", detached=True).actor(Counter, 1).add().result(20)
     time.sleep(0.2)
