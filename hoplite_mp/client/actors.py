@@ -21,7 +21,7 @@ from hoplite_mp.protocol.actors import (
     FindActor,
     OpenActor,
 )
-from hoplite_mp.protocol.local import Imported
+from hoplite_mp.protocol.local import POOL_LEAVING, Imported
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -147,8 +147,8 @@ class Actors:
         submitter, tasks = runtime.submitter, runtime.tasks
         submitter.queues.order(pool)
         submitter.collector.start()
-        closed = tasks.pool_state(pool) == POOL_CLOSING
-        refusal = errors.ActorLostError(f"{title(about)} was closed") if closed else None
+        why = _REFUSED.get(tasks.pool_state(pool))
+        refusal = None if why is None else errors.ActorLostError(f"{title(about)} {why}")
         future: Future[Any] = submitter.submit(
             function, args, kwargs, pool, about.retries, timeout, copy, name, identity, refusal
         )
@@ -171,6 +171,10 @@ class Actors:
 
 
 POOLS_KNOWN_MAX = 4096
+_REFUSED = {
+    POOL_CLOSING: "was closed",
+    POOL_LEAVING: "takes no more calls: its node leaves the cluster (remove_node)",
+}
 
 
 def title(about: About) -> str:
