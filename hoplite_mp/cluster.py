@@ -377,10 +377,11 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, TaskExecutor):
         """Lets a node, or several, leave in order, and returns when they are gone.
 
         It takes no more tasks; what runs there is run to its end, results that only it holds are
-        fetched by others. Objects that were `put` on it are lost with it, unless copies are
-        elsewhere. `hoplite-mp join` ends there with exit code 0; a program that is connected
-        through that node loses its cluster. ValueError: that of the manager, with which the whole
-        cluster would end, and the caller's own, which leaves by `shutdown`.
+        fetched by others. Its actors finish the calls made so far; later ones raise ActorLostError.
+        Objects that were `put` on it are lost with it, unless copies are elsewhere.
+        `hoplite-mp join` ends there with exit code 0; a program that is connected through that node
+        loses its cluster. ValueError: that of the manager, with which the whole cluster would end,
+        and the caller's own, which leaves by `shutdown`.
         """
         shrink(self._runtime, node)
 

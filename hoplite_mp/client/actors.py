@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import FOREVER_NS
+from hoplite_mp.client.taking import take_over
 from hoplite_mp.protocol.actors import (
     ActorRestarts,
     BindActor,
@@ -21,7 +22,7 @@ from hoplite_mp.protocol.actors import (
     FindActor,
     OpenActor,
 )
-from hoplite_mp.protocol.local import Imported
+from hoplite_mp.protocol.local import POOL_LEAVING
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Actors:
         node: int,
     ) -> tuple[ObjectRef[Any], About]:
         """A new actor; or the one of that name, with what its own handles know."""
-        memory, channel = self._runtime.memory, self._runtime.channel
+        memory = self._runtime.memory
         memory.check()
         arguments = memory.put_encoded(serial.encode_call(args, kwargs))
         setup = memory.put(ActorSetup(serial.encode_function(cls), arguments, about.copy))
@@ -92,23 +93,20 @@ class Actors:
             node,
         )
         while True:
-            reply = channel.call(ask)
-            if reply.value:
-                return self._take(reply.value, reply.number)
+            hold = take_over(memory, ask, int)
+            if hold is not None:
+                return self._known(hold)
             # With get_if_exists: the actor that had the name has just ended.
 
     def find(self, name: str) -> tuple[ObjectRef[Any], About] | None:
         """The living actor of that name."""
         self._runtime.memory.check()
-        reply = self._runtime.channel.call(FindActor(name))
-        return self._take(reply.value, reply.number) if reply.value else None
+        hold = take_over(self._runtime.memory, FindActor(name), int)
+        return None if hold is None else self._known(hold)
 
-    def _take(self, oid: int, number: int) -> tuple[ObjectRef[Any], About]:
-        """A ref to that identity, with a hold of this process's."""
-        memory = self._runtime.memory
-        hold = memory.client.hold(oid)
-        self._runtime.channel.tell(Imported(number))
-        _, about, identity = memory.read(oid, FOREVER_NS, False)
+    def _known(self, hold: Any) -> tuple[ObjectRef[Any], About]:
+        """A ref to that identity, and what its handles know."""
+        _, about, identity = self._runtime.memory.read(hold.oid, FOREVER_NS, False)
         return ObjectRef(identity, hold), About(*pickle.loads(about))
 
     def pool_of(self, identity: ObjectRef[Any]) -> int:
@@ -147,8 +145,8 @@ class Actors:
         submitter, tasks = runtime.submitter, runtime.tasks
         submitter.queues.order(pool)
         submitter.collector.start()
-        closed = tasks.pool_state(pool) == POOL_CLOSING
-        refusal = errors.ActorLostError(f"{title(about)} was closed") if closed else None
+        why = _REFUSED.get(tasks.pool_state(pool))
+        refusal = None if why is None else errors.ActorLostError(f"{title(about)} {why}")
         future: Future[Any] = submitter.submit(
             function, args, kwargs, pool, about.retries, timeout, copy, name, identity, refusal
         )
@@ -171,6 +169,10 @@ class Actors:
 
 
 POOLS_KNOWN_MAX = 4096
+_REFUSED = {
+    POOL_CLOSING: "was closed",
+    POOL_LEAVING: "takes no more calls: its node leaves the cluster (remove_node)",
+}
 
 
 def title(about: About) -> str:

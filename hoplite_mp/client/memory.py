@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _shm, ids, serial
+from hoplite_mp.client.taking import take_over
 from hoplite_mp.contributions import shortened
 from hoplite_mp.errors import (
     ClosedError,
@@ -29,7 +30,6 @@ from hoplite_mp.protocol.local import (
     DropForeign,
     GiveSpans,
     Import,
-    Imported,
     Lease,
     LeaseSpan,
     Reply,
@@ -178,14 +178,7 @@ class Memory:
 
     def _import(self, object_id: bytes) -> Any:
         """Holds an object of another host; None if it is gone, or there are no other hosts."""
-        reply = self.channel.call(Import([object_id]))
-        (oid,) = reply.value
-        if not oid:
-            return None
-        try:
-            return self.client.hold(oid)
-        finally:
-            self.channel.tell(Imported(reply.number))
+        return take_over(self, Import([object_id]), lambda oids: oids[0])
 
     # -- writing -------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ __all__ = ["Watch", "available", "lock"]
 PAGE_BYTES = 4096
 MAPS, STATUS = "/proc/self/maps", "/proc/self/status"
 ANONYMOUS = ("", "[heap]")
+UNREAD_RANGES_MAX = 4096  # noted for a watch that is not looked at: then all is read instead
 
 Ranges = list[tuple[int, int]]
 
@@ -117,12 +118,13 @@ class Watch:
             self.close()
             self.open()
             return None
-        if found:
-            for watch in concerned:
-                watch.found += found
         for watch, doubt in zip(concerned, doubts, strict=True):
+            if watch is not self and len(watch.found) + len(found) > UNREAD_RANGES_MAX:
+                watch.found = []  # and it stays in doubt
+                continue
+            watch.found += found
             watch.doubt = doubt
-        if found and _pinned():
+        if self.found and _pinned():  # also what another watch's look has found
             self.close()  # a device may go on writing there, which no page table shows
         if self.doubt:
             return None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.store import NODE_SLOT
-from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.local import POOL_LEAVING, Reply
 from hoplite_mp.protocol.messages import (
     ActorNameAsked,
     ActorNameClaimed,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["POOL_ENDED", "Actor", "Actors"]
 
 KIND_IDENTITY = 1  # as of any object that was put
-POOL_CLOSING, POOL_ENDED = 2, 4
+POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 4
 
 
 @dataclass(slots=True)
@@ -129,6 +129,7 @@ class Actors:
         self.by_pool: dict[int, Actor] = {}
         self.by_identity: dict[int, Actor] = {}
         self.openings: dict[int, Opening] = {}  # that wait for the manager, by request
+        self.leaving = False  # this node leaves the cluster, when all calls made so far have ended
         self._requests = 0
 
     # -- asked by clients ----------------------------------------------------------------------
@@ -159,6 +160,9 @@ class Actors:
 
     def begin(self, asker: Asker, wanted: Wanted) -> None:
         """An actor on this host, unless another one has its name."""
+        if self.leaving:
+            asker.refused(self._why_leaving())
+            return
         identity = self.client.new(KIND_IDENTITY, STATE["CLAIMED"], NODE_SLOT, 0)
         opening = Opening(asker, wanted, identity)
         opening.holds = [self.client.hold(identity, False), self.client.hold(wanted.setup)]
@@ -196,15 +200,23 @@ class Actors:
         if opening is None:
             return True
         wanted, holder = opening.wanted, message.identity
+        if wanted is not None and holder == self._public(opening.identity):
+            self._start(opening, wanted)
+            return True
+        self._discard(opening)
         if holder is None:
             opening.asker.refused("")
-        elif wanted is not None and holder == self._public(opening.identity):
-            self._start(opening, wanted)
         elif wanted is None or wanted.get_if_exists:
             self._grant(opening.asker, holder)
         else:
             opening.asker.refused(_taken(wanted.name))
         return True
+
+    def _discard(self, opening: Opening) -> None:
+        """Nobody becomes the actor of that identity: it is an object that nobody holds."""
+        if opening.identity:
+            self.node.results.store_value(opening.identity, serial.encode(None), False)
+            opening.holds.clear()
 
     def report(self) -> Iterator[NodeToManager]:
         """What a manager must know that has not heard of any actor."""
@@ -218,10 +230,13 @@ class Actors:
     def _start(self, opening: Opening, wanted: Wanted) -> None:
         """The actor's process."""
         workers, identity = self.node.workers, opening.identity
-        pool = workers.open_next(1, NODE_SLOT, 0, wanted.setup, wanted.audience, actor=True)
+        pool = None
+        if not self.leaving:
+            pool = workers.open_next(1, NODE_SLOT, 0, wanted.setup, wanted.audience, actor=True)
         if pool is None:
             self._release_name(wanted.name, identity)
-            opening.asker.refused(workers.why_none)
+            self._discard(opening)
+            opening.asker.refused(self._why_leaving() if self.leaving else workers.why_none)
             return
         known = serial.encode((pool, wanted.about, self._public(identity)))
         self.node.results.store_value(identity, known, False)
@@ -319,12 +334,28 @@ class Actors:
     def may_end(self, slot: int, request: Request) -> None:
         """It has nothing to do, and accepts no new calls: are there any that wait for arguments?"""
         actor = self._of_worker(slot)
-        ends = actor is None or not self.client.queued_in(actor.pool, True)
+        if actor is None:
+            ends = True
+        elif self.node.tasks.pool_state(actor.pool) == POOL_LEAVING:
+            ends = False  # calls may still be on their way from other hosts
+        else:
+            ends = not self.client.queued_in(actor.pool, True)
         if ends and actor is not None and actor.ended is None:
             self._end_with(actor, errors.ActorLostError(f"{actor.title} was closed"))
         self.node.reply(slot, Reply(request.number, ends))
 
     # -- what happens to them ------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """This node leaves the cluster: no new calls, no new actors, and names are free."""
+        self.leaving = True
+        for actor in self.by_pool.values():
+            self._forget_name(actor)
+            if actor.ended is None and self.node.tasks.pool_state(actor.pool) == POOL_OPEN:
+                self.client.open_pool(actor.pool, POOL_LEAVING)
+
+    def _why_leaving(self) -> str:
+        return f"node h{self.node.number} is leaving the cluster"
 
     def died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
         """Its process has ended, and the call that it ran is settled. It begins again, or not."""

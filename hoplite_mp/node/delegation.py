@@ -89,6 +89,7 @@ class Delegation:
         self.ends_elsewhere: Callable[[int], None] = lambda oid: None
         # What a call raises that was sent to an actor of a lost host; None: it is no call.
         self.lost_call: Callable[[int, str, int], Exception | None] = lambda oid, name, number: None
+        self.is_actor: Callable[[int], bool] = lambda pool: False  # of another host
         self._offered: set[int] = set()
         self.capacity = 0  # workers of all runners
         self.retried = 0  # tasks whose host was lost
@@ -124,8 +125,10 @@ class Delegation:
                 self._lost(oid, one.number)
 
     def drain(self, home: int) -> None:
-        """That host takes no more tasks; what it runs is run to its end."""
+        """That host takes no more tasks but calls of its actors; what it runs is run to its end."""
         for pool, runners in list(self.far.items()):
+            if self.is_actor(pool):
+                continue
             leaving = [one for one in runners if one.home == home]
             for one in leaving:
                 one.workers = 0

@@ -132,6 +132,7 @@ def take(lan: Lan, home: int, message: Any) -> None:
         case Leaving():
             lan.have_workers(home, 0)
             lan.delegation.drain(home)
+            lan.far_actors.leaves(home)
             lan.draining.leaves(home)
         case Evacuated():
             lan.draining.evacuated(home)

@@ -1,16 +1,19 @@
 """A node that leaves while work runs, and what the others do before it goes.
 
 Why it exists: `remove_node` must lose nothing that could be saved. The node that leaves takes no
-more tasks, gives back those that have not begun and ends those that have; the others fetch what it
-alone holds of their objects. Then the manager is told, and when no operation names it, it ends.
-Objects that were put on it go with it: their home is gone.
+more tasks, gives back those that have not begun and ends those that have; its actors finish the
+calls made so far, and take no more; the others fetch what it alone holds of their objects. Then
+the manager is told, and when no operation names it, it ends. Objects that were put on it go with
+it: their home is gone.
 It must never know: sockets, how bytes move, who asked for it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.messages import NodeLeaving
 from hoplite_mp.protocol.peers import Evacuated, Leaving
 
@@ -34,6 +37,7 @@ class Draining:
         self.node = node
         self.lan = lan
         self.going = False  # this node leaves
+        self.since_ns = 0
         self.waiting: set[int] = set()  # homes of those who still need something of this node
         self.leaving: dict[int, bool] = {}  # others: home -> has it been told that it may go
 
@@ -44,7 +48,9 @@ class Draining:
         if self.going:
             return
         self.going = True
+        self.since_ns = time.monotonic_ns()
         self.lan.workers_now = 0
+        self.node.actors.leave()
         for home in list(self.lan.peers.by_home):
             self.tell(home)
         self._look()
@@ -69,9 +75,17 @@ class Draining:
     def _works(self) -> bool:
         """Are there tasks of processes of this host that are not done?"""
         return any(
-            header["kind"] == TASK_KIND and header["state"] in PENDING
+            header["kind"] == TASK_KIND and header["state"] in PENDING and self._counts(header)
             for header in self.node.client.scan()
         )
+
+    def _counts(self, header: dict[str, Any]) -> bool:
+        """A driver of this host may go on sending for ever: what it has sent since this node began
+        to leave goes with it."""
+        owner = header["owner"]
+        if owner == NODE_SLOT or owner in self.node.workers.all:
+            return True
+        return self.node.tasks.submitted_ns(header["id"]) <= self.since_ns
 
     # -- the others ----------------------------------------------------------------------------
 
@@ -105,7 +119,9 @@ class Draining:
             if not place.payload:
                 self.node.places.want(oid, _nothing)  # no room now: at the next look
         for home, told in list(self.leaving.items()):
-            if not told and home in by_home and by_home[home].member.node not in needed:
+            if told or home not in by_home or by_home[home].member.node in needed:
+                continue
+            if not self.lan.far_actors.has_calls(home):
                 self.leaving[home] = True
                 self.lan.peers.send(home, Evacuated())
         self.node.after(LOOK_S, self._evacuate)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import errors, ids, serial
 from hoplite_mp.node.actors import POOL_ENDED, Wanted
 from hoplite_mp.node.store import NODE_SLOT
-from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.local import POOL_LEAVING, Reply
 from hoplite_mp.protocol.peers import (
     ActorBegun,
     ActorHeld,
@@ -138,10 +138,10 @@ class FarActors:
             self.node.workers.pools[pool].actor = True
             self.by_identity[identity] = pool
             self.bound[pool] = Bound(identity, one.home)
-            runners = self.lan.delegation.runners
-            if one.home in runners:
-                ahead = ACTOR_AHEAD_CALLS
-                self.lan.delegation.add_far(pool, one.home, there, 1, ahead)
+            if one.home in self.lan.draining.leaving:
+                self.lost(pool, "its host is leaving the cluster")
+            elif one.home in self.lan.delegation.runners:
+                self.lan.delegation.add_far(pool, one.home, there, 1, ACTOR_AHEAD_CALLS)
             else:
                 self.lost(pool, "its host is gone")
         self.node.reply(slot, Reply(number, pool))
@@ -176,6 +176,20 @@ class FarActors:
             self.node.client.open_pool(pool, POOL_ENDED)
         self.node.actors.fail_all(pool, bound.ended)
         return True
+
+    def leaves(self, home: int) -> None:
+        """That host leaves: calls made so far are sent there, and no new ones are made."""
+        for pool, bound in self.bound.items():
+            if bound.home == home and bound.ended is None:
+                self.node.client.open_pool(pool, POOL_LEAVING)
+
+    def has_calls(self, home: int) -> bool:
+        """Are there calls to actors of that host that have not ended?"""
+        under_way = map(self.node.tasks.pool_of, self.lan.delegation.where)
+        pools = {pool for pool, bound in self.bound.items() if bound.home == home}
+        return not pools.isdisjoint(under_way) or any(
+            self.node.client.queued_in(pool, True) for pool in pools
+        )
 
     def freed(self, oid: int) -> None:
         """Nobody here holds that identity any more."""

@@ -257,9 +257,11 @@ class Guests:
                 self._return(guest)
 
     def recall_all(self, peer: int) -> None:
-        """All that have not begun go back to that host."""
+        """All that have not begun go back to that host, but calls of actors: nobody else can run
+        those."""
         for guest in [one for one in self.by_task.values() if one.peer == peer]:
-            self._return(guest)
+            if not (guest.oid and self.is_actor(self.tasks.pool_of(guest.oid))):
+                self._return(guest)
 
     def give_back(self, oid: int) -> None:
         """That one, if it has not begun."""

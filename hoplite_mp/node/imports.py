@@ -240,17 +240,20 @@ class Imports:
                 self.tasks.settle(one.oid)
 
     def _store(self, one: Import, payload: bytes, failed: bool) -> bool:
-        """False: there is no room for it now (an error finds a shorter one)."""
-        if len(payload) <= _shm.INLINE_BYTES_MAX:
+        """False: there is no room for it now (an error is then told in a few words)."""
+        at = 0
+        if len(payload) > _shm.INLINE_BYTES_MAX:
+            got = self.results.lease(len(payload), failed)
+            if got is not None:
+                at = got
+            elif failed:
+                lost = ObjectLostError("its error found no room here")
+                payload = serial.encode_short_error(lost, "", _shm.INLINE_BYTES_MAX).tobytes()
+            else:
+                return False
+        if not at:
             self.client.bind_inline(one.oid, payload, [], [], len(payload), False)
-            at = 0
         else:
-            got = self.results.lease(len(payload))
-            if got is None:
-                if failed:
-                    self.fail(one, "its error found no room here")
-                return failed
-            at = got
             self.client.write(at, payload, [], [])
             self.client.bind(one.oid, at, len(payload), False)
         if not self.tasks.finish(one.oid, failed):

@@ -137,6 +137,7 @@ class Lan:
         self.drivers = Drivers(node, self)
         self.far_pools = FarPools(node, self)
         self.far_actors = FarActors(node, self)
+        self.delegation.is_actor = self.far_actors.bound.__contains__
         self.locations = Locations(node, self.peers, self.kept)
         self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager)
         node.exports.elsewhere = self.locations.kept_at

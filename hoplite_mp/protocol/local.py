@@ -30,6 +30,7 @@ __all__ = [
     "LINE_LOST",
     "ON_ITS_WAY",
     "POOL_BROKEN",
+    "POOL_LEAVING",
     "RESTORED",
     "SPILLED_PIECE_BYTES",
     "STACKS_FILE",
@@ -96,6 +97,7 @@ STACKS_SIGNAL = signal.SIGRTMIN + 5
 STACKS_FILE = "hoplite_mp stacks"
 # The state of a pool, in shared memory, whose initializer has raised: it takes no more tasks.
 POOL_BROKEN = 3
+POOL_LEAVING = 5  # an actor's, whose node leaves the cluster: it takes no new calls
 
 
 class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True):

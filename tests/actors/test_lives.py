@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -171,6 +172,45 @@ def test_names(c: hoplite_mp.Cluster) -> None:
 
 def _by_name(name: str) -> Any:
     return hoplite_mp.current().get_actor(name).add().result(20)
+
+
+def test_who_finds_a_name_taken_leaves_nothing_behind(c: hoplite_mp.Cluster) -> None:
+    taken = c.options(name="taken").actor(Counter)
+    assert taken.add().result(20) == 1
+    before = c.stats()["objects"]
+    for _ in range(50):
+        assert c.options(name="taken", get_if_exists=True).actor(Counter) == taken
+        with pytest.raises(ValueError, match="already"):
+            c.options(name="taken").actor(Counter)
+    eventually(lambda: c.stats()["objects"] <= before)
+
+
+def test_two_threads_open_actors_at_once(
+    c: hoplite_mp.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is delayed between the node's answer and its own hold on the identity."""
+    memory, delayed, other_done = c._runtime.memory, threading.Event(), threading.Event()
+
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(client, name)
+
+        def hold(self, *args: Any) -> Any:
+            if threading.current_thread() is first and not delayed.is_set():
+                delayed.set()
+                other_done.wait(1)  # it may have to wait for this one
+            return client.hold(*args)
+
+    client = memory.client
+    monkeypatch.setattr(memory, "client", Slow())
+    found: list[Any] = []
+    first = threading.Thread(target=lambda: found.append(c.actor(Counter, 5).add().result(20)))
+    first.start()
+    assert delayed.wait(20)
+    assert c.actor(Counter, 7).add().result(20) == 8
+    other_done.set()
+    first.join(30)
+    assert found == [6]
 
 
 def test_a_detached_one_lives_without_handles(c: hoplite_mp.Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -89,6 +90,99 @@ print(float(future.result().sum()))
     assert out == "1\n"
     assert cluster.end() == [0, 0, 0]
     assert again.wait(PATIENCE_S) == 0
+
+
+def test_actors_there_finish_the_calls_made_so_far(lan: Lan) -> None:
+    cluster = UpCluster(lan, tls=False)
+    out = cluster.run(
+        lan[1],
+        WAIT_FOR_ALL
+        + """
+import threading
+class Notes:
+    def __init__(self):
+        self.seen = []
+    def note(self, what, seconds=0.0):
+        time.sleep(seconds)
+        self.seen.append(what)
+        return len(self.seen)
+    def where(self):
+        return os.uname().nodename
+def slowly(value):
+    time.sleep(0.6)
+    return value
+actor = c.options(node=there, name="notes").actor(Notes)
+assert actor.where().result(30) == "h3"
+futures = [actor.note(i, 0.01) for i in range(100)]
+futures.append(actor.note(c.submit(slowly, "pending")))
+futures += [actor.note(i) for i in range(10)]
+leaving = threading.Thread(target=c.remove_node, args=(there,))
+leaving.start()
+refused = None
+while refused is None:
+    try:
+        futures.append(actor.note("later"))
+    except hoplite_mp.ActorLostError as error:
+        refused = error
+    else:
+        if futures[-1].done() and futures[-1].exception() is not None:
+            refused = futures.pop().exception()
+    time.sleep(0.001)
+assert leaving.is_alive()
+print(type(refused).__name__, refused)
+again = c.options(name="notes", node=c.nodes[0]).actor(Notes)  # its name is free
+assert again.note("first").result(30) == 1
+leaving.join(60)
+assert [f.result(0) for f in futures] == list(range(1, len(futures) + 1))
+print(type(actor.note(0).exception(30)).__name__)
+""",
+    )
+    first, second = out.splitlines()
+    assert first.startswith("ActorLostError")
+    assert "leave" in first
+    assert second == "ActorLostError"
+    assert cluster.joined[1].wait(PATIENCE_S) == 0
+    assert cluster.end() == [0, 0, 0]
+
+
+def test_a_driver_there_that_goes_on_sending_holds_up_nobody(lan: Lan) -> None:
+    cluster = UpCluster(lan, tls=False)
+    begun = lan[0].root / "sends"
+    sender = f"""
+import pathlib
+def work(i):
+    time.sleep(0.01)
+    return i
+ahead = [c.submit(work, i) for i in range(200)]
+pathlib.Path({str(begun)!r}).touch()
+try:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        ahead.append(c.submit(work, 0))
+        ahead.pop(0).result()
+    print("still there")
+except hoplite_mp.NodeLostError:
+    print("lost")
+"""
+    cluster.run(lan[1], WAIT_FOR_ALL)  # its host has a node by now, to which it attaches
+    found: list[str] = []
+    driver = threading.Thread(target=lambda: found.append(cluster.run(lan[2], sender)))
+    driver.start()
+    out = cluster.run(
+        lan[1],
+        WAIT_FOR_ALL
+        + f"""
+while not os.path.exists({str(begun)!r}):
+    time.sleep(0.01)
+c.remove_node(there)
+print("left")
+""",
+    )
+    driver.join(PATIENCE_S)
+    assert out == "left\n"
+    assert found == ["lost\n"]
+    assert cluster.joined[1].wait(PATIENCE_S) == 0
+    assert cluster.end() == [0, 0, 0]
 
 
 @pytest.mark.soak

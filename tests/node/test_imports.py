@@ -190,6 +190,16 @@ def test_deleted_by_the_importer(network: Network, home: Side, away: Side) -> No
     clean(network)
 
 
+def test_an_error_for_which_there_is_no_room(
+    network: Network, away: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(away.results, "lease", lambda nbytes, failed=False: None)
+    (hold,) = away_hold(network, away, ids.pack_id(999, 1 << 32))
+    assert isinstance(away.value(hold), ObjectLostError)
+    del hold
+    clean(network)
+
+
 def test_the_home_dies(network: Network, home: Side, away: Side) -> None:
     pending, mine = home.pending()
     big, theirs = home.put(BIG)

@@ -69,6 +69,32 @@ def test_views_over_the_same_memory(cluster: Cluster) -> None:
         assert cluster.submit(total).result(PATIENCE_S) == expected(scope["x"])
 
 
+@needs_watches
+def test_what_a_function_that_is_not_sent_has_missed_is_bounded(kernel: str) -> None:
+    memory = mmap.mmap(-1, 32 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)  # huge pages are written as a whole
+    base = np.frombuffer(memory, np.int64)
+    base[:] = 1
+    address = base.__array_interface__["data"][0]
+    read_often, read_once = written.Watch(address, base.nbytes), written.Watch(address, base.nbytes)
+    with written.lock:
+        for watch in (read_often, read_once):
+            watch.open()
+            watch.look()
+            watch.settle()
+        for _ in range(40):
+            base[:: 4 * MIB // 256] += 1
+            ranges = read_often.look()
+            assert (ranges is None) == (kernel == "read in full")
+            read_often.settle()
+        assert len(read_once.found) <= written.UNREAD_RANGES_MAX
+        assert read_once.look() is None  # anything: nothing of it is forgotten
+        read_once.settle()
+        assert (read_once.look() is None) == (kernel == "read in full")
+        for watch in (read_often, read_once):
+            watch.close()
+
+
 def test_memory_that_is_exchanged(cluster: Cluster) -> None:
     """The place of an array is taken by another one, or its pages by others."""
     x = np.ones(2 * MIB, np.int64)
