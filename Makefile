@@ -93,8 +93,10 @@ tsan:
 	mkdir -p $(SANITIZE)
 	$(TSAN) tests/cext/race_engine.c cext/engine_*.c cext/reduce_kernels.c -lm -o $(SANITIZE)/race_engine
 	$(TSAN) tests/cext/race_shm.c -o $(SANITIZE)/race_shm
+	$(TSAN) tests/cext/race_spans.c -o $(SANITIZE)/race_spans
 	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_engine
 	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_shm
+	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_spans
 
 # The fuzzer of the extra `soak` has no wheel for every Python: without it hypothesis does alone.
 soak: $(VENV)/.installed-dev

@@ -24,7 +24,8 @@ cdef class _Holders:
         self.own_tables = []
         self.making = -1
         self.live_leases = {}
-        heap_init(&self.heap, root_of(self.c).span_bytes, root_of(self.c).small_object_bytes_max)
+        heap_init(&self.heap, root_of(self.c).span_bytes, root_of(self.c).small_object_bytes_max,
+                  spans_of(self.c))
 
     def __dealloc__(self):
         cdef int t

@@ -34,6 +34,7 @@ enum {
     TABLE_HEADERS = 4096,
     TABLE_WORDS = TABLE_HEADERS / 64,
     RETURNS = 4096,         /* ring of returned big blocks: hints for the node */
+    SPANS = 65536,          /* that have a word; those further up stay with their lessee */
     NAME_BYTES = 32,
     ARGS_INLINE = 216,
     RESULT_INLINE = 192,
@@ -301,7 +302,8 @@ static_assert(sizeof(shm_trace) == 128 + 64 * (TRACE_OPEN + TRACE_RING), "trace"
 #define OFF_HEADERS ((OFF_TABLES + TABLES * sizeof(shm_table) + 4095) & ~4095ULL)
 #define OFF_RECORDS (OFF_HEADERS + (uint64_t)TABLES * TABLE_HEADERS * sizeof(shm_header))
 #define OFF_TRACES (OFF_RECORDS + (uint64_t)TABLES * TABLE_HEADERS * sizeof(shm_record))
-#define CONTROL_BYTES (OFF_TRACES + (uint64_t)CLIENTS * sizeof(shm_trace))
+#define OFF_SPANS (OFF_TRACES + (uint64_t)CLIENTS * sizeof(shm_trace))
+#define CONTROL_BYTES (OFF_SPANS + (uint64_t)SPANS * 8)
 #define ROOT_BYTES ((OFF_BOARDS + 4095) & ~4095ULL) /* what create() writes to */
 static_assert(CLIENTS <= 256 && TABLE_HEADERS <= 65536 && TABLES <= 65536, "fields of the words");
 static_assert(TABLE_WORDS == 64, "one summary word");
@@ -324,6 +326,7 @@ static inline shm_record *record_at(char *c, unsigned table, unsigned index) {
     return (shm_record *)(c + OFF_RECORDS) + (size_t)table * TABLE_HEADERS + index;
 }
 static inline shm_trace *trace_of(char *c, unsigned i) { return (shm_trace *)(c + OFF_TRACES) + i; }
+static inline uint64_t *spans_of(char *c) { return (uint64_t *)(c + OFF_SPANS); }
 static inline int id_valid(uint64_t id) {
     return ID_TABLE(id) < TABLES && ID_INDEX(id) < TABLE_HEADERS;
 }

@@ -179,7 +179,11 @@ cdef extern from "shm_spans.h" nogil:
     int delete_object(char *, uint64_t)
     int cancel_task(char *, uint64_t, int)
     int return_block(char *, char *, uint64_t, uint64_t)
-    void heap_init(span_heap *, uint64_t, uint64_t)
+    void heap_init(span_heap *, uint64_t, uint64_t, uint64_t *)
+    uint64_t *spans_of(char *)
+    uint64_t SPANS, SPAN_FIXED
+    uint64_t SPAN_NEXT(uint64_t, uint64_t)
+    int span_revoke(uint64_t *, char *, uint64_t, uint64_t)
     void heap_clear(span_heap *)
     int heap_add(span_heap *, uint64_t)
     int heap_find(span_heap *, uint64_t)

@@ -245,6 +245,17 @@ cdef class NodeClient(_Counting):
         STORE64(&b.owner, BLOCK_LEASED)
         return offset + BLOCK_ALIGN
 
+    def lease_span(self, uint64_t offset) -> None:
+        """That span is about to be somebody's; it cannot be revoked before it is there."""
+        cdef uint64_t at = offset // root_of(self.c).span_bytes
+        cdef uint64_t *words = spans_of(self.c)
+        if at < SPANS:
+            STORE64(&words[at], SPAN_NEXT(LOAD64(&words[at]), 0) | SPAN_FIXED)
+
+    def revoke_span(self, uint64_t offset) -> bool:
+        """Takes a span away from the living client that leases it, if nothing of it is in use."""
+        return span_revoke(spans_of(self.c), self.map.store, root_of(self.c).span_bytes, offset)
+
     def block_owner(self, uint64_t payload) -> int:
         """0 free, 2**64-1 leased, else the local id that it belongs to."""
         return LOAD64(&block_of(self.map.store, payload).owner)
@@ -266,7 +277,7 @@ cdef class NodeClient(_Counting):
         return found if whole else None
 
     def reclaim_freed(self) -> int:
-        """Returns the big blocks of everything FREED, though its owner has not collected it yet."""
+        """Returns the blocks of everything FREED, though its owner has not collected it yet."""
         cdef unsigned t, word
         cdef shm_table *table
         cdef shm_header *h
@@ -287,8 +298,7 @@ cdef class NodeClient(_Counting):
                     if WORD_STATE(w) == ST_FREED or (WORD_STATE(w) == ST_DELETED
                                                      and mask_empty(h.pins)):
                         at = LOAD64(&h.block)  # once: the owner may use the header again
-                        if at and not h.flags & (FLAG_INLINE | FLAG_RETURNED) and block_of(
-                                self.map.store, at).big:
+                        if at and not h.flags & (FLAG_INLINE | FLAG_RETURNED):
                             n += return_block(self.c, self.map.store, at,
                                               ID_MAKE(t, i, WORD_GENERATION(w)))
         return n

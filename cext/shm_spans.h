@@ -21,22 +21,34 @@ typedef struct {
     uint32_t bump;     /* blocks ever cut */
     uint32_t free;     /* on the stack */
     uint32_t listed;   /* stands in available[] */
+    uint64_t word;     /* what the shared one is, unless the node has taken the span */
     uint16_t *stack;
 } span;
+
+/* A span's shared word: | changes 46 | blocks ever cut 17 | fixed 1 |. Its lessee counts each block
+ * that it takes, and fixes the word while it writes the head; the node takes a span away by the
+ * same CAS, after it has seen that no block of it is in use. A span is leased with its word fixed,
+ * and given back so: what is on its way cannot be taken. */
+#define SPAN_FIXED 1ULL
+#define SPAN_BLOCKS(w) ((w) >> 1 & 0x1FFFF)
+#define SPAN_NEXT(w, blocks) ((((w) >> 18) + 1) << 18 | (uint64_t)(blocks) << 1)
 
 typedef struct {
     span *spans;
     uint32_t count, room;
     uint64_t span_bytes;
     uint64_t small_max;         /* payload bytes of the largest small object */
+    uint64_t *words;            /* of spans, by their number */
     uint32_t classes;
     uint64_t class_bytes[CLASSES_MAX];
     uint32_t *available[CLASSES_MAX]; /* stacks of span indices that may have a block */
     uint32_t available_count[CLASSES_MAX], available_room[CLASSES_MAX];
 } span_heap;
 
-static inline void heap_init(span_heap *h, uint64_t span_bytes, uint64_t small_max) {
+static inline void heap_init(span_heap *h, uint64_t span_bytes, uint64_t small_max,
+                             uint64_t *words) {
     memset(h, 0, sizeof *h);
+    h->words = words;
     h->span_bytes = span_bytes;
     h->small_max = small_max;
     uint64_t last = small_max + BLOCK_ALIGN;
@@ -71,27 +83,6 @@ static inline int heap_list(span_heap *h, uint32_t s) {
     h->spans[s].listed = 1;
     return 0;
 }
-static inline int heap_add(span_heap *h, uint64_t base) {
-    uint32_t at = h->count;
-    for (uint32_t i = 0; i < h->count; i++)
-        if (h->spans[i].base == 0) {
-            at = i;
-            break;
-        }
-    if (at == h->room) {
-        uint32_t room = h->room ? 2 * h->room : 8;
-        void *p = realloc(h->spans, room * sizeof(span));
-        if (!p)
-            return -1;
-        h->spans = p;
-        h->room = room;
-    }
-    if (at == h->count)
-        h->count++;
-    memset(&h->spans[at], 0, sizeof(span));
-    h->spans[at].base = base;
-    return 0;
-}
 static inline int heap_find(span_heap *h, uint64_t payload) {
     uint64_t base = payload & ~(h->span_bytes - 1); /* spans are aligned to their size */
     for (uint32_t i = base ? h->count : 0; i-- > 0;) /* base 0: an entry without a span */
@@ -113,6 +104,61 @@ static inline void heap_empty(span_heap *h, uint32_t i) {
     s->stack = NULL;
     s->cls = s->blocks = s->bump = s->free = s->listed = 0;
 }
+/* NULL: a span that nobody takes away. */
+static inline uint64_t *heap_word(span_heap *h, uint32_t i) {
+    uint64_t at = h->spans[i].base / h->span_bytes;
+    return at < SPANS ? &h->words[at] : NULL;
+}
+/* The node has taken it: nothing of it is in use, and nothing of it may be touched. */
+static inline void heap_forget(span_heap *h, uint32_t i) {
+    if (h->spans[i].cls)
+        heap_empty(h, i);
+    h->spans[i].base = 0;
+}
+/* Fixes the word of a span of which a block is to be used, or which goes back; 0: it was taken. */
+static inline int heap_fix(span_heap *h, uint32_t i) {
+    span *s = &h->spans[i];
+    uint64_t *word = heap_word(h, i), next = SPAN_NEXT(s->word, s->bump);
+    if (word && !CAS64(word, s->word, next | SPAN_FIXED)) {
+        heap_forget(h, i);
+        return 0;
+    }
+    s->word = next;
+    return 1;
+}
+static inline void heap_unfix(span_heap *h, uint32_t i) {
+    uint64_t *word = heap_word(h, i);
+    if (word)
+        STORE(word, h->spans[i].word);
+}
+static inline int heap_add(span_heap *h, uint64_t base) {
+    int stale = heap_find(h, base); /* it was taken, and leased to this client again */
+    if (stale >= 0)
+        heap_forget(h, (uint32_t)stale);
+    uint32_t at = h->count;
+    for (uint32_t i = 0; i < h->count; i++)
+        if (h->spans[i].base == 0) {
+            at = i;
+            break;
+        }
+    if (at == h->room) {
+        uint32_t room = h->room ? 2 * h->room : 8;
+        void *p = realloc(h->spans, room * sizeof(span));
+        if (!p)
+            return -1;
+        h->spans = p;
+        h->room = room;
+    }
+    if (at == h->count)
+        h->count++;
+    memset(&h->spans[at], 0, sizeof(span));
+    h->spans[at].base = base;
+    if (heap_word(h, at)) {
+        h->spans[at].word = LOAD(heap_word(h, at)) & ~SPAN_FIXED;
+        heap_unfix(h, at);
+    }
+    return 0;
+}
 static inline void heap_free(span_heap *h, uint64_t payload) {
     int i = heap_find(h, payload);
     if (i < 0 || !h->spans[i].cls)
@@ -132,6 +178,10 @@ static inline void heap_reclaim(span_heap *h, char *store) {
         span *s = &h->spans[i];
         if (!s->base || !s->cls)
             continue;
+        if (heap_word(h, i) && LOAD(heap_word(h, i)) != s->word) {
+            heap_forget(h, i);
+            continue;
+        }
         uint64_t step = h->class_bytes[s->cls - 1];
         uint8_t *on_stack = calloc(s->bump + 1, 1);
         if (!on_stack)
@@ -147,10 +197,11 @@ static inline void heap_reclaim(span_heap *h, char *store) {
         free(on_stack);
     }
 }
-static inline uint64_t heap_take(span_heap *h, uint32_t cls) {
+static inline uint64_t heap_take(span_heap *h, uint32_t cls, uint32_t *from) {
     while (h->available_count[cls]) {
         uint32_t i = h->available[cls][h->available_count[cls] - 1];
         span *s = &h->spans[i];
+        *from = i;
         if (s->free)
             return s->base + s->stack[--s->free] * h->class_bytes[cls] + BLOCK_ALIGN;
         if (s->bump < s->blocks)
@@ -175,9 +226,18 @@ static inline uint64_t heap_take(span_heap *h, uint32_t cls) {
         s->bump = 1;
         if (heap_list(h, i) < 0)
             return 0;
+        *from = i;
         return s->base + BLOCK_ALIGN;
     }
     return 0;
+}
+/* The same of a span that is still this client's; its word is fixed. */
+static inline uint64_t heap_take_fixed(span_heap *h, uint32_t cls, uint32_t *from) {
+    uint64_t payload;
+    do
+        payload = heap_take(h, cls, from);
+    while (payload && !heap_fix(h, *from));
+    return payload;
 }
 /* Payload offset of a LEASED block, or 0: another span is needed. */
 static inline uint64_t heap_allocate(span_heap *h, char *c, char *store, unsigned slot,
@@ -187,19 +247,21 @@ static inline uint64_t heap_allocate(span_heap *h, char *c, char *store, unsigne
         cls++;
     if (cls == h->classes)
         return 0;
-    uint64_t payload = heap_take(h, cls);
+    uint32_t from = 0;
+    uint64_t payload = heap_take_fixed(h, cls, &from);
     if (!payload && SWAP(&client_of(c, slot)->returned, 0)) {
         heap_reclaim(h, store);
-        payload = heap_take(h, cls);
+        payload = heap_take_fixed(h, cls, &from);
     }
     if (!payload)
         return 0;
     shm_block *b = block_of(store, payload);
-    b->bytes = h->class_bytes[cls];
+    __atomic_store_n(&b->bytes, h->class_bytes[cls], __ATOMIC_RELAXED); /* the node may look */
     b->lessee = slot;
     b->big = 0;
     b->generation = client_of(c, slot)->generation;
     STORE(&b->owner, BLOCK_LEASED);
+    heap_unfix(h, from);
     return payload;
 }
 /* Also the last span of a class, which heap_free() keeps for the next object. */
@@ -208,11 +270,32 @@ static inline int heap_remove_empty(span_heap *h, uint64_t *bases, int max) {
     for (uint32_t i = 0; i < h->count && n < max; i++) {
         if (h->spans[i].cls && h->spans[i].free == h->spans[i].bump)
             heap_empty(h, i);
-        if (h->spans[i].base && !h->spans[i].cls) {
+        if (h->spans[i].base && !h->spans[i].cls && heap_fix(h, i)) {
             bases[n++] = h->spans[i].base;
             h->spans[i].base = 0;
         }
     }
     return n;
+}
+/* Is no block of a span in use? It is read while its lessee may change it; so the answer holds only
+ * if the span's word is the same afterwards. */
+static inline int span_looks_empty(char *store, uint64_t base, uint64_t blocks,
+                                   uint64_t span_bytes) {
+    uint64_t step = blocks ? LOAD(&block_of(store, base + BLOCK_ALIGN)->bytes) : 0;
+    if (blocks && (!step || blocks * step > span_bytes))
+        return 0;
+    for (uint64_t k = 0; k < blocks; k++)
+        if (LOAD(&block_of(store, base + k * step + BLOCK_ALIGN)->owner))
+            return 0;
+    return 1;
+}
+/* Asked by the node of a span that another process leases: taken away, if no block is in use. */
+static inline int span_revoke(uint64_t *words, char *store, uint64_t span_bytes, uint64_t base) {
+    uint64_t at = base / span_bytes;
+    if (at >= SPANS)
+        return 0;
+    uint64_t w = LOAD(&words[at]);
+    return !(w & SPAN_FIXED) && span_looks_empty(store, base, SPAN_BLOCKS(w), span_bytes) &&
+           CAS64(&words[at], w, SPAN_NEXT(w, 0));
 }
 #endif

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import errors, ids, serial
-from hoplite_mp.node.actors import POOL_ENDED, Wanted
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.actors import POOL_CLOSING, POOL_ENDED, Wanted
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.local import POOL_LEAVING, Reply
 from hoplite_mp.protocol.peers import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FarActors"]
 
+UNSENT = (STATE["WAITING"], STATE["QUEUED"])
 NO_IDENTITY = bytes(ids.ID_BYTES)
 # Calls under way to an actor of another host beyond the one that runs. Higher: calls follow each
 # other without a pause on a long way; lower: fewer may have begun when that host is lost.
@@ -63,6 +65,15 @@ class Bound:
     ended: bytes | None = None
 
 
+@dataclass(slots=True)
+class Closing:
+    """An actor of another host that was closed here, after calls that are still to be sent."""
+
+    home: int
+    identity: bytes
+    calls: list[int]
+
+
 class FarActors:
     """Both sides of it, on one node."""
 
@@ -75,6 +86,7 @@ class FarActors:
         self.given: dict[tuple[int, int], Any] = {}  # holds until the other host has its own
         self.by_identity: dict[int, int] = {}  # -> pool
         self.bound: dict[int, Bound] = {}  # by pool
+        self.closing: list[Closing] = []
         self._last = 0
 
     def public(self, oid: int) -> bytes:
@@ -148,8 +160,25 @@ class FarActors:
 
     def end(self, identity: int, kill: bool) -> None:
         one = self.node.imports.by_oid.get(identity)
-        if one is not None:
-            self.send(one.home, EndActorThere(one.object, kill))
+        if one is None:
+            return
+        if kill:
+            self.send(one.home, EndActorThere(one.object, True))
+            return
+        pool, calls = self.by_identity.get(identity), []
+        if pool is not None and self.bound[pool].ended is None:
+            self.node.client.open_pool(pool, POOL_CLOSING)  # first: later calls are refused
+            calls = self.node.client.queued_in(pool, True)
+        self.closing.append(Closing(one.home, one.object, calls))
+        self.look()
+
+    def look(self) -> None:
+        """Closes those actors to which all calls that were made before have been sent."""
+        for one in list(self.closing):
+            one.calls = [oid for oid in one.calls if self.node.client.state(oid) in UNSENT]
+            if not one.calls:
+                self.closing.remove(one)
+                self.send(one.home, EndActorThere(one.identity, False))
 
     def ask_restarts(self, asker: Client, identity: int) -> None:
         one = self.node.imports.by_oid.get(identity)
@@ -254,6 +283,7 @@ class FarActors:
 
     def lose_peer(self, home: int) -> None:
         """That host is gone."""
+        self.closing = [one for one in self.closing if one.home != home]
         for number, (asked, asker) in list(self.asking.items()):
             if asked == home:
                 del self.asking[number]

@@ -43,6 +43,7 @@ class Guest:
     ended: bool = False
     unwanted: bool = False
     ready: bool = False  # a call of an actor: what it names is held here
+    late: bool = False  # a call that has come after its actor was closed
 
 
 class Guests:
@@ -95,6 +96,7 @@ class Guests:
         # Calls of one host begin in the order in which they came, whatever they wait for.
         row = self.rows.setdefault((peer, message.pool), deque())
         row.append((guest, message))
+        guest.late = self.tasks.pool_state(message.pool) == POOL_CLOSING
         self.imports.ask(named, lambda holds: self._ready(guest, holds))
 
     def _ready(self, guest: Guest, holds: list[Any]) -> None:
@@ -118,8 +120,7 @@ class Guests:
             del self.by_task[guest.task]
             self.send(guest.peer, TaskEnded(guest.task, "returned"))  # it knows what has become
             return
-        pool = message.pool
-        closed = self.is_actor(pool) and self.tasks.pool_state(pool) == POOL_CLOSING
+        pool, closed = message.pool, guest.late
         if closed or (
             pool != POOL and self.pools.get(pool) != guest.peer and not self.is_actor(pool)
         ):
@@ -153,6 +154,10 @@ class Guests:
         self._prefetch(message, holds)
         if self.is_actor(pool):
             self.refuse_calls(pool)
+
+    def on_their_way(self, pool: int) -> bool:
+        """Have calls come for that actor which wait for what they name?"""
+        return any(key[1] == pool for key in self.rows)
 
     def audience_here(self, peer: int, audience: int) -> int:
         """An audience that another host has named, as this one does: 0 is its own driver."""

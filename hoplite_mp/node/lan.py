@@ -393,6 +393,8 @@ class Lan:
         self.guests.completed(done)
         self.guests.look()
         self.delegation.look()
+        if self.far_actors.closing:
+            self.far_actors.look()
         if self.delegation.steal() and not self._stealing:
             self._stealing = True
             self.node.after(STEAL_LOOK_S, self._look_for_idle)

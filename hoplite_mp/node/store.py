@@ -116,6 +116,7 @@ class Store:
         self.promised = 0
         if start is not None:
             self.spans[start] = slot
+            self.client.lease_span(start)
         return start
 
     def lease_first_span(self, slot: int) -> None:
@@ -156,6 +157,9 @@ class Store:
         self.client.reclaim_freed()
         self.take_returns()
         self.sweep_spans()
+        if self._room(nbytes, align):
+            return True
+        self.revoke_spans(lambda: self._room(nbytes, align))
         if self._room(nbytes, align):
             return True
         self._cool(nbytes)
@@ -221,6 +225,16 @@ class Store:
             if offset not in used:
                 del self.spans[offset]
                 self.arena.free(offset)
+
+    def revoke_spans(self, enough: Callable[[], bool]) -> None:
+        """Spans of living clients go that have nothing in them, whatever their lessees do: an idle
+        process gives nothing back by itself."""
+        for offset, lessee in list(self.spans.items()):
+            if lessee != ADOPTED and self.client.revoke_span(offset):
+                del self.spans[offset]
+                self.arena.free(offset)
+                if enough():
+                    return
 
     def reserve(self, nbytes: int) -> int | None:
         """A range for pages ahead of demand; None if the store has no room for luxury."""
@@ -358,6 +372,7 @@ class Store:
         self.purge_spilled()
         due = self.last_growth + self.config.memory_idle_s
         if now >= due:
+            self.revoke_spans(lambda: False)
             self._cool(self.arena.warm)
             due = now + self.config.memory_idle_s
         return due if self.arena.resident else None

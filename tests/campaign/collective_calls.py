@@ -19,19 +19,22 @@ if TYPE_CHECKING:
 
 OPS = {
     "sum": np.add, "min": np.minimum, "max": np.maximum, "mean": np.add,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "prod": np.multiply,
+    np.maximum: np.maximum, np.gcd: np.gcd,
 }  # fmt: skip
+WHOLE = ("and", "or", "xor", "prod", np.gcd)  # of integers: products wrap, in any order
 
 
-def folded(op: str, values: Sequence[Any]) -> Any:
+def folded(op: Any, values: Sequence[Any]) -> Any:
     """What a reduction of them must be; exact, for the numbers are whole."""
-    total = functools.reduce(OPS[op], values)
+    with np.errstate(over="ignore"):
+        total = functools.reduce(OPS[op], values)
     return total / len(values) if op == "mean" else total
 
 
-def op_and_sources(h: Hand) -> tuple[str, list[Known]]:
+def op_and_sources(h: Hand) -> tuple[Any, list[Known]]:
     op = h.dice.choice(list(OPS))
-    some = h.alike(h.dice.randint(1, 5), "i8" if op in ("and", "or", "xor") else "f8")
+    some = h.alike(h.dice.randint(1, 5), "i8" if op in WHOLE else "f8")
     for one in some:
         if h.dice.random() < 0.2:  # it is late
             late = h.c.options(retries=MANY).submit(tasks.slow, one.ref, h.dice.random() * 0.1)
@@ -39,7 +42,7 @@ def op_and_sources(h: Hand) -> tuple[str, list[Known]]:
     return op, some
 
 
-def finish(h: Hand, one: Known, op: str, some: list[Known], num: int) -> None:
+def finish(h: Hand, one: Known, op: Any, some: list[Known], num: int) -> None:
     """Its value follows from who has contributed."""
     try:
         found = h.c.get(one.ref, timeout=PATIENCE_S)

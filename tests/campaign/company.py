@@ -63,6 +63,7 @@ class Company:
             **{"exposed": self.exposed, **how},
         )
         made = self.popen(orders, place)
+        made.interrupted = orders.interrupted
         self.drivers.append(made)
         answer(made, "ready", self.drivers)
         return made
@@ -88,6 +89,17 @@ class Company:
         one.process.wait(ANSWER_S)
         one.close()
         self.drivers.remove(one)
+
+    def lose(self, one: Watched) -> None:
+        """Its Cluster is dropped, and then it ends."""
+        self.calls.update(self.ask(one, "lose", "dropped")["calls"])
+        self.end(one)
+
+    def interrupt(self) -> None:
+        """Ctrl-C in one of the drivers that expect it."""
+        some = [one for one in self.drivers if one.interrupted and not (one.dying or one.excused)]
+        if some:
+            self.dice.choice(some).interrupt()
 
     def forget(self, one: Watched) -> None:
         """Not in order."""

@@ -14,11 +14,13 @@ import faulthandler
 import gc
 import json
 import os
+import queue
 import signal
 import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +55,7 @@ class Orders:
     small: bool = False
     lossy: bool = False
     exposed: bool = False
+    interrupted: bool = False  # Ctrl-C, again and again
 
 
 class Driver:
@@ -60,12 +63,15 @@ class Driver:
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
-        self.world = World(Tally(orders.tally), orders.small, orders.lossy, orders.exposed)
+        self.world = World(
+            Tally(orders.tally), orders.small, orders.lossy, orders.exposed, orders.interrupted
+        )
         self.saying = threading.Lock()
         self.hands: list[Hand] = []
         self.board = Board()
         self.c: Any = hoplite_mp.Cluster(**orders.cluster)
         self.done: Counter[str] = Counter()
+        self.main: queue.SimpleQueue[Hand | None] = queue.SimpleQueue()  # for the main thread
 
     def say(self, what: str, **more: Any) -> None:
         with self.saying:
@@ -93,7 +99,9 @@ class Driver:
 
     def go(self) -> None:
         self.hands = [self.hand(at) for at in range(self.orders.threads)]
-        for hand in self.hands:
+        first, *others = self.hands
+        self.main.put(first)
+        for hand in others:
             hand.start()
 
     def beat(self) -> None:
@@ -106,6 +114,7 @@ class Driver:
             for hand in self.hands:
                 if hand.failure is not None:
                     self.tell(hand)
+                del hand  # it has the Cluster, which shall be dropped
 
     def tell(self, hand: Hand) -> None:
         """What has failed, and before that."""
@@ -120,14 +129,26 @@ class Driver:
         for hand in self.hands:
             hand.over.set()
         for hand in self.hands:
-            if hand.ident is not None:
-                hand.join(DROP_S)
+            if hand.begun:
+                hand.ended.wait(DROP_S)
             self.done.update(hand.done)
             self.tell(hand)
         self.hands = []
         self.board.drop()
         gc.collect()
         self.say("dropped", calls=dict(self.done))
+
+    def lose(self) -> None:
+        """The Cluster goes with what held it, and nobody has called shutdown."""
+        self.drop()
+        cluster = weakref.ref(self.c)
+        self.c = None
+        deadline = time.monotonic() + DROP_S
+        while cluster() is not None:
+            gc.collect()
+            if time.monotonic() > deadline:
+                raise AssertionError(f"it is held by {gc.get_referrers(cluster())}")
+            time.sleep(0.05)
 
     def work(self) -> None:
         """Every worker has run a task: it is not one that dies as it starts."""
@@ -153,6 +174,10 @@ class Driver:
     def nodes(self) -> None:
         self.say("named", nodes={n.host: n.id for n in self.c.nodes if n.workers})
 
+    def grow(self) -> None:
+        self.c.add_workers(1)
+        self.say("grown")
+
     def remove(self, host: str) -> None:
         """That host leaves in order."""
         for node in self.c.nodes:
@@ -161,15 +186,27 @@ class Driver:
                     self.c.remove_node(node)
         self.say("removed")
 
+    def play(self) -> None:
+        """Hands that work in the main thread, which Ctrl-C reaches, until it is over."""
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                hand = self.main.get()
+                if hand is None:
+                    return
+                hand.run()
+                del hand  # it has the Cluster
+
     def obey(self) -> None:
         """Until there are no more words."""
         words: dict[str, Callable[..., None]] = {
             "warm": self.warm,
             "go": self.go,
             "drop": self.drop,
+            "lose": self.lose,
             "work": self.work,
             "count": self.count,
             "nodes": self.nodes,
+            "grow": self.grow,
             "remove": self.remove,
         }
         self.say("ready", pid=os.getpid(), address=self.c.address)
@@ -182,13 +219,16 @@ class Driver:
                 words[word](*more)
             except Exception:
                 self.say("failure", hand="main", history=[word], error=traceback.format_exc())
+        self.main.put(None)
 
 
 def main() -> None:
     faulthandler.register(STACKS, all_threads=True)
     driver = Driver(Orders(**json.loads(sys.argv[1])))
-    driver.obey()
-    driver.c.shutdown()
+    threading.Thread(target=driver.obey, daemon=True, name="words").start()
+    driver.play()
+    if driver.c is not None:
+        driver.c.shutdown()
     driver.say("ended")
 
 

@@ -19,7 +19,7 @@ from tests.tasks.test_manager_deaths import named
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tests.campaign.tally import Tally
 
@@ -34,9 +34,12 @@ GONE_S = 5.0
 
 class Faults:
     """Makes them, one after the other. kill_driver: kills one of the attached drivers and starts
-    another one in its place."""
+    another one in its place; more: what else may happen, and how often in comparison."""
 
-    def __init__(self, tally: Tally, dice: random.Random, kill_driver: Callable[[], None]) -> None:
+    def __init__(
+        self, tally: Tally, dice: random.Random, kill_driver: Callable[[], None],
+        more: Mapping[Callable[[], None], int],
+    ) -> None:  # fmt: skip
         self.tally, self.dice, self.kill_driver = tally, dice, kill_driver
         self.made: Counter[str] = Counter()
         self.kinds = {
@@ -46,6 +49,7 @@ class Faults:
             self.stop_manager: 1,
             self.stop_node: 1,
             self.kill_one_driver: 1,
+            **more,
         }
         self.manager_died = 0.0
 

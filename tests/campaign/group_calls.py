@@ -8,6 +8,7 @@ same contributors.
 from __future__ import annotations
 
 import functools
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 import hoplite_mp
 from tests.campaign import tasks
 from tests.campaign.hand import PATIENCE_S, call
-from tests.campaign.model import Known, Unexplained, no_room
+from tests.campaign.model import MANY, Known, Unexplained
 
 if TYPE_CHECKING:
     from tests.campaign.hand import Hand
@@ -27,6 +28,7 @@ KINDS = (
 FORM_S = 5.0
 FORM_FAR_S = 15.0  # over hosts that may be silent
 COUNTS = (8, 1000, 60_000)
+REJOINED_CALLS, REJOINED_PAUSE_S = 40, 0.01
 
 
 def part(turn: int, at: int, rank: int, count: int) -> Any:
@@ -123,8 +125,6 @@ def group(h: Hand) -> None:
     deaths = one.died("worker") + one.died("host")
     for error in failed:
         if not (deaths and isinstance(error, hoplite_mp.HopliteTimeoutError)):
-            if h.world.small and full(error):
-                continue
             one.judge(error)
     for at in range(len(calls)):
         found = {one[at] for one in seen if at in one}
@@ -132,11 +132,6 @@ def group(h: Hand) -> None:
             raise Unexplained(f"members of Group {turn} saw {found} in call {at} of {calls}")
         if not deaths and not h.world.small and found != {tuple(range(size))}:
             raise Unexplained(f"nobody has died, and call {at} of Group {turn} has {found}")
-
-
-def full(error: BaseException) -> bool:
-    """A member without room fails the call for all; who has not come by then is missed."""
-    return no_room(error) or isinstance(error, (ValueError, hoplite_mp.HopliteTimeoutError))
 
 
 @call(1)
@@ -163,3 +158,59 @@ def group_of_another_size(h: Hand) -> None:
 def mistaken(rank: int, turn: int, form_s: float) -> None:
     with hoplite_mp.current().group(f"group {turn}", 2, rank, timeout=form_s) as g:
         g.allreduce(tasks.array(turn, 10 + rank, "f8"))
+
+
+@call(1)
+def group_that_is_rejoined(h: Hand) -> None:
+    """A member dies in the middle; its task, tried again, takes part in the calls that are left."""
+    size, turn = h.dice.randint(2, 3), h.next_turn()
+    form_s = FORM_FAR_S if h.world.lossy else FORM_S
+    dies_at = h.dice.randint(1, REJOINED_CALLS // 2)
+    path = h.path()
+    view = h.c.options(retries=MANY)
+    futures = [
+        view.submit(rejoining, rank, turn, size, form_s, dies_at if rank == 0 else -1, path)
+        for rank in range(size)
+    ]
+    one = Known(h.world, None, None, retries=0, bound=True)
+    seen: list[dict[int, Any]] = []
+    for future in futures:
+        try:
+            seen.append(future.result(PATIENCE_S))
+        except Exception as error:
+            died = one.died("worker") or one.died("host")
+            if not (died and isinstance(error, hoplite_mp.HopliteTimeoutError)):
+                one.judge(error)
+    if one.died("worker") or one.died("host") or h.world.small:
+        return  # all may have died, and have begun again from the first call
+    for at in range(REJOINED_CALLS):
+        found = {one[at] for one in seen if at in one}
+        if len(found) != 1 or (at < dies_at and found != {tuple(range(size))}):
+            raise Unexplained(
+                f"members of Group {turn} saw {found} in call {at}, one dies {dies_at}"
+            )
+    if any(len(one) < REJOINED_CALLS for one in seen[1:]):
+        raise Unexplained(f"those who live have missed calls: {seen}")
+
+
+def rejoining(rank: int, turn: int, size: int, form_s: float, dies_at: int, path: str) -> Any:
+    """{number of the call: contributors} of the life that ends well."""
+    seen: dict[int, Any] = {}
+    try:
+        group = hoplite_mp.current().group(f"group {turn}", size, rank, timeout=form_s)
+    except hoplite_mp.PeerLostError:  # it comes too late
+        return seen
+    with group as g:
+        while not seen or max(seen) + 1 < REJOINED_CALLS:
+            if dies_at >= 0 and len(seen) == dies_at:
+                tasks.die_once(path)
+            time.sleep(REJOINED_PAUSE_S)
+            try:
+                total = g.allreduce(np.full(10, float(1 << rank)))
+            except hoplite_mp.PeerLostError:  # the others have left meanwhile
+                return seen
+            seen[g.calls - 1] = g.contributors
+            wanted = sum(1 << one for one in g.contributors)
+            if total.tolist() != [wanted] * 10:
+                raise Unexplained(f"call {g.calls - 1}: {total} by {g.contributors}")
+    return seen

@@ -86,18 +86,30 @@ class Hand(threading.Thread):
         self.since = time.monotonic()
         self.now = ""
         self.over = threading.Event()
+        self.begun = False
+        self.ended = threading.Event()
         self.failure: BaseException | None = None
         self.lost = False
 
     def run(self) -> None:
+        self.begun = True
+        try:
+            self.work()
+        finally:
+            self.now = ""
+            self.ended.set()
+
+    def work(self) -> None:
         names = list(CALLS)
         weights = [weight for _, weight in CALLS.values()]
-        try:
-            while not self.over.is_set() and not self.lost:
+        while not self.over.is_set() and not self.lost and self.failure is None:
+            try:
                 self.make(self.dice.choices(names, weights)[0])
-        except BaseException as error:
-            self.failure = error
-        self.now = ""
+            except KeyboardInterrupt as error:  # of the bookkeeping, if not of a call
+                if not self.world.interrupted:
+                    self.failure = error
+            except BaseException as error:
+                self.failure = error
 
     def make(self, name: str) -> None:
         """One call, whatever it is made of."""

@@ -18,7 +18,7 @@ from tests.lan.test_silence import everything
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tests.campaign.tally import Tally
     from tests.lan import Host, Lan
@@ -38,8 +38,9 @@ class HostFaults(Faults):
         self, lan: Lan, tally: Tally, dice: random.Random, kill_driver: Callable[[], None],
         away: Callable[[Host, str], None], back: Callable[[Host, str], None],
         there: Callable[[], bool], leave: Callable[[Host], None],
+        more: Mapping[Callable[[], None], int],
     ) -> None:  # fmt: skip
-        super().__init__(tally, dice, kill_driver)
+        super().__init__(tally, dice, kill_driver, more)
         self.lan, self.away, self.back, self.there, self.leave = lan, away, back, there, leave
         self.wrong: dict[int, tuple[str, float]] = {}  # host -> what, until when
         self.lives: Counter[int] = Counter()

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-HOSTS, RATE, MEMORY = 4, "1gbit", "512MiB"
+HOSTS, RATE = 4, "1gbit"
+MEMORY = {False: "512MiB", True: "96MiB"}  # small?
 WORKERS = 2
 EXPOSED = 2  # the host of the driver that may be lost
 FAR = {**ENVIRONMENT, "HOPLITE_MP_LINEAGE_BYTES_MAX": "256MiB"}
@@ -53,7 +54,9 @@ class HostsProgram(Company):
         super().__init__(seed, folder)
         self.lan = lan
         self.tls = self.dice.random() < 0.5
-        self.cluster = UpCluster(lan, tls=self.tls, workers=WORKERS, memory=MEMORY, **FAR)
+        self.small = self.dice.random() < 0.3
+        memory = MEMORY[self.small]
+        self.cluster = UpCluster(lan, tls=self.tls, workers=WORKERS, memory=memory, **FAR)
         self.risked: Watched | None = None
         self.since = 0.0
 
@@ -77,16 +80,24 @@ class HostsProgram(Company):
 
     def attach(self, host: Host) -> Watched:
         how = {"address": self.cluster.address, "tls": None if self.tls else False}
-        made = self.start(how, host, exposed=host.number == EXPOSED)
+        more = {"exposed": host.number == EXPOSED, "interrupted": self.dice.random() < 0.4}
+        made = self.start(how, host, **more)
         if host.number == EXPOSED:
             self.risked = made
         return made
 
     def kill_driver(self) -> None:
         """One of the first host; another one comes in its place."""
-        mine = [one for one in self.drivers if one not in (self.counting, self.risked)]
-        self.forget(self.dice.choice(mine))
+        self.forget(self.dice.choice(self.mine()))
         self.attach(self.lan[0]).tell("go")
+
+    def drop_driver(self) -> None:
+        """As kill_driver, in order, without a shutdown."""
+        self.lose(self.dice.choice(self.mine()))
+        self.attach(self.lan[0]).tell("go")
+
+    def mine(self) -> list[Watched]:
+        return [one for one in self.drivers if one not in (self.counting, self.risked)]
 
     # ---- hosts that go and come
 
@@ -164,6 +175,7 @@ class HostsProgram(Company):
         faults = HostFaults(
             self.lan, self.tally, self.dice, self.kill_driver,
             self.away, self.back, self.there, self.leave,
+            {self.drop_driver: 1, self.interrupt: 3},
         )  # fmt: skip
         end = time.monotonic() + seconds
         while time.monotonic() < end:

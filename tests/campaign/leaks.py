@@ -26,10 +26,11 @@ __all__ = ["Census", "census", "settled", "steady"]
 SETTLED_S = 20.0
 STEADY_S = 1.5  # longer than a surplus of workers lasts
 WORKER = "hoplite worker"
+WORKER_FDS = 3
 FUNCTIONS = 10
 """That a worker may have sent: those of tasks.py, and the library's own."""
-SPANS = 8
-"""Spans of small objects that processes may still have, or have again, in MiB."""
+SPANS = 2
+"""Spans that some small object may still keep, beyond those at the beginning, in MiB."""
 
 
 @dataclasses.dataclass
@@ -38,6 +39,16 @@ class Census:
 
     counted: dict[str, Any]
     processes: dict[str, tuple[int, int, int]]
+
+    def with_workers(self, more: int) -> Census:
+        """The same with more of them; who leads them has a line and two pipes to each."""
+        processes = {
+            name: (some + more, fds, threads)
+            if name == WORKER
+            else (some, fds + WORKER_FDS * more, threads)
+            for name, (some, fds, threads) in self.processes.items()
+        }
+        return Census(self.counted, processes)
 
     def with_caches(self, workers: int) -> Census:
         """The same with what workers may keep for later: functions that they have sent, a thread

@@ -37,6 +37,7 @@ class World:
     small: bool = False  # the store may be full
     lossy: bool = False  # hosts die
     exposed: bool = False  # among them the one on which this driver is
+    interrupted: bool = False  # Ctrl-C happens
 
     def gone(self, error: BaseException) -> bool:
         """Has the node of this driver been lost, perhaps, and is that what the error says?"""
@@ -90,7 +91,7 @@ class Known:
         elif isinstance(error, hoplite_mp.WorkerLostError):
             if self.died("worker") + hosts > self.retries:
                 return True
-        elif self.world.small and no_room(error):
+        elif self.world.small and self.error is None and no_room(error):
             return True
         if isinstance(error, hoplite_mp.ReduceError) and error.__cause__ is not None:
             return self.explained(error.__cause__)
@@ -110,9 +111,9 @@ class Known:
 
 
 def no_room(error: BaseException | None) -> bool:
-    """Is it about a store that is full, perhaps one error below another?"""
+    """Is it of a store that is full, perhaps one error below another?"""
     while error is not None:
-        if isinstance(error, hoplite_mp.StoreFullError) or "no room" in str(error):
+        if isinstance(error, hoplite_mp.StoreFullError):
             return True
         error = error.__cause__
     return False

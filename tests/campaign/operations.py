@@ -1,6 +1,7 @@
 """All the calls that hands make; importing this lists them."""
 
 from tests.campaign import (
+    actor_calls,
     collective_calls,
     group_calls,
     object_calls,
@@ -8,4 +9,11 @@ from tests.campaign import (
     task_calls,
 )
 
-__all__ = ["collective_calls", "group_calls", "object_calls", "pool_calls", "task_calls"]
+__all__ = [
+    "actor_calls",
+    "collective_calls",
+    "group_calls",
+    "object_calls",
+    "pool_calls",
+    "task_calls",
+]

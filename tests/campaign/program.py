@@ -35,11 +35,13 @@ __all__ = ["ENVIRONMENT", "KINDS", "Program", "run"]
 
 KINDS = ("roomy", "spilling", "full")
 MEMORY = {"roomy": "512MiB", "spilling": "64MiB", "full": "48MiB"}
+GROWN_MAX = 2
 DISK = "24m"  # of the spill file, where that shall be full
 ENVIRONMENT = {
     "HOPLITE_MP_CANCEL_GRACE_S": "0.2",
     "HOPLITE_MP_PUT_WAIT_S": "1",
     "HOPLITE_MP_GROUP_WAIT_S": "10",
+    "HOPLITE_MP_MEMORY_IDLE_S": "1",
 }
 RENEWED = ("hoplite manager", "hoplite worker")
 
@@ -51,6 +53,7 @@ class Program(Company):
         super().__init__(seed, folder)
         self.kind, self.small = kind, kind != "roomy"
         self.workers = self.dice.randint(2, 4)
+        self.grown = 0
         self.address = ""
         self.env = {
             **os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "HOPLITE_MP_TOKEN": TOKEN,
@@ -81,14 +84,26 @@ class Program(Company):
         self.address = self.maker.said["ready"]["address"]
 
     def attach(self) -> None:
-        self.start({"address": self.address}).tell("go")
+        how = {"interrupted": self.dice.random() < 0.5}
+        self.start({"address": self.address}, **how).tell("go")
+
+    def attached(self) -> list[Watched]:
+        return [one for one in self.drivers if one is not self.maker]
 
     def kill_driver(self) -> None:
         """Another one comes in its place."""
-        attached = [one for one in self.drivers if one is not self.maker]
-        if attached:
-            self.forget(self.dice.choice(attached))
-            self.attach()
+        self.forget(self.dice.choice(self.attached()))
+        self.attach()
+
+    def drop_driver(self) -> None:
+        """As kill_driver, in order, without a shutdown."""
+        self.lose(self.dice.choice(self.attached()))
+        self.attach()
+
+    def add_worker(self) -> None:
+        if self.grown < GROWN_MAX:
+            self.grown += 1
+            self.ask(self.maker, "grow", "grown")
 
     def renew(self) -> None:
         """All workers and the manager are replaced: what they have kept for later is gone."""
@@ -108,7 +123,8 @@ class Program(Company):
         self.ask(self.maker, "warm", "dropped")
         self.renew()
         before = steady(self.census)
-        faults = Faults(self.tally, self.dice, self.kill_driver)
+        more = {self.drop_driver: 1, self.interrupt: 3, self.add_worker: 1}
+        faults = Faults(self.tally, self.dice, self.kill_driver, more)
         self.maker.tell("go")
         for _ in range(self.dice.randint(1, 2)):
             self.attach()
@@ -120,7 +136,8 @@ class Program(Company):
         for one in list(self.drivers):
             if one is not self.maker:
                 self.end(one)
-        settled(self.census, before.with_caches(self.workers))
+        before = before.with_workers(self.grown)
+        settled(self.census, before.with_caches(self.workers + self.grown))
         self.renew()
         settled(self.census, before)
         self.end(self.maker)

@@ -129,10 +129,16 @@ def leave(code: int) -> None:
 
 def leave_once(path: str, x: Array) -> Array:
     """Dies in the middle the first time that it runs."""
+    die_once(path)
+    return x + 7
+
+
+def die_once(path: str) -> None:
+    """The file tells later lives of the first one."""
     try:
         Path(path).touch(exist_ok=False)
     except FileExistsError:
-        return x + 7
+        return
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("it is dead")
 
@@ -141,6 +147,31 @@ def linger(path: str, seconds: float) -> None:
     """Says that it runs, and does so for long."""
     Path(path).touch()
     time.sleep(seconds)
+
+
+# ---- actors
+
+
+class Ledger:
+    """Knows which calls its process has applied."""
+
+    def __init__(self, turn: int | None) -> None:
+        if turn is None:
+            raise LookupError(turn)
+        self.turn = turn
+        self.seen: list[int] = []
+
+    def note(self, number: int, x: Any) -> tuple[int, tuple[int, ...]]:
+        self.seen.append(number)
+        return self.turn, tuple(self.seen)
+
+    def fail(self, turn: int) -> None:
+        raise ZeroDivisionError(turn)
+
+
+def note_there(handle: Any, number: int) -> Any:
+    """A call of the process that runs this."""
+    return handle.note(number, None).result()
 
 
 # ---- pools

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import signal
 import sys
 import threading
 import time
@@ -57,6 +58,7 @@ class Watched:
         self.failures: list[dict[str, Any]] = []
         self.turns = 0
         self.dying = False  # on purpose
+        self.interrupted = False  # it may be interrupted
         self.excused = False  # it stands still, on purpose
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -111,6 +113,11 @@ class Watched:
         """On its stderr."""
         with contextlib.suppress(OSError):
             self._signal(STACKS)
+
+    def interrupt(self) -> None:
+        """As by Ctrl-C."""
+        with contextlib.suppress(OSError):
+            self._signal(signal.SIGINT)
 
     def kill(self) -> None:
         self.dying = True

@@ -107,6 +107,32 @@ print("gone")
     ]
 
 
+def test_close_finishes_the_calls_made_before_on_another_host(cluster: UpCluster, lan: Lan) -> None:
+    """Those that are on their way, that wait in the queue, that wait for an argument, on either
+    host; not the later ones."""
+    out = cluster.run(
+        lan[1],
+        WAIT_FOR_ALL
+        + CLASSES
+        + """
+def slow(x):
+    time.sleep(0.3)
+    return x
+large = c.put(np.ones(1 << 20))
+for turn in range(10):
+    one = c.options(node=there).actor(Counter, 1)
+    calls = [one.add() for i in range(100)]
+    calls.append(one.total(large))
+    calls.append(one.add(c.submit(slow, 10)))
+    calls.append(one.add())
+    Actor.close(one)
+    late = one.add()
+    print(*[call.result(30) for call in calls[98:]], type(late.exception(30)).__name__)
+""",
+    )
+    assert out.splitlines() == ["100 101 1048576.0 111 112 ActorLostError"] * 10
+
+
 def test_names_in_the_whole_cluster(cluster: UpCluster, lan: Lan) -> None:
     out = cluster.run(
         lan[1],
