@@ -15,19 +15,14 @@ import psutil
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import PATIENCE_S, add, eventually
+from tests.tasks.helpers import PATIENCE_S, add, eventually, host_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-KILLS = 9  # more than attempts after which tasks fail
-
-
-def host_of(cluster: hoplite_mp.Cluster) -> psutil.Process:
-    host = cluster._host
-    assert host is not None
-    return psutil.Process(host.process.pid)
+KILLS = 7  # more than attempts after which tasks fail
+PAUSE_S, PAUSE_S_MAX = 0.005, 5.0  # what has lived for the longest pause does not count
 
 
 # Kills each worker of a supervisor that it sees, and says so: a process of its own, which waits for
@@ -98,7 +93,10 @@ def workers_of(supervisor: psutil.Process) -> list[psutil.Process]:
 
 def quick() -> hoplite_mp.Config:
     return dataclasses.replace(
-        hoplite_mp.Config(), restart_pause_s=0.02, restart_pause_s_max=0.3, memory_bytes=64 << 20
+        hoplite_mp.Config(),
+        restart_pause_s=PAUSE_S,
+        restart_pause_s_max=PAUSE_S_MAX,
+        memory_bytes=64 << 20,
     )
 
 
@@ -173,7 +171,10 @@ def test_other_hosts_run_what_this_one_cannot(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a token for this test\n")
     token.chmod(0o600)
-    settings = {"HOPLITE_MP_RESTART_PAUSE_S": "0.02", "HOPLITE_MP_RESTART_PAUSE_S_MAX": "0.3"}
+    settings = {
+        "HOPLITE_MP_RESTART_PAUSE_S": str(PAUSE_S),
+        "HOPLITE_MP_RESTART_PAUSE_S_MAX": str(PAUSE_S_MAX),
+    }
     with hoplite_mp.Cluster(0, listen="127.0.0.1:0", token=token, tls=False) as cluster:
         command = [sys.executable, "-m", "hoplite_mp", "join", str(cluster.address), "--no-tls"]
         command += ["--workers", "1", "--memory", "64MiB", "--token-file", str(token)]
