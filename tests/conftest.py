@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
@@ -58,6 +59,14 @@ SHARED_BECAUSE = _private_shm()
 # test starts in order to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# An example that had no processor for a while is no slow one: what hangs is found by the timeout.
+# Each `settings` of a test begins with this profile.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 def pytest_report_header() -> str:

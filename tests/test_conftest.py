@@ -13,7 +13,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 INNER = """
 import os
-import subprocess, sys
+import subprocess, sys, time
+from hypothesis import given, strategies
+
+@given(strategies.integers(0, 2))
+def test_an_example_may_wait(number):
+    time.sleep(0.25)  # for a processor
 
 def test_leaves_a_name():
     name = f"/dev/shm/left-by-a-test-{os.getpid()}"
@@ -96,3 +101,8 @@ def test_a_run_in_the_background(tmp_path: Path) -> None:
     done = inner(tmp_path, "test_a_program_can_be_interrupted", *starter)
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
+
+
+def test_examples_have_no_deadline(tmp_path: Path) -> None:
+    done = inner(tmp_path, "test_an_example_may_wait")
+    assert done.returncode == 0, done.stdout
