@@ -13,17 +13,19 @@ of the run says so.
 
 import ctypes
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
 MARKER = f"PYTEST_SESSION_MARKER={uuid.uuid4().hex}"
 LOKY = ("sem.loky-", "loky-", "joblib_memmapping_folder_")
-GRACE_S = 5.0
+GRACE_S = 30.0  # nobody waits for it unless something stays behind
 SHM = "/dev/shm"
 CLONE_NEWNS = 0x00020000
 MS_REC, MS_SLAVE = 0x4000, 0x80000  # mounts of the machine still come in, ours do not go out
@@ -51,6 +53,20 @@ def _private_shm() -> str:
 # When this file is read, in pytest's process and in each worker of its own: before any test, and in
 # the main thread, whose mounts its threads and children inherit.
 SHARED_BECAUSE = _private_shm()
+
+
+# A shell ignores SIGINT for what it starts in the background, and so would every program that a
+# test starts in order to interrupt it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# An example that had no processor for a while is no slow one: what hangs is found by the timeout.
+# Each `settings` of a test begins with this profile.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 def pytest_report_header() -> str:

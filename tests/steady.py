@@ -45,7 +45,9 @@ while True:
 """
 SUMMARY = re.compile(r"\b(\d+) (passed|failed|skipped|errors?|deselected|xfailed)\b")
 BAD = re.compile(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", re.MULTILINE)
+HUNG = 124  # as the code of a run that did not end: that of `timeout`
 END_S = 5.0  # for what runs beside, to end when it is asked to
+RUN_S_MAX = 7200.0  # of one run; none has needed half an hour, also beside others
 
 
 class Stopped(Exception):
@@ -56,6 +58,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--command", default="make test", help="default: %(default)s")
     parser.add_argument("--again", action="store_true", help="forget this commit's runs first")
+    parser.add_argument(
+        "--longest",
+        type=float,
+        default=RUN_S_MAX,
+        metavar="S",
+        help="for one run",
+    )
     parser.add_argument("--show", action="store_true", help="only the table")
     arguments = parser.parse_args(argv)
     try:
@@ -70,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"run {len(done) + 1}: {conditions}", flush=True)
                 log = path.with_name(f"{commit[:12]}-{len(done) + 1}.log")
                 path.parent.mkdir(exist_ok=True)
-                found = run(arguments.command, conditions, root, log)
+                found = run(arguments.command, conditions, root, log, arguments.longest)
                 if clean_commit(root) != commit:
                     raise Stopped("another commit was checked out meanwhile; it does not count")
                 with path.open("a") as file:
@@ -116,8 +125,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def run(command: str, conditions: str, root: Path, log: Path) -> dict[str, Any]:
-    """One run, whose whole output goes to `log`."""
+def run(
+    command: str, conditions: str, root: Path, log: Path, longest_s: float = RUN_S_MAX
+) -> dict[str, Any]:
+    """One run, whose whole output goes to `log`; one that hangs is ended, and has failed."""
     begun, wall = time.monotonic(), datetime.datetime.now().isoformat(timespec="seconds")
     with beside(conditions) as (load, dead), log.open("w") as file:
         process = subprocess.Popen(
@@ -129,7 +140,10 @@ def run(command: str, conditions: str, root: Path, log: Path) -> dict[str, Any]:
             start_new_session=True,
         )
         try:
-            code = process.wait()
+            code = process.wait(longest_s)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            code = HUNG
         except BaseException:
             _end(process)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 INNER = """
 import os
-import subprocess, sys
+import subprocess, sys, time
+from hypothesis import given, strategies
+
+@given(strategies.integers(0, 2))
+def test_an_example_may_wait(number):
+    time.sleep(0.25)  # for a processor
 
 def test_leaves_a_name():
     name = f"/dev/shm/left-by-a-test-{os.getpid()}"
@@ -22,6 +28,10 @@ def test_leaves_a_name():
 
 held = []
 
+def test_a_program_can_be_interrupted():
+    code = "import signal; assert signal.getsignal(2) is signal.default_int_handler"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
 def test_while_others_work():
     path = os.environ["OUTSIDE"]
     subprocess.run(["nsenter", "-t", os.environ["STRANGER"], "-m", "touch", path], check=True)
@@ -29,12 +39,27 @@ def test_while_others_work():
 """
 
 
-def inner(tmp_path: Path, which: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def inner(
+    tmp_path: Path, which: str, *starter: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A run of its own, under the same checks."""
-    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    checks = (ROOT / "tests/conftest.py").read_text()
+    checks = re.sub(r"^GRACE_S = .*", "GRACE_S = 1.0", checks, flags=re.MULTILINE)
+    (tmp_path / "conftest.py").write_text(checks)
     (tmp_path / "test_inner.py").write_text(INNER)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", which, "."],
+        [
+            *starter,
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-k",
+            which,
+            ".",
+        ],
         cwd=tmp_path,
         env={**os.environ, **environment},
         capture_output=True,
@@ -68,3 +93,16 @@ def test_what_other_programs_leave_is_not(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
     finally:
         Path(path).unlink(missing_ok=True)
+
+
+def test_a_run_in_the_background(tmp_path: Path) -> None:
+    """Started by a shell that has it ignore Ctrl-C."""
+    starter = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
+    done = inner(tmp_path, "test_a_program_can_be_interrupted", *starter)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+def test_examples_have_no_deadline(tmp_path: Path) -> None:
+    done = inner(tmp_path, "test_an_example_may_wait")
+    assert done.returncode == 0, done.stdout

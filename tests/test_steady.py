@@ -91,6 +91,13 @@ def test_it_goes_on_where_it_was_stopped(tree: Path) -> None:
     assert "run 2:" not in done.stdout
 
 
+def test_a_run_that_hangs_has_failed(tree: Path) -> None:
+    mark = tree / ".steady" / "second"
+    done = steady(tree, f"[ -e {mark} ] || {{ touch {mark}; sleep 60; }}; {GREEN}", "--longest=2")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert [one["code"] for one in recorded(tree)] == [124, 0, 0, 0, 0, 0]
+
+
 def test_a_tree_that_is_not_clean(tree: Path) -> None:
     (tree / "new").touch()
     done = steady(tree, GREEN)

@@ -29,7 +29,7 @@ PAUSE_S = (0.05, 0.5)
 STOP_S = {"hoplite worker": 0.5, "hoplite manager": 0.3, "hoplite node": 0.3}
 MANAGER_DEATHS_MAX = 6  # ten within ten seconds are the end of a cluster
 MANAGER_PAUSE_S = 2.0
-GONE_S = 5.0
+GONE_S = 30.0
 
 
 class Faults:

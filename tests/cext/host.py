@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from hoplite_mp import _shm, _tasks
@@ -114,6 +116,17 @@ class Host:
     def close(self) -> None:
         for fd in self.fds:
             os.close(fd)
+
+
+def kept_waiting(*pids: int) -> float:
+    """Seconds in which threads of this process, or of others, could run and had no processor: what
+    is left of a time without them is the same whatever else the machine does."""
+    nanoseconds = 0
+    for pid in pids or (os.getpid(),):
+        for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, IndexError):  # it has ended, or an odd kernel
+                nanoseconds += int(path.read_text().split()[1])
+    return nanoseconds / 1e9
 
 
 def describe(headers: list[dict[str, Any]]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _engine
-from tests.cext.engines import Host
+from tests.cext.engines import WAIT_S, Host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Driven:
     def send(self) -> None:
         try:
             while True:
-                frame = self.driver.next_frame(5.0)
+                frame = self.driver.next_frame(WAIT_S)
                 if frame is None:
                     continue
                 try:
@@ -46,7 +46,7 @@ class Driven:
     def receive(self) -> None:
         try:
             while True:
-                place = self.driver.receive_into(5.0)
+                place = self.driver.receive_into(WAIT_S)
                 if place is None:
                     continue
                 try:
@@ -114,13 +114,13 @@ def test_closed_waits_for_the_frame_that_is_sent(pair: tuple[Host, Host]) -> Non
     one, other = host.engine.drive(0), pair[1].engine.drive(0)
     source = host.engine.cell((1, 0, 0, 0), bytes(1000), filled=True)
     pair[1].engine.pull(pair[1].engine.cell((1, 0, 0, 0), bytearray(1000)), other.link)
-    request = other.next_frame(5.0)
+    request = other.next_frame(WAIT_S)
     assert request
-    place = one.receive_into(5.0)
+    place = one.receive_into(WAIT_S)
     assert place is not None
     place[:] = request[0]
     one.received(len(place))
-    frame = one.next_frame(5.0)
+    frame = one.next_frame(WAIT_S)
     assert frame
     with pytest.raises(RuntimeError, match="sent"):
         one.next_frame(0)
@@ -141,8 +141,8 @@ def test_closed_waits_for_the_place_that_is_written(pair: tuple[Host, Host]) -> 
     host.engine.pull(cell, one.link)
 
     def carry(giver: _engine.Driver, taker: _engine.Driver) -> bytes | memoryview | None:
-        frame = giver.next_frame(5.0)
-        place = taker.receive_into(5.0)
+        frame = giver.next_frame(WAIT_S)
+        place = taker.receive_into(WAIT_S)
         assert frame
         assert place is not None
         place[:] = frame[0]
@@ -153,7 +153,7 @@ def test_closed_waits_for_the_place_that_is_written(pair: tuple[Host, Host]) -> 
     one.sent()
     block = carry(other, one)
     assert block is not None
-    place = one.receive_into(5.0)
+    place = one.receive_into(WAIT_S)
     assert place is not None
     place[:500] = block[:500]
     one.received(500)
@@ -176,7 +176,7 @@ def test_what_nobody_took_keeps_no_cell(pair: tuple[Host, Host]) -> None:
     cell = pair[1].engine.cell((1, 0, 0, 0), bytearray(1000))
     pair[1].engine.pull(cell, other.link)
     for giver, taker in ((other, one), (one, other)):
-        frame, place = giver.next_frame(5.0), taker.receive_into(5.0)
+        frame, place = giver.next_frame(WAIT_S), taker.receive_into(WAIT_S)
         assert frame
         assert place is not None
         place[:] = frame[0]
@@ -239,7 +239,7 @@ def test_stop_reaches_who_waits() -> None:
 def test_a_driver_that_is_dropped_ends_its_link(pair: tuple[Host, Host]) -> None:
     host = pair[0]
     driver = host.engine.drive(9)
-    place = driver.receive_into(5.0)
+    place = driver.receive_into(WAIT_S)
     assert place is not None
     link = driver.link
     del driver
@@ -257,7 +257,7 @@ def test_mistakes(pair: tuple[Host, Host]) -> None:
         driver.sent()
     with pytest.raises(RuntimeError):
         driver.received(0)
-    place = driver.receive_into(5.0)
+    place = driver.receive_into(WAIT_S)
     assert place is not None
     with pytest.raises(ValueError, match="64"):
         driver.received(65)

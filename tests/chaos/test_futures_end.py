@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ROUNDS = int(os.environ.get("HOPLITE_MP_KILLS", "200"))
 SEED = int(os.environ.get("HOPLITE_MP_SEED", str(random.randrange(1 << 30))))
 THREADS = 5
-ENDED_S = 15.0
+ENDED_S = 60.0
 """For all that waits to end once the host is gone, on a loaded machine."""
 DELAY_S_MAX = 0.2
 GONE = (

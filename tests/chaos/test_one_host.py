@@ -228,7 +228,7 @@ class Chaos(RuleBasedStateMachine):
             self.go_on()
             self.c.shutdown()
             del self.c
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE_S
         while len(os.listdir("/proc/self/fd")) > self.descriptors:
             assert time.monotonic() < deadline, "descriptors are left"
             time.sleep(0.01)

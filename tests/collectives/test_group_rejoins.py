@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hoplite_mp import Cluster
 
 RECIPE = Path(__file__).resolve().parents[2] / "docs" / "rejoining.md"
+STEPS = 200
 AT_ONCE_S = 10.0  # config's group_wait_s is 30
 
 
@@ -35,13 +36,15 @@ def recipe(gradient: Callable[..., Any] | None = None) -> Any:
     return names["train"]
 
 
-def slow_gradient(folder: Path) -> Callable[..., Any]:
-    """Says who is where, so that it can be killed there."""
+def slow_gradient(folder: Path, victims: tuple[int, ...]) -> Callable[..., Any]:
+    """Says who is where, so that it can be killed there; who is killed has the second half of the
+    steps to come back in, however long that takes."""
 
     def gradient(weights: Any, rank: int, step: int) -> Any:
         (folder / f"{rank}.{os.getpid()}").touch()
         (folder / f"step-{rank}").write_text(str(step))
-        time.sleep(0.003)
+        waits = step > STEPS // 2 and any(len(pids(folder, one)) < 2 for one in victims)
+        time.sleep(0.2 if waits else 0.003)
         return weights - rank
 
     return gradient
@@ -59,8 +62,8 @@ def at(folder: Path, rank: int, step: int) -> bool:
 @pytest.mark.parametrize("victims", [(1,), (0,), (0, 2)], ids=str)
 def test_the_recipe_of_the_page(cluster: Cluster, tmp_path: Path, victims: tuple[int, ...]) -> None:
     """Killed members come back with the survivors' weights: in the end all have the same."""
-    train = recipe(slow_gradient(tmp_path))
-    futures = cluster.spmd(train, 3, 3, 200)
+    train = recipe(slow_gradient(tmp_path, victims))
+    futures = cluster.spmd(train, 3, 3, STEPS)
     eventually(lambda: all(at(tmp_path, rank, 5) for rank in range(3)), "the fifth step")
     for rank in victims:
         (pid,) = pids(tmp_path, rank)

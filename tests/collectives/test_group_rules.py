@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +10,12 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError, StoreFullError
-from tests.collectives.helpers import eventually
+from tests.collectives.helpers import Gate, eventually
 from tests.collectives.test_group_calls import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from hoplite_mp import Cluster, Group
 
@@ -271,18 +271,25 @@ def test_a_mistake_of_one_rank_is_everybodys(cluster: Cluster, mistake: str) -> 
         assert first == second == ("TypeError" if mistake == "pickle" else "ValueError")
 
 
-def test_a_member_whose_call_timed_out_does_not_stop_the_others(cluster: Cluster) -> None:
+def test_a_member_whose_call_timed_out_does_not_stop_the_others(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    late, over = Gate(tmp_path, "late"), Gate(tmp_path, "over")
+
     def run(rank: int) -> str:
         group = hoplite_mp.current().group("timed out", 3, rank)
         group.barrier()
         group._timeout = 0.3 if rank == 1 else None
         if rank == 2:
-            time.sleep(1.0)
+            late.wait()
         try:
             total = float(group.allreduce(1.0))
         except TimeoutError:
-            time.sleep(1.5)  # goes on living, and does not call again
+            late.open()
+            over.wait()  # goes on living, and does not call again
             return "late"
+        if rank == 0:
+            over.open()
         return str(total)
 
     assert [f.result(30) for f in cluster.spmd(run, 3)] == ["3.0", "late", "3.0"]

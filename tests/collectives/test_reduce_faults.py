@@ -240,11 +240,12 @@ def test_no_room_for_the_result() -> None:
 
 
 def test_a_result_waits_for_room() -> None:
-    with hoplite_mp.Cluster(workers=0, memory="16MiB") as cluster:
+    config = hoplite_mp.Config(put_wait_s=60)
+    with hoplite_mp.Cluster(workers=0, memory="16MiB", config=config) as cluster:
         refs = [cluster.put(np.ones(MIB, np.float32)) for _ in range(2)]
         # In use: they stay.
         other = [cluster.get(cluster.put(np.ones(MIB, np.float32))), *cluster.get(refs)]
         result = cluster.reduce(refs)
         assert cluster.wait(result, timeout=0.1) == ([], [result])
         other.clear()
-        assert (cluster.get(result, timeout=8) == 2).all()
+        assert (cluster.get(result, timeout=20) == 2).all()

@@ -13,6 +13,7 @@ import hoplite_mp
 from hoplite_mp import ObjectLostError, StoreFullError
 from hoplite_mp.reduction import reduce_arrays, result_dtype
 from hoplite_mp.serial import dtype_name, named_dtype
+from tests.collectives.helpers import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,4 +119,4 @@ def test_nothing_of_it_stays(small: Cluster) -> None:
     result = small.reduce(refs, "mean")
     small.get(result, timeout=20)
     del refs, result
-    assert small.stats()["bytes_used"] <= before
+    eventually(lambda: small.stats()["bytes_used"] <= before, "that it is given back")

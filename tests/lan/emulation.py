@@ -31,7 +31,7 @@ TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 BURST, LIMIT = "128kb", "4mb"  # of the token buckets: 119.7 MB/s of 1 Gbit/s arrive
 UNLIMITED = "unlimited"
 DEVICE = "eth0"  # of each host, to the switch
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 SHM_BYTES = 1 << 30
 
 # The first process of a host: mounts what is private, says that it is there, then only reads.

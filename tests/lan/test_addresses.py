@@ -128,10 +128,10 @@ def test_a_call_over_several_addresses_finds_the_right_host(lan4: Lan) -> None:
         seen, used, seconds = call(caller, callee, *places)
         assert seen.startswith(f"{caller.address}:")
         assert used == f"{callee.address}:7000"
-        assert 2.0 <= float(seconds) < 10.0  # the dead one costs ARRIVE_S
-        assert door.wait(10) == 0
+        assert 2.0 <= float(seconds) < 18.0  # the dead one costs ARRIVE_S, not all the 20 s
+        assert door.wait(30) == 0
         own_door.kill()
     with start_door(callee, pem) as door:
         _, used, _ = call(caller, callee, f"[{callee.address6}]:7000")
         assert used == f"[{callee.address6}]:7000"
-        assert door.wait(10) == 0
+        assert door.wait(30) == 0

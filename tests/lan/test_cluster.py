@@ -311,7 +311,7 @@ def test_a_host_dies_and_the_others_go_on(lan_permitted: None) -> None:
             pass
         futures = [c.submit(work, i) for i in range(30)]
         there = c.options(node=[n for n in c.nodes if n.host == "h3" and n.workers])
-        bound = [there.submit(work, i) for i in range(30)]
+        bound = [there.submit(time.sleep, 1) for i in range(30)]
         print("sent", flush=True)
         names = [f.result(timeout=40) for f in futures]
         assert len(names) == 30
@@ -386,20 +386,25 @@ def test_tasks_are_bound_to_nodes(cluster: UpCluster, lan: Lan) -> None:
     ]
 
 
-def test_what_waits_behind_a_long_task_is_stolen_back(cluster: UpCluster, lan: Lan) -> None:
+def test_what_waits_behind_a_long_task_is_stolen_back(
+    cluster: UpCluster, lan: Lan, tmp_path: Path
+) -> None:
     """Two tasks are sent ahead of time to a host whose worker is busy: others run them."""
     out = cluster.run(
         lan[1],
-        """
+        f"""
+        go = {str(tmp_path / "go")!r}
         deadline = time.monotonic() + 30
         while sum(node.workers for node in c.nodes) < 3 and time.monotonic() < deadline:
             time.sleep(0.02)
         def long_on_one(i):
-            time.sleep(8 if os.uname().nodename == "h3" else 0.02)
+            time.sleep(0.02)
+            while os.uname().nodename == "h3" and not os.path.exists(go):
+                time.sleep(0.02)
             return os.uname().nodename
-        begun = time.monotonic()
         futures = [c.submit(long_on_one, i) for i in range(30)]
-        done, late = c.wait(futures, num=29, timeout=6)
+        done, late = c.wait(futures, num=29, timeout=40)
+        open(go, "w").close()
         assert len(done) == 29, len(done)
         names = [f.result() for f in futures]
         print(names.count("h3"), sorted(set(names)))
@@ -408,10 +413,16 @@ def test_what_waits_behind_a_long_task_is_stolen_back(cluster: UpCluster, lan: L
     assert out == "1 ['h1', 'h2', 'h3']\n"
 
 
-def test_arguments_come_while_the_worker_is_busy(cluster: UpCluster, lan: Lan) -> None:
+def test_arguments_come_while_the_worker_is_busy(
+    cluster: UpCluster, lan: Lan, tmp_path: Path
+) -> None:
     out = cluster.run(
         lan[1],
-        """
+        f"""
+        go = {str(tmp_path / "go")!r}
+        def is_busy():
+            while not os.path.exists(go):
+                time.sleep(0.02)
         deadline = time.monotonic() + 30
         while sum(node.workers for node in c.nodes) < 3 and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -420,14 +431,17 @@ def test_arguments_come_while_the_worker_is_busy(cluster: UpCluster, lan: Lan) -
         there.submit(abs, -1).result()
         ref = c.put(np.ones(1 << 18))
         assert node.id not in c.locations(ref)
-        busy = there.submit(time.sleep, 3)
+        busy = there.submit(is_busy)
         needs = there.submit(np.sum, ref)
-        while node.id not in c.locations(ref) and not busy.done():
+        deadline = time.monotonic() + 40
+        while node.id not in c.locations(ref) and time.monotonic() < deadline:
             time.sleep(0.02)
-        print(busy.done(), float(needs.result()))
+        print(node.id in c.locations(ref))
+        open(go, "w").close()
+        print(float(needs.result()))
         """,
     )
-    assert out == f"False {float(1 << 18)}\n"
+    assert out == f"True\n{float(1 << 18)}\n"
 
 
 def test_status(cluster: UpCluster, lan: Lan) -> None:

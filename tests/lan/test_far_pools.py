@@ -32,6 +32,7 @@ def test_an_executor_on_another_host(cluster: UpCluster, lan: Lan) -> None:
         lan[1],
         WAIT_FOR_ALL
         + """
+import tempfile
 def begin(word, array):
     globals()["word"], globals()["total"] = word, float(array.sum())
 def look(i):
@@ -46,10 +47,13 @@ with c.executor(2, node=there, initializer=begin, initargs=("hello", big)) as e:
     print(e.submit(os.uname).result().nodename)
 assert sum(n.workers for n in c.nodes) == before
 with c.executor(4, node=[n for n in c.nodes if n.workers], max_tasks_per_child=3) as e:
-    def slowly(i):
-        time.sleep(0.05)
+    folder = tempfile.mkdtemp()  # hosts share the disk
+    def meet(i):
+        open(f"{folder}/{os.uname().nodename}", "w").close()
+        while len(os.listdir(folder)) < 3:
+            time.sleep(0.01)
         return os.uname().nodename, os.getpid()
-    found = list(e.map(slowly, range(36), chunksize=1))
+    found = list(e.map(meet, range(36), chunksize=1))
     assert {name for name, _ in found} == {"h1", "h2", "h3"}
     assert max(found.count(one) for one in found) <= 3
 def fail():

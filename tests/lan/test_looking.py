@@ -75,6 +75,7 @@ def test_every_task_once_whichever_host_ran_it(
         lan[1],
         f"""
         import json
+        from hoplite_mp.looking import dump
         def work(i):
             time.sleep(0.005)
             return os.getpid()
@@ -82,6 +83,9 @@ def test_every_task_once_whichever_host_ran_it(
         with c.trace({str(path)!r}):
             futures = [c.submit(work, i) for i in range(150)]
             c.wait(futures)
+            # A result is there a moment before its worker has left the task.
+            while any(node["running"]["first"] for node in dump.collect(c)["nodes"]):
+                time.sleep(0.005)
         print(json.dumps({{f.ref.id: f.result() for f in futures}}))
         """,
     )
@@ -262,6 +266,7 @@ def test_a_node_that_joins_is_traced_too(cluster: UpCluster, lan: Lan, tmp_path:
     program = lan[0].popen(
         cluster.program(
             f"""
+            from hoplite_mp.looking import dump
             def known():
                 return {{n.id for n in c.nodes if n.workers}}
             before = known()
@@ -274,6 +279,9 @@ def test_a_node_that_joins_is_traced_too(cluster: UpCluster, lan: Lan, tmp_path:
                 (new,) = known() - before
                 ids = [c.options(node=new).submit(os.getpid) for _ in range(5)]
                 c.wait(ids)
+                # A result is there a moment before its worker has left the task.
+                while any(node["running"]["first"] for node in dump.collect(c)["nodes"]):
+                    time.sleep(0.005)
             print(new, *[f.ref.id for f in ids], flush=True)
             """
         ),

@@ -15,7 +15,7 @@ from hoplite_mp.node.tls_links import TlsLink
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class Ends:

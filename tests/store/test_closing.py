@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+LONG_S = 300.0  # what nobody should wait for: longer than a test may take
+
+
 def small(number: int) -> bytes:
     return bytes([number % 256]) * 5000
 
@@ -42,12 +45,12 @@ def outcomes(futures: list[Any], wanted: Any) -> dict[str, int]:
 
 
 def test_a_small_full_store_closes_soon_and_its_results_can_be_read_after() -> None:
-    config = Config(put_wait_s=2)
+    config = Config(put_wait_s=LONG_S, shutdown_timeout_s=LONG_S)
     with hoplite_mp.Cluster(2, memory="2MiB", config=config) as c:
         futures = [c.submit(small, number) for number in range(400)]
         c.wait(futures)
         begun = time.monotonic()
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < LONG_S / 10
     assert outcomes(futures, small) == {"read": 400}
 
 

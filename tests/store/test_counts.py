@@ -264,10 +264,7 @@ def test_a_closure_alone_holds_what_it_needs(one: Cluster) -> None:
     assert one.submit(make()).result() == 7
     del blocker
     gc.collect()
-    end = time.monotonic() + 1
-    while objects(one) > before and time.monotonic() < end:
-        time.sleep(0.01)
-    assert objects(one) <= before
+    falls_to(lambda: objects(one), before)
 
 
 def test_a_foreign_pickle_holds_nothing(one: Cluster) -> None:

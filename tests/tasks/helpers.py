@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -15,8 +16,11 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from hoplite_mp import Cluster
+
 PATIENCE_S = 30.0
-GONE_S = 5.0
+GONE_S = PATIENCE_S
+STILL_S = 0.05
 
 
 def eventually(condition: Callable[[], Any], within: float = PATIENCE_S) -> None:
@@ -25,6 +29,40 @@ def eventually(condition: Callable[[], Any], within: float = PATIENCE_S) -> None
     while not condition():
         assert time.monotonic() < end, "it did not come true"
         time.sleep(0.001)
+
+
+def host_of(cluster: Cluster) -> psutil.Process:
+    """The supervisor, whose children all others are."""
+    host = cluster._host
+    assert host is not None
+    return psutil.Process(host.process.pid)
+
+
+def at_rest(cluster: Cluster, workers: int | None = None) -> None:
+    """Returns when the processes of a cluster have nothing left to do, and so many workers are up:
+    no process runs, or waits for a processor, and none has come, gone or computed between two
+    looks. Until then a count of processes, descriptors or objects is that of a moment."""
+    supervisor = host_of(cluster)
+    cluster.stats()  # the node has begun
+
+    def look() -> list[Any]:
+        found: list[Any] = []
+        for one in [supervisor, *supervisor.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append((one, one.name(), one.status(), one.cpu_times()[:2], one.num_fds()))
+        return found
+
+    def quiet() -> bool:
+        before = look()
+        names = [name for _, name, *_ in before]
+        if workers is not None and names.count("hoplite worker") != workers:
+            return False
+        if names.count("hoplite node") != 1 or names.count("hoplite manager") != 1:
+            return False
+        time.sleep(STILL_S)
+        return before == look() and {status for _, _, status, *_ in before} == {"sleeping"}
+
+    eventually(quiet)
 
 
 def wait_for(path: str | Path) -> str:

@@ -187,7 +187,7 @@ def run(body: str, *, expect: int | None = 0, interrupt: bool = False) -> tuple[
         process.kill()
     if expect is not None:
         assert process.returncode == expect, err
-    _, alive = psutil.wait_procs(list(family), timeout=5)
+    _, alive = psutil.wait_procs(list(family), timeout=PATIENCE_S)
     assert not alive, alive
     return out, err
 

@@ -332,6 +332,8 @@ def test_who_has_not_reported() -> None:
 def test_workers_without_a_task_are_said_to_be_idle() -> None:
     with hoplite_mp.Cluster(workers=1) as c:
         c.submit(abs, -1).result()
+        # The result is there a moment before the task has left its worker's stack.
+        eventually(lambda: not looked(c)["running"]["first"])
         (one,) = looked(c, stacks=True)["stacks"]["first"]
         assert one["idle"]
         (line,) = [line for line in dump.lines(dump.collect(c, stacks=True)) if "worker" in line]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import PATIENCE_S, eventually
+from tests.tasks.helpers import PATIENCE_S, at_rest, eventually
 
 SPAWN = multiprocessing.get_context("spawn")
 given: dict[str, Any] = {}
@@ -77,7 +77,7 @@ def test_what_the_node_holds_for_a_pool_goes_with_it() -> None:
     with hoplite_mp.Cluster(0, memory="64MiB") as cluster:
         host = cluster._host
         assert host is not None
-        assert cluster.stats()["objects"] == 0  # the node is at work
+        at_rest(cluster)
         family = psutil.Process(host.process.pid).children()
         (node,) = [one for one in family if one.name() == "hoplite node"]
         supervisor = psutil.Process(host.process.pid)

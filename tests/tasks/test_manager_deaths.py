@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import hoplite_mp
+from tests.tasks.helpers import at_rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -166,13 +167,15 @@ def test_nothing_stays_open(cluster: Cluster) -> None:
         return supervisor.num_fds(), node.num_fds()
 
     settled: list[tuple[int, int]] = []
-    until(lambda: len(named("hoplite worker")) == 3, "a worker is missing")
     for _ in range(5):
         kill_manager()
         refs = [cluster.put(np.ones(1000)) for _ in range(3)]
         assert cluster.get(cluster.reduce(refs), timeout=PATIENCE_S)[0] == 3
+        at_rest(cluster, 3)
         settled.append(descriptors())
-    until(lambda: descriptors() <= max(settled[:2]), f"descriptors stay open: {settled}")
+    assert all(
+        after <= before for after, before in zip(settled[-1], map(max, *settled[:2]), strict=True)
+    ), f"descriptors stay open: {settled}"
 
 
 def test_one_that_dies_all_the_time(capfd: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +186,8 @@ def test_one_that_dies_all_the_time(capfd: pytest.CaptureFixture[str]) -> None:
         while not future.done():
             assert time.monotonic() < deadline
             for one in named("hoplite manager"):
-                one.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
             time.sleep(0.01)
         assert isinstance(future.exception(), hoplite_mp.NodeLostError)
     assert "the manager has ended 10 times" in capfd.readouterr().err

@@ -7,7 +7,7 @@ import signal
 import psutil
 import pytest
 
-from tests.tasks.helpers import Program, eventually, gone, run
+from tests.tasks.helpers import PATIENCE_S, Program, eventually, gone, run
 
 
 @pytest.mark.parametrize("opened", ["c = hoplite_mp.Cluster(2)", "c = hoplite_mp.Executor(2)"])
@@ -24,7 +24,7 @@ def test_ctrl_c_without_a_with_block_does_not_wait_for_tasks(opened: str) -> Non
     assert program.line() == "ready"
     assert program.family
     program.signal(signal.SIGINT)
-    _, err = program.end(None, within=15)
+    _, err = program.end(None)
     assert program.process.returncode == -signal.SIGINT
     assert err.count("Traceback") == 1
 
@@ -40,7 +40,7 @@ def test_an_error_that_ends_a_program_does_not_wait_for_tasks() -> None:
         """
     )
     assert program.line() == "ready"
-    _, err = program.end(1, within=15)
+    _, err = program.end(1)
     assert "on purpose" in err
 
 
@@ -64,17 +64,23 @@ def test_ctrl_c_at_many_moments_leaves_the_cluster_usable() -> None:
     """Interrupts fall into submit, put, get, result, map, and what they call."""
     program = Program(
         """
-        def alarm(every):
+        left = 0
+        def alarm(every):  # the second one may come while the first one is dealt with
+            global left
+            left = 2
             signal.setitimer(signal.ITIMER_REAL, every, every)
         def interrupt(number, frame):
-            raise KeyboardInterrupt
+            global left
+            left -= 1
+            if left >= 0:
+                raise KeyboardInterrupt
         signal.signal(signal.SIGALRM, interrupt)
         big = np.ones(200_000)
         interrupted = rounds = 0
         with hoplite_mp.Cluster(workers=2, memory="256MiB") as c:
             c.submit(abs, 1).result()
             end = time.monotonic() + 1.5
-            while time.monotonic() < end:
+            while time.monotonic() < end or interrupted <= 20:
                 try:
                     try:
                         alarm(0.004)
@@ -91,11 +97,10 @@ def test_ctrl_c_at_many_moments_leaves_the_cluster_usable() -> None:
             f = None
             say(c.submit(pow, 2, 5).result(20), c.get(c.put("put")), len(c.get(c.put(big))))
             say(list(c.map(abs, range(-3, 0))), c.stats()["workers_lost"])
-            say(interrupted > 20)
         """
     )
     out, _ = program.end(0)
-    assert out.splitlines() == ["32 put 200000", "[3, 2, 1] 0", "True"]
+    assert out.splitlines() == ["32 put 200000", "[3, 2, 1] 0"]
 
 
 def test_a_fork_in_the_driver_goes_its_own_way() -> None:
@@ -145,7 +150,7 @@ def test_what_tasks_have_started_goes_with_the_driver(end: str) -> None:
     child = psutil.Process(int(program.line()))
     assert child in program.family
     assert len(program.family) >= 6  # supervisor, node, manager, two workers, sleep
-    program.process.communicate("go\n", timeout=10)
+    program.process.communicate("go\n", timeout=PATIENCE_S)
     assert program.process.returncode in (4, -signal.SIGKILL)
     gone(program.family)
 
@@ -266,7 +271,7 @@ def test_stopping_and_going_on() -> None:
     eventually(lambda: me.status() == psutil.STATUS_STOPPED)
     assert all(process.is_running() for process in program.family)
     program.signal(signal.SIGCONT)
-    out, _ = program.process.communicate("go\n", timeout=20)
+    out, _ = program.process.communicate("go\n", timeout=PATIENCE_S)
     assert out.strip() == "2"
     gone(program.family)
 
@@ -283,5 +288,5 @@ def test_ctrl_c_inside_a_with_block_ends_everything() -> None:
     )
     assert program.line() == "ready"
     program.signal(signal.SIGINT)
-    _, err = program.end(None, within=15)
+    _, err = program.end(None)
     assert "KeyboardInterrupt" in err

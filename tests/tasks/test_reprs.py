@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import hoplite_mp
+from tests.tasks.helpers import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def fail() -> None:
     raise ValueError("a mistake")
 
 
-def test_refs(cluster: hoplite_mp.Cluster) -> None:
+def test_refs(cluster: hoplite_mp.Cluster, tmp_path: Path) -> None:
     def words(ref: Any) -> str:
         head, _, found = repr(ref).partition(": ")
         assert head == f"ObjectRef({ref.id}"
@@ -38,8 +40,9 @@ def test_refs(cluster: hoplite_mp.Cluster) -> None:
     assert words(cluster.put(np.float64(1))).startswith("float64, ")
     assert words(cluster.put(b"x" * 1000)).startswith("bytes, ")
     assert words(cluster.put({"a": 1})).startswith("object, ")
-    waiting = cluster.submit(pow, 2, cluster.submit(_later).ref)
+    waiting = cluster.submit(pow, 2, cluster.submit(_later, tmp_path / "go").ref)
     assert words(waiting.ref) == "pending"
+    (tmp_path / "go").touch()
     assert waiting.result() == 4
     failed = cluster.submit(fail)
     assert failed.exception() is not None
@@ -50,10 +53,8 @@ def test_refs(cluster: hoplite_mp.Cluster) -> None:
     assert repr(array) == f"ObjectRef({array.id})"
 
 
-def _later() -> int:
-    import time
-
-    time.sleep(0.3)
+def _later(path: Path) -> int:
+    wait_for(path)
     return 2
 
 

@@ -13,6 +13,7 @@ import importlib
 import os
 import pkgutil
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -147,7 +148,14 @@ def adopt(name: str, cls: type) -> type:
 
 def marked(method: Any, mark: pytest.MarkDecorator) -> Any:
     def test(self: Any) -> None:
-        method(self)
+        try:
+            method(self)
+        except Exception as error:
+            # Its frames, and its queue, would hold semaphores until after the checks of what stays.
+            traceback.clear_frames(error.__traceback__)
+            for name in ("log_queue", "executor_kwargs"):
+                vars(self).pop(name, None)
+            raise
 
     return mark(test)
 

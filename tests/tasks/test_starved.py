@@ -7,38 +7,25 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import PATIENCE_S, add, eventually
+from tests.tasks.helpers import PATIENCE_S, add, at_rest, eventually, host_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-def supervisor_of(cluster: hoplite_mp.Cluster) -> psutil.Process:
-    host = cluster._host
-    assert host is not None
-    return psutil.Process(host.process.pid)
+    import psutil
 
 
 def node_of(cluster: hoplite_mp.Cluster) -> psutil.Process:
-    family = supervisor_of(cluster).children()
+    family = host_of(cluster).children()
     (found,) = [one for one in family if one.name() == "hoplite node"]
     return found
-
-
-def quiet(process: psutil.Process) -> bool:
-    """Has it done what it does after a worker has begun?"""
-    before = process.num_fds(), process.cpu_times()
-    time.sleep(0.1)
-    return before == (process.num_fds(), process.cpu_times())
 
 
 @contextmanager
@@ -56,7 +43,7 @@ def starved(process: psutil.Process) -> Iterator[None]:
 
 def test_the_node_has_no_descriptors(capfd: pytest.CaptureFixture[str]) -> None:
     with hoplite_mp.Cluster(workers=2, memory="128MiB") as cluster:
-        assert cluster.stats()["objects"] == 0  # the node is at work
+        at_rest(cluster, 2)
         with starved(node_of(cluster)):
             with pytest.raises(ValueError, match="no worker can be started: Too many open files"):
                 cluster.add_workers(2)
@@ -84,9 +71,8 @@ def test_tasks_for_which_no_worker_can_be_started() -> None:
     """They are not waited for for ever."""
     with hoplite_mp.Cluster(workers=1, memory="64MiB") as cluster:
         assert cluster.submit(add, 1, 2).result(PATIENCE_S) == 3
-        supervisor = supervisor_of(cluster)
-        eventually(lambda: quiet(supervisor))
-        with starved(supervisor):
+        at_rest(cluster, 1)  # the supervisor has done what it does after a worker has begun
+        with starved(host_of(cluster)):
             with pytest.raises(hoplite_mp.WorkerLostError):
                 cluster.options(retries=0).submit(os._exit, 1).result(PATIENCE_S)
             waits = cluster.submit(add, 3, 4)

@@ -16,7 +16,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp.store.limits import cpu_count
-from tests.tasks.helpers import PATIENCE_S, add, announce, eventually, run, wait_for
+from tests.tasks.helpers import PATIENCE_S, add, announce, at_rest, eventually, run, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +34,12 @@ def crew() -> Iterator[Cluster]:
 def workers_of(cluster: Cluster) -> int:
     """Worker processes that the cluster counts: its first pool's, stand-ins included."""
     return cluster.nodes[0].workers
+
+
+def rested(cluster: Cluster) -> set[int]:
+    """The processes when no worker is coming or going."""
+    at_rest(cluster, 2)
+    return family()
 
 
 def family() -> set[int]:
@@ -173,8 +179,7 @@ def test_stand_ins_come_and_go(tmp_path: Path) -> None:
 
 
 def test_an_executor_takes_its_workers_with_it(crew: Cluster, tmp_path: Path) -> None:
-    eventually(lambda: workers_of(crew) == 2)
-    before = family()
+    before = rested(crew)
     with crew.executor(2, name="mine") as own:
         assert own.submit(os.getpid).result(PATIENCE_S) not in before
         error = own.options(retries=0).submit(os._exit, 1).exception(PATIENCE_S)
@@ -196,8 +201,7 @@ def test_an_executor_takes_its_workers_with_it(crew: Cluster, tmp_path: Path) ->
 
 
 def test_an_executor_of_a_task_that_dies(crew: Cluster) -> None:
-    eventually(lambda: workers_of(crew) == 2)
-    count = len(family())
+    count = len(rested(crew))
 
     def opens(path: str) -> None:
         own = hoplite_mp.current().executor(2)
@@ -226,7 +230,7 @@ def test_spmd_peers_run_at_the_same_time(crew: Cluster, tmp_path: Path) -> None:
         eventually(lambda: len(list(Path(folder).iterdir())) == size)
         return os.getpid()
 
-    before = family()
+    before = rested(crew)
     pids = {f.result(PATIENCE_S) for f in crew.spmd(peer, 6, str(tmp_path), 6)}
     assert len(pids) == 6
     eventually(lambda: family() <= before)
@@ -292,7 +296,7 @@ def test_threads_of_blas_and_what_sets_them() -> None:
 
 
 def test_nobody_is_busy_after_the_work(crew: Cluster) -> None:
-    eventually(lambda: workers_of(crew) == 2)
+    at_rest(crew, 2)
 
     def used() -> float:
         total = 0.0
@@ -319,15 +323,16 @@ def test_without_workers_a_task_is_refused_and_a_pool_works() -> None:
             assert pool.submit(add, 1, 2).result() == 3
 
 
-def test_workers_are_added_while_work_runs() -> None:
+def test_workers_are_added_while_work_runs(tmp_path: Path) -> None:
     with hoplite_mp.Cluster(workers=0) as cluster:
         with pytest.raises(RuntimeError, match="workers=0"):
             cluster.submit(int)
         cluster.add_workers(1)
-        slow = cluster.submit(time.sleep, 1.5)
+        slow = cluster.submit(wait_for, tmp_path / "go")
         cluster.add_workers(2)
         assert [f.result() for f in [cluster.submit(pow, 2, n) for n in range(4)]] == [1, 2, 4, 8]
         assert not slow.done()
+        (tmp_path / "go").touch()
         assert cluster.nodes[0].workers == 3
         for wrong in (0, -1, 201, 1.5, True, None):
             with pytest.raises(ValueError, match="it must be from 1 to 200"):
