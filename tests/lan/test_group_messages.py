@@ -99,17 +99,19 @@ MESSAGES = """
         g.send((at, np.full((10, 30_000, 1_000_000)[at % 3], at)), right, tag=at % 2)
     for tag in (1, 0):
         for at in range(tag, 12, 2):
-            got = g.recv(left, tag)
+            got = g.recv(left, tag, timeout=20)
             assert got[0] == at and got[1].flags.writeable and (got[1] == at).all(), (at, got[0])
+    g.barrier()
     assert g.probe(timeout=0) is None
+    g.barrier()
     ref = c.put(np.full(200_000, rank))
-    g.send({"ref": ref}, left)
+    g.send({"ref": ref}, left, tag=5)
     del ref
-    got, source = g.recv(with_source=True)
+    got, source = g.recv(tag=5, timeout=20, with_source=True)
     say(source == right, c.get(got["ref"]).max() == right)
-    later = [g.recv_async(source) for source in range(size)]
+    later = [g.recv_async(source, 6) for source in range(size)]
     for to in range(size):
-        g.send((rank, to), to)
+        g.send((rank, to), to, tag=6)
     say([f.result(20) for f in later] == [(r, rank) for r in range(size)])
     g.barrier()
 """
