@@ -29,14 +29,20 @@ DERIVED = "derived datatypes"
 TOGETHER = "one list of several datatypes (Alltoallw)"
 OBJECTS = "reductions of objects (MAXLOC, MINLOC)"
 SYNCHRONOUS = "synchronous sends"
-PRIVATE = "reads what is private to mpi4py: its table of locks"
+BUFFER = "a buffer that the user attaches for bsend"
 EXCEPTIONS = {
     "testBcastTypeIndexed": DERIVED,
     "testAlltoallw": TOGETHER,
     "testAlltoallw2": TOGETHER,
     "testAlltoallwBottom": TOGETHER,
-    "BaseTestCCOObj.testScan": OBJECTS,
-    "BaseTestCCOObj.testExscan": OBJECTS,
+    "TestCCOObj.testScan": OBJECTS,
+    "TestCCOObj.testExscan": OBJECTS,
+    "testIRecvAndBSend": BUFFER,
+    "testIRecvAndIBSend": BUFFER,
+    "testCommLock": "reads what is private to mpi4py: its table of locks",
+}
+# These are not run: a rank that fails would leave another one waiting.
+LEFT_OUT = {
     "testManyISSendAndRecv": SYNCHRONOUS,
     "testSSendAndRecv": SYNCHRONOUS,
     "testISSendAndRecv": SYNCHRONOUS,
@@ -47,9 +53,6 @@ EXCEPTIONS = {
     "testWaitSomeSend": SYNCHRONOUS,
     "testTestSomeSend": SYNCHRONOUS,
     "testCancel": "cancelling what was sent",
-    "testIRecvAndBSend": "a buffer that the user attaches",
-    "testIRecvAndIBSend": "a buffer that the user attaches",
-    "testCommLock": PRIVATE,
 }
 
 pytestmark = [
@@ -69,7 +72,9 @@ def run_module(rank: int, module: str, folder: str, name: str) -> dict[str, str]
     install(group)
     arrays: Any = importlib.import_module("arrayimpl")
     arrays.ArrayBackends[:] = [one for one in arrays.ArrayBackends if one.backend in BACKENDS]
-    suite = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
+    loaded = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
+    tests = [test for case in loaded for test in case]  # type: ignore[union-attr]
+    suite = unittest.TestSuite(t for t in tests if t.id().rsplit(".")[-1] not in LEFT_OUT)
     found: dict[str, str] = {}
 
     class Result(unittest.TestResult):
@@ -90,8 +95,9 @@ def run_module(rank: int, module: str, folder: str, name: str) -> dict[str, str]
 
 def is_listed(test: str) -> bool:
     _, case, name = test.rsplit(".", 2)
-    base = "BaseTestCCOObj" if case.startswith("TestCCOObj") else ""
-    return name in EXCEPTIONS or f"{base}.{name}" in EXCEPTIONS
+    return name in EXCEPTIONS or any(
+        f"{base}.{name}" in EXCEPTIONS for base in ("TestCCOObj",) if case.startswith(base)
+    )
 
 
 @pytest.mark.timeout(1200)
