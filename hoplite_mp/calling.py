@@ -57,13 +57,9 @@ class Calling:
     """What a Group is made of below its calls. `place`: what the node has answered to GroupJoin."""
 
     rank: int
-    """This member's place, from 0; it never changes."""
     size: int
-    """How many members the group has when it is whole; it never changes."""
     calls: int | None
-    """The number of the next call; None until the first one begins."""
     contributors: tuple[int, ...]
-    """The ranks whose parts are in the result of the last finished call, sorted."""
 
     def __init__(
         self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any

@@ -66,6 +66,15 @@ class Group(Messages):
     is a PeerLostError.
     """
 
+    rank: int
+    """This member's place, from 0; it never changes."""
+    size: int
+    """How many members the group has when it is whole; it never changes."""
+    calls: int | None
+    """The number of the next call; None until the first one begins."""
+    contributors: tuple[int, ...]
+    """The ranks whose parts are in the result of the last finished call, sorted."""
+
     _cluster: Any = None  # held as long as this is
 
     def __init__(
@@ -74,6 +83,11 @@ class Group(Messages):
         super().__init__(runtime, name, size, place, strict, timeout)
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         runtime.task_leaves.append(self.close)
+
+    # What a user sees of a Group stands in one place, wherever it is written.
+    alive = Messages.alive
+    send, recv, recv_async = Messages.send, Messages.recv, Messages.recv_async
+    sendrecv, probe = Messages.sendrecv, Messages.probe
 
     # -- the calls -----------------------------------------------------------------------------
 

@@ -17,8 +17,9 @@ from hoplite_mp import Config
 ROOT = Path(__file__).resolve().parent.parent
 CALLS = (
     "allreduce", "reduce", "broadcast", "gather", "allgather", "reduce_scatter", "alltoall",
-    "barrier",
+    "barrier", "scatter", "scan", "exscan",
 )  # fmt: skip
+MESSAGES = ("send", "recv", "recv_async", "sendrecv", "probe", "split", "close")
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,7 @@ def test_what_the_pages_show(page: str) -> None:
     wanted = [f"{name}.{call}" for name in ("Cluster", "Executor") for call in ("submit", "map")]
     wanted += [f"Group.{name}" for name in ("rank", "size", "calls", "contributors", "alive")]
     wanted += [f"Group.{call}{form}" for call in CALLS for form in ("", "_async")]
+    wanted += [f"Group.{name}" for name in MESSAGES]
     wanted += [f"Config.{field.name}" for field in dataclasses.fields(Config)]
     shown = set(re.findall(r'id="([\w.]+)"', page))
     assert [name for name in wanted if name not in shown] == []
