@@ -38,6 +38,7 @@ def main(directory: str) -> None:
     """All pages, below `directory`."""
     for name in hoplite_mp.__all__:
         thing = getattr(hoplite_mp, name)
+        setattr(hoplite_mp, name, thing)  # some errors are made at their first use
         thing.__module__ = home_of(thing)
         # What is imported for type checkers alone.
         module: Any = sys.modules[thing.__module__]
