@@ -208,7 +208,8 @@ typedef struct {
     uint64_t start;        /* first call it takes part in + 1; 0 = not admitted */
     uint64_t contribution; /* local id */
     uint64_t client;       /* slot + 1 */
-    uint64_t pad[4];
+    uint64_t news;         /* node: counts what there is to know about messages to this member */
+    uint64_t pad[3];
 } shm_member;
 static_assert(sizeof(shm_member) == 64, "member");
 

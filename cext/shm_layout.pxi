@@ -43,7 +43,7 @@ cdef extern from "shm_spans.h" nogil:
         uint64_t idle[4]
         uint64_t spinning[4]
     ctypedef struct shm_member:
-        uint64_t seq, start, contribution, client
+        uint64_t seq, start, contribution, client, news
     ctypedef struct shm_board:
         uint32_t used, size, formed, epoch
         uint64_t generation, alive, joining, result_id, result_call

@@ -66,7 +66,19 @@ cdef class Board:
             STORE64(&self.b.members[rank].start, call + 1)
         self.wake()
 
+    def announce(self, unsigned rank) -> None:
+        """There is news about messages to that rank; wakes it."""
+        if rank >= MEMBERS:
+            raise ValueError(f"rank {rank}: a board has {MEMBERS}")
+        ADD64(&self.b.members[rank].news, 1)
+        if self.b.members[rank].client:
+            wake_client(self.c, <unsigned>(self.b.members[rank].client - 1))
+
     # -- members -------------------------------------------------------------------------------
+
+    def news(self, unsigned rank) -> int:
+        """How often there was news about messages to that rank."""
+        return LOAD64(&self.b.members[rank].news) if rank < MEMBERS else 0
 
     def wake(self) -> None:
         cdef unsigned rank

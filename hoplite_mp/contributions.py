@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOTHING",
+    "PREFIXES",
     "REDUCTIONS",
+    "ROOTED",
+    "TARGETED",
     "contribution",
     "contributors_of",
     "into",
@@ -31,6 +34,9 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[Any]]
 REDUCTIONS = ("allreduce", "reduce", "reduce_scatter")
+PREFIXES = ("scan", "exscan")  # rank r gets the reduction of ranks up to r, or below r
+TARGETED = ("alltoall", "scatter")  # who gives, gives a value for each rank
+ROOTED = ("broadcast", "reduce", "gather", "scatter")  # nothing without the root
 NUMBERS = (bool, int, float, complex)
 _EXACT_NUMBERS = frozenset(NUMBERS)
 
@@ -46,15 +52,16 @@ NOTHING = Nothing()
 
 
 def contribution(kind: str, x: Any, size: int, *, gives: bool) -> list[Any]:
-    """The values that a rank gives: one, one for each rank, or none. `gives`: x counts (a broadcast
-    ignores it except at the root). ValueError, TypeError: it is none for this kind of call."""
+    """The values that a rank gives: one, one for each rank, or none. `gives`: x counts (broadcast
+    and scatter ignore it except at the root). ValueError, TypeError: it is none for this kind of
+    call."""
     if kind == "barrier" or not gives:
         return []
     if x is NOTHING:
         raise ValueError(f"the root of a {kind} must give x")
-    if kind == "alltoall":
+    if kind in TARGETED:
         return _one_for_each(kind, x, size)
-    return [reducible(kind, x) if kind in REDUCTIONS else x]
+    return [reducible(kind, x) if kind in REDUCTIONS or kind in PREFIXES else x]
 
 
 def _one_for_each(kind: str, x: Any, size: int) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import serial
-from hoplite_mp.contributions import REDUCTIONS
+from hoplite_mp.contributions import PREFIXES, REDUCTIONS, ROOTED
 from hoplite_mp.errors import PeerLostError
 from hoplite_mp.protocol.group_calls import error_of
 from hoplite_mp.reduction import reduce_arrays, result_dtype
@@ -50,17 +50,20 @@ class Leading:
                     f"ranks {first_rank} and {rank} made different calls: "
                     f"{_describe(parts[first_rank])} and {_describe(part)}"
                 )
-        if kind in ("broadcast", "reduce", "gather") and root not in parts:
+        if kind in ROOTED and root not in parts:
             raise PeerLostError(f"group {self.name!r}: the root, rank {root}, is lost")
         if kind == "reduce_scatter" and parts[first_rank][3][0].ndim == 0:
             raise ValueError("reduce_scatter needs arrays of at least one dimension")
         if kind in REDUCTIONS:
             return self._reduced(op, {rank: part[3][0] for rank, part in parts.items()})
-        if kind == "broadcast":
+        if kind in PREFIXES:  # each rank folds those that it needs
+            self._result_dtype(op, {rank: part[3][0] for rank, part in parts.items()})
+        if kind in ("broadcast", "scatter"):
             return refs[root]
         return refs
 
-    def _reduced(self, op: str, arrays: dict[int, Array]) -> ObjectRef[Any]:
+    def _result_dtype(self, op: str, arrays: dict[int, Array]) -> np.dtype[Any]:
+        """ValueError: they cannot be reduced with each other."""
         first_rank = min(arrays)
         first = arrays[first_rank]
         for rank, array in arrays.items():
@@ -72,10 +75,13 @@ class Leading:
         name = serial.dtype_name(first.dtype)
         assert name is not None, "others are refused where they are given"
         try:
-            dtype = serial.named_dtype(result_dtype(op, name))
+            return serial.named_dtype(result_dtype(op, name))
         except TypeError as error:  # numpy has no such operation for this dtype
             raise ValueError(str(error)) from error
-        total = self._memory.empty(first.shape, dtype, "C")
+
+    def _reduced(self, op: str, arrays: dict[int, Array]) -> ObjectRef[Any]:
+        dtype = self._result_dtype(op, arrays)
+        total = self._memory.empty(arrays[min(arrays)].shape, dtype, "C")
         threads = self._runtime.config.reduce_threads or self._runtime.tasks.cores
         ordered = [np.ascontiguousarray(arrays[rank]) for rank in sorted(arrays)]
         reduce_arrays(op, ordered, total, threads)
@@ -84,7 +90,5 @@ class Leading:
 
 def _describe(part: Any) -> str:
     kind, op, root, _ = part
-    detail = ", ".join(
-        [repr(op)] * bool(op) + [f"root={root}"] * (kind in ("reduce", "broadcast", "gather"))
-    )
+    detail = ", ".join([repr(op)] * bool(op) + [f"root={root}"] * (kind in ROOTED))
     return f"{kind}({detail})"

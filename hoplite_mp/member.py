@@ -16,10 +16,11 @@ import numpy as np
 
 from hoplite_mp import serial
 from hoplite_mp.client.memory import FOREVER_NS
-from hoplite_mp.contributions import into, is_plain_array
+from hoplite_mp.contributions import PREFIXES, TARGETED, into, is_plain_array
 from hoplite_mp.leading import MISTAKE
 from hoplite_mp.protocol.group_calls import PIECE_BYTES_MAX
 from hoplite_mp.protocol.local import GroupCall, GroupWritten
+from hoplite_mp.reduction import prefix
 
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["HostsMember", "Interrupted"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-ROOTED = ("broadcast", "gather")
+OWN_AT_ROOT = ("broadcast", "gather", "scatter")  # the root gets a value of its own back
 FAILURES_MAX = 100  # of one write, by handlers of signals
 # Bytes of an array that are copied into the store between two words to the node. Less: the others
 # begin earlier. More: fewer words, some 50 us each.
@@ -53,6 +54,7 @@ class HostsMember:
 
     def __init__(self, runtime: Runtime, generation: int, rank: int, size: int) -> None:
         self._channel = runtime.channel
+        self._cores = runtime.tasks.cores
         self._memory = runtime.memory
         self._generation = generation
         self.rank = rank
@@ -91,8 +93,11 @@ class HostsMember:
         # While the others' parts are on their way: what this rank gets back of its own. A value
         # that is no array it gets from the node like any other: it is to be unpickled anew.
         self._own = None
-        if values and (kind in ("allgather", "alltoall") or (kind in ROOTED and root == self.rank)):
-            own = values[self.rank if kind == "alltoall" else 0]
+        mine = kind in ("allgather", "alltoall") or (kind in OWN_AT_ROOT and root == self.rank)
+        if values and kind in PREFIXES:
+            self._own = values[0]  # the result is another array
+        elif values and mine:
+            own = values[self.rank if kind in TARGETED else 0]
             self._own = np.array(own) if is_plain_array(own) else None
         return refs
 
@@ -185,7 +190,7 @@ class HostsMember:
             self._rates.append(self._written / (time.monotonic() - self._begun))
             self._written = 0
 
-    def take(self, kind: str, root: int, data: Any, out: Array | None) -> Any:
+    def take(self, kind: str, op: str, root: int, data: Any, out: Array | None) -> Any:
         """What a call returns, out of what the node has made of it."""
         if kind in ("allreduce", "reduce"):
             return self._taken(data[0], out)
@@ -195,10 +200,12 @@ class HostsMember:
             total = serial.decode(memoryview(data[0]), make_ref=self._memory.make_ref)
             return into(np.array_split(total, self.size)[self.rank], out)
         own, self._own = self._own, None
-        if kind == "broadcast":
+        if kind in ("broadcast", "scatter"):
             if own is not None:
                 return own if out is None else into(own, out)
-            return self._taken(data[root, -1], out)
+            return self._taken(data[root, self.rank if kind == "scatter" else -1], out)
+        if kind in PREFIXES:
+            return self._folded(kind, op, own, data, out)
         target = self.rank if kind == "alltoall" else -1
         gathered: list[Any] = [None] * self.size
         for source in range(self.size):
@@ -207,6 +214,31 @@ class HostsMember:
             elif (source, target) in data:
                 gathered[source] = self._taken(data[source, target], None)
         return gathered
+
+    def _folded(
+        self, kind: str, op: str, own: Array | None, data: Any, out: Array | None
+    ) -> Array | None:
+        """This rank's result of a scan: what the ranks before it give, and for a scan its own."""
+        arrays = [self._seen(data[rank, -1]) for rank in range(self.rank) if (rank, -1) in data]
+        if kind == "scan":
+            assert own is not None, "it has given it"
+            arrays.append(own)
+        if not arrays:
+            return None
+        threads = self._memory.config.reduce_threads or self._cores
+        total = prefix(op, arrays, threads)
+        return total if out is None else into(total, out)
+
+    def _seen(self, given: Any) -> Array:
+        """An array that is only read, so it is not copied."""
+        memory = self._memory
+        if isinstance(given, tuple):
+            mem = memoryview(memory.client.block(*given))
+        elif isinstance(given, bytes):
+            mem = memoryview(given)
+        else:
+            mem = memory.payload(memory.local_id(given), FOREVER_NS)
+        return np.asarray(serial.decode(mem, make_ref=memory.make_ref))
 
     def _taken(self, given: Any, out: Array | None) -> Any:
         """A value of this process's own, or `out` filled: from a payload, from an object that

@@ -18,7 +18,7 @@ from hoplite_mp import _reduce, serial
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["fold", "has_kernel", "kernel_dtype", "reduce_arrays", "result_dtype"]
+__all__ = ["fold", "has_kernel", "kernel_dtype", "prefix", "reduce_arrays", "result_dtype"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _FUNCTIONS = {
@@ -89,3 +89,12 @@ def reduce_arrays(op: str, arrays: Sequence[Array], out: Array, threads: int) ->
     sources = [array.__array_interface__["data"][0] for array in arrays]
     destination = out.__array_interface__["data"][0]
     _reduce.reduce_addresses(op, kernel, sources, destination, arrays[0].size, threads)
+
+
+def prefix(op: str, arrays: Sequence[Array], threads: int) -> Array:
+    """A new array: the reduction, from left to right, of arrays of one shape and dtype."""
+    name = serial.dtype_name(arrays[0].dtype)
+    assert name is not None, "others are refused where they are given"
+    total = np.empty(arrays[0].shape, serial.named_dtype(result_dtype(op, name)))
+    reduce_arrays(op, [np.ascontiguousarray(array) for array in arrays], total, threads)
+    return total

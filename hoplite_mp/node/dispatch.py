@@ -44,6 +44,7 @@ from hoplite_mp.protocol.peers import (
     TaskEnded,
     WorkersNow,
 )
+from hoplite_mp.protocol.point_to_point import GroupSent, GroupSentTaken, GroupSourceEnded
 
 if TYPE_CHECKING:
     from hoplite_mp.node.lan import Lan
@@ -138,7 +139,11 @@ def take(lan: Lan, home: int, message: Any) -> None:
             lan.draining.evacuated(home)
         case _ if lan.far_actors.receive(home, message):
             pass
-        case _:  # about a group
+        case GroupSent() | GroupSentTaken() | GroupSourceEnded():
+            peer = lan.peers.by_home.get(home)
+            if peer is not None:
+                node.messages.receive(peer.member.node, message)
+        case _:  # a call of a group
             peer = lan.peers.by_home.get(home)
             if peer is not None:
                 lan.group_calls.receive(peer.member.node, message)

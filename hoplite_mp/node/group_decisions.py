@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from hoplite_mp import serial
+from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED
 from hoplite_mp.node.layouts import can_fold, parse_layout
 from hoplite_mp.planner import cost
 from hoplite_mp.planner.forest import cut
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "combine", "decide"]
 
-ROOTED = ("broadcast", "reduce", "gather")
 NO_OBJECT = bytes(16)
 
 
@@ -123,7 +123,7 @@ def decide(
     ]
     if first.kind in FOLDING:
         _fold(outcome, members, call, attempt, pieces, rates, owners)
-    elif first.kind != "barrier":
+    elif first.kind != "barrier" and (first.kind not in PREFIXES or _alike(outcome, pieces)):
         _copy(outcome, members, call, attempt, pieces, rates)
     if before is not None:
         outcome.plans = tuple(_cut_as(before, plan) for plan in outcome.plans)
@@ -162,27 +162,9 @@ def _fold(
     rates: Mapping[int, Host],
     owners: Collection[int],
 ) -> None:
+    if not _alike(outcome, pieces):
+        return
     first = pieces[0]
-    for piece in pieces:
-        if not piece.layout:
-            outcome.fail("value", f"rank {piece.source} gave what cannot be reduced")
-            return
-        if piece.layout != first.layout:
-            outcome.fail(
-                "value",
-                f"rank {first.source} has {first.layout.decode()}, rank {piece.source} has "
-                f"{piece.layout.decode()}",
-            )
-            return
-    shape, name = parse_layout(first.layout)
-    if outcome.kind == "reduce_scatter" and not shape:
-        outcome.fail("value", "reduce_scatter needs arrays of at least one dimension")
-        return
-    try:
-        result_dtype(outcome.op, name)
-    except TypeError as error:
-        outcome.fail("value", str(error))
-        return
     if all(piece.payload is not None for piece in pieces):
         total = combine(outcome.op, [piece.payload or b"" for piece in pieces])
         outcome.pieces = [Piece(first.source, -1, len(total), total)]
@@ -233,6 +215,32 @@ def _fold(
     _go(outcome, plan, attempt)
 
 
+def _alike(outcome: Outcome, pieces: list[Piece]) -> bool:
+    """Can they be reduced with each other? If not, the call has failed."""
+    first = pieces[0]
+    for piece in pieces:
+        if not piece.layout:
+            outcome.fail("value", f"rank {piece.source} gave what cannot be reduced")
+            return False
+        if piece.layout != first.layout:
+            outcome.fail(
+                "value",
+                f"rank {first.source} has {first.layout.decode()}, rank {piece.source} has "
+                f"{piece.layout.decode()}",
+            )
+            return False
+    shape, name = parse_layout(first.layout)
+    if outcome.kind == "reduce_scatter" and not shape:
+        outcome.fail("value", "reduce_scatter needs arrays of at least one dimension")
+        return False
+    try:
+        result_dtype(outcome.op, name)
+    except TypeError as error:
+        outcome.fail("value", str(error))
+        return False
+    return True
+
+
 def _go(outcome: Outcome, plan: Plan, attempt: int) -> None:
     outcome.plans, outcome.attempt = (plan,), attempt
     outcome.waits = outcome.waits | waits_for(plan)
@@ -277,7 +285,7 @@ def _copy(
     index = {piece.source: piece for piece in large}
     if outcome.kind == "gather":
         kind, destinations = "gather", (_node(members, outcome.root),)
-    elif outcome.kind == "alltoall":
+    elif outcome.kind in TARGETED:
         kind = "alltoall"
         destinations = tuple(
             _node(members, rank) if rank in outcome.ranks else nodes[0]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
-from hoplite_mp.contributions import mask_of, shortened
+from hoplite_mp.contributions import PREFIXES, TARGETED, mask_of, shortened
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.node.given import BLOCK, Given
 from hoplite_mp.node.group_decisions import combine
@@ -77,7 +77,7 @@ class GroupResults:
     def _pieces(self, ask: GroupCall) -> list[Piece]:
         found = []
         for number, part in enumerate(ask.parts):
-            target = number if ask.kind == "alltoall" else -1
+            target = number if ask.kind in TARGETED else -1
             if isinstance(part, bytes):
                 layout = payload_layout(memoryview(part))
                 piece = Piece(ask.rank, target, len(part), part, layout=layout)
@@ -246,7 +246,9 @@ class GroupResults:
             return [index] if index in mine else []
         if kind in ("reduce", "gather"):
             return [root] if root in mine else []
-        if kind == "alltoall" and not isinstance(plan, Distribute):
+        if kind in PREFIXES and not isinstance(plan, Distribute):
+            return [rank for rank in mine if rank > plan.members[index]]
+        if kind in TARGETED and not isinstance(plan, Distribute):
             target = plan.members[index] % len(plan.destinations)
             return [target] if target in mine else []
         return [rank for rank in mine if kind != "broadcast" or rank != root]
@@ -327,6 +329,8 @@ def _read_here(message: GroupCommit, piece: Piece, mine: dict[int, int]) -> bool
     readers = set(mine) - {piece.source}
     if message.kind == "gather":
         readers &= {message.root}
+    if message.kind in PREFIXES:
+        readers = {rank for rank in readers if rank > piece.source}
     if piece.target >= 0:
         readers &= {piece.target}
     return bool(readers)

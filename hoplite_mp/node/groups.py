@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp.node.group_calls import GroupCalls
+    from hoplite_mp.node.point_to_point import PointToPoint
     from hoplite_mp.protocol.reports import Report
 
 __all__ = ["Groups"]
@@ -86,6 +87,7 @@ class Groups:
         self.generations = 0  # the highest that was heard of
         self.ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)  # for the next manager
         self.hosts: GroupCalls | None = None  # set when there are other hosts
+        self.messages: PointToPoint | None = None  # set by the node
         self._next = 1
 
     def join(self, ask: GroupJoin, slot: int, number: int, members_max: int) -> None:
@@ -94,7 +96,7 @@ class Groups:
         generation = self.client.client_info(slot)["generation"]
         self.asked[request] = GroupJoinRequested(
             request, self.node(), slot, generation, ask.name, ask.size, ask.rank, members_max,
-            self.task(slot),
+            self.task(slot), ask.parent, tuple(ask.founders),
         )  # fmt: skip
         self.send(self.asked[request])
 
@@ -104,7 +106,7 @@ class Groups:
         self.reply(slot, Reply(number))
         for known in self.known.values():
             if known.generation == ask.generation and known.here.get(ask.rank, (-1,))[0] == slot:
-                known.leave(ask.rank)
+                self._gone(known, ask.rank)
         generation = self.client.client_info(slot)["generation"]
         self.send(GroupLeft(ask.name, ask.generation, ask.rank, self.node(), slot, generation))
 
@@ -115,11 +117,16 @@ class Groups:
         """That process is gone."""
         for known in self.known.values():
             for rank in [rank for rank, one in known.here.items() if one[0] == slot]:
-                known.leave(rank)
+                self._gone(known, rank)
                 known.died.add(rank)
         gone = [request for request, one in self.asked.items() if one.client == slot]
         for request in gone:
             del self.asked[request]
+
+    def _gone(self, known: Known, rank: int) -> None:
+        known.leave(rank)
+        if self.messages is not None:
+            self.messages.left(known, rank)
 
     def report(self) -> Iterator[NodeToManager | Report]:
         """What a manager must know that has not heard of any group."""
@@ -149,6 +156,8 @@ class Groups:
             )
             if self.hosts is not None:
                 self.hosts.changed(message, known)
+            if self.messages is not None:
+                self.messages.changed(message, known)
         elif isinstance(message, GroupJoined):
             if message.request not in self.joining:
                 return True  # answered already, by the manager before this one
@@ -158,7 +167,10 @@ class Groups:
             known.board.set_client(message.rank, slot)
             if asked is not None:  # else the process is gone already
                 known.here[message.rank] = slot, asked.client_generation
-            place = message.board, message.generation, message.rank, self.hosts is not None
+            client_generation = 0 if asked is None else asked.client_generation
+            identity = self.node(), slot, client_generation
+            hosts = self.hosts is not None
+            place = message.board, message.generation, message.rank, hosts, identity
             self.reply(slot, Reply(number, place))
         elif isinstance(message, GroupRefused):
             if message.request not in self.joining:
@@ -175,6 +187,8 @@ class Groups:
             if message.end is not None:
                 self.ends.append(message.end)
             closed = self.known.pop(message.board, None)
+            if self.messages is not None:
+                self.messages.closed(message.generation)
             if closed is not None:
                 self.refused.pop(closed.name, None)
                 if self.hosts is not None:

@@ -342,6 +342,7 @@ class Lan:
         self.guests.lose_peer(member.home)
         self.links.lose_node(number)
         self.kept.lose_peer(member.home)
+        self.node.messages.lose_node(number)
         self.draining.lose_peer(member.home)
         self.far_pools.lose_peer(member.home)
         self.far_actors.lose_peer(member.home)

@@ -33,6 +33,7 @@ from hoplite_mp.node.operations import Operations
 from hoplite_mp.node.output import Output
 from hoplite_mp.node.pages import Pages
 from hoplite_mp.node.places import Places
+from hoplite_mp.node.point_to_point import PointToPoint
 from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.requests import Requests
 from hoplite_mp.node.results import Results
@@ -116,6 +117,7 @@ class Node:
             lambda: self.number,
             self.task_of,
         )
+        self.groups.messages = self.messages = PointToPoint(self)
         self.output = Output(
             socket.socket(fileno=start.output_fd),
             self.poll,

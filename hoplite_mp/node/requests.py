@@ -38,9 +38,12 @@ from hoplite_mp.protocol.local import (
     GoneNodes,
     GroupAdmit,
     GroupCall,
+    GroupInbox,
     GroupJoin,
     GroupLeave,
+    GroupReceived,
     GroupRefusal,
+    GroupSend,
     GroupWritten,
     Import,
     Imported,
@@ -104,6 +107,9 @@ class Requests:
             ClosePool: lambda slot, request: node.workers.close(request.ask.pool, request.ask.kill),
             GroupCall: self.group_call,
             GroupWritten: self.group_written,
+            GroupSend: node.messages.send,
+            GroupInbox: node.messages.inbox,
+            GroupReceived: node.messages.received,
             GroupJoin: lambda slot, request: node.groups.join(
                 request.ask, slot, request.number, node.config.group_members_max
             ),

@@ -29,7 +29,7 @@ import msgspec
 from hoplite_mp.planner import cost, forest
 from hoplite_mp.planner.group_ends import GroupEnds
 from hoplite_mp.protocol.fields import RANKS_MAX
-from hoplite_mp.protocol.groups import NO_TASK, GroupEnd
+from hoplite_mp.protocol.groups import NO_TASK, Founder, GroupEnd
 from hoplite_mp.protocol.messages import (
     SHARES,
     GroupAdmitted,
@@ -103,10 +103,14 @@ class Group:
     tasks: dict[bytes, None] = field(default_factory=dict)  # of all who ever were members
     dead: dict[bytes, None] = field(default_factory=dict)  # of those who died, and came not again
     left: bool = False  # has anybody left of its own accord?
+    parent: int = 0  # generation of the group that it comes out of
+    founders: tuple[Founder, ...] = ()  # by rank, of such a group
+    come: int = 0  # those who have joined, as bits
 
     def take(self, rank: int, member: Member) -> None:
         """A member more."""
         self.members[rank] = member
+        self.come |= 1 << rank
         if member.task:
             self.dead.pop(member.task, None)
             self.tasks[member.task] = None
@@ -162,6 +166,8 @@ class Groups:
         if refusal is not None:
             return [(message.node, refusal)]
         group = group or self._open(message)
+        if message.founders and not group.founders:
+            group.parent, group.founders = message.parent, message.founders
         rank = group.free_rank() if message.rank is None else message.rank
         assert rank is not None
         identity = Identity(message.node, message.client, message.client_generation)
@@ -189,7 +195,7 @@ class Groups:
             return []
         del group.members[message.rank]
         group.left = True
-        return self._settle(group)
+        return self._settle(group) + self._settle_founded()
 
     def lose_client(self, node: int, client: int, generation: int) -> list[Send]:
         """This use of a slot is over, and all before it: out of all groups."""
@@ -201,7 +207,7 @@ class Groups:
                 if member.identity[:2] == (node, client) and member.identity[2] <= generation
             ]
             sends += self._remove(group, lost)
-        return sends
+        return sends + self._settle_founded()
 
     def lose_node(self, node: int) -> list[Send]:
         """All members there are gone, and nothing is shown there any more."""
@@ -212,7 +218,7 @@ class Groups:
             group.nodes.discard(node)
             group.lose([r for r, m in group.members.items() if m.identity.node == node])
             sends += self._settle(group)  # also if it had no member: nobody waits for its word
-        return sends
+        return sends + self._settle_founded()
 
     def go_on(self, generations: int) -> None:
         """So many groups were made by a planner before this one."""
@@ -250,6 +256,11 @@ class Groups:
                     group.tasks.update(dict.fromkeys(shown.past.tasks))
                     group.dead.update(dict.fromkeys(shown.past.dead))
                 group.left = shown.left
+                group.parent, group.founders, group.come = (
+                    shown.parent,
+                    shown.founders,
+                    shown.come,
+                )
                 self.groups[shown.name] = group
             if shown.formed and not one.shown.formed and group.shown is not None:
                 # Not all have heard that it is whole: they are told so as if for the first time.
@@ -280,7 +291,12 @@ class Groups:
                     if one.shown.name == group.name and one.shown.version < group.versions
                 ]
             sends += told
-        return sends
+        return sends + self._settle_founded()
+
+    def _settle_founded(self) -> list[Send]:
+        """Groups that come out of others: for some of them nobody may be left to wait for."""
+        found = [g for g in self.groups.values() if g.founders and g.phase is Phase.FORMING]
+        return [send for group in found for send in self._settle(group)]
 
     def _remove(self, group: Group, ranks: list[int]) -> list[Send]:
         group.lose(ranks)
@@ -314,13 +330,16 @@ class Groups:
 
     def _settle(self, group: Group) -> list[Send]:
         """Apply the rules until nothing changes; tell what is new."""
-        if not group.members:
+        awaited = awaits_founders(group, self.groups.values())
+        if not group.members and not awaited:
             del self.groups[group.name]
             end = group.end if group.dead and group.left and group.phase is Phase.FORMED else None
             if end is not None:
                 self.ends.add(end)
             return _to_all(group, GroupClosed(group.name, group.generation, group.board, end))
-        if len(group.members) == group.size:
+        if not group.members:  # all who have come have left, before the last founder came
+            return []
+        if len(group.members) == group.size or (group.founders and not awaited):
             group.phase = Phase.FORMED
         if not group.mask(Standing.ALIVE):
             for member in group.members.values():
@@ -356,6 +375,9 @@ class Groups:
             ),
             past=group.end,
             left=group.left,
+            parent=group.parent,
+            founders=group.founders,
+            come=group.come if group.founders else 0,
         )
         return _to_all(group, group.shown)
 
@@ -369,6 +391,22 @@ class Groups:
         nodes = list(dict.fromkeys(nodes))
         _, shares = cost.allreduce(SHARES, self._topology.hosts(nodes))
         return forest.cut(zip(nodes, shares, strict=True))
+
+
+def awaits_founders(group: Group, groups: Iterable[Group]) -> bool:
+    """Of a group that comes out of another one: may any founder still join who has not yet? Not who
+    is no member of that one any more."""
+    if not group.founders or group.phase is Phase.FORMED:
+        return False
+    parent = next((one for one in groups if one.generation == group.parent), None)
+    if parent is None:
+        return False
+    for rank, (before, *identity) in enumerate(group.founders):
+        member = parent.members.get(before)
+        here = member is not None and member.identity == Identity(*identity)
+        if here and not group.come >> rank & 1:
+            return True
+    return False
 
 
 def _give_back(group: Group, held: GroupHeld, unread: list[GroupJoinRequested]) -> None:

@@ -9,6 +9,8 @@ This module must never know what members say to each other: that is shared memor
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from hoplite_mp.ids import ID_BYTES
 from hoplite_mp.protocol.fields import (
     GROUP_ERRORS,
@@ -27,6 +29,21 @@ from hoplite_mp.protocol.fields import (
 from hoplite_mp.protocol.stripes import Stripe, whole_object
 
 NO_TASK = b""  # of a member that is no task: a thread of a driver
+
+
+Founder: TypeAlias = tuple[int, int, int, int]
+
+
+def _founders(founders: tuple[Founder, ...]) -> None:
+    if not isinstance(founders, tuple):
+        raise ValueError(f"founders must be a tuple, not {founders!r}")
+    between("number of founders", len(founders), 0, RANKS_MAX)
+    for founder in founders:
+        if not isinstance(founder, tuple) or len(founder) != 4:
+            raise ValueError(f"founders: not (rank, node, client, generation): {founder!r}")
+        rank, node, client, generation = founder
+        between("founder's rank", rank, 0, RANKS_MAX - 1)
+        counts(node=node, client=client, client_generation=generation)
 
 
 def _tasks(name: str, tasks: tuple[bytes, ...], count_max: int) -> None:
@@ -62,6 +79,9 @@ class GroupJoinRequested(Message, frozen=True):
 
     `rank` None: the lowest free one. `members_max`: how many ranks a board of that node holds.
     `task`: the id of the task that the caller runs in, the same when it is tried again.
+    `founders`: of a group that comes out of another one, whose generation is `parent`: who gets
+    which rank, as (rank in that one, node, client, client_generation). Nobody else is waited for,
+    and a founder who is no member of that one any more has had his chance.
     """
 
     request: int
@@ -73,9 +93,13 @@ class GroupJoinRequested(Message, frozen=True):
     rank: int | None = None
     members_max: int = RANKS_MAX
     task: bytes = NO_TASK
+    parent: int = 0
+    founders: tuple[Founder, ...] = ()
 
     def __post_init__(self) -> None:
         _tasks("task", (self.task,), 1)
+        counts(parent=self.parent)
+        _founders(self.founders)
         counts(request=self.request, node=self.node, client=self.client)
         counts(client_generation=self.client_generation)
         text("name", self.name, NAME_CHARS_MAX)
@@ -132,7 +156,8 @@ class GroupMembers(Message, frozen=True):
     `stripes` are the owners of large calls, in shares by their links: the same for all calls until
     the next message, so that no call asks the manager. One stripe: all living are on one node.
     For the next manager: the members' `tasks` by rank, `past`, what it would remember of the group
-    if this were its end, and whether any member has `left` rather than died.
+    if this were its end, whether any member has `left` rather than died, `parent` and `founders` as
+    in GroupJoinRequested, and which founders have `come`, as bits.
     """
 
     name: str
@@ -150,10 +175,15 @@ class GroupMembers(Message, frozen=True):
     tasks: tuple[bytes, ...] = ()
     past: GroupEnd | None = None
     left: bool = False
+    parent: int = 0
+    founders: tuple[Founder, ...] = ()
+    come: int = 0
 
     def __post_init__(self) -> None:
         text("name", self.name, NAME_CHARS_MAX)
         counts(generation=self.generation, board=self.board, version=self.version)
+        counts(parent=self.parent, come=self.come)
+        _founders(self.founders)
         between("size", self.size, 1, RANKS_MAX)
         _tasks("tasks", self.tasks, self.size)
         between("alive", self.alive, 0, (1 << self.size) - 1)

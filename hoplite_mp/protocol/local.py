@@ -16,17 +16,23 @@ import msgspec
 from hoplite_mp.protocol.actors import ActorAsk
 from hoplite_mp.protocol.birth import Birth
 from hoplite_mp.protocol.local_groups import (
+    INBOX_MAX,
+    TAG_MAX,
     GroupAdmit,
     GroupCall,
+    GroupInbox,
     GroupJoin,
     GroupLeave,
+    GroupReceived,
     GroupRefusal,
+    GroupSend,
     GroupWritten,
 )
 from hoplite_mp.protocol.output import MarkLines
 from hoplite_mp.protocol.setup import SetUp, SetupFailed
 
 __all__ = [
+    "INBOX_MAX",
     "LINE_LOST",
     "ON_ITS_WAY",
     "POOL_BROKEN",
@@ -35,6 +41,7 @@ __all__ = [
     "SPILLED_PIECE_BYTES",
     "STACKS_FILE",
     "STACKS_SIGNAL",
+    "TAG_MAX",
     "AddWorkers",
     "Ask",
     "Attached",
@@ -51,9 +58,12 @@ __all__ = [
     "GoneNodes",
     "GroupAdmit",
     "GroupCall",
+    "GroupInbox",
     "GroupJoin",
     "GroupLeave",
+    "GroupReceived",
     "GroupRefusal",
+    "GroupSend",
     "GroupWritten",
     "Import",
     "Imported",
@@ -300,6 +310,9 @@ Ask: TypeAlias = (
     | ClosePool
     | DrainNode
     | GroupCall
+    | GroupSend
+    | GroupInbox
+    | GroupReceived
     | GroupWritten
     | GroupJoin
     | GroupLeave

@@ -9,23 +9,35 @@ from __future__ import annotations
 
 import msgspec
 
+from hoplite_mp.protocol.point_to_point import TAG_MAX
+
 __all__ = [
+    "INBOX_MAX",
+    "TAG_MAX",
     "GroupAdmit",
     "GroupCall",
+    "GroupInbox",
     "GroupJoin",
     "GroupLeave",
+    "GroupReceived",
     "GroupRefusal",
+    "GroupSend",
     "GroupWritten",
 ]
 
+INBOX_MAX = 1000  # messages that one reply names
+
 
 class GroupJoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: (board, generation, rank, are there other hosts?), or a ValueError's message; a text:
-    the group that the caller's task was in has ended."""
+    """Reply: (board, generation, rank, are there other hosts?, identity of the caller: node, slot,
+    generation of the slot), or a ValueError's message; a text: the group that the caller's task was
+    in has ended. `parent`, `founders`: as in GroupJoinRequested."""
 
     name: str
     size: int
     rank: int | None
+    parent: int = 0
+    founders: list[tuple[int, int, int, int]] = []
 
 
 class GroupCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -49,6 +61,38 @@ class GroupWritten(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     payload: int
     ranges: list[tuple[int, int]]
+
+
+class GroupSend(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """This member sends that object to a rank. The caller holds it, and the objects inside it
+    (`refs`), until the reply: "", or why nobody will receive it."""
+
+    generation: int
+    rank: int
+    to: int
+    tag: int
+    oid: int
+    nbytes: int
+    refs: list[bytes]
+
+
+class GroupInbox(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What has come for this member after the message with the number `seen`? Reply: ([(number,
+    source, tag, object)], by rank how many members are over and all their messages named, ranks of
+    which nothing will come as bits, are there more messages?). The node holds them until
+    GroupReceived."""
+
+    generation: int
+    rank: int
+    seen: int
+
+
+class GroupReceived(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """This member needs that message no more. No reply."""
+
+    generation: int
+    rank: int
+    number: int
 
 
 class GroupLeave(msgspec.Struct, frozen=True, tag=True, array_like=True):

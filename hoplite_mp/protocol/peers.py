@@ -50,6 +50,7 @@ from hoplite_mp.protocol.peer_hosts import (
     RemoveNode,
     WorkersNow,
 )
+from hoplite_mp.protocol.point_to_point import PointToPoint
 
 __all__ = [
     "OBJECTS_ASKED_MAX",
@@ -381,4 +382,5 @@ PeerMessage: TypeAlias = (
     | RelayOpened
     | LookMessage
     | GroupMessage
+    | PointToPoint
 )

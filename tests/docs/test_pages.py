@@ -18,8 +18,9 @@ from hoplite_mp.cli import parser
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = (
     "allreduce", "reduce", "broadcast", "gather", "allgather", "reduce_scatter", "alltoall",
-    "barrier",
+    "barrier", "scatter", "scan", "exscan",
 )  # fmt: skip
+MESSAGES = ("send", "recv", "recv_async", "sendrecv", "probe", "split", "close")
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,7 @@ def test_what_the_pages_show(site: Path) -> None:
     wanted = [f"{name}.{call}" for name in ("Cluster", "Executor") for call in ("submit", "map")]
     wanted += [f"Group.{name}" for name in ("rank", "size", "calls", "contributors", "alive")]
     wanted += [f"Group.{call}{form}" for call in CALLS for form in ("", "_async")]
+    wanted += [f"Group.{name}" for name in MESSAGES]
     wanted += [name for name in hoplite_mp.__all__]
     there = shown(site)
     assert [name for name in wanted if f"hoplite_mp.{name}" not in there] == []

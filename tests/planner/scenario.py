@@ -164,8 +164,19 @@ def _client(named: Named) -> tuple[int, int, int]:
 
 def _group_join(words: Words, named: Named) -> m.GroupJoinRequested:
     rank = int(named["rank"]) if "rank" in named else None
+    founders = tuple(
+        (int(before), _number(named, "node"), int(client), 1)
+        for before, client in (pair.split(":") for pair in named.get("founders", "").split())
+    )
     return m.GroupJoinRequested(
-        int(named["request"]), *_client(named), words[0], _number(named, "size"), rank, 8
+        int(named["request"]),
+        *_client(named),
+        words[0],
+        _number(named, "size"),
+        rank,
+        8,
+        parent=_number(named, "parent"),
+        founders=founders,
     )
 
 

@@ -126,3 +126,23 @@ def test_the_last_member_of_a_group_died() -> None:
     assert [type(one) for _, one in sends] == [m.GroupClosed] * 2
     fresh = cluster.say(m.GroupJoinRequested(2, 0, 6, 1, "g", 1, 0))
     assert fresh[-1][1].generation > shown.generation
+
+
+def test_a_group_that_comes_out_of_another_and_has_not_all_its_founders() -> None:
+    """The next manager waits for the one that has not joined yet, until it dies."""
+    cluster = Cluster()
+    whole = cluster.group()
+    founders = ((0, 0, 5, 1), (1, 1, 5, 1))
+    about = {"parent": whole.generation, "founders": founders}
+    cluster.say(m.GroupJoinRequested(7, 0, 5, 1, "part", 2, 0, **about))
+    shown = cluster.latest(m.GroupMembers)
+    assert (shown.name, shown.formed, shown.come) == ("part", False, 1)
+    cluster.die()
+    reports = nothing() | {
+        0: (r.GroupHeld(0, whole, ((0, 5, 1),)), r.GroupHeld(0, shown, ((0, 5, 1),))),
+        1: (r.GroupHeld(1, whole, ((1, 5, 1),)),),
+    }
+    assert cluster.back(reports) == []
+    cluster.say(m.ClientLost(1, 5, 1))
+    told = cluster.latest(m.GroupMembers)
+    assert (told.name, told.formed, told.alive, told.first) == ("part", True, 1, True)

@@ -6,6 +6,7 @@ from hoplite_mp.protocol import group_calls as g
 from hoplite_mp.protocol import looking as look
 from hoplite_mp.protocol import output
 from hoplite_mp.protocol import peers as p
+from hoplite_mp.protocol import point_to_point as pp
 from tests.protocol.samples import DISTRIBUTE, ID, REDUCE
 
 LAYOUT = b"shape (16,) and dtype <f4"
@@ -65,4 +66,7 @@ PEER_SAMPLES: tuple[p.PeerMessage, ...] = (
     g.GroupStart(3, 2, 1, 10),
     g.GroupSkip(3, 10),
     g.GroupSync(3, 1, 9, COMMIT, ((1, 10),)),
+    pp.GroupSent(3, 2, 5, 0, 1, 7, ID, b"x" * 64, (ID, ID[::-1])),
+    pp.GroupSentTaken(3, 5),
+    pp.GroupSourceEnded(3, 3, 1),
 )

@@ -1,0 +1,186 @@
+"""Messages that have arrived for one member of a Group, and the receives that wait for them.
+
+Why it exists: the node keeps what other members have sent until it has been received; the member
+asks it for the list of what is new, only when a counter on the board says that there is something,
+and matches it with its receives by (source, tag): in the order in which messages of one source were
+sent, and in the order in which receives were posted.
+It must never know: how a message travels, how a member waits, calls.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError, PeerLostError, StoreFullError
+from hoplite_mp.protocol.local import GroupInbox, GroupReceived
+
+if TYPE_CHECKING:
+    import concurrent.futures
+
+    from hoplite_mp import _tasks
+    from hoplite_mp.client.runtime import Runtime
+
+__all__ = ["Arrived", "Inbox", "Receive"]
+
+
+class Arrived(NamedTuple):
+    """A message that the node of this host has whole, or can have."""
+
+    number: int  # in the order of arrival at this member
+    source: int
+    tag: int
+    oid: int
+
+
+class Receive:
+    """One receive that waits. `source`, `tag`: None for any."""
+
+    def __init__(self, source: int | None, tag: int | None, deadline: int) -> None:
+        self.source = source
+        self.tag = tag
+        self.deadline = deadline
+        self.found: Arrived | None = None
+        self.ended: tuple[int, ...] = ()  # members at each rank that were over when it was posted
+        # Of a receive that another thread waits for.
+        self.future: concurrent.futures.Future[Any] | None = None
+        self.with_source = False
+
+    def matches(self, one: Arrived) -> bool:
+        return self.source in (None, one.source) and self.tag in (None, one.tag)
+
+    @property
+    def cancelled(self) -> bool:
+        return self.future is not None and self.future.cancelled()
+
+    def __str__(self) -> str:
+        source = "any rank" if self.source is None else f"rank {self.source}"
+        return f"a message from {source}" + ("" if self.tag is None else f" with tag {self.tag}")
+
+
+class Inbox:
+    """Of one member. Any thread of its process may use it."""
+
+    def __init__(
+        self, runtime: Runtime, generation: int, rank: int, size: int, board: _tasks.Board
+    ) -> None:
+        self._memory = runtime.memory
+        self._channel = runtime.channel
+        self._generation = generation
+        self._rank = rank
+        self._board = board
+        self._everybody = (1 << size) - 1
+        self._lock = threading.Lock()
+        self._asking = threading.Lock()  # one question at a time: answers must not overtake
+        self._news = -1  # the counter on the board when all that it counts was fetched
+        self._seen = 0  # number of the last message that the node has named
+        self._arrived: dict[int, Arrived] = {}  # by number; neither received nor claimed
+        self._receives: list[Receive] = []  # in the order in which they were posted
+        self._ended: tuple[int, ...] = (0,) * size  # by rank: members all of whose messages came
+        self._gone = 0  # ranks of which nothing will come, as bits
+
+    # -- receives ------------------------------------------------------------------------------
+
+    def post(self, receive: Receive) -> None:
+        """From now on it is matched with what arrives, after those that were posted before."""
+        self.look()
+        with self._lock:
+            receive.ended = self._ended
+            self._receives.append(receive)
+            self._match()
+
+    def withdraw(self, receive: Receive) -> None:
+        """It does not wait any more; a message that it had been given is there for others."""
+        with self._lock:
+            self._receives = [one for one in self._receives if one is not receive]
+            found, receive.found = receive.found, None
+            if found is not None:
+                self._arrived = dict(sorted({**self._arrived, found.number: found}.items()))
+                self._match()
+
+    @property
+    def ended(self) -> tuple[int, ...]:
+        """By rank: members all of whose messages have come."""
+        return self._ended
+
+    def first(self, receive: Receive) -> Arrived | None:
+        """What a receive like this one would be given now."""
+        self.look()
+        with self._lock:
+            return next((one for one in self._arrived.values() if receive.matches(one)), None)
+
+    def _match(self) -> None:
+        for receive in self._receives:
+            if receive.found is not None:  # a signal may have come between the next two lines
+                self._arrived.pop(receive.found.number, None)
+        for receive in self._receives:
+            if receive.found is None and not receive.cancelled:
+                found = next((a for a in self._arrived.values() if receive.matches(a)), None)
+                if found is not None:
+                    receive.found = found
+                    del self._arrived[found.number]
+
+    def why_never(self, receive: Receive) -> str:
+        """Why nothing will come for it any more; "": something may."""
+        with self._lock:
+            gone, ended = self._gone, self._ended
+        source = receive.source
+        if source is None:
+            others = self._everybody & ~(1 << self._rank)
+            if others and gone & others == others:
+                return "all other ranks have left or died"
+        elif gone >> source & 1 or (receive.ended and ended[source] > receive.ended[source]):
+            return f"rank {source} has left or died, and all that it had sent is received"
+        return ""
+
+    # -- the node ------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Fetches the list of what is new, if there is anything."""
+        while self._board.news(self._rank) != self._news:
+            with self._asking:
+                news = self._board.news(self._rank)  # before the question, so nothing is missed
+                if news == self._news:
+                    return
+                ask = GroupInbox(self._generation, self._rank, self._seen)
+                arrived, ended, gone, more = self._channel.call(ask).value
+                with self._lock:
+                    for one in arrived:  # a signal in between: they are named again
+                        self._arrived[one[0]] = Arrived(*one)
+                    if arrived:
+                        self._seen = arrived[-1][0]
+                    if not more:
+                        self._ended, self._gone, self._news = tuple(ended), gone, news
+                    self._match()
+
+    def take(self, receive: Receive) -> Any:
+        """The value of what it was given, this process's own. StoreFullError, HopliteTimeoutError,
+        and what signals raise: the message is still there. PeerLostError: it was lost on the way.
+        """
+        found = receive.found
+        assert found is not None
+        try:
+            value = self._memory.read(found.oid, receive.deadline, True)
+        except ObjectLostError as error:
+            self._received(receive, found)
+            raise PeerLostError(
+                f"rank {found.source} is lost, and with it a message that had not come whole: "
+                f"{error}"
+            ) from error
+        except (StoreFullError, HopliteTimeoutError):
+            self.withdraw(receive)
+            raise
+        except Exception:  # it cannot be unpickled here: no more the next time
+            self._received(receive, found)
+            raise
+        except BaseException:
+            self.withdraw(receive)
+            raise
+        self._received(receive, found)
+        return value
+
+    def _received(self, receive: Receive, found: Arrived) -> None:
+        with self._lock:
+            self._receives = [one for one in self._receives if one is not receive]
+            receive.found = None
+        self._channel.tell(GroupReceived(self._generation, self._rank, found.number))

@@ -1,0 +1,294 @@
+"""What members of a Group send to each other, outside of the order of calls.
+
+Why it exists: `send`, `recv` and `probe` of mpi4py, as methods of a Group. A message is an object
+of the store that the nodes hold until it is received, so `send` never waits for the receiver, and
+what does not fit into memory is spilled like any other object.
+It must never know: how a message travels, which nodes there are.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import serial
+from hoplite_mp.calling import Calling
+from hoplite_mp.client.memory import FOREVER_NS, deadline_ns, whole
+from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
+from hoplite_mp.inbox import Inbox, Receive
+from hoplite_mp.protocol.local import TAG_MAX, GroupSend
+
+if TYPE_CHECKING:
+    from hoplite_mp.client.runtime import Runtime
+
+__all__ = ["Messages"]
+
+
+class Messages(Calling):
+    """A member that also sends and receives. These methods may be used while a call is under way in
+    the background, and by any thread."""
+
+    def __init__(
+        self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
+    ) -> None:
+        super().__init__(runtime, name, size, place, strict, timeout)
+        self._inbox = Inbox(runtime, self._generation, self.rank, size, self._board)
+        self._later: list[Receive] = []  # those that the thread waits for, in order
+        self._later_lock = threading.Lock()
+        self._later_thread: threading.Thread | None = None
+
+    def send(self, x: Any, to: int, tag: int = 0) -> None:
+        """Sends any picklable object to a rank, this one too. Returns when x may be used again: the
+        message is kept, in the store or its spill file, until it is received; it goes when the
+        receiver leaves or dies.
+
+        Messages from one rank to another arrive in the order in which they were sent. ValueError:
+        no such rank, tag below 0. PeerLostError: that rank has left or died. StoreFullError: there
+        is no room for it.
+        """
+        target, tag = self._rank(to, "to"), _tag(tag)
+        self._check()
+        self._begin()
+        encoded = serial.encode(x, self._memory.keep)
+        ref = self._memory.put_encoded(encoded)
+        refs = [inner._id for inner in encoded.refs]
+        oid = self._memory.local_id(ref)
+        ask = GroupSend(self._generation, self.rank, target, tag, oid, encoded.nbytes, refs)
+        why = self._runtime.channel.call(ask).value
+        if why:
+            raise PeerLostError(f"group {self.name!r}: {why}")
+
+    def recv(
+        self,
+        source: int | None = None,
+        tag: int | None = None,
+        timeout: float | None = None,
+        with_source: bool = False,
+    ) -> Any:
+        """The next message from `source` with `tag`, None for any; `with_source=True`: (value, rank
+        that has sent it). Arrays are writable, and this process's own.
+
+        Of one source the message that was sent first is received first. timeout: seconds (None:
+        that of the Group). HopliteTimeoutError: nothing has come by then. PeerLostError: the source
+        (with None: every other rank) has left or died, and what it had sent has been received; of a
+        dead rank whose host lives that is everything that its `send` has returned for.
+        RuntimeError: nobody else can send what is waited for.
+        """
+        receive = self._receive(source, tag, timeout)
+        self._post(receive)
+        try:
+            self._wait(
+                lambda: self._arrives(receive), receive.deadline, lambda: f"{receive} has not come"
+            )
+            sender = receive.found.source if receive.found is not None else -1
+            value = self._inbox.take(receive)
+        finally:
+            self._inbox.withdraw(receive)
+        return (value, sender) if with_source else value
+
+    def sendrecv(
+        self,
+        x: Any,
+        to: int,
+        source: int | None = None,
+        tag: int = 0,
+        recv_tag: int | None = None,
+        timeout: float | None = None,
+        with_source: bool = False,
+    ) -> Any:
+        """`send(x, to, tag)`, then `recv(source, recv_tag, timeout, with_source)`."""
+        self._receive(source, recv_tag, timeout)  # what is wrong with it is known before it is sent
+        self.send(x, to, tag)
+        return self.recv(source, recv_tag, timeout, with_source)
+
+    def probe(
+        self, source: int | None = None, tag: int | None = None, timeout: float | None = None
+    ) -> tuple[int, int] | None:
+        """(source, tag) of the message that such a `recv` would return, which is left where it is.
+        timeout: seconds, after which None is returned; 0: only looks. Errors as of `recv`."""
+        receive = self._receive(source, tag, timeout)
+        self._post(receive, probes=True)
+        found: list[Any] = []
+
+        def look() -> bool:
+            self._check()
+            one = self._inbox.first(receive)
+            if one is not None:
+                found.append((one.source, one.tag))
+                return True
+            self._check_senders(receive)
+            return False
+
+        try:
+            self._wait(look, receive.deadline, lambda: f"{receive} has not come")
+        except HopliteTimeoutError:
+            return None
+        finally:
+            self._inbox.withdraw(receive)
+        return found[0]  # type: ignore[no-any-return]
+
+    def recv_async(
+        self,
+        source: int | None = None,
+        tag: int | None = None,
+        timeout: float | None = None,
+        with_source: bool = False,
+    ) -> concurrent.futures.Future[Any]:
+        """`recv` as a Future, posted now: receives are served in the order in which they were made.
+        `cancel()` works until a message has been found for it."""
+        receive = self._receive(source, tag, timeout)
+        receive.with_source = with_source
+        receive.future = concurrent.futures.Future()
+        self._check()
+        self._begin()
+        with self._later_lock:
+            self._inbox.post(receive)
+            self._later.append(receive)
+            if self._later_thread is None:
+                self._later_thread = threading.Thread(
+                    target=self._serve, name="hoplite_mp messages", daemon=True
+                )
+                self._later_thread.start()
+        self._tasks.wake(self._runtime.client.slot)  # the thread may have to wait less long now
+        return receive.future
+
+    # -- how they wait -------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError(f"group {self.name!r}: this member has left")
+        self._memory.check()
+
+    def _receive(self, source: Any, tag: Any, timeout: Any) -> Receive:
+        """One that is not posted yet. ValueError, TypeError for what it cannot be."""
+        deadline = deadline_ns(self._timeout if timeout is None else timeout)
+        rank = None if source is None else self._rank(source, "source")
+        return Receive(rank, None if tag is None else _tag(tag), deadline)
+
+    def _rank(self, rank: Any, name: str) -> int:
+        number = whole(rank)
+        if number is None:
+            raise TypeError(f"{name}={rank!r}: a rank is an integer")
+        if not 0 <= number < self.size:
+            raise ValueError(f"{name}={number}: it must be from 0 to {self.size - 1}")
+        return number
+
+    def _post(self, receive: Receive, *, probes: bool = False) -> None:
+        """The first one waits for the group to be whole, as the first call does."""
+        self._check()
+        if self.calls is None:
+            left = None
+            if receive.deadline != FOREVER_NS:
+                left = max(0.0, (receive.deadline - time.monotonic_ns()) / 1e9)
+            self._begin(left)
+        if probes:
+            self._inbox.look()
+            receive.ended = self._inbox.ended
+        else:
+            self._inbox.post(receive)
+
+    def _arrives(self, receive: Receive) -> bool:
+        self._check()
+        self._inbox.look()
+        if receive.found is not None:
+            return True
+        self._check_senders(receive)
+        return False
+
+    def _check_senders(self, receive: Receive) -> None:
+        """Raises if nobody can send what is waited for."""
+        why = self._inbox.why_never(receive)
+        if why:
+            raise PeerLostError(f"group {self.name!r}: {why}")
+        waits = receive.future is None and receive.deadline > 0
+        if waits and (receive.source == self.rank or self.size == 1):
+            raise RuntimeError(
+                f"group {self.name!r}: {receive} will never come: only this rank could send it, "
+                "and it waits (recv_async does not)"
+            )
+
+    # -- receives of another thread ------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Waits for all that recv_async has posted, and ends when there is nothing left."""
+        while True:
+            with self._later_lock:
+                waiting = list(self._later)
+                if not waiting:
+                    self._later_thread = None
+                    return
+            deadline = min(receive.deadline for receive in waiting)
+            try:
+                self._wait(lambda: self._changed(waiting), deadline, str, counts=False)  # noqa: B023
+            except HopliteTimeoutError:
+                pass
+            except BaseException as error:
+                for receive in waiting:
+                    self._settle(receive, error)
+                continue
+            for receive in waiting:
+                self._serve_one(receive)
+
+    def _changed(self, waiting: list[Receive]) -> bool:
+        """Is there anything to do for the thread?"""
+        self._check()
+        self._inbox.look()
+        return len(self._later) != len(waiting) or any(
+            receive.found is not None or receive.cancelled or self._inbox.why_never(receive)
+            for receive in waiting
+        )
+
+    def _serve_one(self, receive: Receive) -> None:
+        future = receive.future
+        assert future is not None
+        if receive.found is None:
+            why = self._inbox.why_never(receive)
+            if receive.cancelled:
+                self._settle(receive, None)
+            elif why:
+                self._settle(receive, PeerLostError(f"group {self.name!r}: {why}"))
+            elif receive.deadline <= time.monotonic_ns():
+                text = f"group {self.name!r}: {receive} has not come"
+                self._settle(receive, HopliteTimeoutError(text))
+            return
+        if not future.set_running_or_notify_cancel():
+            self._settle(receive, None)
+            return
+        sender = receive.found.source
+        try:
+            value = self._inbox.take(receive)
+        except BaseException as error:
+            self._settle(receive, error)
+            return
+        self._settle(receive, None)
+        future.set_result((value, sender) if receive.with_source else value)
+
+    def _settle(self, receive: Receive, error: BaseException | None) -> None:
+        """It does not wait any more."""
+        with self._later_lock:
+            if receive in self._later:
+                self._later.remove(receive)
+        self._inbox.withdraw(receive)
+        future = receive.future
+        assert future is not None
+        if error is not None and (future.running() or future.set_running_or_notify_cancel()):
+            future.set_exception(error)
+
+    def _end_messages(self) -> None:
+        """This member has left: what waits in the thread fails."""
+        thread = self._later_thread
+        if thread is not None and thread is not threading.current_thread():
+            if self._memory.client.usable:
+                self._tasks.wake(self._runtime.client.slot)
+            thread.join()
+
+
+def _tag(tag: Any) -> int:
+    number = whole(tag)
+    if number is None:
+        raise TypeError(f"tag={tag!r}: a tag is an integer")
+    if not 0 <= number <= TAG_MAX:
+        raise ValueError(f"tag={number}: it must be from 0 to {TAG_MAX}")
+    return number

@@ -1,0 +1,87 @@
+"""What nodes say to each other about messages from one member of a Group to another.
+
+    sender's node ── GroupSent ──────► receiver's node       in the order in which they were sent
+                  ◄─ GroupSentTaken ──                       it holds what it needs, or drops it
+                  ── GroupSourceEnded ►                      no more comes from that member
+
+A message is an object of the sender's host, which holds it until the receiver's host has a copy of
+a small one, or counts as a holder of a large one. Connections between nodes keep the order, so all
+that a member has sent comes before the word that it is gone.
+
+This module must never know who is a member, nor what becomes of a message.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from hoplite_mp.ids import ID_BYTES
+from hoplite_mp.protocol.fields import RANKS_MAX, SOURCES_MAX, Message, between, counts
+
+__all__ = [
+    "MESSAGE_INLINE_BYTES_MAX",
+    "TAG_MAX",
+    "GroupSent",
+    "GroupSentTaken",
+    "GroupSourceEnded",
+    "PointToPoint",
+]
+
+TAG_MAX = (1 << 31) - 1
+# A message that is not larger travels inside GroupSent. Higher: fewer fetches; lower: shorter turns
+# for the others on that connection.
+MESSAGE_INLINE_BYTES_MAX = 64 << 10
+
+
+class GroupSent(Message, frozen=True):
+    """Rank `source`, of the sender's node, has sent this to rank `to`, of the receiver's node.
+    `version`: of the members (GroupMembers) by which it was sent; a node that has not heard of them
+    keeps it until it has. `payload`: the whole one, if it is small. `refs`: objects inside it."""
+
+    generation: int
+    version: int
+    number: int
+    source: int
+    to: int
+    tag: int
+    object: bytes
+    payload: bytes | None = None
+    refs: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        counts(generation=self.generation, version=self.version, number=self.number)
+        between("source", self.source, 0, RANKS_MAX - 1)
+        between("to", self.to, 0, RANKS_MAX - 1)
+        between("tag", self.tag, 0, TAG_MAX)
+        between("number of refs", len(self.refs), 0, SOURCES_MAX)
+        for one in (self.object, *self.refs):
+            if type(one) is not bytes or len(one) != ID_BYTES:
+                raise ValueError(f"object and refs must be of {ID_BYTES} bytes, not {one!r}")
+        if self.payload is not None and len(self.payload) > MESSAGE_INLINE_BYTES_MAX:
+            raise ValueError(f"a message of {len(self.payload)} bytes does not travel so")
+
+
+class GroupSentTaken(Message, frozen=True):
+    """The receiver's node does not need the sender's hold on that message any more."""
+
+    generation: int
+    number: int
+
+    def __post_init__(self) -> None:
+        counts(generation=self.generation, number=self.number)
+
+
+class GroupSourceEnded(Message, frozen=True):
+    """The member that held this rank on the sender's node is gone, as the members of that version
+    say; all that it has sent was said before."""
+
+    generation: int
+    version: int
+    rank: int
+
+    def __post_init__(self) -> None:
+        counts(generation=self.generation, version=self.version)
+        between("rank", self.rank, 0, RANKS_MAX - 1)
+
+
+PointToPoint: TypeAlias = GroupSent | GroupSentTaken | GroupSourceEnded
