@@ -15,12 +15,16 @@ It must never know: how workers are kept (`joblib_pools`), how arrays are stored
 from __future__ import annotations
 
 import _thread
+import concurrent.futures
 import contextlib
 import functools
 import logging
 import math
+import multiprocessing
 import os
+import pickle
 import queue
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -34,17 +38,17 @@ from joblib.parallel import (
     register_parallel_backend,
 )
 
+from hoplite_mp.client.futures import Future
 from hoplite_mp.client.lending import Lending
 from hoplite_mp.cluster import Cluster, current
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.integrations.joblib_pools import Lease, Wanted, lease, shutdown, worker_count
 from hoplite_mp.nodes import WORKERS_MAX
-from hoplite_mp.serial import Lender
+from hoplite_mp.serial import Lender, NotPicklable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp.client.futures import Future
     from hoplite_mp.executor import TaskExecutor
 
 __all__ = ["HopliteBackend", "shutdown"]
@@ -131,6 +135,15 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         if n_jobs is None:
             return 1
+        if multiprocessing.current_process().daemon:
+            # It is ended without its exit functions, and its pool runs one of it for each CPU.
+            if n_jobs != 1:
+                warnings.warn(
+                    "hoplite_mp-backed parallel loops cannot be called in a daemonic process of "
+                    "multiprocessing, setting n_jobs=1",
+                    stacklevel=3,
+                )
+            return 1
         if n_jobs < 0:
             n_jobs = max((worker_count(self.cluster) or cpu_count()) + 1 + n_jobs, 1)
         return min(n_jobs, WORKERS_MAX)
@@ -171,20 +184,28 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     # -- tasks ---------------------------------------------------------------------------------
 
     def submit(self, func: Any, callback: Callable[[Any], Any] | None = None) -> Any:
-        """One batch of calls."""
+        """One batch of calls. What prevents it from being sent fails its Future: a later batch is
+        sent by a callback, in which an exception would be lost."""
         parallel = getattr(callback, "parallel", self.parallel)
         call = self._calls[parallel]
         call.lending.begin(getattr(callback, "parallel_call_id", None))
-        items = getattr(func, "items", None)
-        if items is None:  # not a batch of joblib's
-            future = call.executor(_name_of(func), self.options).submit(func)
-        else:
-            executor = call.executor(_name_of(items[0][0]), self.options)
-            future = executor.submit(_run_batch, call.lender, items, func._backend, func._n_jobs)
-        future._writable = True  # as results are that were sent through a pipe
+        future: Any
+        try:
+            future = self._send(call, func)
+            future._writable = True  # as results are that were sent through a pipe
+        except Exception as error:
+            future = concurrent.futures.Future()
+            future.set_exception(_unsendable(error) if type(error) is NotPicklable else error)
         call.futures.add(future)
         future.add_done_callback(functools.partial(_hand_over, call, callback))
         return future
+
+    def _send(self, call: _Call, func: Any) -> Future[Any]:
+        items = getattr(func, "items", None)
+        if items is None:  # not a batch of joblib's
+            return call.executor(_name_of(func), self.options).submit(func)
+        executor = call.executor(_name_of(items[0][0]), self.options)
+        return executor.submit(_run_batch, call.lender, items, func._backend, func._n_jobs)
 
     apply_async = submit  # its name before joblib 1.5
 
@@ -199,8 +220,9 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
             if getattr(parallel, "_aborting", True):
                 for force in (False, True):  # a worker that was interrupted would begin the next
                     for future in list(call.futures):
-                        with contextlib.suppress(ClosedError):
-                            future.cancel(force=force)
+                        if isinstance(future, Future):  # else it has failed already
+                            with contextlib.suppress(ClosedError):
+                                future.cancel(force=force)
 
     def terminate(self) -> None:
         """A call, or a `with` block, is over; the workers are kept for the next one."""
@@ -244,6 +266,16 @@ def _check_options(options: dict[str, Any]) -> None:
             f"the backend {NAME!r} has no option {', '.join(unknown)}; there are cluster, "
             f"initializer, initargs, {', '.join(OPTIONS)}"
         )
+
+
+def _unsendable(error: NotPicklable) -> pickle.PicklingError:
+    """In the words that joblib's users know."""
+    cause = error.__cause__ or error
+    made = pickle.PicklingError(
+        f"Could not pickle the task to send to the workers: {type(cause).__name__}: {cause}"
+    )
+    made.__cause__ = cause
+    return made
 
 
 def _name_of(function: Any) -> str:
