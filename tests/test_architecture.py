@@ -27,7 +27,7 @@ FLOORS = [
     {"member"},
     {"group"},
     {"cluster"},
-    {"drop_in", "hosting", "looking", "doctor", "bench", "simulation"},
+    {"drop_in", "hosting", "looking", "doctor", "bench", "simulation", "integrations"},
     {"__main__", "cli", "demo"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

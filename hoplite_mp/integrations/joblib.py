@@ -24,6 +24,7 @@ import multiprocessing
 import os
 import pickle
 import queue
+import threading
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,9 @@ READ_ONLY, PRIVATE, BY_VALUE = "r", "c", None
 # What joblib gives to every backend, and means files and processes of its own.
 IGNORED = ("temp_folder", "verbose", "context", "idle_worker_timeout", "prefer", "require")
 
+JOBLIB_LOOK_S = 0.1  # between looks at what joblib does not tell; each costs microseconds
+GROWTH_MAX = 8  # of a batch, from one to the next; joblib's own is 2
+
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -72,6 +76,7 @@ class _Call:
         self.lending = Lending(memory, math.inf if mode is BY_VALUE else nbytes_min)
         self.lender = Lender(self.lending, workers.here, mode == PRIVATE)
         self.futures: set[Future[Any]] = set()
+        self.over = threading.Event()  # nothing is under way any more
         self._views: dict[str, TaskExecutor] = {}
 
     def executor(self, name: str, options: dict[str, Any]) -> TaskExecutor:
@@ -207,6 +212,17 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         executor = call.executor(_name_of(items[0][0]), self.options)
         return executor.submit(_run_batch, call.lender, items, func._backend, func._n_jobs)
 
+    def compute_batch_size(self) -> int:
+        """As joblib's, but a batch that is too short grows faster: a call of a few milliseconds is
+        over before it has doubled often enough."""
+        before: int = self._effective_batch_size  # type: ignore[has-type]
+        duration: float = self._smoothed_batch_duration
+        size = int(super().compute_batch_size())
+        if size > before:
+            ideal = int(before * self.MIN_IDEAL_BATCH_DURATION / duration)
+            size = self._effective_batch_size = max(size, min(GROWTH_MAX * before, ideal))
+        return size
+
     apply_async = submit  # its name before joblib 1.5
 
     def retrieve_result_callback(self, future: Any) -> Any:
@@ -239,20 +255,37 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     @contextlib.contextmanager
     def retrieval_context(self) -> Iterator[None]:
-        """A task that waits for a Parallel call of its own gives up its worker meanwhile: others
-        must run what it waits for."""
+        """Around joblib's own waiting. A task that waits for a Parallel call of its own gives up
+        its worker meanwhile: others must run what it waits for."""
         try:
             waiting = current()._runtime.submitter.waiting
         except ClosedError:
             waiting = None
         if waiting is None or waiting.run_in_place is None:
+            self._wait_for_all()
             yield
             return
         waiting.count_blocked(1)
         try:
+            self._wait_for_all()
             yield
         finally:
             waiting.count_blocked(-1)
+
+    def _wait_for_all(self) -> None:
+        """joblib looks every 10 ms whether the next batch is done, which is longer than many calls
+        take. One that returns a list, and has no timeout, is over when all batches are."""
+        parallel = self.parallel
+        call = self._calls.get(parallel)
+        if call is None or parallel.return_generator or parallel.timeout is not None:
+            return
+        while _under_way(parallel):
+            call.over.wait(JOBLIB_LOOK_S)  # others may abort it, and do not tell
+            call.over.clear()
+
+
+def _under_way(parallel: Any) -> bool:
+    return bool(parallel._wait_retrieval() and not parallel._aborting)
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -301,18 +334,20 @@ class _Callbacks:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[_Call, Any, Any]] = queue.SimpleQueue()
         self.put = self._queue.put
         _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
         while True:
-            callback, future = self._queue.get()
+            call, callback, future = self._queue.get()
             try:
                 callback(future)
+                if not _under_way(callback.parallel):
+                    call.over.set()
             except BaseException:
                 _log.exception("in a callback of joblib")
-            del callback, future
+            del call, callback, future
 
 
 @functools.cache
@@ -326,7 +361,7 @@ os.register_at_fork(after_in_child=_callbacks.cache_clear)  # the child has not 
 def _hand_over(call: _Call, callback: Any, future: Any) -> None:
     call.futures.discard(future)
     if callback is not None:
-        _callbacks().put((callback, future))
+        _callbacks().put((call, callback, future))
 
 
 register_parallel_backend(NAME, HopliteBackend)
