@@ -145,6 +145,10 @@ def adopt(name: str, test: Any) -> Any:
             chosen = [value for value in values if of_ours(value)]
             backends.append(bool(chosen))
             mark = pytest.mark.parametrize(names, chosen or values, **mark.kwargs).mark
+        elif mark.name == "parametrize" and mark.args[0] == "context":
+            first, *others = mark.args[1]
+            values = [first, *[pytest.param(one, marks=pytest.mark.soak) for one in others]]
+            mark = pytest.mark.parametrize("context", values).mark
         marks.append(mark)
     if name in EXCEPTIONS:
         marks.append(pytest.mark.xfail(reason=EXCEPTIONS[name], strict=True).mark)
