@@ -29,7 +29,7 @@ FLOORS = [
     {"messaging"},
     {"group"},
     {"cluster"},
-    {"drop_in", "hosting", "looking", "doctor", "bench", "simulation"},
+    {"drop_in", "hosting", "looking", "doctor", "bench", "simulation", "integrations"},
     {"__main__", "cli", "demo"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -14,6 +14,7 @@ other rooms may use:
     by_value  code by value, what it carries      namespaces the globals of such code
     fingerprints  whether a value has changed
     aside     large arrays beside a function's stream
+    lent      large arrays that a task reads where they lie
 """
 
 from __future__ import annotations
@@ -88,6 +89,9 @@ from hoplite_mp.serial.layout import (
     payload_kind,
     read_refs,
 )
+from hoplite_mp.serial.lent import (
+    Lender,
+)
 from hoplite_mp.serial.namespaces import (
     Carried,
     begin_run,
@@ -142,6 +146,7 @@ __all__ = [
     "Encoded",
     "EncodedCall",
     "Keep",
+    "Lender",
     "MakeRef",
     "NotPicklable",
     "RemoteTraceback",

@@ -84,15 +84,19 @@ class Aside:
         self.stream = stream  # a payload's, which has a list of refs itself
         self.shared: dict[int, SharedArray] = {}
 
+    def takes(self, array: Array) -> bool:
+        """Does it stand beside the stream?"""
+        return array.nbytes >= self.nbytes_min
+
     def reduce(self, array: Array) -> Reduced:
         kept, _ = self.keep.copy_of(array)
-        return load_aside, (self._place(kept.ref), *_described(array))
+        return load_aside, (self._place(kept.ref), *described(array))
 
     def reduce_shared(self, marker: SharedArray) -> Reduced:
         array = marker.array
         kept, one = self.keep.copy_of(array)
         key = marker.sender, one.number, kept.mark
-        return load_shared, (self._place(kept.ref), key, *_described(array))
+        return load_shared, (self._place(kept.ref), key, *described(array))
 
     def share(self, array: Array, sender: bytes) -> SharedArray:
         """Stands for the array; for the same array the same, as pickle's memo wants it."""
@@ -116,8 +120,11 @@ class Marks:
         self.keep = keep
         self.nbytes_min = keep.nbytes_min
 
+    def takes(self, array: Array) -> bool:
+        return array.nbytes >= self.nbytes_min
+
     def reduce(self, array: Array) -> Reduced:
-        return load_aside, (self.keep.copy_of(array)[0].mark, *_described(array))
+        return load_aside, (self.keep.copy_of(array)[0].mark, *described(array))
 
 
 class SharedArray:
@@ -130,7 +137,7 @@ class SharedArray:
         self.sender = sender
 
 
-def _described(array: Array) -> tuple[Any, ...]:
+def described(array: Array) -> tuple[Any, ...]:
     """All of an array but its bytes."""
     dtype, flags = array.dtype, array.flags
     order = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
@@ -155,7 +162,7 @@ class Shared:
 
     def value(self) -> Array:
         if self.array is None:
-            self.array = _own(fetching.fetch(self._id), *self._described)
+            self.array = own_array(fetching.fetch(self._id), *self._described)
         return self.array
 
 
@@ -199,7 +206,7 @@ def _now() -> Bringing:
 def load_aside(index: int, *described: Any) -> Array:
     """Named in streams: an array that stands beside it."""
     now = _now()
-    array = _own(fetching.fetch(now.ids[index]), *described)
+    array = own_array(fetching.fetch(now.ids[index]), *described)
     now.nbytes += array.nbytes
     return array
 
@@ -214,20 +221,20 @@ def load_shared(index: int, key: tuple[bytes, int, bytes], *described: Any) -> S
         if now is not None:
             dtype, shape = described[:2]
             object_id = now.ids[index]
-            now.nbytes += _dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+            now.nbytes += named_or_given(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
         assert object_id is not None
         shared = _shared.setdefault(key, Shared(object_id, described))
     return shared
 
 
-def _own(
+def own_array(
     stored: Array, dtype: Any, shape: tuple[int, ...], order: Any, cls: type[Array] = np.ndarray
 ) -> Array:
     """A writable array of its own memory."""
     flat = np.frombuffer(raw_bytes(stored).raw(), np.uint8).copy()
-    array: Array = np.ndarray.__new__(cls, shape, _dtype(dtype), flat, 0, None, order)
+    array: Array = np.ndarray.__new__(cls, shape, named_or_given(dtype), flat, 0, None, order)
     return array
 
 
-def _dtype(dtype: Any) -> np.dtype[Any]:
+def named_or_given(dtype: Any) -> np.dtype[Any]:
     return named_dtype(dtype) if isinstance(dtype, str) else dtype

@@ -32,6 +32,7 @@ from hoplite_mp.serial.code import (
     reduce_only_by_value,
 )
 from hoplite_mp.serial.dtypes import Array, dtype_name, raw_bytes
+from hoplite_mp.serial.lent import Lender
 from hoplite_mp.serial.reading import (
     load_array,
     load_array_state,
@@ -100,6 +101,12 @@ def _reduce_by_ref(pickler: Any, mark: ByRef[Any]) -> Reduced:
     return load_same, (mark.value,)
 
 
+def _reduce_lender(pickler: Any, lender: Lender) -> Reduced:
+    if pickler.stream is not None:
+        pickler.aside = lender.beside(pickler.stream)
+    return load_same, (None,)
+
+
 def _reduce_bare_exception(pickler: Any, mark: BareException) -> Reduced:
     return load_exception, (mark.kind, mark.args, mark.state)
 
@@ -136,7 +143,7 @@ def _reduce_array(pickler: Any, array: Array) -> Reduced:
         setter = rest[3] if len(rest) > 3 else None
         return func, args, (state, setter), None, None, load_array_state
     aside = pickler.aside
-    if aside is not None and array.nbytes >= aside.nbytes_min:
+    if aside is not None and aside.takes(array):
         return aside.reduce(array)
     flags = array.flags
     if not (flags.c_contiguous or flags.f_contiguous):
@@ -197,6 +204,7 @@ _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
     (ObjectRef, _reduce_ref),
     (Resolve, _reduce_resolve),
     (ByRef, _reduce_by_ref),
+    (Lender, _reduce_lender),
     (BareException, _reduce_bare_exception),
     (np.ndarray, _reduce_array),
     (memoryview, _reduce_view),

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hoplite_mp.protocol.local import Start
 
-__all__ = ["BLAS_VARIABLES", "blas_environment", "limit_blas", "note_given"]
+__all__ = [
+    "BLAS_VARIABLES",
+    "TBB_SHARES",
+    "blas_environment",
+    "limit_blas",
+    "note_given",
+    "set_blas_threads",
+]
 
 BLAS_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -23,7 +30,9 @@ BLAS_VARIABLES = (
     "BLIS_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
 )
+TBB_SHARES = "ENABLE_IPC"  # TBB's schedulers in several processes do not each take all cores
 _given_blas: dict[str, str] = {}
 
 
@@ -37,19 +46,24 @@ def blas_environment(start: Start) -> dict[str, str]:
     chosen = start.config.get("blas_threads")
     count = str(chosen or max(1, start.cores // max(1, start.workers)))
     given = _given_blas
+    shares = {TBB_SHARES: os.environ.get(TBB_SHARES, "1")}
     if chosen:
-        return dict.fromkeys(BLAS_VARIABLES, count)
+        return {**dict.fromkeys(BLAS_VARIABLES, count), **shares}
     # Every BLAS follows OMP_NUM_THREADS unless its own variable says otherwise.
     count = given.get("OMP_NUM_THREADS", count)
-    return {name: given.get(name, count) for name in BLAS_VARIABLES}
+    return {**{name: given.get(name, count) for name in BLAS_VARIABLES}, **shares}
 
 
 def limit_blas(environment: dict[str, str]) -> None:
     """numpy's own OpenBLAS was loaded with one thread; raise that if there are more to use."""
     first = environment["OPENBLAS_NUM_THREADS"].split(",")[0].strip()  # OpenMP allows a list
     threads = int(first) if first.isdecimal() else 1
-    if threads <= 1:
-        return
+    if threads > 1:
+        set_blas_threads(threads)
+
+
+def set_blas_threads(threads: int) -> None:
+    """Of each OpenBLAS that this process has loaded; a later one reads its variable."""
     with open("/proc/self/maps") as maps:
         libraries = {line.split()[-1] for line in maps if "openblas" in line}
     for path in libraries:

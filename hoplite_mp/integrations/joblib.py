@@ -1,0 +1,367 @@
+"""joblib's Parallel on workers of this library: importing this module registers the backend.
+
+    import joblib
+    import hoplite_mp.integrations.joblib
+
+    with joblib.parallel_config(backend="hoplite_mp"):
+        joblib.Parallel(n_jobs=2)(joblib.delayed(f)(x) for x in data)
+
+Why it exists: scikit-learn, and many programs, reach other processes through joblib alone. What
+its loky backend does with files in /dev/shm is done with objects of the store: large arrays are
+stored once and read in place, results come back without a pipe, workers may be on several hosts.
+It must never know: how workers are kept (`joblib_pools`), how arrays are stored.
+"""
+
+from __future__ import annotations
+
+import _thread
+import concurrent.futures
+import contextlib
+import functools
+import logging
+import math
+import multiprocessing
+import os
+import pickle
+import queue
+import threading
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from joblib.parallel import (
+    AutoBatchingMixin,
+    FallbackToBackend,
+    ParallelBackendBase,
+    SequentialBackend,
+    cpu_count,
+    parallel_config,
+    register_parallel_backend,
+)
+
+from hoplite_mp.client.futures import Future
+from hoplite_mp.client.lending import Lending
+from hoplite_mp.cluster import Cluster, current
+from hoplite_mp.errors import ClosedError
+from hoplite_mp.integrations.joblib_pools import Lease, Wanted, lease, shutdown, worker_count
+from hoplite_mp.nodes import WORKERS_MAX
+from hoplite_mp.serial import Lender, NotPicklable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp.executor import TaskExecutor
+
+__all__ = ["HopliteBackend", "shutdown"]
+
+NAME = "hoplite_mp"
+OPTIONS = ("node", "retries", "name")  # of `Cluster.options`, for all tasks of a backend
+# Read-only, with private copies, and no array lent at all.
+READ_ONLY, PRIVATE, BY_VALUE = "r", "c", None
+# What joblib gives to every backend, and means files and processes of its own.
+IGNORED = ("temp_folder", "verbose", "context", "idle_worker_timeout", "prefer", "require")
+
+JOBLIB_LOOK_S = 0.1  # between looks at what joblib does not tell; each costs microseconds
+GROWTH_MAX = 8  # of a batch, from one to the next; joblib's own is 2
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class _Call:
+    """What one Parallel object uses while it runs, or as long as its `with` block is open."""
+
+    def __init__(self, workers: Lease, nbytes_min: float, mode: str | None) -> None:
+        self.workers = workers
+        memory = workers.executor._runtime.memory
+        self.lending = Lending(memory, math.inf if mode is BY_VALUE else nbytes_min)
+        self.lender = Lender(self.lending, workers.here, mode == PRIVATE)
+        self.futures: set[Future[Any]] = set()
+        self.over = threading.Event()  # nothing is under way any more
+        self._views: dict[str, TaskExecutor] = {}
+
+    def executor(self, name: str, options: dict[str, Any]) -> TaskExecutor:
+        """The workers, with tasks of this name."""
+        view = self._views.get(name)
+        if view is None:
+            executor: Any = self.workers.executor
+            view = self._views[name] = executor.options(**{"name": name, **options})
+        return view
+
+    def end(self) -> None:
+        """Nothing of it is needed any more."""
+        self.lending.end()
+        self.workers.end()
+
+
+class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
+    """The backend "hoplite_mp" of joblib.
+
+    Args:
+        cluster: an open Cluster, or a view of one by `options()`; None: one of this host, which is
+            kept open for later calls (`shutdown()` ends it), and inside a task that task's own.
+        initializer, initargs: as of ProcessPoolExecutor; the workers are then this backend's own.
+        options: `retries`, `node`, `name` as of `Cluster.options`.
+    """
+
+    supports_retrieve_callback = True
+    supports_inner_max_num_threads = True
+    default_n_jobs = -1
+    # A batch costs a tenth of what it costs loky: shorter ones balance better.
+    MIN_IDEAL_BATCH_DURATION = 0.05
+    MAX_IDEAL_BATCH_DURATION = 0.5
+
+    def __init__(
+        self,
+        nesting_level: int | None = None,
+        inner_max_num_threads: int | None = None,
+        *,
+        cluster: Cluster | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(nesting_level=nesting_level, inner_max_num_threads=inner_max_num_threads)
+        if cluster is not None and not isinstance(cluster, Cluster):
+            raise TypeError(f"cluster={cluster!r}: it must be a hoplite_mp.Cluster, or None")
+        self.cluster = cluster
+        self.initializer = options.pop("initializer", None)
+        self.initargs = tuple(options.pop("initargs", ()))
+        _check_options(options)
+        self.options = options
+        self._calls: weakref.WeakKeyDictionary[Any, _Call] = weakref.WeakKeyDictionary()
+
+    def __reduce__(self) -> Any:
+        made = functools.partial(HopliteBackend, cluster=self.cluster, **self.options)
+        return made, (self.nesting_level, self.inner_max_num_threads)
+
+    # -- how many ------------------------------------------------------------------------------
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        """How many tasks will run at once."""
+        if n_jobs == 0:
+            raise ValueError("n_jobs == 0 in Parallel has no meaning")
+        if n_jobs is None:
+            return 1
+        if multiprocessing.current_process().daemon:
+            # It is ended without its exit functions, and its pool runs one of it for each CPU.
+            if n_jobs != 1:
+                warnings.warn(
+                    "hoplite_mp-backed parallel loops cannot be called in a daemonic process of "
+                    "multiprocessing, setting n_jobs=1",
+                    stacklevel=3,
+                )
+            return 1
+        if n_jobs < 0:
+            n_jobs = max((worker_count(self.cluster) or cpu_count()) + 1 + n_jobs, 1)
+        return min(n_jobs, WORKERS_MAX)
+
+    def configure(self, n_jobs: int = 1, parallel: Any = None, **settings: Any) -> int:
+        """Before a call of Parallel, or at the beginning of its `with` block."""
+        n_jobs = self.effective_n_jobs(n_jobs)
+        if n_jobs == 1:
+            raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
+        initializer = settings.pop("initializer", self.initializer)
+        initargs = tuple(settings.pop("initargs", self.initargs))
+        nbytes_min, mode = settings.pop("max_nbytes", 1 << 20), settings.pop("mmap_mode", READ_ONLY)
+        if mode not in (READ_ONLY, PRIVATE, BY_VALUE):
+            raise ValueError(
+                f"mmap_mode={mode!r}: tasks cannot write to arrays that they share; use 'r' "
+                "(read-only), 'c' (each task has a copy), or a numpy.memmap that you have opened "
+                "for writing"
+            )
+        for name in IGNORED:
+            settings.pop(name, None)
+        _check_options(settings)
+        wanted = Wanted(
+            n_jobs,
+            self._prepare_worker_env(n_jobs),
+            self.inner_max_num_threads is not None,
+            initializer,
+            initargs,
+        )
+        self.parallel = parallel
+        self._forget_ended()
+        before = self._calls.pop(parallel, None)
+        workers = lease(self.cluster, wanted)
+        if before is not None:
+            before.end()
+        self._calls[parallel] = _Call(workers, math.inf if nbytes_min is None else nbytes_min, mode)
+        return n_jobs
+
+    # -- tasks ---------------------------------------------------------------------------------
+
+    def submit(self, func: Any, callback: Callable[[Any], Any] | None = None) -> Any:
+        """One batch of calls. What prevents it from being sent fails its Future: a later batch is
+        sent by a callback, in which an exception would be lost."""
+        parallel = getattr(callback, "parallel", self.parallel)
+        call = self._calls[parallel]
+        call.lending.begin(getattr(callback, "parallel_call_id", None))
+        future: Any
+        try:
+            future = self._send(call, func)
+            future._writable = True  # as results are that were sent through a pipe
+        except Exception as error:
+            future = concurrent.futures.Future()
+            future.set_exception(_unsendable(error) if type(error) is NotPicklable else error)
+        call.futures.add(future)
+        future.add_done_callback(functools.partial(_hand_over, call, callback))
+        return future
+
+    def _send(self, call: _Call, func: Any) -> Future[Any]:
+        items = getattr(func, "items", None)
+        if items is None:  # not a batch of joblib's
+            return call.executor(_name_of(func), self.options).submit(func)
+        executor = call.executor(_name_of(items[0][0]), self.options)
+        return executor.submit(_run_batch, call.lender, items, func._backend, func._n_jobs)
+
+    def compute_batch_size(self) -> int:
+        """As joblib's, but a batch that is too short grows faster: a call of a few milliseconds is
+        over before it has doubled often enough."""
+        before: int = self._effective_batch_size  # type: ignore[has-type]
+        duration: float = self._smoothed_batch_duration
+        size = int(super().compute_batch_size())
+        if size > before:
+            ideal = int(before * self.MIN_IDEAL_BATCH_DURATION / duration)
+            size = self._effective_batch_size = max(size, min(GROWTH_MAX * before, ideal))
+        return size
+
+    apply_async = submit  # its name before joblib 1.5
+
+    def retrieve_result_callback(self, future: Any) -> Any:
+        """The results of a batch, or what it raised."""
+        return future.result()
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:
+        """Cancels what waits, interrupts what runs; what does not end soon is killed. Workers are
+        replaced by themselves, so they are ready for more."""
+        for parallel, call in list(self._calls.items()):
+            if getattr(parallel, "_aborting", True):
+                for force in (False, True):  # a worker that was interrupted would begin the next
+                    for future in list(call.futures):
+                        if isinstance(future, Future):  # else it has failed already
+                            with contextlib.suppress(ClosedError):
+                                future.cancel(force=force)
+
+    def terminate(self) -> None:
+        """A call, or a `with` block, is over; the workers are kept for the next one."""
+        self._forget_ended()
+        self.reset_batch_stats()
+
+    def _forget_ended(self) -> None:
+        for parallel, call in list(self._calls.items()):
+            if not (parallel._running or parallel._managed_backend):
+                self._calls.pop(parallel, None)
+                call.end()
+
+    # -- calls inside of tasks -----------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def retrieval_context(self) -> Iterator[None]:
+        """Around joblib's own waiting. A task that waits for a Parallel call of its own gives up
+        its worker meanwhile: others must run what it waits for."""
+        try:
+            waiting = current()._runtime.submitter.waiting
+        except ClosedError:
+            waiting = None
+        if waiting is None or waiting.run_in_place is None:
+            self._wait_for_all()
+            yield
+            return
+        waiting.count_blocked(1)
+        try:
+            self._wait_for_all()
+            yield
+        finally:
+            waiting.count_blocked(-1)
+
+    def _wait_for_all(self) -> None:
+        """joblib looks every 10 ms whether the next batch is done, which is longer than many calls
+        take. One that returns a list, and has no timeout, is over when all batches are."""
+        parallel = self.parallel
+        call = self._calls.get(parallel)
+        if call is None or parallel.return_generator or parallel.timeout is not None:
+            return
+        while _under_way(parallel):
+            call.over.wait(JOBLIB_LOOK_S)  # others may abort it, and do not tell
+            call.over.clear()
+
+
+def _under_way(parallel: Any) -> bool:
+    return bool(parallel._wait_retrieval() and not parallel._aborting)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    if "timeout" in options:
+        raise ValueError(
+            "timeout= is that of joblib.Parallel; of a batch of tasks, whose size changes, it "
+            "would mean nothing"
+        )
+    if unknown := sorted(set(options) - {*OPTIONS}):
+        raise TypeError(
+            f"the backend {NAME!r} has no option {', '.join(unknown)}; there are cluster, "
+            f"initializer, initargs, {', '.join(OPTIONS)}"
+        )
+
+
+def _unsendable(error: NotPicklable) -> pickle.PicklingError:
+    """In the words that joblib's users know."""
+    cause = error.__cause__ or error
+    made = pickle.PicklingError(
+        f"Could not pickle the task to send to the workers: {type(cause).__name__}: {cause}"
+    )
+    made.__cause__ = cause
+    return made
+
+
+def _name_of(function: Any) -> str:
+    """As errors and `hoplite-mp dump` show it."""
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+def _run_batch(_: None, items: Any, backend: Any, n_jobs: int | None) -> list[Any]:
+    """In a worker: what joblib's BatchedCalls does."""
+    with parallel_config(backend=backend, n_jobs=n_jobs):
+        return [function(*args, **kwargs) for function, args, kwargs in items]
+
+
+# -- callbacks -----------------------------------------------------------------------------------
+
+
+class _Callbacks:
+    """A thread in which joblib hears of the end of tasks.
+
+    It reads results, and sends the next batch: pickling it, and waiting for room in a full store.
+    The thread that finds a task done must not do that: it may be one that is inside of joblib, or
+    of the user's generator of tasks, and others wait for what it finds.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[_Call, Any, Any]] = queue.SimpleQueue()
+        self.put = self._queue.put
+        _thread.start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        while True:
+            call, callback, future = self._queue.get()
+            try:
+                callback(future)
+                if not _under_way(callback.parallel):
+                    call.over.set()
+            except BaseException:
+                _log.exception("in a callback of joblib")
+            del call, callback, future
+
+
+@functools.cache
+def _callbacks() -> _Callbacks:
+    return _Callbacks()
+
+
+os.register_at_fork(after_in_child=_callbacks.cache_clear)  # the child has not that thread
+
+
+def _hand_over(call: _Call, callback: Any, future: Any) -> None:
+    call.futures.discard(future)
+    if callback is not None:
+        _callbacks().put((call, callback, future))
+
+
+register_parallel_backend(NAME, HopliteBackend)

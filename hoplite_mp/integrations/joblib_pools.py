@@ -1,0 +1,286 @@
+"""Which workers run a call of joblib's Parallel: pools that are kept open and used again.
+
+Why it exists: programs make thousands of Parallel calls, most of them alike. As loky keeps its
+reusable executor, the workers of the last call are kept for the next one that asks for the same
+number, environment and initializer. Unlike there, a pool that another call still uses lives on.
+It must never know: tasks, arrays, what joblib's classes are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.cluster import Cluster, current
+from hoplite_mp.errors import ClosedError
+from hoplite_mp.nodes import WORKERS_MAX, list_nodes, node_id
+from hoplite_mp.protocol.local import POOL_BROKEN
+from hoplite_mp.store.limits import cpu_count
+from hoplite_mp.supervisor.blas import BLAS_VARIABLES, TBB_SHARES, set_blas_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.executor import TaskExecutor
+
+__all__ = ["Lease", "Wanted", "lease", "shutdown", "worker_count"]
+
+BLAS_SETTING = "HOPLITE_MP_BLAS_THREADS"
+
+
+class Wanted:
+    """What a call asks of its workers."""
+
+    def __init__(
+        self,
+        count: int,
+        environment: dict[str, str],
+        limited: bool,
+        initializer: Callable[..., Any] | None,
+        initargs: tuple[Any, ...],
+    ) -> None:
+        self.count = min(count, WORKERS_MAX)
+        self.environment = environment
+        self.limited = limited  # the user has named the number of threads of each worker
+        self.initializer = initializer
+        self.initargs = initargs
+
+    @property
+    def plain(self) -> bool:
+        """Any worker will do."""
+        return not self.limited and self.initializer is None
+
+    def same(self, other: Wanted) -> bool:
+        """Would the workers of one do for the other?"""
+        try:
+            return bool(
+                (self.count, self.environment) == (other.count, other.environment)
+                and self.initializer is other.initializer
+                and (self.initargs is other.initargs or self.initargs == other.initargs)
+            )
+        except Exception:  # arrays among the arguments, say, which are not simply equal
+            return False
+
+
+class _Pool:
+    """Workers, and how many calls use them."""
+
+    def __init__(self, wanted: Wanted, executor: TaskExecutor, common: bool) -> None:
+        self.wanted = wanted
+        self.executor = executor
+        self.common = common  # the cluster's own workers, which end with it
+        self.users = 0
+        self.last = True  # of those that were asked for
+
+    @property
+    def usable(self) -> bool:
+        runtime = self.executor._runtime
+        if not runtime.client.usable or runtime.memory.lost is not None:
+            return False
+        return self.common or runtime.tasks.pool_state(self.executor._pool) != POOL_BROKEN
+
+
+class Lease:
+    """The right of one call to use a pool, until `end()`."""
+
+    def __init__(self, pools: _Pools, pool: _Pool) -> None:
+        self._pools: _Pools | None = pools
+        self._pool = pool
+        self.executor = pool.executor
+        self.here = pools.here
+
+    def end(self) -> None:
+        """The call is over."""
+        pools, self._pools = self._pools, None
+        if pools is not None:
+            pools.give_back(self._pool)
+
+
+class _Pools:
+    """The pools of one cluster."""
+
+    def __init__(self, cluster: Cluster, nodes: list[str] | None, here: bool) -> None:
+        self._cluster = weakref.ref(cluster)
+        self._nodes = nodes  # those that pools spread over; None: this host
+        self.here = here  # all of them are on this host
+        self._lock = threading.Lock()
+        self._pools: list[_Pool] = []
+
+    def add_common(self, wanted: Wanted, cluster: Cluster) -> None:
+        """The cluster's own workers are such that a call wants."""
+        with self._lock:
+            self._pools.append(_Pool(wanted, cluster, True))
+
+    def lease(self, wanted: Wanted) -> Lease:
+        """Those that are there, or new ones."""
+        with self._lock:
+            found = next((p for p in self._pools if p.usable and p.wanted.same(wanted)), None)
+            if found is None:
+                found = _Pool(wanted, self._open(wanted), False)
+                self._pools.append(found)
+            for pool in self._pools:
+                pool.last = pool is found
+            found.users += 1
+            gone = self._unused()
+        _close(gone)
+        return Lease(self, found)
+
+    def give_back(self, pool: _Pool) -> None:
+        with self._lock:
+            pool.users -= 1
+            gone = self._unused()
+        _close(gone)
+
+    def _unused(self) -> list[_Pool]:
+        """Those that nobody uses nor has asked for last are taken out."""
+        gone = [p for p in self._pools if not (p.users or p.last or p.common) or not p.usable]
+        self._pools = [p for p in self._pools if p not in gone]
+        return gone
+
+    def _open(self, wanted: Wanted) -> TaskExecutor:
+        cluster = self._cluster()
+        if cluster is None:
+            raise ClosedError("the cluster that this backend was given is closed")
+        made = cluster.executor(
+            wanted.count,
+            initializer=_prepare,
+            initargs=(wanted.environment, wanted.initializer, wanted.initargs),
+            node=self._nodes,
+        )
+        made._cluster = None  # its owner decides how long that lives, not the pools kept here
+        return made
+
+
+def _close(pools: list[_Pool]) -> None:
+    for pool in pools:
+        if not pool.common:
+            with contextlib.suppress(ClosedError):
+                pool.executor.shutdown(wait=False)
+
+
+def _prepare(
+    environment: dict[str, str], initializer: Callable[..., Any] | None, initargs: tuple[Any, ...]
+) -> None:
+    """In each worker of a pool, before its first task."""
+    os.environ.update(environment)
+    threads = environment.get("OPENBLAS_NUM_THREADS", "")
+    if threads.isdecimal():
+        set_blas_threads(int(threads))
+    if initializer is not None:
+        initializer(*initargs)
+
+
+# -- of a cluster that the user has opened -------------------------------------------------------
+
+_given: weakref.WeakKeyDictionary[Cluster, _Pools] = weakref.WeakKeyDictionary()
+_lock = threading.RLock()
+
+
+def worker_count(cluster: Cluster | None) -> int:
+    """How many tasks can run at once; 0: as many as this host has CPUs."""
+    cluster = cluster or _inside()
+    return 0 if cluster is None else sum(workers for _, workers in _places(cluster))
+
+
+def _places(cluster: Cluster) -> list[tuple[str, int]]:
+    """(node, workers) where the cluster's tasks run."""
+    bound = {node_id(number) for number in cluster._options.node or ()}
+    nodes = list_nodes(cluster._runtime)
+    return [(n.id, n.workers) for n in nodes if n.workers and (not bound or n.id in bound)]
+
+
+def _inside() -> Cluster | None:
+    """The cluster of the task that calls, if it is a task that calls."""
+    try:
+        cluster = current()
+    except ClosedError:
+        return None
+    return cluster if cluster._runtime.submitter.waiting.run_in_place is not None else None
+
+
+def lease(cluster: Cluster | None, wanted: Wanted) -> Lease:
+    """Workers for one call: of `cluster`, or of the task's that calls, or of this process."""
+    cluster = cluster or _inside()
+    if cluster is None:
+        return _lease_own(wanted)
+    cluster._runtime.memory.check_lost()
+    own = node_id(cluster._runtime.tasks.node_number)
+    places = _places(cluster)
+    inside = cluster._runtime.submitter.waiting.run_in_place is not None
+    if wanted.plain and (inside or wanted.count == sum(workers for _, workers in places)):
+        common = _Pools(cluster, None, [node for node, _ in places] in ([], [own]))
+        pool = _Pool(wanted, cluster, True)
+        pool.users = 1
+        return Lease(common, pool)
+    with _lock:
+        pools = _given.get(cluster)
+        if pools is None:
+            nodes = [node for node, _ in places] or [own]
+            pools = _given[cluster] = _Pools(cluster, nodes, nodes == [own])
+    return pools.lease(wanted)
+
+
+# -- of this process -----------------------------------------------------------------------------
+
+
+class _Own:
+    """The cluster that this process has made for its calls of Parallel."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.pid = os.getpid()
+        common = wanted.plain and wanted.environment == _of_common_workers(wanted.count)
+        self.cluster = Cluster(workers=wanted.count if common else 0)
+        self.pools = _Pools(self.cluster, None, True)
+        if common:
+            self.pools.add_common(wanted, self.cluster)
+
+    @property
+    def usable(self) -> bool:
+        runtime = self.cluster._runtime
+        usable = self.pid == os.getpid() and runtime.client.usable
+        return usable and not self.cluster._closed and runtime.memory.lost is None
+
+
+def _of_common_workers(count: int) -> dict[str, str] | None:
+    """What the environment of a cluster's own workers says of threads; None: the user has a say."""
+    if any(name in os.environ for name in (*BLAS_VARIABLES, TBB_SHARES, BLAS_SETTING)):
+        return None
+    threads = str(max(1, cpu_count() // count))
+    return {**dict.fromkeys(BLAS_VARIABLES, threads), TBB_SHARES: "1"}
+
+
+_own: _Own | None = None
+
+
+def _forked() -> None:
+    """In a child: the parent's cluster is nothing of its own, and the lock may be held."""
+    global _lock, _own
+    _lock = threading.RLock()
+    _own = None
+    _given.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _lease_own(wanted: Wanted) -> Lease:
+    global _own
+    with _lock:
+        if _own is None or not _own.usable:
+            if _own is not None:
+                _own.cluster.shutdown(wait=False)
+            _own = _Own(wanted)
+        return _own.pools.lease(wanted)
+
+
+def shutdown(wait: bool = True) -> None:
+    """Ends the workers that Parallel calls without `cluster=` have started, when their tasks are
+    done. The next call starts new ones. At interpreter exit this happens by itself."""
+    global _own
+    with _lock:
+        own, _own = _own, None
+    if own is not None and own.pid == os.getpid():
+        own.cluster.shutdown(wait)
