@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import errors, serial
 from hoplite_mp.client.functions import Fixed
@@ -26,7 +26,7 @@ from hoplite_mp.client.inheriting import Inheritance, put_setup
 from hoplite_mp.client.losing import UnlessEnded
 from hoplite_mp.client.mapping import chunks_of, flattened, results_of
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, whole
-from hoplite_mp.errors import ClosedError, HopliteTimeoutError
+from hoplite_mp.errors import ClosedError
 from hoplite_mp.nodes import WORKERS_MAX, node_numbers
 from hoplite_mp.protocol.local import POOL_BROKEN, ClosePool, OpenPool
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
 
-__all__ = ["Options", "PoolExecutor", "TaskExecutor", "as_completed", "open_pool", "spmd"]
+__all__ = ["Options", "PoolExecutor", "TaskExecutor", "open_pool", "spmd"]
 
 T = TypeVar("T")
 CHUNKS_PER_WORKER = 16  # of map(chunksize=None): enough to balance, few enough to be cheap
@@ -469,16 +469,3 @@ def spmd(
     for future in futures:
         future.add_done_callback(done)
     return futures
-
-
-def as_completed(futs: Iterable[Future[T]], timeout: float | None = None) -> Iterator[Future[T]]:
-    """Futures as they are done, each once, as `concurrent.futures.as_completed`.
-
-    HopliteTimeoutError when not all are done `timeout` seconds after this call.
-    """
-    check_timeout(timeout)
-    try:
-        done: Any = concurrent.futures.as_completed(cast("Any", futs), timeout)
-        yield from done
-    except TimeoutError as error:
-        raise HopliteTimeoutError(str(error)) from None

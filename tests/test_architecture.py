@@ -27,7 +27,7 @@ FLOORS = [
     {"member"},
     {"group"},
     {"cluster"},
-    {"drop_in", "hosting", "looking", "doctor", "bench", "simulation"},
+    {"connecting", "drop_in", "hosting", "looking", "doctor", "bench", "simulation"},
     {"__main__", "cli", "demo"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
