@@ -142,6 +142,11 @@ class Completions(Generic[T]):
                 self._wake(None)
             return item
 
+    def take(self) -> T | None:
+        """The next one that is known to be done, without waiting; None: there is none."""
+        item = self._take()
+        return None if item is _NOTHING else item
+
     def __iter__(self) -> Completions[T]:
         return self
 
