@@ -23,7 +23,7 @@ FLOORS = [
     {"client"},
     {"supervisor", "manager", "node", "worker", "nodes"},
     {"executor", "collectives", "leading", "ending"},
-    {"actor"},
+    {"actor", "nesting"},
     {"member"},
     {"group"},
     {"cluster"},
