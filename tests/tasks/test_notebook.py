@@ -61,7 +61,7 @@ def test_what_a_task_prints_stands_below_the_cell_that_waited_for_it() -> None:
 
 
 SHOWING = [
-    "import hoplite_mp, time, threading, _thread, tqdm, warnings\nc = hoplite_mp.Cluster(workers=2)\n"
+    "import hoplite_mp, time, threading, _thread, tqdm\nc = hoplite_mp.Cluster(workers=2)\n"
     "def slow(i):\n    time.sleep(0.02)\n    return i",
     "c",
     "sum(c.map(slow, range(20), chunksize=2, progress='first'))",
@@ -84,7 +84,8 @@ def test_what_a_notebook_shows() -> None:
     cells = notebook.cells
 
     def results(number: int) -> list[dict[str, str]]:
-        return [one.data for one in cells[number].outputs if one.output_type == "execute_result"]
+        outputs = cells[number].outputs
+        return [one.data for one in outputs if one.output_type == "execute_result"]
 
     def bars(number: int) -> str:
         """A line of text, or with ipywidgets a widget, whose state the notebook itself keeps."""
@@ -96,7 +97,8 @@ def test_what_a_notebook_shows() -> None:
     (shown,) = results(1)
     assert "2 workers" in shown["text/html"]
     assert "2 workers" in shown["text/plain"]
-    for number, total, name, share in ((2, "190", "first", "20/20"), (3, "45", "second", "10/10")):
+    drawn = ((2, "190", "first", "20/20"), (3, "45", "second", "10/10"))
+    for number, total, name, share in drawn:
         assert [one["text/plain"] for one in results(number)] == [total]
         assert name in bars(number)
         assert share in bars(number) + str(notebook.metadata.get("widgets", ""))
