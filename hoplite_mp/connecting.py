@@ -8,6 +8,7 @@ It must never know: how a cluster is opened.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import threading
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -91,6 +92,7 @@ async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | No
 
     inbox = inbox_here()
     waiter: asyncio.Future[None] = inbox.loop.create_future()
+    context = contextvars.copy_context()  # as asyncio.to_thread: notebooks know their cells by it
     taking = threading.Lock()  # either the loop takes the result, or the thread disposes of it
     left = False
     found: list[T] = []
@@ -98,7 +100,7 @@ async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | No
 
     def work() -> None:
         try:
-            result = call()
+            result = context.run(call)
         except BaseException as error:
             failed.append(error)
         else:

@@ -124,11 +124,11 @@ async def ended(submitter: Submitter, oid: int, seconds: float | None = None) ->
     waiter: asyncio.Future[None] = inbox.loop.create_future()
     made = watch(submitter, oid, functools.partial(inbox.put, waiter, submitter.told))
     try:
+        if seconds is None and submitter.waiting.run_in_place is None:
+            await waiter
+            return True
         with counted(submitter.waiting):
-            if seconds is None:
-                await waiter
-                return True
-            done, _ = await asyncio.wait([waiter], timeout=max(0.0, seconds))
+            done, _ = await asyncio.wait([waiter], timeout=seconds)
             return bool(done)
     finally:
         if waiter.cancelled() or not waiter.done():

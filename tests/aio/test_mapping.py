@@ -125,15 +125,18 @@ def test_timeout(cluster: Cluster, run: Run, tmp_path: Path) -> None:
     run(main())
 
 
-def test_one_task_at_a_time(cluster: Cluster, run: Run) -> None:
+def test_one_task_at_a_time(cluster: Cluster, run: Run, tmp_path: Path) -> None:
     async def main() -> None:
-        results = aiter(cluster.map(slowly, range(3), chunksize=1))
+        paths = [tmp_path / f"{i}{id(run)}" for i in range(2)]
+        results = aiter(cluster.map(opened, paths, chunksize=1))
         first = asyncio.ensure_future(anext(results))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         with pytest.raises(RuntimeError, match="another task takes"):
             await anext(results)
-        assert await first == 0
-        assert [value async for value in results] == [1, 2]
+        for path in paths:
+            path.touch()
+        assert await first is True
+        assert [value async for value in results] == [True]
 
     run(main())
 

@@ -70,7 +70,8 @@ SHOWING = [
     "threading.Timer(0.3, _thread.interrupt_main).start()\n"
     "try:\n    list(c.map(time.sleep, [0.01, *[20] * 9], chunksize=1, progress='third'))\n"
     "except KeyboardInterrupt:\n    print('interrupted', len(tqdm.tqdm._instances))",
-    "async with hoplite_mp.connect(1) as other:\n    print(await other.submit(slow, 6))",
+    "async with hoplite_mp.connect(1) as other:\n    print(await other.submit(slow, 6))\n"
+    "    await other.submit(print, 'spoken')",
     "c.__exit__(KeyError, None, None)",
 ]
 
@@ -106,6 +107,7 @@ def test_what_a_notebook_shows() -> None:
     said = "".join(one.get("text", "") for one in cells[5].outputs if one.get("name") == "stdout")
     assert said == "interrupted 0\n"
     assert "third" in bars(5)
-    assert "".join(one.text for one in cells[6].outputs) == "6\n"
+    said = "".join(one.text for one in cells[6].outputs).splitlines()
+    assert [line.rpartition(" ")[2] for line in said] == ["6", "spoken"]
     for number in (0, 1, 4, 6, 7):
         assert bars(number) == ""
