@@ -38,17 +38,21 @@ def watch(submitter: Submitter, oid: int, tell: Callable[[], None]) -> Watch:
     memory = submitter.memory
     memory.check()
     made = Watch(oid, tell)
-    with submitter._lock:
-        first = not submitter._waiting
-        submitter._await(oid, made)
-    # Looked at after it is listed: its news may have come before that.
-    if submitter.tasks.done(oid) or memory.lost is not None:
-        submitter._release(oid)
-        submitter.wake_told()
-    else:
-        submitter.collector.start()
-        if first:  # later ones are announced by a change of the event word, on which it sleeps
-            submitter.collector.notice()
+    try:
+        with submitter._lock:
+            first = not submitter._waiting
+            submitter._await(oid, made)
+        # Looked at after it is listed: its news may have come before that.
+        if submitter.tasks.done(oid) or memory.lost is not None:
+            submitter._release(oid)
+            submitter.wake_told()
+        else:
+            submitter.collector.start()
+            if first:  # later ones are announced by a change of the event word, on which it sleeps
+                submitter.collector.notice()
+    except BaseException:  # Ctrl-C: what stands in the list is to be found again
+        submitter.collector.look_again()
+        raise
     return made
 
 

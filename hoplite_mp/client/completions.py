@@ -200,7 +200,8 @@ class Completions(Generic[T]):
         (submitter,) = submitters
         tasks, waiting = submitter.tasks, submitter.waiting
         counted, blocked = waiting.run_in_place is None, False
-        self._sleeping += 1
+        with self._lock:
+            self._sleeping += 1
         try:
             while True:
                 seen = tasks.event()
@@ -218,7 +219,8 @@ class Completions(Generic[T]):
                     counted = blocked = True
                     waiting.count_blocked(1)
         finally:
-            self._sleeping -= 1
+            with self._lock:
+                self._sleeping -= 1
             if blocked:
                 waiting.count_blocked(-1)
 
