@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from hoplite_mp import errors as _errors
 from hoplite_mp._version import __version__ as __version__
 from hoplite_mp.actor import Actor as Actor
+from hoplite_mp.client.completions import as_completed as as_completed
 from hoplite_mp.client.futures import Future as Future
 from hoplite_mp.cluster import Cluster as Cluster
 from hoplite_mp.cluster import Node as Node
 from hoplite_mp.cluster import current as current
 from hoplite_mp.config import Config as Config
+from hoplite_mp.connecting import connect as connect
 from hoplite_mp.drop_in import Executor as Executor
 from hoplite_mp.errors import AuthError as AuthError
 from hoplite_mp.errors import ClosedError as ClosedError
@@ -26,7 +28,6 @@ from hoplite_mp.errors import ProtocolError as ProtocolError
 from hoplite_mp.errors import ReduceError as ReduceError
 from hoplite_mp.errors import StoreFullError as StoreFullError
 from hoplite_mp.errors import TaskError as TaskError
-from hoplite_mp.executor import as_completed as as_completed
 from hoplite_mp.group import Group as Group
 from hoplite_mp.ref import ObjectRef as ObjectRef
 from hoplite_mp.ref import by_ref as by_ref
@@ -70,6 +71,7 @@ __all__ = [
     "WorkerLostError",
     "as_completed",
     "by_ref",
+    "connect",
     "current",
     "register_pickle_by_value",
 ]
@@ -85,7 +87,7 @@ for _name in (
     "as_completed",
 ):
     globals()[_name].__module__ = "hoplite_mp"
-for _name in ("Actor", "by_ref", "current", "register_pickle_by_value", "Config"):
+for _name in ("Actor", "by_ref", "connect", "current", "register_pickle_by_value", "Config"):
     globals()[_name].__module__ = "hoplite_mp"
 
 

@@ -28,6 +28,7 @@ from hoplite_mp.errors import ClosedError, ConfigError
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
+from hoplite_mp.nesting import NESTS, as_ref, in_nest
 from hoplite_mp.nodes import (
     WORKERS_MAX,
     Looking,
@@ -37,6 +38,7 @@ from hoplite_mp.nodes import (
     named_places,
     node_id,
     other_places,
+    own_node,
     shrink,
     working_places,
 )
@@ -225,7 +227,8 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, TaskExecutor):
         return self._runtime.memory.empty(shape, dtype, order)
 
     def get(self, refs: Any, timeout: float | None = None, copy: bool = False) -> Any:
-        """The value of a ref or Future, or a list for several, in order; read-only.
+        """The value of a ref or Future, or a list for several, in order; read-only. Any nesting of
+        list, tuple and dict (these very types) gives the same nesting of values.
 
         Raises the first failure in that order: the task's own exception, CancelledError,
         ObjectLostError, ReduceError; HopliteTimeoutError after `timeout` seconds (0 polls).
@@ -234,11 +237,16 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, TaskExecutor):
         memory = self._runtime.memory
         memory.check()
         deadline = deadline_ns(timeout)
+
+        def read(ref: ObjectRef[Any]) -> Any:
+            return memory.read(memory.local_id(ref), deadline, copy)
+
         if isinstance(refs, (ObjectRef, Future)):
             (ref,) = as_refs(refs)
-            return memory.read(memory.local_id(ref), deadline, copy)
-        found = as_refs(refs)
-        return [memory.read(memory.local_id(ref), deadline, copy) for ref in found]
+            return read(ref)
+        if type(refs) not in NESTS:
+            return [read(ref) for ref in as_refs(refs)]
+        return in_nest(in_nest(refs, as_ref), read)  # all are refs before anything is waited for
 
     def wait(
         self, refs: Any, num: int | None = None, timeout: float | None = None
@@ -368,6 +376,11 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, TaskExecutor):
     def nodes(self) -> list[Node]:
         """Living nodes in order of joining."""
         return list_nodes(self._runtime, memory=True)
+
+    @property
+    def here(self) -> Node:
+        """The node of this process: in a task, of the worker that runs it."""
+        return own_node(self._runtime)
 
     def add_workers(self, n: int, node: Any = None) -> None:
         """`n` workers more for the cluster's tasks, on this host or on `node`, while work runs."""

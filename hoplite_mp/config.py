@@ -228,6 +228,16 @@ class Config(metaclass=_Explained):
     """BLAS threads in each worker; None: one.
     Higher: a single large product is faster. Lower: workers do not fight for the cores."""
 
+    await_read_bytes_max: int = 256 * KIB
+    """What `await` reads in the event loop; larger values go through a thread, unless they are
+    arrays that are read without a copy.
+    Higher: fewer changes of thread. Lower: the loop stands still for a shorter time."""
+
+    await_threads_max: int = 8
+    """Threads of a process in which `await` reads what is elsewhere (on another host, or on disk)
+    or takes long to read; they start when they are first needed.
+    Higher: more values are on their way at a time. Lower: fewer threads."""
+
     # -- collectives and groups ----------------------------------------------------------------
 
     reduce_threads: int | None = None
@@ -333,6 +343,7 @@ _SMALLEST: dict[str, int] = {
     "collective_refs_max": 1,
     "trace_events_max": 1,
     "unauthenticated_max": 1,
+    "await_threads_max": 1,
 }
 _LARGEST: dict[str, int] = {
     "spin_us_max": 10_000,

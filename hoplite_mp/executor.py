@@ -17,26 +17,26 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import errors, serial
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.inheriting import Inheritance, put_setup
 from hoplite_mp.client.losing import UnlessEnded
-from hoplite_mp.client.mapping import chunks_of, flattened, results_of
+from hoplite_mp.client.mapping import Results, Run, chunks_of
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, whole
-from hoplite_mp.errors import ClosedError, HopliteTimeoutError
+from hoplite_mp.client.progress import length_of, open_bar
+from hoplite_mp.errors import ClosedError
 from hoplite_mp.nodes import WORKERS_MAX, node_numbers
 from hoplite_mp.protocol.local import POOL_BROKEN, ClosePool, OpenPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
 
-__all__ = ["Options", "PoolExecutor", "TaskExecutor", "as_completed", "open_pool", "spmd"]
+__all__ = ["Options", "PoolExecutor", "TaskExecutor", "open_pool", "spmd"]
 
 T = TypeVar("T")
 CHUNKS_PER_WORKER = 16  # of map(chunksize=None): enough to balance, few enough to be cheap
@@ -199,12 +199,16 @@ class TaskExecutor(concurrent.futures.Executor):
         chunksize: int | None = None,
         buffersize: int | None = None,
         ordered: bool = True,
-    ) -> Iterator[T]:
-        """As `concurrent.futures.Executor.map` of Python 3.14, with two differences.
+        progress: bool | str = False,
+    ) -> Results[T]:
+        """As `concurrent.futures.Executor.map` of Python 3.14, with two differences: what it
+        returns is for `for` and for `async for`, and there are more arguments.
 
         chunksize=None chooses; ordered=False yields results as they come. `timeout`: seconds from
         this call, then HopliteTimeoutError. buffersize: how many results may be under way before
-        the iterables are read further; None reads them at once.
+        the iterables are read further; None reads them at once. progress: True, or a text before
+        it: a bar of tqdm on stderr, or in the notebook, that counts items that are done, drawn
+        whenever a result is asked for or waited for; it needs the extra `progress`.
         """
         if chunksize is not None and chunksize < 1:
             raise ValueError(f"chunksize={chunksize!r}: it must be 1 or more")
@@ -219,21 +223,22 @@ class TaskExecutor(concurrent.futures.Executor):
             items = list(items)
             if chunksize is None:
                 chunksize = self._chunksize(len(items))
+        total = length_of(iterables if buffersize else [items])
         chunksize = chunksize or 1
-        chunks = chunks_of(items, chunksize) if chunksize > 1 else None
+        chunked = chunksize > 1
         # What the function carries along is what it is now, for all items.
-        fixed: Any = Fixed(fn, chunks is not None)
-        if chunks is not None:
+        fixed: Any = Fixed(fn, chunked)
+        if chunked:
             name = self._options.name or getattr(fn, "__name__", "map")
             view = self._view(self._options.override({"name": name}))
-            futures: Iterator[Future[Any]] = (view.submit(fixed, chunk) for chunk in chunks)
+            chunks = chunks_of(items, chunksize)
+            futures = ((view.submit(fixed, chunk), len(chunk)) for chunk in chunks)
             limit = None if buffersize is None else max(1, buffersize // chunksize)
         else:
-            futures = (self.submit(fixed, *args) for args in items)
+            futures = ((self.submit(fixed, *args), 1) for args in items)
             limit = buffersize
-        ahead = deque(itertools.islice(futures, limit))
-        results = results_of(ahead, futures, deadline, ordered, self)
-        return flattened(results) if chunks is not None else results
+        bar = open_bar(progress, total)
+        return Results(Run(futures, limit, deadline, ordered, self, bar), chunked)
 
     def _chunksize(self, count: int) -> int:
         workers = self._runtime.pool_sizes.get(self._pool, self._runtime.pool_sizes.get(0, 1))
@@ -469,16 +474,3 @@ def spmd(
     for future in futures:
         future.add_done_callback(done)
     return futures
-
-
-def as_completed(futs: Iterable[Future[T]], timeout: float | None = None) -> Iterator[Future[T]]:
-    """Futures as they are done, each once, as `concurrent.futures.as_completed`.
-
-    HopliteTimeoutError when not all are done `timeout` seconds after this call.
-    """
-    check_timeout(timeout)
-    try:
-        done: Any = concurrent.futures.as_completed(cast("Any", futs), timeout)
-        yield from done
-    except TimeoutError as error:
-        raise HopliteTimeoutError(str(error)) from None

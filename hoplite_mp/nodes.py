@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import errors
 from hoplite_mp.client.describing import cluster_words
 from hoplite_mp.client.memory import format_bytes, whole
+from hoplite_mp.client.notebook import cluster_html, in_time
 from hoplite_mp.client.tracing import Trace
 from hoplite_mp.protocol.local import AddWorkers, DrainNode, GoneNodes, Members, Standing, Stats
 
@@ -34,6 +35,7 @@ __all__ = [
     "node_id",
     "node_numbers",
     "other_places",
+    "own_node",
     "shrink",
     "standby_of",
     "working_places",
@@ -82,6 +84,17 @@ class Looking:
     def __repr__(self) -> str:
         return f"<hoplite_mp.Cluster: {cluster_words(self)}>"
 
+    def _repr_html_(self) -> str:
+        """For notebooks: its nodes, their workers, and memory as bars."""
+        words = cluster_words(self)
+        runtime: Runtime | None = self.__dict__.get("_runtime")
+        if runtime is None or words == "closed":
+            return cluster_html(words, None, None, "")
+        nodes = in_time(lambda: list_nodes(runtime, memory=True))
+        network = self.__dict__.get("_network")
+        here = node_id(runtime.tasks.node_number) if nodes else ""
+        return cluster_html(words, network and network.address, nodes, here)
+
     def stats(self) -> dict[str, Any]:
         """Counters since the start, in total and by node id under "nodes"."""
         found = counters(self._runtime)
@@ -117,6 +130,15 @@ def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
         return found
     used = {node_id(number): counts["bytes_used"] for number, counts in counters(runtime).items()}
     return [dataclasses.replace(n, memory_used=used.get(n.id, n.memory_used)) for n in found]
+
+
+def own_node(runtime: Runtime) -> Node:
+    """That of this process's host."""
+    own = node_id(runtime.tasks.node_number)
+    for node in list_nodes(runtime):
+        if node.id == own:
+            return node
+    raise errors.NodeLostError(f"node {own!r} of this host is no longer one of the cluster")
 
 
 def gone_nodes(runtime: Runtime) -> list[tuple[str, str, float]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 __all__ = ["ByRef", "ObjectRef", "RuntimeHooks", "by_ref", "runtime_hooks"]
 
@@ -22,16 +22,22 @@ ID_BYTES = 16
 class RuntimeHooks:
     """What a ref asks of the cluster of this process; these defaults stand for "there is none"."""
 
-    __slots__ = ("attach", "contributors", "words")
+    __slots__ = ("attach", "awaited", "contributors", "words")
 
     contributors: Callable[[ObjectRef[Any]], tuple[int, ...] | None]
     attach: Callable[[bytes], object]
+    awaited: Callable[[ObjectRef[Any]], Generator[Any, None, Any]]
     words: Callable[[ObjectRef[Any]], str]  # known here without asking anybody; never raises
 
     def __init__(self) -> None:
         self.contributors = lambda ref: None
         self.attach = lambda object_id: None
         self.words = lambda ref: ""
+        self.awaited = _no_cluster
+
+
+def _no_cluster(ref: ObjectRef[Any]) -> NoReturn:
+    raise RuntimeError("no cluster has been opened in this process, so no ref can be awaited")
 
 
 runtime_hooks = RuntimeHooks()
@@ -41,7 +47,7 @@ class ObjectRef(Generic[T]):
     """The name of an object in the cluster: hashable, immutable, equal by object id.
 
     The object lives as long as one ref to it does, whoever put it. A ref that was pickled by
-    anything but this library holds nothing while it is bytes.
+    anything but this library holds nothing while it is bytes. `await ref` gives the value.
     """
 
     __slots__ = ("__weakref__", "_hold", "_id")
@@ -64,6 +70,11 @@ class ObjectRef(Generic[T]):
     def contributors(self) -> tuple[int, ...] | None:
         """Which sources went into this reduction, sorted; None until it is ready."""
         return runtime_hooks.contributors(self)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """The value, read-only, without blocking the event loop; cancelling the `await` cancels
+        nothing else."""
+        return runtime_hooks.awaited(self)
 
     def __eq__(self, other: object) -> bool:
         return self._id == other._id if isinstance(other, ObjectRef) else NotImplemented

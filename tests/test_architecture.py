@@ -23,13 +23,16 @@ FLOORS = [
     {"client"},
     {"supervisor", "manager", "node", "worker", "nodes", "nearby"},
     {"executor", "collectives", "leading", "ending"},
-    {"actor"},
+    {"actor", "nesting"},
     {"member", "inbox", "splitting"},
     {"calling"},
     {"messaging"},
     {"group"},
     {"cluster"},
-    {"drop_in", "hosting", "looking", "doctor", "bench", "simulation", "integrations"},
+    {
+        *("connecting", "drop_in", "hosting", "looking", "doctor", "bench", "simulation"),
+        "integrations",
+    },
     {"__main__", "cli", "demo"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

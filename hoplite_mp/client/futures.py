@@ -32,7 +32,8 @@ _PENDING, _FINISHED, _CANCELLED = "PENDING", "FINISHED", "CANCELLED_AND_NOTIFIED
 
 
 class Future(concurrent.futures.Future[T]):
-    """The result of a task, on its way. Awaitable; `.ref` names the result as an object.
+    """The result of a task, on its way. `.ref` names the result as an object. `await future` gives
+    its value, in any event loop.
 
     `cancel()` as in the standard library; `cancel(force=True)` also interrupts a running task:
     the Future is cancelled at once, the worker gets a KeyboardInterrupt and, if it does not end
@@ -186,9 +187,12 @@ class Future(concurrent.futures.Future[T]):
             self._error = error
 
     def __await__(self) -> Generator[Any, None, T]:
-        import asyncio
+        """The value, without blocking the event loop; cancelling the `await` cancels nothing
+        else. (`asyncio.wrap_future` and `run_in_executor` hand a cancellation on, as they do for
+        every executor.)"""
+        from hoplite_mp.client.awaiting import result_of
 
-        return asyncio.wrap_future(self).__await__()
+        return result_of(self).__await__()
 
     def __repr__(self) -> str:
         state = "cancelled" if self.cancelled() else "finished" if self.done() else "pending"

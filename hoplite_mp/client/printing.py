@@ -18,6 +18,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.client.progress import bars_aside
 from hoplite_mp.protocol.output import LINES_MARK
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def _unregister(events: Any, hooks: dict[str, Callable[[Any], None]]) -> None:
 
 def _write(stream: int, label: str, line: bytes) -> None:
     target: Any = sys.stdout if stream == 1 else sys.stderr
-    with contextlib.suppress(Exception):  # a closed or broken stdout of the user's is not ours
+    # A closed or broken stdout of the user's is not ours.
+    with contextlib.suppress(Exception), bars_aside(target):
         target.write(f"({label}) {line.decode(errors='replace')}\n")
         target.flush()

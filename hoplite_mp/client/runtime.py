@@ -23,7 +23,7 @@ from hoplite_mp.protocol.local import BindPool, Collective
 from hoplite_mp.ref import ObjectRef, runtime_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from hoplite_mp.client.channel import Channel
     from hoplite_mp.config import Config
@@ -223,6 +223,12 @@ def _attach(object_id: bytes) -> object:
     return memory.make_ref(object_id)._hold
 
 
+def _awaited(ref: ObjectRef[Any]) -> Generator[Any, None, Any]:
+    from hoplite_mp.client.awaiting import value_of
+
+    return value_of(runtime_of(ref).submitter, ref).__await__()
+
+
 def _words(ref: ObjectRef[Any]) -> str:
     memory = _owner(ref._id)
     for runtime in list(_stack):
@@ -246,4 +252,5 @@ _shm.closed_error = ClosedError
 runtime_hooks.contributors = _contributors
 runtime_hooks.words = _words
 runtime_hooks.attach = _attach
+runtime_hooks.awaited = _awaited
 serial.register_future_type(Future)

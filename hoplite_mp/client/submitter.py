@@ -11,21 +11,23 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections import deque
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks, serial
+from hoplite_mp.client.announcing import Watch
 from hoplite_mp.client.collector import Collector
 from hoplite_mp.client.functions import Functions
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.keeping import keep_results
+from hoplite_mp.client.last_words import last_resort
 from hoplite_mp.client.losing import abandon
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
 from hoplite_mp.client.queues import HERE, PLACE, Queues
 from hoplite_mp.client.waiting import Waiting
 from hoplite_mp.errors import (
     ClosedError,
-    HopliteError,
     HopliteTimeoutError,
     ObjectLostError,
     StoreFullError,
@@ -46,8 +48,6 @@ NAME_BYTES = 32
 FINISHED_MIN = 1024
 HOLDS_OF_CALL = 2  # the function, and what it carries
 REFUGE_BYTES = 3 << 10  # of an error for which there is little room: a block of one page
-ERROR_CHARS_MAX = 40  # of the last resort, which must fit into a record
-NO_ROOM_EVEN_FOR_WORDS = "no room, even for details; raise memory="
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -75,7 +75,10 @@ class Submitter:
         self.tasks = tasks
         self.pending: dict[int, Pending] = {}
         self._functions = Functions(memory)
-        self._waiting: dict[int, list[Pending]] = {}  # dependency -> tasks that need it
+        # Dependency -> tasks that need it, and whoever wants to be told.
+        self._waiting: dict[int, list[Pending | Watch]] = {}
+        self.told: deque[Callable[[], None]] = deque()  # wakes those who have been told
+        self.readers: Any = None  # threads that read what is elsewhere for event loops
         # Bucket in which this process is parked -> dependencies there that others own: nobody puts
         # those into the own tables' bitmap of what is done.
         self._others: dict[int, set[int]] = {}
@@ -212,7 +215,7 @@ class Submitter:
         if first:  # later ones are announced by a change of the event word, on which it sleeps
             self.collector.notice()
 
-    def _await(self, oid: int, pending: Pending) -> None:
+    def _await(self, oid: int, pending: Pending | Watch) -> None:
         waiting = self._waiting.get(oid)
         if waiting is None:
             waiting = self._waiting[oid] = []
@@ -228,20 +231,36 @@ class Submitter:
     def _release(self, oid: int) -> None:
         """It is done, so nobody is added to those who wait for it any more. What Ctrl-C stops half
         way is done again by whoever looks at all: each step may be repeated."""
-        with self._lock:
-            tasks = self._waiting.get(oid, ())
-        for pending in tasks:
-            with self._lock:
-                pending.missing.discard(oid)
-                ready = not pending.missing and pending.oid in self.pending
-            if ready:
-                self._send(pending)
-        with self._lock:
-            if self._waiting.pop(oid, None) is not None:
-                bucket = self.tasks.bucket(oid)
-                if oid in self._others.get(bucket, ()):
-                    self._others[bucket].discard(oid)
-                    self.tasks.unpark([bucket])
+        seen: set[Pending | Watch] = set()
+        while True:
+            with self._lock:  # the list goes when nobody stands there who has not been told
+                tasks = [one for one in self._waiting.get(oid, ()) if one not in seen]
+                if not tasks:
+                    self._forget(oid)
+                    return
+            for pending in tasks:
+                seen.add(pending)
+                if isinstance(pending, Watch):
+                    pending.tell()
+                    continue
+                with self._lock:
+                    pending.missing.discard(oid)
+                    ready = not pending.missing and pending.oid in self.pending
+                if ready:
+                    self._send(pending)
+
+    def _forget(self, oid: int) -> None:
+        """Nobody waits for it any more; under the lock."""
+        if self._waiting.pop(oid, None) is not None:
+            bucket = self.tasks.bucket(oid)
+            if oid in self._others.get(bucket, ()):
+                self._others[bucket].discard(oid)
+                self.tasks.unpark([bucket])
+
+    def wake_told(self) -> None:
+        """One wake-up for each who was told something since the last call."""
+        while self.told:
+            self.told.popleft()()
 
     def _send(self, pending: Pending) -> None:
         """Nothing is missing any more: the task is sent, or fails."""
@@ -334,6 +353,7 @@ class Submitter:
             for oid in list(self._others.get(bucket, ())):
                 if self.tasks.done(oid):
                     self._look_after(oid)
+        self.wake_told()
 
     # -- completions ---------------------------------------------------------------------------
 
@@ -354,6 +374,8 @@ class Submitter:
         except BaseException:  # Ctrl-C: what had been taken out of the tables must be found again
             self.collector.look_again()
             raise
+        if self.told:
+            self.wake_told()
         if self.queues.overflow:
             self.queues.post_overflow()
 
@@ -362,6 +384,7 @@ class Submitter:
         for oid in (*self.pending, *self._waiting):
             if self.tasks.done(oid):
                 self._look_after(oid)
+        self.wake_told()
 
     def _look_after(self, oid: int) -> None:
         try:
@@ -420,8 +443,13 @@ class Submitter:
     def forget_waiting(self) -> None:
         """Nobody sends what waits for arguments, or for room in a queue."""
         with self._lock:
+            waiting = [one for tasks in self._waiting.values() for one in tasks]
             self._waiting.clear()
             self.queues.overflow.clear()
+        for one in waiting:
+            if isinstance(one, Watch):
+                one.tell()
+        self.wake_told()
 
     def is_done(self, oid: int) -> bool:
         self.memory.check()
@@ -447,16 +475,8 @@ class Submitter:
         self.closed = True
         self._functions.close()
         self.collector.stop()
-
-
-def last_resort(error: BaseException) -> serial.Encoded:
-    """An error for which there was no room, in a few words, which fit into the record. One of this
-    library keeps its type: its name is what `except` clauses look for."""
-    kind = type(error)
-    if isinstance(error, HopliteError) and kind.__module__ == HopliteError.__module__:
-        return serial.encode_error(kind(NO_ROOM_EVEN_FOR_WORDS), "")
-    brief = f"its error found no room: {kind.__name__}"[:ERROR_CHARS_MAX]
-    return serial.encode_error(HopliteError(brief), "")
+        if self.readers is not None:
+            self.readers.shutdown(wait=False)
 
 
 _USABLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])

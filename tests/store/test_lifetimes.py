@@ -194,7 +194,7 @@ def test_get_of_a_list_raises_the_first_failure_in_order(cluster: Cluster) -> No
         with pytest.raises(error, match=text):
             cluster.get(refs)
     assert cluster.get([]) == []
-    assert cluster.get((good, good)) == [1, 1]
+    assert cluster.get((good, good)) == (1, 1)
     assert cluster.get(iter([good])) == [1]
 
 

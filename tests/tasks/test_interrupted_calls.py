@@ -12,6 +12,7 @@ import functools
 import gc
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,3 +175,18 @@ def test_get(alone: Cluster) -> None:
     ref = alone.put(np.ones(5000))
     check(alone, lambda: alone.get(ref))
     check(alone, lambda: alone.submit(abs, -1).result(PATIENCE_S))
+
+
+def test_iterations(alone: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody is left among those who are to be told, and no bar."""
+    ref = alone.put(1)
+    check(alone, lambda: list(hoplite_mp.as_completed([alone.submit(abs, -1), ref])))
+    if find_spec("tqdm"):
+        check(alone, lambda: list(alone.map(abs, [-1, -2], chunksize=1, progress=True)))
+        from tqdm import tqdm
+
+        assert not tqdm._instances
+    deadline = time.monotonic() + PATIENCE_S
+    while alone._runtime.submitter._waiting:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,198 @@
+"""How an event loop waits for objects, without a thread for each.
+
+Why it exists: `await future` and `await ref` must neither block the loop nor cancel the task that
+they wait for. Whoever looks after completions puts waiters into the loop's inbox, which wakes the
+loop once for all that were done together; what is then read at once is read in the loop, and what
+is elsewhere, or takes long to read, in one of a few threads.
+It must never know: how completions are found, the public face. It is the only room that imports
+asyncio, and is itself imported when somebody awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp import serial
+from hoplite_mp.client.announcing import watch, withdraw
+from hoplite_mp.client.memory import FOREVER_NS, STATE
+from hoplite_mp.client.waiting import BLOCKED_AFTER_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp.client.futures import Future
+    from hoplite_mp.client.submitter import Submitter
+    from hoplite_mp.client.waiting import Waiting
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["Inbox", "counted", "ended", "in_thread", "inbox_here", "result_of", "value_of"]
+
+T = TypeVar("T")
+_AWAY = (STATE["SPILLED"], STATE["SPILLING"])
+_CANCELLED = (STATE["CANCELLED"], STATE["ABORTED"])
+_VIEWED = (serial.ARRAY, serial.NUMBER)  # kinds that are read without a copy
+_here = threading.local()
+
+
+class Inbox:
+    """Waiters of one event loop whose wait is over, as other threads have put them there."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._news: deque[asyncio.Future[None]] = deque()
+        self._told = False  # the loop will look
+
+    def put(self, waiter: asyncio.Future[None], to_wake: deque[Callable[[], None]]) -> None:
+        """In any thread; who has put all that there is now calls what stands in `to_wake`."""
+        self._news.append(waiter)
+        to_wake.append(self.wake)
+
+    def hand_over(self, waiter: asyncio.Future[None]) -> None:
+        """The same for one alone."""
+        self._news.append(waiter)
+        self.wake()
+
+    def wake(self) -> None:
+        """The loop looks; at once, if it does not yet."""
+        if self._told or not self._news:
+            return
+        try:
+            self._told = True
+            self.loop.call_soon_threadsafe(self._take)
+        except RuntimeError:  # the loop is closed: nobody waits there any more
+            self._news.clear()
+        except BaseException:  # Ctrl-C: the next one wakes it
+            self._told = False
+            raise
+
+    def _take(self) -> None:
+        self._told = False  # first: what comes from here on is seen, or wakes the loop again
+        while self._news:
+            waiter = self._news.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def inbox_here() -> Inbox:
+    """That of the running loop. It lives as long as somebody waits there."""
+    loop = asyncio.get_running_loop()
+    known: weakref.ref[Inbox] | None = getattr(_here, "inbox", None)
+    inbox = None if known is None else known()
+    if inbox is None or inbox.loop is not loop:
+        inbox = Inbox(loop)
+        _here.inbox = weakref.ref(inbox)
+    return inbox
+
+
+@contextlib.contextmanager
+def counted(waiting: Waiting) -> Iterator[None]:
+    """In a worker, that a task awaits something counts as `result()` does: another worker stands
+    in for this one after a while."""
+    if waiting.run_in_place is None:
+        yield
+        return
+    blocked = False
+
+    def count() -> None:
+        nonlocal blocked
+        blocked = True
+        waiting.count_blocked(1)
+
+    handle = asyncio.get_running_loop().call_later(BLOCKED_AFTER_NS / 1e9, count)
+    try:
+        yield
+    finally:
+        handle.cancel()
+        if blocked:
+            waiting.count_blocked(-1)
+
+
+async def ended(submitter: Submitter, oid: int, seconds: float | None = None) -> bool:
+    """Until the object is done, or its cluster has ended; False after so many seconds. Cancelling
+    this cancels nothing else."""
+    if submitter.tasks.done(oid):
+        return True
+    submitter.waiting._check_own_calls([oid])
+    inbox = inbox_here()
+    waiter: asyncio.Future[None] = inbox.loop.create_future()
+    made = watch(submitter, oid, functools.partial(inbox.put, waiter, submitter.told))
+    try:
+        if seconds is None and submitter.waiting.run_in_place is None:
+            await waiter
+            return True
+        with counted(submitter.waiting):
+            done, _ = await asyncio.wait([waiter], timeout=seconds)
+            return bool(done)
+    finally:
+        if waiter.cancelled() or not waiter.done():
+            withdraw(submitter, made)
+
+
+async def result_of(future: Future[T]) -> T:
+    """What `await future` gives: the value, or what the task raised; CancelledError of asyncio if
+    it was cancelled, as by `asyncio.wrap_future`."""
+    submitter = future._submitter
+    if not future.done():
+        await ended(submitter, future._oid)
+    if future.cancelled():
+        raise asyncio.CancelledError("the task was cancelled")
+    if not future.unread or _at_hand(submitter, future._oid, future._writable):
+        return future.result()
+    return await in_thread(submitter, future.result)
+
+
+async def value_of(submitter: Submitter, ref: ObjectRef[T]) -> T:
+    """What `await ref` gives: as `result_of`."""
+    memory = submitter.memory
+    oid = memory.local_id(ref)
+    await ended(submitter, oid)
+    memory.check()
+    state = memory.client.state(oid)
+    deleted = state == STATE["ABORTED"] and memory.client.flags(oid)[1]
+    if state in _CANCELLED and not deleted:
+        raise asyncio.CancelledError("the task was cancelled")
+    if _at_hand(submitter, oid, False):
+        return memory.read(oid, FOREVER_NS, False)  # type: ignore[no-any-return]
+    return await in_thread(submitter, memory.read, oid, FOREVER_NS, False)
+
+
+def _at_hand(submitter: Submitter, oid: int, writable: bool) -> bool:
+    """Reading it asks nobody and copies little."""
+    client = submitter.client
+    if not client.usable:
+        return True  # what is left is in memory, or an error
+    got = client.view(oid)
+    if isinstance(got, int):
+        return got not in _AWAY
+    if client.flags(oid)[0]:  # refs inside it may be of other hosts, which are asked
+        return False
+    mem = memoryview(got)
+    if mem.nbytes <= submitter.memory.config.await_read_bytes_max:
+        return True
+    return serial.payload_kind(mem) in _VIEWED and not writable
+
+
+async def in_thread(submitter: Submitter, call: Callable[..., T], *args: Any) -> T:
+    """`call(*args)` in one of a few threads of this process."""
+    readers = submitter.readers
+    if readers is None:
+        most = submitter.memory.config.await_threads_max
+        readers = submitter.readers = concurrent.futures.ThreadPoolExecutor(
+            most, thread_name_prefix="hoplite_mp await"
+        )
+    inbox = inbox_here()
+    waiter: asyncio.Future[None] = inbox.loop.create_future()
+    found: concurrent.futures.Future[T] = readers.submit(call, *args)
+    found.add_done_callback(lambda _: inbox.hand_over(waiter))
+    await waiter
+    try:
+        return found.result()
+    finally:
+        del found  # no cycle through the traceback

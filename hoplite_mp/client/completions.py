@@ -1,0 +1,293 @@
+"""Completions: Futures and refs as they become done, for a thread or an event loop that takes them.
+
+Why it exists: who wants the next one of many must not look at all of them each time, and `map`,
+`as_completed`, and a bar that shows progress want the same. Each item is watched; whoever sees its
+end puts its number into a queue, from which the items are taken in that order.
+It must never know: what is done with what is done.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import itertools
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from hoplite_mp import _tasks
+from hoplite_mp.client.announcing import watch
+from hoplite_mp.client.futures import Future
+from hoplite_mp.client.memory import FOREVER_NS, check_timeout
+from hoplite_mp.client.runtime import runtime_of
+from hoplite_mp.client.waiting import BLOCKED_AFTER_NS
+from hoplite_mp.errors import HopliteTimeoutError
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from hoplite_mp.client.awaiting import Inbox
+    from hoplite_mp.client.submitter import Submitter
+
+__all__ = ["Completions", "as_completed"]
+
+T = TypeVar("T")
+F = TypeVar("F", bound="concurrent.futures.Future[Any] | ObjectRef[Any]")
+_NOTHING: Any = object()
+_NUDGE = -1  # in the queue: look again, no item
+SLICE_S = 0.5  # between two looks whether this process still has its cluster
+
+
+class Completions(Generic[T]):
+    """What `as_completed` returns: an iterator for `for` and for `async for`.
+
+    It ends when everything that was added has been given out. Several threads and tasks may take
+    from it; each item goes to one of them.
+    """
+
+    def __init__(self, items: Any, timeout: float | None = None) -> None:
+        check_timeout(timeout)
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._numbers = itertools.count()
+        self._items: dict[int, T] = {}  # not given out yet
+        self._known: dict[T, int] = {}
+        self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._ahead: deque[int] = deque()  # taken out of the queue, not given out
+        self._added = 0
+        self._lock = threading.Lock()
+        self._submitters: dict[Submitter, None] = {}
+        self._others = False  # Futures that are not of this library
+        self._sleeping = 0  # threads that wait on the event word
+        self._loops: dict[asyncio.Future[None], Inbox] = {}
+        self.add(items)
+
+    def add(self, more: Any) -> None:
+        """Further ones: a Future, a ref, or an iterable of them; from any thread, also while
+        another one iterates. One that is there already, and not given out yet, is left out."""
+        if isinstance(more, (concurrent.futures.Future, ObjectRef)):
+            more = (more,)
+        elif not isinstance(more, Iterable) or isinstance(more, (str, bytes)):
+            raise _not_one(more)
+        more = list(more)
+        for item in more:
+            if not isinstance(item, (concurrent.futures.Future, ObjectRef)):
+                raise _not_one(item)
+        for item in more:
+            with self._lock:
+                if item in self._known:
+                    continue
+                number = self._known[item] = next(self._numbers)
+                self._items[number] = item
+                self._added += 1
+            try:
+                self._watch(item, number)
+            except BaseException:
+                with self._lock:
+                    self._items.pop(number, None)
+                    self._known.pop(item, None)
+                raise
+
+    def _watch(self, item: Any, number: int) -> None:
+        if isinstance(item, Future):
+            if item._state != "PENDING":
+                self._ended.put(number)  # whatever has become of its cluster
+                self._wake(None)
+                return
+            submitter, oid = item._submitter, item._oid
+        elif isinstance(item, ObjectRef):
+            submitter = runtime_of(item).submitter
+            oid = submitter.memory.local_id(item)
+        else:
+            self._others = True
+            weak = weakref.ref(self)
+            item.add_done_callback(functools.partial(_tell, weak, number, None))
+            return
+        submitter.memory.check()
+        self._submitters[submitter] = None
+        # The watch does not keep this: it may be dropped before everything is done.
+        watch(submitter, oid, functools.partial(_tell, weakref.ref(self), number, submitter))
+
+    def _wake(self, submitter: Submitter | None) -> None:
+        """Whoever waits looks; as soon as those are told who are told together."""
+        told: deque[Any] = deque() if submitter is None else submitter.told
+        if self._sleeping:
+            for one in list(self._submitters):
+                told.append(functools.partial(one.tasks.wake, one.client.slot))
+        for waiter, inbox in list(self._loops.items()):
+            inbox.put(waiter, told)
+        while submitter is None and told:
+            told.popleft()()
+
+    def _take(self) -> Any:
+        """The next one, or _NOTHING."""
+        while True:
+            try:
+                number = self._ahead.popleft() if self._ahead else self._ended.get_nowait()
+            except (queue.Empty, IndexError):
+                return _NOTHING
+            with self._lock:
+                item = self._items.pop(number, _NOTHING)
+                if item is _NOTHING:
+                    continue
+                self._known.pop(item, None)
+                last = not self._items
+            if last:  # others who wait have nothing to wait for
+                self._ended.put(_NUDGE)
+                self._wake(None)
+            return item
+
+    def take(self) -> T | None:
+        """The next one that is known to be done, without waiting; None: there is none."""
+        item = self._take()
+        return None if item is _NOTHING else item
+
+    def __iter__(self) -> Completions[T]:
+        return self
+
+    def __next__(self) -> T:
+        while (item := self._take()) is _NOTHING:
+            if not self._items:
+                raise StopIteration
+            self._wait()
+        return item  # type: ignore[no-any-return]
+
+    def __aiter__(self) -> Completions[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        while (item := self._take()) is _NOTHING:
+            if not self._items:
+                raise StopAsyncIteration
+            await self._wait_in_loop()
+        return item  # type: ignore[no-any-return]
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def _look(self) -> bool:
+        """Is there something to be taken, or nothing to wait for? Looks after what is done."""
+        for submitter in list(self._submitters):
+            if submitter.client.usable:
+                submitter.drain()
+                submitter.look_at_others()
+        return not self._ended.empty() or not self._items
+
+    def _left(self) -> float | None:
+        """Seconds until the deadline; HopliteTimeoutError after it."""
+        if self._deadline is None:
+            return None
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise HopliteTimeoutError(f"{len(self._items)} (of {self._added}) futures unfinished")
+        return left
+
+    def _wait(self) -> None:
+        """Until there may be something in the queue."""
+        submitters = list(self._submitters)
+        for submitter in submitters:
+            if submitter.waiting._own_calls >= 0:
+                submitter.waiting._check_own_calls(self._oids())
+        if self._look():
+            return
+        if self._others or len(submitters) != 1:
+            self._wait_in_queue()
+            return
+        (submitter,) = submitters
+        tasks, waiting = submitter.tasks, submitter.waiting
+        counted, blocked = waiting.run_in_place is None, False
+        with self._lock:
+            self._sleeping += 1
+        try:
+            while True:
+                seen = tasks.event()
+                if self._look():
+                    return
+                submitter.memory.check()
+                left = self._left()
+                until = FOREVER_NS if left is None else time.monotonic_ns() + int(left * 1e9)
+                if not counted:
+                    until = min(until, time.monotonic_ns() + BLOCKED_AFTER_NS)
+                if tasks.wait_event(seen, until, True) == _tasks.CLOSING:
+                    self._wait_in_queue()  # who ends the cluster tells everybody
+                    return
+                if not counted and time.monotonic_ns() >= until:
+                    counted = blocked = True
+                    waiting.count_blocked(1)
+        finally:
+            with self._lock:
+                self._sleeping -= 1
+            if blocked:
+                waiting.count_blocked(-1)
+
+    def _wait_in_queue(self) -> None:
+        """By the collectors: for items of several clusters, or of the standard library."""
+        left = self._left()
+        with contextlib.suppress(queue.Empty):
+            self._ahead.append(
+                self._ended.get(timeout=SLICE_S if left is None else min(left, SLICE_S))
+            )
+            return
+        # Nothing for a while: a forked child has nobody who would tell it.
+        if self._submitters and not any(one.client.usable for one in self._submitters):
+            next(iter(self._submitters)).memory.check()
+
+    async def _wait_in_loop(self) -> None:
+        from hoplite_mp.client.awaiting import counted, inbox_here
+
+        if self._look():
+            return
+        for submitter in list(self._submitters):
+            submitter.memory.check()
+            if submitter.waiting._own_calls >= 0:
+                submitter.waiting._check_own_calls(self._oids())
+        left = self._left()
+        inbox = inbox_here()
+        waiter: asyncio.Future[None] = inbox.loop.create_future()
+        self._loops[waiter] = inbox
+        handle = None if left is None else inbox.loop.call_later(left, inbox.hand_over, waiter)
+        try:
+            if self._look():  # it came before the waiter stood there
+                return
+            with contextlib.ExitStack() as stack:
+                for submitter in list(self._submitters):
+                    stack.enter_context(counted(submitter.waiting))
+                await waiter
+        finally:
+            if handle is not None:
+                handle.cancel()
+            del self._loops[waiter]
+
+    def _oids(self) -> list[int]:
+        return [item._oid for item in list(self._items.values()) if isinstance(item, Future)]
+
+
+def _tell(
+    weak: weakref.ref[Completions[Any]], number: int, submitter: Submitter | None, *_: Any
+) -> None:
+    """This item is done; in any thread."""
+    completions = weak()
+    if completions is not None:
+        completions._ended.put(number)
+        completions._wake(submitter)
+
+
+def _not_one(given: Any) -> TypeError:
+    return TypeError(
+        f"expected a Future or a ref, or an iterable of them, not {type(given).__name__}"
+    )
+
+
+def as_completed(futs: F | Iterable[F], timeout: float | None = None) -> Completions[F]:
+    """Futures and refs as they are done, each once, for `for` and `async for`.
+
+    As `concurrent.futures.as_completed`, and more: what it returns has `.add(more)`, for one or an
+    iterable of them, from any thread while it runs; it ends when all have been given out. Futures
+    of other executors are taken, too. HopliteTimeoutError when not all are done `timeout` seconds
+    after this call.
+    """
+    return Completions(futs, timeout)

@@ -1,0 +1,39 @@
+"""Nestings of refs, as `get` takes them.
+
+Why it exists: refs stand in lists of lists, in dicts by name; their values are wanted in the same
+places.
+It must never know: how a value is read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.collectives import as_refs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["NESTS", "as_ref", "in_nest"]
+
+NESTS = (list, tuple, dict)  # exact types: what a subclass means by its items it alone knows
+
+
+def as_ref(one: Any) -> ObjectRef[Any]:
+    """A ref or Future as a ref; TypeError for anything else."""
+    (ref,) = as_refs([one])
+    return ref
+
+
+def in_nest(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The same nesting, with `leaf` of everything that is none; in order, keys as they are."""
+    kind = type(value)
+    if kind is list:
+        return [in_nest(one, leaf) for one in value]
+    if kind is tuple:
+        return tuple([in_nest(one, leaf) for one in value])
+    if kind is dict:
+        return {key: in_nest(one, leaf) for key, one in value.items()}
+    return leaf(value)

@@ -1,0 +1,97 @@
+"""Whoever is listed for an object is told, at whatever moment of the telling he came."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hoplite_mp import Actor, Cluster
+from hoplite_mp.client.announcing import Watch, watch, withdraw
+from tests.aio.test_awaiting import echo
+
+if TYPE_CHECKING:
+    from tests.aio.conftest import Run
+
+
+class Meddling:
+    """A lock; before it is taken for the nth time somebody else is listed."""
+
+    def __init__(self, lock: Any, at: int, meddle: Any) -> None:
+        self.lock = lock
+        self.left = at
+        self.meddle = meddle
+
+    def __enter__(self) -> None:
+        self.left -= 1
+        if not self.left:
+            self.meddle()
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_one_who_comes_while_others_are_told(cluster: Cluster, at: int) -> None:
+    submitter = cluster._runtime.submitter
+    lock = submitter._lock
+    future = cluster.submit(echo, 1, 0.3)
+    told: list[int] = []
+    listed = []
+    for number in (1, 2):
+        watch(submitter, future._oid, lambda number=number: told.append(number))
+
+    def meddle() -> None:
+        if future._oid in submitter._waiting:
+            listed.append(3)
+            submitter._await(future._oid, Watch(future._oid, lambda: told.append(3)))
+
+    submitter._lock = Meddling(lock, at, meddle)  # type: ignore[assignment]
+    try:
+        assert future.result() == 1
+        while not future.done() or submitter._waiting:
+            submitter.look_at_all()
+    finally:
+        submitter._lock = lock
+    assert told[:2] == [1, 2]
+    assert set(told) == {1, 2, *listed}
+
+
+def test_who_has_withdrawn_is_not_told(cluster: Cluster) -> None:
+    submitter = cluster._runtime.submitter
+    future = cluster.submit(echo, 1, 0.1)
+    told: list[str] = []
+    first = watch(submitter, future._oid, lambda: told.append("first"))
+    watch(submitter, future._oid, lambda: told.append("second"))
+    withdraw(submitter, first)
+    withdraw(submitter, first)
+    assert future.result() == 1
+    while submitter._waiting:
+        submitter.drain()
+    assert told == ["second"]
+    other = cluster.submit(echo, 2, 0.05)
+    alone = watch(submitter, other._oid, lambda: told.append("alone"))
+    withdraw(submitter, alone)
+    assert not submitter._waiting
+    assert other.result() == 2
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, n: int) -> int:
+        self.count += n
+        return self.count
+
+
+def test_calls_of_actors(cluster: Cluster, run: Run) -> None:
+    async def main() -> None:
+        counter = cluster.actor(Counter)
+        calls = [counter.add(1) for _ in range(20)]
+        assert [await call for call in calls] == list(range(1, 21))
+        assert await counter.add(cluster.put(5)).ref == 25
+        Actor.close(counter)
+
+    run(main())

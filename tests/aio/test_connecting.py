@@ -1,0 +1,170 @@
+"""`connect`: opening and leaving a cluster from within an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import hoplite_mp
+from hoplite_mp import ClosedError, Cluster
+from tests.aio.conftest import PATIENCE_S, Run, longest_pause
+from tests.aio.test_awaiting import echo, opened
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_neither_opening_nor_leaving_blocks_the_loop(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.002)
+                ticks += 1
+
+        ticking = asyncio.ensure_future(tick())
+        connecting = hoplite_mp.connect(1, memory="64MiB")
+        async with connecting as c:
+            assert ticks  # it went on meanwhile
+            assert isinstance(c, Cluster)
+            assert hoplite_mp.current() is c
+            assert (await c.submit(echo, 1)) == 1
+            path = tmp_path / f"go{id(run)}"
+            left = c.submit(opened, path)  # leaving waits for it
+            loop.call_later(0.3, path.touch)
+            done = asyncio.Event()
+            pause = asyncio.ensure_future(longest_pause(done))
+            before = ticks
+        assert left.done()
+        assert await left is True
+        done.set()
+        assert ticks > before + 10
+        assert await pause < 0.25  # it took more than 0.3 s
+        ticking.cancel()
+        with pytest.raises(ClosedError):
+            c.submit(echo, 1)
+        with pytest.raises(RuntimeError, match="used before"):
+            await connecting
+
+    run(main())
+
+
+def test_an_exception_interrupts_what_runs(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(KeyError):  # noqa: PT012
+            async with hoplite_mp.connect(1) as c:
+                running = c.submit(opened, tmp_path / "never")
+                waiting = c.submit(echo, 1)
+                while not running.running():
+                    await asyncio.sleep(0.01)
+                raise KeyError("x")
+        assert running.cancelled()
+        assert waiting.cancelled()
+
+    run(main())
+
+
+def test_leaving_that_is_cancelled_does_not_wait_for_tasks(run: Run, tmp_path: Path) -> None:
+    """As Ctrl-C in the end of `with`."""
+    futures: list[Any] = []
+
+    async def leave() -> None:
+        async with hoplite_mp.connect(1) as c:
+            futures.append(c.submit(opened, tmp_path / "never"))
+            while not futures[0].running():
+                await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(leave())
+        while not futures or not futures[0].running():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        begun = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - begun < PATIENCE_S / 2
+        assert futures[0].cancelled()
+
+    run(main())
+
+
+def is_open() -> bool:
+    try:
+        hoplite_mp.current()
+    except ClosedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.06, 0.2])
+def test_what_is_cancelled_while_it_opens_is_closed(run: Run, after_s: float) -> None:
+    """The fixtures of all tests look for processes that stay behind."""
+
+    async def main() -> None:
+        opening = asyncio.ensure_future(asyncio.wait_for(_opened(), 10))
+        await asyncio.sleep(after_s)
+        opening.cancel()
+        cluster = None
+        try:
+            cluster = await opening
+        except asyncio.CancelledError:
+            while is_open():  # until the thread has seen that nobody waits
+                await asyncio.sleep(0.01)
+        if cluster is not None:
+            cluster.shutdown()
+
+    async def _opened() -> Cluster:
+        return await hoplite_mp.connect(1)
+
+    run(main())
+
+
+def test_a_loop_that_ends_while_it_opens(run: Run) -> None:
+    async def main() -> None:
+        opening = asyncio.ensure_future(_open())
+        await asyncio.sleep(0.01)
+        assert not opening.done()
+
+    async def _open() -> None:
+        async with hoplite_mp.connect(1):
+            await asyncio.sleep(60)
+
+    run(main())
+    gc.collect()
+    end = time.monotonic() + PATIENCE_S
+    while psutil.Process().children() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not psutil.Process().children()
+
+
+def test_what_opening_raises(run: Run) -> None:
+    async def main() -> None:
+        with pytest.raises(ValueError, match="workers=-1"):
+            await hoplite_mp.connect(-1)
+        with pytest.raises(TypeError):
+            async with hoplite_mp.connect(worker=1):
+                pass
+        config = hoplite_mp.Config(connect_timeout_s=0.2)
+        with pytest.raises(hoplite_mp.ManagerLostError):
+            async with hoplite_mp.connect(address="127.0.0.1:9", config=config, token="x" * 32):
+                pass
+
+    run(main())
+
+
+def test_it_can_be_awaited_alone(run: Run) -> None:
+    async def main() -> None:
+        c = await hoplite_mp.connect(workers=1)
+        assert await c.submit(echo, 3) == 3
+        await asyncio.to_thread(c.shutdown)
+
+    run(main())

@@ -1,0 +1,152 @@
+"""`map` in an event loop: `async for` over its results."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hoplite_mp import Cluster, HopliteTimeoutError
+from tests.aio.test_awaiting import echo, opened
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.aio.conftest import Run
+
+
+def fail_at(i: int) -> int:
+    if i == 5:
+        raise KeyError(i)
+    return i
+
+
+def slow_first(i: int) -> int:
+    return echo(i, 0.2 if i == 0 else 0)
+
+
+@pytest.mark.parametrize("chunksize", [None, 1, 7])
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("buffersize", [None, 10])
+def test_results(
+    cluster: Cluster, run: Run, chunksize: int | None, ordered: bool, buffersize: int | None
+) -> None:
+    async def main() -> None:
+        results = cluster.map(
+            echo, range(100), chunksize=chunksize, ordered=ordered, buffersize=buffersize
+        )
+        found = [value async for value in results]
+        assert (found if ordered else sorted(found)) == list(range(100))
+        assert [value async for value in cluster.map(echo, [])] == []
+
+    run(main())
+
+
+def test_unordered_gives_what_is_ready(cluster: Cluster, run: Run) -> None:
+    async def main() -> None:
+        results = cluster.map(slow_first, range(10), chunksize=1, ordered=False)
+        found = [value async for value in results]
+        assert found[-1] == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_errors_end_it(
+    cluster: Cluster, run: Run, progress: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> None:
+        results = aiter(cluster.map(fail_at, range(50), chunksize=1, progress=progress))
+        for i in range(5):
+            assert await anext(results) == i
+        with pytest.raises(KeyError):
+            await anext(results)
+        with pytest.raises(StopAsyncIteration):
+            await anext(results)
+
+    run(main())
+    assert ("it/s" in capsys.readouterr().err) is progress
+
+
+def test_a_cancelled_step_loses_nothing(cluster: Cluster, run: Run) -> None:
+    async def main() -> None:
+        for ordered in (True, False):
+            results = aiter(cluster.map(slowly, range(12), chunksize=1, ordered=ordered))
+            found: list[int] = []
+            while len(found) < 12:
+                try:
+                    found.append(await asyncio.wait_for(anext(results), 0.005))
+                except TimeoutError:
+                    continue
+            assert sorted(found) == list(range(12))
+            with pytest.raises(StopAsyncIteration):
+                await anext(results)
+
+    run(main())
+
+
+def slowly(i: int) -> int:
+    return echo(i, 0.02)
+
+
+def test_early_exit_cancels_what_has_not_begun(cluster: Cluster, run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        results = cluster.map(touched, [tmp_path / str(i) for i in range(200)], chunksize=1)
+        async for _ in results:
+            break
+        del results, _
+        gc.collect()
+        await asyncio.sleep(0.3)
+        assert len(os.listdir(tmp_path)) < 100
+        for path in tmp_path.iterdir():
+            path.unlink()
+
+    run(main())
+
+
+def touched(path: Path) -> None:
+    path.touch()
+    echo(0, 0.01)
+
+
+def test_timeout(cluster: Cluster, run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        for ordered in (True, False):
+            path = tmp_path / f"{ordered}{id(run)}"
+            with pytest.raises(HopliteTimeoutError, match="timeout of map"):  # noqa: PT012
+                async for _ in cluster.map(opened, [path], timeout=0.05, ordered=ordered):
+                    raise AssertionError
+            path.touch()
+
+    run(main())
+
+
+def test_one_task_at_a_time(cluster: Cluster, run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        paths = [tmp_path / f"{i}{id(run)}" for i in range(2)]
+        results = aiter(cluster.map(opened, paths, chunksize=1))
+        first = asyncio.ensure_future(anext(results))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="another task takes"):
+            await anext(results)
+        for path in paths:
+            path.touch()
+        assert await first is True
+        assert [value async for value in results] == [True]
+
+    run(main())
+
+
+def test_large_results_are_the_readers_alone(cluster: Cluster, run: Run) -> None:
+    async def main() -> None:
+        held: Any = None
+        async for value in cluster.map(np.zeros, [1 << 18] * 40, chunksize=1, buffersize=3):
+            held = value
+        assert held.sum() == 0
+        assert cluster.stats()["bytes_used"] < 40 << 20
+
+    run(main())
