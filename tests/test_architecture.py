@@ -23,6 +23,7 @@ FLOORS = [
     {"client"},
     {"supervisor", "manager", "node", "worker", "nodes"},
     {"executor", "collectives", "leading", "ending"},
+    {"streaming"},
     {"actor"},
     {"member"},
     {"group"},

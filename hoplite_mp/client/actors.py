@@ -45,6 +45,10 @@ class About(NamedTuple):
     retries: int
     timeout: float | None
     copy: bool
+    asyncs: frozenset[str] = frozenset()  # methods that are `async def`
+    streams: frozenset[str] = frozenset()  # methods that yield
+    concurrency: int = 1
+    buffersize: int | None = None
 
 
 class ActorSetup(NamedTuple):
@@ -53,6 +57,7 @@ class ActorSetup(NamedTuple):
     constructor: bytes
     arguments: ObjectRef[Any]
     copy: bool
+    concurrency: int = 1
 
 
 class Actors:
@@ -80,7 +85,9 @@ class Actors:
         memory, channel = self._runtime.memory, self._runtime.channel
         memory.check()
         arguments = memory.put_encoded(serial.encode_call(args, kwargs))
-        setup = memory.put(ActorSetup(serial.encode_function(cls), arguments, about.copy))
+        setup = memory.put(
+            ActorSetup(serial.encode_function(cls), arguments, about.copy, about.concurrency)
+        )
         ask = OpenActor(
             memory.local_id(setup),
             pickle.dumps(tuple(about), 5),
@@ -139,6 +146,7 @@ class Actors:
         timeout: float | None,
         copy: bool,
         name: str,
+        flags: int = 0,
     ) -> Future[Any]:
         """A call, behind all that this process has made before."""
         runtime = self._runtime
@@ -150,7 +158,17 @@ class Actors:
         closed = tasks.pool_state(pool) == POOL_CLOSING
         refusal = errors.ActorLostError(f"{title(about)} was closed") if closed else None
         future: Future[Any] = submitter.submit(
-            function, args, kwargs, pool, about.retries, timeout, copy, name, identity, refusal
+            function,
+            args,
+            kwargs,
+            pool,
+            about.retries,
+            timeout,
+            copy,
+            name,
+            identity,
+            refusal,
+            flags,
         )
         return future
 

@@ -188,6 +188,9 @@ class Future(concurrent.futures.Future[T]):
     def __await__(self) -> Generator[Any, None, T]:
         import asyncio
 
+        own_calls = self._submitter.waiting.own_calls
+        if own_calls is not None:
+            return own_calls.awaited(self._oid, asyncio.wrap_future(self)).__await__()
         return asyncio.wrap_future(self).__await__()
 
     def __repr__(self) -> str:

@@ -19,6 +19,7 @@ from hoplite_mp.client.collector import Collector
 from hoplite_mp.client.functions import Functions
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.keeping import keep_results
+from hoplite_mp.client.kinds import FLAG_ASYNC
 from hoplite_mp.client.losing import abandon
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
 from hoplite_mp.client.queues import HERE, PLACE, Queues
@@ -65,6 +66,13 @@ class Pending:
         self.missing: set[int] = set()  # dependencies that are not known to be done
         self.needs: list[ObjectRef[Any]] = []  # all its dependencies
 
+    def is_wanted(self, submitter: Submitter) -> bool:
+        return self.oid in submitter.pending
+
+    def go_on(self, submitter: Submitter) -> None:
+        """Nothing is missing any more."""
+        submitter.send(self)
+
 
 class Submitter:
     """Sends tasks and collects their completions, for one process."""
@@ -104,8 +112,10 @@ class Submitter:
         name: str | None,
         holder: Any = None,
         refusal: BaseException | None = None,
+        more_flags: int = 0,
     ) -> Future[Any]:
-        """holder: held until the task is done. refusal: why it fails without having run."""
+        """holder: held until the task is done. refusal: why it fails without having run.
+        more_flags: of client/kinds.py."""
         client, memory = self.client, self.memory
         if self.closed or memory.lost is not None or not client.usable:
             memory.check_lost()
@@ -127,7 +137,7 @@ class Submitter:
         queue = self.queue(pool)
         hold = client.draft(KIND_TASK, max(pool, 0))
         oid = hold.oid
-        flags = (0 if timeout is None else FLAG_OWN_STACK) | (FLAG_COPY if copy else 0)
+        flags = (0 if timeout is None else FLAG_OWN_STACK) | (FLAG_COPY if copy else 0) | more_flags
         future: Future[Any] = Future(self, oid, hold, copy)
         if name is None:
             name = getattr(fn, "__name__", None) or type(fn).__name__
@@ -204,13 +214,24 @@ class Submitter:
             self._fail(pending, lost)
             return
         if not pending.missing:
-            self._send(pending)
+            self.send(pending)
             return
         for oid in done:
             self._release(oid)
         self.collector.start()
         if first:  # later ones are announced by a change of the event word, on which it sleeps
             self.collector.notice()
+
+    def await_done(self, oid: int, watch: Pending) -> None:
+        """The watch goes on when that object is done; at once, if it is."""
+        with self._lock:
+            first = not self._waiting
+            self._await(oid, watch)
+        self.collector.start()
+        if first:
+            self.collector.notice()
+        if self.memory.lost is not None or self.tasks.done(oid):
+            self._release(oid)
 
     def _await(self, oid: int, pending: Pending) -> None:
         waiting = self._waiting.get(oid)
@@ -233,9 +254,9 @@ class Submitter:
         for pending in tasks:
             with self._lock:
                 pending.missing.discard(oid)
-                ready = not pending.missing and pending.oid in self.pending
+                ready = not pending.missing and pending.is_wanted(self)
             if ready:
-                self._send(pending)
+                pending.go_on(self)
         with self._lock:
             if self._waiting.pop(oid, None) is not None:
                 bucket = self.tasks.bucket(oid)
@@ -243,7 +264,7 @@ class Submitter:
                     self._others[bucket].discard(oid)
                     self.tasks.unpark([bucket])
 
-    def _send(self, pending: Pending) -> None:
+    def send(self, pending: Pending) -> None:
         """Nothing is missing any more: the task is sent, or fails."""
         if self.client.state(pending.oid) != STATE["WAITING"]:
             return  # sent already, or cancelled
@@ -420,8 +441,11 @@ class Submitter:
     def forget_waiting(self) -> None:
         """Nobody sends what waits for arguments, or for room in a queue."""
         with self._lock:
+            watches = [one for row in self._waiting.values() for one in row if one.oid < 0]
             self._waiting.clear()
             self.queues.overflow.clear()
+        for watch in watches:
+            watch.go_on(self)
 
     def is_done(self, oid: int) -> bool:
         self.memory.check()
@@ -433,8 +457,9 @@ class Submitter:
     def cancel(self, oid: int, force: bool) -> bool:
         self.memory.check()
         pending = self.pending.get(oid)
-        if pending is not None and self.queues.is_ordered(pending.queue):
-            force = False  # the state of an actor that is interrupted would be what nobody expects
+        if force and pending is not None and self.queues.is_ordered(pending.queue):
+            # Elsewhere than at an await, the state of an actor would be what nobody expects.
+            force = bool(self.tasks.task(oid)[3] & FLAG_ASYNC)
         outcome = self.tasks.cancel(oid, force)
         if outcome == 2:
             self.memory.channel.tell(Interrupt(oid, self.tasks.claimant(oid)))
