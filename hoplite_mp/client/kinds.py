@@ -31,17 +31,10 @@ FLAG_ASYNC: int = _tasks.ASYNC_FLAG
 FLAG_STREAM = 16  # its items are a stream
 CONCURRENCY_SHIFT = 16  # of a task's flags: how many such tasks one worker may run at a time
 CONCURRENCY_MAX = 0xFFFF
+_FUNCTION, _BUILTIN = types.FunctionType, types.BuiltinFunctionType
 _MARKS = {"_is_coroutine_mark", "_is_coroutine"}  # inspect.markcoroutinefunction, and asyncio's
 _YIELDS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _ANY = _YIELDS | inspect.CO_COROUTINE
-
-
-def is_plain(fn: Any) -> bool:
-    """Certainly neither async nor a generator: what most functions are, and quickly said."""
-    kind = type(fn)
-    if kind is types.FunctionType:
-        return not fn.__code__.co_flags & _ANY and not _MARKS & fn.__dict__.keys()
-    return kind is types.BuiltinFunctionType or kind is type
 
 
 def is_async(fn: Any) -> bool:
@@ -59,7 +52,12 @@ def yields(fn: Any) -> bool:
 def flags_of(fn: Any) -> int:
     """Of a task that runs it, without the number of those that may run at a time. TypeError: its
     items come from stream()."""
-    if is_plain(fn):
+    kind = type(fn)
+    if kind is _FUNCTION:  # most are plain, and this is said with every submit
+        marks = fn.__dict__
+        if not (fn.__code__.co_flags & _ANY or (marks and _MARKS & marks.keys())):
+            return 0
+    elif kind is _BUILTIN or kind is type:
         return 0
     if yields(fn):
         _refuse_generator(fn)

@@ -69,7 +69,7 @@ class Runtime:
         self.pool_sizes: dict[int, int] = {}
         self.newest_node = 0  # the highest number of a node that this process has heard of
         self.bound: dict[int, int] = {}  # number of a node -> the pool of its tasks
-        self._task_leaves: list[Any] = []
+        self.process_leaves: list[Any] = []  # of the one task that runs, if it is alone
         with _stack_lock:
             _stack.append(self)
 
@@ -84,13 +84,13 @@ class Runtime:
     def task_leaves(self) -> list[Any]:
         """Called at the end of the task that runs."""
         call = current_call.get()
-        return self._task_leaves if call is None else call.leaves
+        return self.process_leaves if call is None else call.leaves
 
     @task_leaves.setter
     def task_leaves(self, leaves: list[Any]) -> None:
         call = current_call.get()
         if call is None:
-            self._task_leaves = leaves
+            self.process_leaves = leaves
         else:
             call.leaves = leaves
 

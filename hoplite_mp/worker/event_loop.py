@@ -46,8 +46,13 @@ class EventLoop:
                 _log.exception("in the event loop of a worker")
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Its result; for any thread but the loop's own."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+        """Its result; for any thread but the loop's own. An interrupt meanwhile cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # without effect if it is the coroutine that has raised
+            raise
 
     def close(self) -> None:
         """Cancels what is left, and ends the thread."""

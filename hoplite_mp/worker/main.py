@@ -190,9 +190,9 @@ class Worker:
         if flags & FLAG_ASYNC and not self.depth:
             self.beside.run(oid, flags)
             return
-        before, leaves = self.current, self.runtime.task_leaves
+        before, leaves = self.current, self.runtime.process_leaves
         self.current = oid
-        self.runtime.task_leaves = []
+        self.runtime.process_leaves = []
         outer = self.tasks.begin(oid)
         self.depth += 1
         failed = False
@@ -238,7 +238,7 @@ class Worker:
             self.speak_to(audience)
         self.tasks.end(outer, failed)
         self.current = before
-        self.runtime.task_leaves = leaves
+        self.runtime.process_leaves = leaves
         self.in_user_code = bool(before)
 
     def prepared(self, oid: int, copy: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
