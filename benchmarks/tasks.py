@@ -11,6 +11,8 @@ import numpy as np
 import hoplite_mp
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
@@ -82,3 +84,19 @@ def get_each(refs: list[Any]) -> tuple[list[float], list[float]]:
         seconds.append(time.perf_counter() - began)
         values.append(float(array[0]))
     return seconds, values
+
+
+def stream_of(size: int, count: int) -> Iterator[Floats]:
+    """One array over and over, told apart by its first element: each item is copied once."""
+    array = np.ones(size, np.float32)
+    for number in range(count):
+        array[0] = number
+        yield array
+
+
+def stream_in_store(size: int, count: int) -> Iterator[Floats]:
+    """Arrays of the cluster's store, of which next to nothing is written."""
+    for number in range(count):
+        array = hoplite_mp.current().empty(size, np.float32)
+        array[0] = number
+        yield array

@@ -14,7 +14,6 @@ from libc.string cimport memcpy, memset
 cimport cython
 
 include "shm_layout.pxi"
-
 include "tasks_declarations.pxi"
 
 ARGS_INLINE_BYTES = ARGS_INLINE
@@ -106,7 +105,7 @@ cdef class Tasks:
         r.args_len = <uint32_t>n
         r.retries_left = <uint16_t>min(max(retries, 0), 65535)
         r.tries = <uint16_t>tries
-        r.flags = <uint16_t>flags
+        r.flags, r.concurrency = <uint16_t>flags, <uint16_t>(flags >> 16)
         r.timeout_ns = timeout_ns
         r.started_ns = 0
         r.submitted_ns = now_ns()
@@ -216,7 +215,7 @@ cdef class Tasks:
         check(oid)
         cdef shm_record *r = record_of(self.c, oid)
         return (r.function, r.args, PyBytes_FromStringAndSize(<char *>r.args_inline, r.args_len),
-                r.flags, r.timeout_ns, r.tries)
+                r.flags | r.concurrency << 16, r.timeout_ns, r.tries)
 
     def audience(self, uint64_t oid) -> int:
         """The home of the host whose driver hears what it prints; 0: this host's."""
@@ -498,3 +497,4 @@ cdef class Tasks:
 
 include "tasks_boards.pxi"
 include "tasks_trace.pxi"
+include "tasks_beside.pxi"

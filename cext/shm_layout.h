@@ -70,7 +70,8 @@ enum shm_state {
     (((uint64_t)(table) << 48) | ((uint64_t)(index) << 32) | (uint64_t)(gen))
 
 enum client_kind { CLIENT_NODE = 0, CLIENT_DRIVER = 1, CLIENT_WORKER = 2 };
-enum shm_kind { KIND_PUT = 1, KIND_TASK = 2, KIND_OPERATION = 3, KIND_FOREIGN = 4 };
+enum shm_kind { KIND_PUT = 1, KIND_TASK = 2, KIND_OPERATION = 3, KIND_FOREIGN = 4,
+                KIND_STREAM = 5 /* a link of a stream: its owner is woken when a hold on it goes */ };
 enum shm_flag {
     FLAG_INLINE = 1,        /* the payload lies in the record's result area */
     FLAG_REFS = 2,          /* the payload lists refs */
@@ -99,6 +100,8 @@ typedef struct {
     uint64_t spill;   /* offset in the spill file + 1 */
     uint64_t reserved[2];
 } shm_header;
+/* Of a record's flags, which belong to submitters and workers, the one that matters here. */
+enum { RECORD_ASYNC = 8 };
 static_assert(sizeof(shm_header) == 128, "header");
 static_assert(offsetof(shm_header, pins) == 40 && offsetof(shm_header, block) == 72, "header");
 static_assert(offsetof(shm_header, taken) == 96, "header");
@@ -114,7 +117,7 @@ typedef struct {
     uint16_t retries_left;
     uint16_t tries;        /* deaths so far */
     uint16_t flags;
-    uint16_t reserved;
+    uint16_t concurrency;  /* FLAG_ASYNC: how many such tasks a worker may run at a time */
     uint64_t timeout_ns;   /* of running; 0 = none */
     uint64_t started_ns;
     uint64_t submitter;    /* client generation of the submitter */
@@ -197,7 +200,8 @@ static_assert(sizeof(shm_queue) == 192 + 8 * RING, "queue");
 typedef struct {
     uint32_t state;        /* 0 free, 1 open, 2 closing */
     uint32_t pad;
-    uint64_t pad2[7];
+    uint64_t pad2[3];
+    uint64_t beside[MASK_WORDS];   /* run async tasks, and sleep until there is one more */
     uint64_t idle[MASK_WORDS];     /* workers that sleep: wake one for a hint */
     uint64_t spinning[MASK_WORDS]; /* workers that look at the queues all the time */
 } shm_pool;

@@ -17,7 +17,7 @@ cdef extern from "shm_spans.h" nogil:
     ctypedef struct shm_record:
         uint64_t function, args, timeout_ns, started_ns, submitter, submitted_ns, audience
         uint32_t args_len, result_len
-        uint16_t retries_left, tries, flags
+        uint16_t retries_left, tries, flags, concurrency
         char name[32]
         uint8_t args_inline[224]
         uint8_t result_inline[192]

@@ -158,6 +158,11 @@ static inline void release_bit(char *c, uint64_t id, unsigned slot, int pin) {
     AND(&mask[slot / 64], ~(1ULL << (slot % 64)));
     uint64_t w = LOAD(&h->word);
     try_free(c, ID_MAKE(ID_TABLE(id), ID_INDEX(id), WORD_GENERATION(w)));
+    if (!pin && LOAD(&h->kind) == KIND_STREAM) { /* who makes its items goes on, or stops */
+        uint32_t owner = LOAD(&table_of(c, ID_TABLE(id))->owner);
+        if (owner)
+            wake_client(c, owner - 1);
+    }
 }
 
 /* CAS of the state, whatever the acquires count does meanwhile. Returns 1 on success. */

@@ -74,6 +74,15 @@ static inline void wake_worker(char *c, unsigned pool, uint64_t hints) {
             return;
         }
     }
+    /* Who runs async tasks and has room: whatever the hint is, only such a worker can tell. */
+    for (int i = 0; i < MASK_WORDS; i++) {
+        uint64_t mask = LOAD(&p->beside[i]);
+        for (; mask; mask &= mask - 1) {
+            shm_client *w = client_of(c, (unsigned)i * 64 + (unsigned)__builtin_ctzll(mask));
+            ADD(&w->task, 1);
+            futex_wake(&w->task);
+        }
+    }
     /* The node last: it takes tasks for workers of other hosts. */
     if (LOAD(&p->idle[0]) & NODE_BIT && AND(&p->idle[0], ~NODE_BIT) & NODE_BIT)
         wake_node(c);

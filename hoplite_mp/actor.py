@@ -15,8 +15,17 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.client.actors import About
+from hoplite_mp.client.kinds import (
+    CONCURRENCY_SHIFT,
+    FLAG_ASYNC,
+    FLAG_STREAM,
+    check_counts,
+    is_async,
+    yields,
+)
 from hoplite_mp.client.memory import check_timeout
 from hoplite_mp.client.runtime import runtime_of
+from hoplite_mp.client.streams import Plan, Stream
 from hoplite_mp.errors import ClosedError, ObjectLostError
 from hoplite_mp.executor import TIMEOUT_S_MAX
 from hoplite_mp.worker.actor import call
@@ -66,7 +75,7 @@ class Actor:
             "not its data; write a method that returns them"
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         about: About = _about_of(self)
         if "__call__" not in about.methods:
             raise TypeError(f"a {about.class_name} is not callable")
@@ -149,7 +158,7 @@ def _arrived(identity: ObjectRef[Any], about: tuple[Any, ...]) -> Actor:
 class ActorMethod:
     """A method of an actor: calling it submits, and returns a Future."""
 
-    __slots__ = ("_about", "_copy", "_identity", "_label", "_method", "_timeout")
+    __slots__ = ("_about", "_buffersize", "_copy", "_identity", "_label", "_method", "_timeout")
 
     def __init__(self, identity: ObjectRef[Any], about: About, method: str) -> None:
         self._identity = identity
@@ -157,36 +166,57 @@ class ActorMethod:
         self._method = method
         self._timeout = about.timeout
         self._copy = about.copy
+        self._buffersize = about.buffersize
         self._label = f"{about.class_name}.{method}"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Runs in the actor's process, behind the calls that this process has made before."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs in the actor's process, behind the calls that this process has made before.
+
+        Returns a Future; of a method that yields an iterator of refs, as from `Cluster.stream`."""
+        about = self._about
+        if self._method not in about.streams:
+            many = about.concurrency << CONCURRENCY_SHIFT
+            flags = FLAG_ASYNC | many if self._method in about.asyncs else 0
+            return self._submit(flags, (self._method, *args), kwargs)
+        runtime = runtime_of(self._identity)
+
+        def begin(plan: Plan) -> Future[Any]:
+            return self._submit(FLAG_STREAM, (tuple(plan), self._method, *args), kwargs)
+
+        face = None if runtime.face is None else runtime.face()
+        return Stream(runtime, begin, about.retries, self._buffersize, self._label, face)
+
+    def _submit(self, flags: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         identity = self._identity
         return runtime_of(identity).actors.submit(
             identity,
             self._about,
             call,
-            (self._method, *args),
+            args,
             kwargs,
             self._timeout,
             self._copy,
             self._label,
+            flags,
         )
 
     def options(self, **changes: Any) -> ActorMethod:
-        """The same method with another timeout=, copy= or name=; TypeError for other names.
+        """The same method with another timeout=, copy=, name= or buffersize=; TypeError for other
+        names.
 
         timeout: seconds of running, then the actor's process is killed, as at a death. copy: the
         result, and values of refs among the arguments, are writable. name: shown in errors.
         """
-        unknown = sorted(changes.keys() - {"timeout", "copy", "name"})
+        unknown = sorted(changes.keys() - {"timeout", "copy", "name", "buffersize"})
         if unknown:
             raise TypeError(
                 f"unknown option{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} of an "
-                "actor's method; there are copy, name, timeout"
+                "actor's method; there are buffersize, copy, name, timeout"
             )
         changed = ActorMethod(self._identity, self._about, self._method)
         changed._timeout, changed._copy, changed._label = self._timeout, self._copy, self._label
+        check_counts(changes)
+        changed._buffersize = changes.get("buffersize", self._buffersize)
         if "timeout" in changes:
             timeout = changes["timeout"]
             check_timeout(timeout)
@@ -211,7 +241,12 @@ class ActorMethod:
             self._identity,
             tuple(self._about),
             self._method,
-            {"timeout": self._timeout, "copy": self._copy, "name": self._label},
+            {
+                "timeout": self._timeout,
+                "copy": self._copy,
+                "name": self._label,
+                "buffersize": self._buffersize,
+            },
         )
 
 
@@ -233,6 +268,16 @@ def _methods_of(cls: type) -> frozenset[str]:
         if isinstance(value, (staticmethod, classmethod)) or callable(value):
             found.add(name)
     return frozenset(found)
+
+
+@functools.cache
+def _kinds_of(cls: type) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of its async methods, and of those that yield."""
+    found = {name: getattr(cls, name, None) for name in _methods_of(cls)}
+    return (
+        frozenset(name for name, method in found.items() if is_async(method)),
+        frozenset(name for name, method in found.items() if yields(method)),
+    )
 
 
 class ActorCalls:
@@ -266,6 +311,9 @@ class ActorCalls:
             options.retries or 0,
             options.timeout,
             options.copy,
+            *_kinds_of(cls),
+            options.concurrency,
+            options.buffersize,
         )
         return _handle(
             *runtime.actors.open(

@@ -45,6 +45,7 @@ from hoplite_mp.nodes import (
 from hoplite_mp.protocol.local import Locate
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.store.limits import cpu_count
+from hoplite_mp.streaming import StreamCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,7 +61,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 SPMD_SIZE_MAX = 200
 
 
-class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, TaskExecutor):
+class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExecutor):
     """Processes that share immutable objects; a `concurrent.futures.Executor`.
 
     Args:
@@ -292,8 +293,10 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, TaskExecutor):
         node: a node, its id, or a list of them, to run on and nowhere else. retries: how often a
         task is run again after the death of its worker, never after an exception. timeout: seconds
         of running, then the worker is killed and the task fails with HopliteTimeoutError. copy:
-        results, and values of refs among the arguments, are writable. name: shown in errors. Later
-        options override; unknown names are a TypeError.
+        results, and values of refs among the arguments, are writable. name: shown in errors.
+        concurrency: how many `async def` tasks one worker runs at a time, or calls its actor.
+        buffersize: how many items a stream may be ahead of its reader. Later options override;
+        unknown names are a TypeError.
         """
         return self._view(self._options.override(self._resolved(changes)))
 

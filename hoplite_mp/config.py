@@ -100,6 +100,12 @@ class Config(metaclass=_Explained):
     Higher: more arrays are read and written with each task that names them.
     Lower: more objects, and a look at each of them with every submit, some 5 microseconds."""
 
+    stream_bytes_max: int = 128 * MIB
+    """How many bytes of items that have not been taken a stream may have made before it pauses,
+    unless options(buffersize=) says how many items; each counts at least 4 KiB.
+    Higher: the generator and its reader disturb each other less. Lower: less of the store is taken
+    by each stream."""
+
     put_wait_s: float = 10.0
     """How long a put waits for room in a full store before StoreFullError.
     Higher: bursts are ridden out. Lower: a program that leaks refs learns of it sooner."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hoplite_mp import errors, serial
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.inheriting import Inheritance, put_setup
+from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, check_counts, flags_of
 from hoplite_mp.client.losing import UnlessEnded
 from hoplite_mp.client.mapping import Results, Run, chunks_of
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, whole
@@ -62,6 +63,8 @@ class Options:
     restarts: int = 0
     detached: bool = False
     get_if_exists: bool = False
+    concurrency: int = 1
+    buffersize: int | None = None
 
     def override(self, changes: dict[str, Any]) -> Options:
         """The same with some changed; TypeError for names that do not exist."""
@@ -87,6 +90,7 @@ class Options:
             changes["restarts"] = whole(restarts)
             if changes["restarts"] is None or changes["restarts"] < 0:
                 raise ValueError(f"restarts={restarts!r}: it must be 0 or more")
+        check_counts(changes)
         name = changes.get("name")
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name={name!r}: it must be a text, or None")
@@ -134,6 +138,9 @@ class TaskExecutor(concurrent.futures.Executor):
         if self._was_closed():
             raise ClosedError(SHUT_DOWN)
         options = self._options
+        flags = fn.flags if isinstance(fn, Fixed) else flags_of(fn)
+        if flags:
+            flags |= options.concurrency << CONCURRENCY_SHIFT
         retries = options.retries
         runtime = self._runtime
         pool = self._pool
@@ -156,6 +163,7 @@ class TaskExecutor(concurrent.futures.Executor):
                 options.timeout,
                 options.copy,
                 options.name,
+                more_flags=flags,
             )
         except serial.NotPicklable as error:
             if not self._pickles_later:
@@ -221,7 +229,7 @@ class TaskExecutor(concurrent.futures.Executor):
         items: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
         if buffersize is None:
             items = list(items)
-            if chunksize is None:
+            if chunksize is None and not flags_of(fn):  # what awaits is to run beside others
                 chunksize = self._chunksize(len(items))
         total = length_of(iterables if buffersize else [items])
         chunksize = chunksize or 1

@@ -23,6 +23,7 @@ FLOORS = [
     {"client"},
     {"supervisor", "manager", "node", "worker", "nodes", "nearby"},
     {"executor", "collectives", "leading", "ending"},
+    {"streaming"},
     {"actor", "nesting"},
     {"member", "inbox", "splitting"},
     {"calling"},

@@ -46,6 +46,10 @@ class About(NamedTuple):
     retries: int
     timeout: float | None
     copy: bool
+    asyncs: frozenset[str] = frozenset()  # methods that are `async def`
+    streams: frozenset[str] = frozenset()  # methods that yield
+    concurrency: int = 1
+    buffersize: int | None = None
 
 
 class ActorSetup(NamedTuple):
@@ -54,6 +58,7 @@ class ActorSetup(NamedTuple):
     constructor: bytes
     arguments: ObjectRef[Any]
     copy: bool
+    concurrency: int = 1
 
 
 class Actors:
@@ -81,7 +86,9 @@ class Actors:
         memory = self._runtime.memory
         memory.check()
         arguments = memory.put_encoded(serial.encode_call(args, kwargs))
-        setup = memory.put(ActorSetup(serial.encode_function(cls), arguments, about.copy))
+        setup = memory.put(
+            ActorSetup(serial.encode_function(cls), arguments, about.copy, about.concurrency)
+        )
         ask = OpenActor(
             memory.local_id(setup),
             pickle.dumps(tuple(about), 5),
@@ -137,6 +144,7 @@ class Actors:
         timeout: float | None,
         copy: bool,
         name: str,
+        flags: int = 0,
     ) -> Future[Any]:
         """A call, behind all that this process has made before."""
         runtime = self._runtime
@@ -148,7 +156,17 @@ class Actors:
         why = _REFUSED.get(tasks.pool_state(pool))
         refusal = None if why is None else errors.ActorLostError(f"{title(about)} {why}")
         future: Future[Any] = submitter.submit(
-            function, args, kwargs, pool, about.retries, timeout, copy, name, identity, refusal
+            function,
+            args,
+            kwargs,
+            pool,
+            about.retries,
+            timeout,
+            copy,
+            name,
+            identity,
+            refusal,
+            flags,
         )
         return future
 

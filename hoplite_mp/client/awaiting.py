@@ -119,7 +119,12 @@ async def ended(submitter: Submitter, oid: int, seconds: float | None = None) ->
     this cancels nothing else."""
     if submitter.tasks.done(oid):
         return True
-    submitter.waiting._check_own_calls([oid])
+    with submitter.waiting.own_waits([oid], True):
+        return await _told(submitter, oid, seconds)
+
+
+async def _told(submitter: Submitter, oid: int, seconds: float | None) -> bool:
+    """It is not known to be done."""
     inbox = inbox_here()
     waiter: asyncio.Future[None] = inbox.loop.create_future()
     made = watch(submitter, oid, functools.partial(inbox.put, waiter, submitter.told))

@@ -19,6 +19,8 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp.client.submitter import Submitter
 
 __all__ = ["Collector"]
@@ -33,6 +35,7 @@ class Collector:
     def __init__(self, submitter: Submitter) -> None:
         self._submitter = submitter
         self._armed = 0
+        self._tell: Callable[[int], None] | None = None
         self._look_again = False
         self._resting = False  # until somebody wakes it
         self._closed = False
@@ -45,12 +48,24 @@ class Collector:
         """Somebody waits with the standard library's means: completions must be looked for."""
         with self._lock:
             self._armed += 1
+            if self._armed == 1 and self._tell is not None:
+                self._tell(1)
         self.start()
         self.notice()
 
     def disarm(self) -> None:
         with self._lock:
             self._armed -= 1
+            if not self._armed and self._tell is not None:
+                self._tell(-1)
+
+    def tell_armed(self, tell: Callable[[int], None]) -> None:
+        """Tells it 1 when somebody waits with the standard library's means, await among them, and
+        -1 when nobody does any more."""
+        with self._lock:
+            if self._tell is None and self._armed:
+                tell(1)
+            self._tell = tell
 
     def look_again(self) -> None:
         """News were taken and not looked after: everything must be looked at."""

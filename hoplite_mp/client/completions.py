@@ -189,9 +189,20 @@ class Completions(Generic[T]):
     def _wait(self) -> None:
         """Until there may be something in the queue."""
         submitters = list(self._submitters)
-        for submitter in submitters:
-            if submitter.waiting._own_calls >= 0:
-                submitter.waiting._check_own_calls(self._oids())
+        with self._own_waits(submitters, False):
+            self._wait_for_news(submitters)
+
+    def _own_waits(
+        self, submitters: list[Submitter], awaits: bool
+    ) -> contextlib.AbstractContextManager[Any]:
+        """RuntimeError: this would wait for later calls of the actor that waits."""
+        with contextlib.ExitStack() as stack:
+            for submitter in submitters:
+                if submitter.waiting.own_calls is not None:
+                    stack.enter_context(submitter.waiting.own_waits(self._oids(), awaits))
+            return stack.pop_all()
+
+    def _wait_for_news(self, submitters: list[Submitter]) -> None:
         if self._look():
             return
         if self._others or len(submitters) != 1:
@@ -241,10 +252,9 @@ class Completions(Generic[T]):
 
         if self._look():
             return
-        for submitter in list(self._submitters):
+        submitters = list(self._submitters)
+        for submitter in submitters:
             submitter.memory.check()
-            if submitter.waiting._own_calls >= 0:
-                submitter.waiting._check_own_calls(self._oids())
         left = self._left()
         inbox = inbox_here()
         waiter: asyncio.Future[None] = inbox.loop.create_future()
@@ -254,7 +264,8 @@ class Completions(Generic[T]):
             if self._look():  # it came before the waiter stood there
                 return
             with contextlib.ExitStack() as stack:
-                for submitter in list(self._submitters):
+                stack.enter_context(self._own_waits(submitters, True))
+                for submitter in submitters:
                     stack.enter_context(counted(submitter.waiting))
                 await waiter
         finally:

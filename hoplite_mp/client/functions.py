@@ -20,6 +20,7 @@ import numpy as np
 from hoplite_mp import serial
 from hoplite_mp.client.carried import Carried as Arrays
 from hoplite_mp.client.carried import Kept, Look
+from hoplite_mp.client.kinds import flags_of, is_async
 from hoplite_mp.serial.code import importable
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class Fixed:
         self.fn = fn
         self.chunked = chunked
         self.sent: tuple[ObjectRef[Any], Any] | None = None
+        self.flags = flags_of(fn)
         self.__name__ = getattr(fn, "__name__", None) or type(fn).__name__
 
 
@@ -127,8 +129,13 @@ class _Chunked:
     def __reduce__(self) -> Any:
         return _Chunked, (self.fn,)
 
-    def __call__(self, chunk: list[tuple[Any, ...]]) -> list[Any]:
+    def __call__(self, chunk: list[tuple[Any, ...]]) -> Any:
+        if is_async(self.fn):
+            return self._one_by_one(chunk)
         return [self.fn(*args) for args in chunk]
+
+    async def _one_by_one(self, chunk: list[tuple[Any, ...]]) -> list[Any]:
+        return [await self.fn(*args) for args in chunk]
 
 
 def _carried(fn: Any, look: Look) -> tuple[list[Any], bool]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks, serial
 from hoplite_mp.client.actors import Actors
+from hoplite_mp.client.calls import current_call
 from hoplite_mp.client.describing import ref_words
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
@@ -68,7 +69,7 @@ class Runtime:
         self.pool_sizes: dict[int, int] = {}
         self.newest_node = 0  # the highest number of a node that this process has heard of
         self.bound: dict[int, int] = {}  # number of a node -> the pool of its tasks
-        self.task_leaves: list[Any] = []  # called at the end of the task that runs
+        self.process_leaves: list[Any] = []  # of the one task that runs, if it is alone
         with _stack_lock:
             _stack.append(self)
 
@@ -78,6 +79,20 @@ class Runtime:
         if self._label.endswith("@h"):  # the node's number is known only when it has joined
             return f"{self._label}{self.tasks.node_number}"
         return self._label
+
+    @property
+    def task_leaves(self) -> list[Any]:
+        """Called at the end of the task that runs."""
+        call = current_call.get()
+        return self.process_leaves if call is None else call.leaves
+
+    @task_leaves.setter
+    def task_leaves(self, leaves: list[Any]) -> None:
+        call = current_call.get()
+        if call is None:
+            self.process_leaves = leaves
+        else:
+            call.leaves = leaves
 
     def bound_pool(self, node: int) -> int:
         """The pool whose tasks run on that node only. NodeLostError: it is gone."""

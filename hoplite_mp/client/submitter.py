@@ -21,6 +21,7 @@ from hoplite_mp.client.collector import Collector
 from hoplite_mp.client.functions import Functions
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.keeping import keep_results
+from hoplite_mp.client.kinds import FLAG_ASYNC
 from hoplite_mp.client.last_words import last_resort
 from hoplite_mp.client.losing import abandon
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
@@ -107,8 +108,10 @@ class Submitter:
         name: str | None,
         holder: Any = None,
         refusal: BaseException | None = None,
+        more_flags: int = 0,
     ) -> Future[Any]:
-        """holder: held until the task is done. refusal: why it fails without having run."""
+        """holder: held until the task is done. refusal: why it fails without having run.
+        more_flags: of client/kinds.py."""
         client, memory = self.client, self.memory
         if self.closed or memory.lost is not None or not client.usable:
             memory.check_lost()
@@ -130,7 +133,7 @@ class Submitter:
         queue = self.queue(pool)
         hold = client.draft(KIND_TASK, max(pool, 0))
         oid = hold.oid
-        flags = (0 if timeout is None else FLAG_OWN_STACK) | (FLAG_COPY if copy else 0)
+        flags = (0 if timeout is None else FLAG_OWN_STACK) | (FLAG_COPY if copy else 0) | more_flags
         future: Future[Any] = Future(self, oid, hold, copy)
         if name is None:
             name = getattr(fn, "__name__", None) or type(fn).__name__
@@ -207,7 +210,7 @@ class Submitter:
             self._fail(pending, lost)
             return
         if not pending.missing:
-            self._send(pending)
+            self.send(pending)
             return
         for oid in done:
             self._release(oid)
@@ -247,7 +250,7 @@ class Submitter:
                     pending.missing.discard(oid)
                     ready = not pending.missing and pending.oid in self.pending
                 if ready:
-                    self._send(pending)
+                    self.send(pending)
 
     def _forget(self, oid: int) -> None:
         """Nobody waits for it any more; under the lock."""
@@ -262,7 +265,7 @@ class Submitter:
         while self.told:
             self.told.popleft()()
 
-    def _send(self, pending: Pending) -> None:
+    def send(self, pending: Pending) -> None:
         """Nothing is missing any more: the task is sent, or fails."""
         if self.client.state(pending.oid) != STATE["WAITING"]:
             return  # sent already, or cancelled
@@ -461,8 +464,9 @@ class Submitter:
     def cancel(self, oid: int, force: bool) -> bool:
         self.memory.check()
         pending = self.pending.get(oid)
-        if pending is not None and self.queues.is_ordered(pending.queue):
-            force = False  # the state of an actor that is interrupted would be what nobody expects
+        if force and pending is not None and self.queues.is_ordered(pending.queue):
+            # Elsewhere than at an await, the state of an actor would be what nobody expects.
+            force = bool(self.tasks.task(oid)[3] & FLAG_ASYNC)
         outcome = self.tasks.cancel(oid, force)
         if outcome == 2:
             self.memory.channel.tell(Interrupt(oid, self.tasks.claimant(oid)))

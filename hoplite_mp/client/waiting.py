@@ -8,17 +8,20 @@ It must never know: how tasks are sent, who starts workers.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from hoplite_mp import _tasks, errors
+from hoplite_mp.client.calls import OwnCalls
 from hoplite_mp.client.memory import FOREVER_NS, STATE
 from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from hoplite_mp.client.submitter import Submitter
 
@@ -49,27 +52,21 @@ class Waiting:
         self.memory = submitter.memory
         self.tasks = submitter.tasks
         self.run_in_place: Callable[[int], bool] | None = None  # set in a worker
-        self._own_calls = -1  # of an actor: the pool of its calls, which run one at a time
-        self._runs_calls = 0  # the thread that runs them
+        self.own_calls: OwnCalls | None = None  # of an actor
         self._needed: list[_Needed] = []  # of the waits under way, one inside the other
         self._blocked = 0  # threads of a worker that wait inside a task
         self._lock = threading.Lock()
 
-    def forbid(self, pool: int) -> None:
-        """This thread runs that pool's tasks, one at a time: it must not wait for another one."""
-        self._own_calls, self._runs_calls = pool, threading.get_ident()
+    def forbid(self, pool: int, places: int = 1) -> None:
+        """This process runs that pool's tasks, an actor's calls, so many at a time: one that waits
+        for a later one may have to wait for ever."""
+        self.own_calls = OwnCalls(self.tasks, pool, places)
 
-    def _check_own_calls(self, oids: list[int]) -> None:
-        if threading.get_ident() != self._runs_calls:
-            return
-        for oid in oids:
-            if self.tasks.pool_of(oid) == self._own_calls and not self.tasks.done(oid):
-                name = self.tasks.name(oid)
-                if name:
-                    raise RuntimeError(
-                        f"{name}() is a later call of this actor: it begins when the call that "
-                        "runs now has ended, so waiting for it here would never end"
-                    )
+    def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
+        """Around a wait. RuntimeError: it is for a later call of the actor that waits."""
+        if self.own_calls is None:
+            return contextlib.nullcontext()
+        return self.own_calls.waits(oids, awaits)
 
     def wait_done(self, oid: int, deadline: int) -> None:
         """Until the object is done. A worker runs what it waits for, or counts as blocked."""
@@ -143,9 +140,13 @@ class Waiting:
         if need == len(oids) > ALL_AT_ONCE:  # each news would cost a look at all of them
             parts = (oids[at : at + ALL_AT_ONCE] for at in range(0, need, ALL_AT_ONCE))
             return all(self.wait_many(part, len(part), deadline) for part in parts)
+        if self.own_calls is not None:
+            with self.own_calls.waits(oids):
+                return self._wait_many(oids, need, deadline, news)
+        return self._wait_many(oids, need, deadline, news)
+
+    def _wait_many(self, oids: list[int], need: int, deadline: int, news: bool) -> bool:
         counted, blocked = self.run_in_place is None, False
-        if self._own_calls >= 0:
-            self._check_own_calls(oids)
         try:
             while True:
                 self.memory.check()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Sweeper", "how_it_ended", "is_ending", "memory_in_use"]
 
 FLAG_REFS = 2
-KIND_TASK = 2
+KIND_TASK, KIND_STREAM = 2, 5
 PENDING_NAMES = ("WAITING", "QUEUED")
 
 
@@ -130,9 +130,10 @@ class Sweeper:
             return False
         name = self.client.task_name(oid)
         tries = self.client.add_try(oid)
-        self.failed += task
+        runs = task or header["kind"] == KIND_STREAM  # or a generator, which makes its next item
+        self.failed += runs
         error: Exception
-        if not task:
+        if not runs:
             error = ObjectLostError("the process that was writing this object has died")
         elif timed_out:
             limit = self.tasks.task(oid)[4] / 1e9

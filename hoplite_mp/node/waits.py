@@ -37,7 +37,7 @@ NEEDS_MAX = 5  # objects that are named of what one task or collective waits for
 # For nodes whose workers must say where they stand. Higher: slow nodes are heard; lower: one that
 # does not answer is named sooner.
 DUMP_PATIENCE_S = 3.0
-KIND_TASK, KIND_OPERATION = 2, 3
+KIND_TASK, KIND_OPERATION, KIND_STREAM = 2, 3, 5
 NODE_SLOT, DRIVER_SLOT = 0, 1
 READY = ("SEALED", "SPILLING", "SPILLED")
 
@@ -350,7 +350,10 @@ class Waits:
         if header["kind"] == KIND_FOREIGN:
             one = self.node.imports.by_oid.get(oid)
             return "pending at " + ("another host" if one is None else self._peer(one.home))
-        return f"being written by {self.process(header['claimant'])}"
+        who = self.process(header["claimant"])
+        if header["kind"] == KIND_STREAM:
+            return f"the next item of {self.node.client.task_name(oid)}(), which runs on {who}"
+        return f"being written by {who}"
 
 
 def seconds(since_ns: int) -> float | None:

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hoplite_mp import errors
+from hoplite_mp.client.kinds import FLAG_ASYNC
 from hoplite_mp.client.submitter import FLAG_HERE
 from hoplite_mp.node.pools import Pool, WorkerInfo
 from hoplite_mp.node.sweeper import how_it_ended, is_ending, memory_in_use
@@ -396,13 +397,18 @@ class Workers:
     def interrupt(self, oid: int, slot: int) -> None:
         """Interrupts the task if it still runs there; kills the worker if that does not help."""
         worker = self.all.get(slot)
-        if worker is None or not self._runs(slot, oid) or self.pools[worker.pool].actor:
-            return  # an actor's call is not interrupted: its state would be what nobody expects
+        if worker is None or not self._runs(slot, oid):
+            return
+        actor = self.pools[worker.pool].actor
+        if actor and not self.tasks.task(oid)[3] & FLAG_ASYNC:
+            return  # elsewhere than at an await, the state of an actor would be what nobody expects
         if worker.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGUSR1)
         else:  # the supervisor's report of its birth is still on the way
             worker.interrupted = oid
+        if actor:
+            return
 
         def end() -> None:
             if self.all.get(slot) is worker and self._runs(slot, oid):

@@ -294,7 +294,7 @@ class RunTask(Message, frozen=True):
         counts(timeout_ns=self.timeout_ns, audience=self.audience)
         between("retries", self.retries, 0, _U16_MAX)
         between("tries", self.tries, 0, _U16_MAX)
-        between("flags", self.flags, 0, _U16_MAX)
+        between("flags", self.flags, 0, (1 << 32) - 1)
         between("bytes of name", len(self.name), 0, NAME_BYTES_MAX)
 
 

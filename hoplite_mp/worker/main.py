@@ -27,15 +27,19 @@ from hoplite_mp.client import inheriting
 from hoplite_mp.client.actors import ActorSetup
 from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.descriptors import lift
+from hoplite_mp.client.kinds import FLAG_ASYNC, FLAG_STREAM
 from hoplite_mp.client.memory import FOREVER_NS, _freeze
 from hoplite_mp.client.runtime import Runtime
+from hoplite_mp.client.streams import Plan
 from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.protocol.actors import ActorBegins, ActorFailed, ActorMayEnd
 from hoplite_mp.protocol.local import LINE_LOST, STACKS_FILE, STACKS_SIGNAL, SetUp, SetupFailed
 from hoplite_mp.worker import actor
+from hoplite_mp.worker.beside import Beside
 from hoplite_mp.worker.birth import take_after
+from hoplite_mp.worker.streams import STREAMED, Source
 from hoplite_mp.worker.voice import Voice
 
 if TYPE_CHECKING:
@@ -74,6 +78,8 @@ class Worker:
         self.functions: dict[int, tuple[Any, serial.Carried | None, int]] = {}
         self.functions_bytes = 0
         self.is_actor = False
+        self.concurrency = 1  # of an actor: calls at a time
+        self.beside = Beside(self)
         # Results whose refs the submitter must take over.
         self.untaken: deque[tuple[int, Any]] = deque()
         self.line = runtime.channel.line
@@ -81,18 +87,23 @@ class Worker:
         runtime.own_pool = pool
         self.submitter.waiting.run_in_place = self.run_in_place
 
-    def become_actor(self) -> None:
-        """Its tasks are calls of one object, one at a time: while one waits, no other may run."""
+    def become_actor(self, concurrency: int) -> None:
+        """Its tasks are calls of one object: while one waits, it runs no other in its place."""
         self.is_actor = True
+        self.concurrency = concurrency
         self.submitter.waiting.run_in_place = None
-        self.submitter.waiting.forbid(self.pool)
+        self.submitter.waiting.forbid(self.pool, concurrency)
 
     def loop(self) -> None:
         """Until the cluster or the pool closes, or this worker is to retire."""
         client, tasks = self.memory.client, self.tasks
         if self.is_actor:
-            self.run_backlog()
-        while not client.closing:
+            backlog = self.runtime.channel.call(ActorBegins()).value
+            if self.concurrency > 1:
+                self.beside.serve(self.concurrency, backlog)
+            else:
+                self.run_backlog(backlog)
+        while not client.closing and self.concurrency == 1:
             oid = tasks.next(self.pool, POLL_NS)
             if oid:
                 self.run(oid)
@@ -101,12 +112,13 @@ class Worker:
             elif tasks.retire or (tasks.pool_state(self.pool) != 1 and self.may_end()):
                 break
             self.keep_house(bool(oid))
+        self.beside.close()
         self.finish_own()
 
-    def run_backlog(self) -> None:
+    def run_backlog(self, calls: list[int]) -> None:
         """Calls that were made before this process had its object, in their order: who died before
         it may have taken some out of the queues."""
-        for oid in self.runtime.channel.call(ActorBegins()).value:
+        for oid in calls:
             if self.tasks.claim(oid):
                 self.run(oid)
                 self.keep_house(True)
@@ -131,7 +143,7 @@ class Worker:
                 self.submitter.look_at_all()
 
     def keep_house(self, busy: bool) -> None:
-        if self.memory.client.news():
+        while self.memory.client.news():  # what goes may have held more
             self.memory.collect()
         if self.submitter.pending and not busy:
             self.submitter.drain()
@@ -162,7 +174,7 @@ class Worker:
 
     def run_in_place(self, oid: int) -> bool:
         """A task that this worker waits for, if it may run here and now."""
-        if self.limited:
+        if self.limited or self.beside.running:
             return False  # its end would be the end of the other task, too
         if self.depth >= self.runtime.config.nested_depth_max or threading.get_ident() != MAIN:
             return False
@@ -174,9 +186,13 @@ class Worker:
         return True
 
     def run(self, oid: int) -> None:
-        before, leaves = self.current, self.runtime.task_leaves
+        function_id, args_id, inline, flags, timeout_ns, _ = self.tasks.task(oid)
+        if flags & FLAG_ASYNC and not self.depth:
+            self.beside.run(oid, flags)
+            return
+        before, leaves = self.current, self.runtime.process_leaves
         self.current = oid
-        self.runtime.task_leaves = []
+        self.runtime.process_leaves = []
         outer = self.tasks.begin(oid)
         self.depth += 1
         failed = False
@@ -185,7 +201,6 @@ class Worker:
         audience = self.submitter.audience
         try:
             self.speak_to(self.tasks.audience(oid))
-            function_id, args_id, inline, flags, timeout_ns, _ = self.tasks.task(oid)
             if self.depth == 1:
                 self.limited = timeout_ns != 0
             function, carried = self.function(function_id)
@@ -196,7 +211,11 @@ class Worker:
                 else:
                     carried.check()
             self.in_user_code = True
+            if flags & FLAG_STREAM:
+                function, args = self.streamed(oid, function, args)
             value = function(*args, **kwargs)
+            if flags & FLAG_ASYNC:  # inside another task, which waits for it
+                value = self.beside.loop.run(value)
         except BaseException as error:
             self.in_user_code = False
             failed, value = True, error
@@ -206,11 +225,11 @@ class Worker:
             args, kwargs = (), {}
         if os.getpid() != self.pid:
             os._exit(0)  # user code forked, and the child came back: it is none of ours
-        if not self.line.there():
-            self.end_without_line()  # before the result counts: this task has done it
+        self.check_line()
         self.leave_groups()
         self.voice.finish()
-        failed = self.store(oid, value, failed)  # functions in the result take globals along
+        if value is not STREAMED:
+            failed = self.store(oid, value, failed)  # functions in the result take globals along
         value = None
         serial.end_run(brought)
         self.depth -= 1
@@ -219,8 +238,27 @@ class Worker:
             self.speak_to(audience)
         self.tasks.end(outer, failed)
         self.current = before
-        self.runtime.task_leaves = leaves
+        self.runtime.process_leaves = leaves
         self.in_user_code = bool(before)
+
+    def prepared(self, oid: int, copy: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """A task's function and arguments, for one that runs beside others."""
+        function_id, args_id, inline, *_ = self.tasks.task(oid)
+        function, carried = self.function(function_id)
+        args, kwargs = self.arguments(args_id, inline, copy)
+        if carried is not None:
+            carried.check()
+        return function, args, kwargs
+
+    def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
+        """What runs a generator to its end, instead of a function that returns one."""
+        source = Source(self, oid, Plan(*args[0]), self.tasks.task(oid)[4])
+        return source.run, (function, args[1:])
+
+    def check_line(self) -> None:
+        """Before a result counts: its task may have closed the line."""
+        if not self.line.there():
+            self.end_without_line()
 
     def speak_to(self, audience: int) -> None:
         """What is printed from now on, here and by tasks that are sent from here, is for that
@@ -302,9 +340,9 @@ class Worker:
             self.untaken.append((oid, encoded.refs))
 
     def traceback_of(self, error: BaseException) -> str:
-        """Without the frames of this file."""
+        """Without the frames of this room."""
         frame = error.__traceback__
-        while frame is not None and frame.tb_frame.f_globals.get("__name__") == __name__:
+        while frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith(ROOM):
             frame = frame.tb_next
         lines = traceback.format_exception(type(error), error, frame)
         return f"in {self.runtime.label}:\n" + "".join(lines)
@@ -336,11 +374,13 @@ class Worker:
     # -- interruption --------------------------------------------------------------------------
 
     def on_signal(self, number: int, frame: Any) -> None:
+        self.beside.cancel_aborted()
         if self.in_user_code and self.current and self.tasks.aborted(self.current):
             raise KeyboardInterrupt("this task was cancelled")
 
 
 MAIN = 0
+ROOM = __name__.rpartition(".")[0] + "."
 
 
 def _no_refs(object_id: bytes) -> ObjectRef[Any]:
@@ -362,7 +402,7 @@ def set_up(worker: Worker, setup: int) -> None:
     brought = serial.begin_run()
     found = worker.memory.read(setup, FOREVER_NS, False)
     if isinstance(found, ActorSetup):
-        worker.become_actor()
+        worker.become_actor(found.concurrency)
         actor.make(worker.runtime, found)
         serial.end_run(brought)
         return

@@ -108,6 +108,7 @@ class Host:
         places = {f"park {i}": OFF_PARKS + 32 * i for i in range(PARKS)}
         places |= {f"idle {i}": OFF_POOLS + POOL_BYTES * i + 64 for i in range(POOLS)}
         places |= {f"spinning {i}": OFF_POOLS + POOL_BYTES * i + 96 for i in range(POOLS)}
+        places |= {f"beside {i}": OFF_POOLS + POOL_BYTES * i + 32 for i in range(POOLS)}
         places["spinners"] = OFF_SPINNERS
         data = os.pread(self.fds[0], OFF_BOARDS, 0)
         byte, bit = slot // 8, 1 << slot % 8

@@ -1,0 +1,95 @@
+/* Async tasks beside one another in one worker: which of them it may take, and how it waits for one.
+ *
+ * Why it exists: a worker whose async tasks all wait at an await has time for more of them, but a
+ * plain task wants a worker of its own. So such a worker looks at a task's record before it takes
+ * the hint, and leaves what is not for it at the head of the queue.
+ * It must never know: event loops, Python objects, what a task does.
+ */
+#ifndef HOPLITE_SHM_BESIDE_H
+#define HOPLITE_SHM_BESIDE_H
+
+#include "shm_tasks.h"
+#include "shm_trace.h"
+
+/* May a worker that runs so many async tasks, for that audience, run this one too? The record is
+ * whole, because the header was seen QUEUED; the claim decides whether it still is. */
+static inline int fits_beside(char *c, uint64_t id, unsigned running, uint64_t audience) {
+    shm_record *r = record_of(c, id);
+    uint64_t w = LOAD(&header_of(c, id)->word);
+    if (WORD_GENERATION(w) != ID_GENERATION(id) || WORD_STATE(w) != ST_QUEUED)
+        return 1; /* a stale hint: it is taken, and the claim fails */
+    return (LOAD(&r->flags) & RECORD_ASYNC) && LOAD(&r->concurrency) > running &&
+           LOAD(&r->audience) == audience;
+}
+/* `any`: every task of that pool, an actor's, is taken. */
+static inline uint64_t take_beside(char *c, unsigned pool, unsigned slot, unsigned running,
+                                   uint64_t audience, int any) {
+    unsigned queues = LOAD(&root_of(c)->queues_high);
+    for (unsigned number = 0; number < queues; number++) {
+        shm_queue *q = queue_of(c, number);
+        if (!LOAD(&q->owner) || LOAD(&q->pool) != pool)
+            continue;
+        for (;;) {
+            uint64_t head = LOAD(&q->head), tail = LOAD(&q->tail);
+            if (head >= tail || LOAD(&q->pool) != pool)
+                break;
+            uint64_t id = LOAD(&q->ring[head % RING]);
+            if (!any && id_valid(id) && !fits_beside(c, id, running, audience))
+                break;
+            if (!CAS64(&q->head, head, head + 1))
+                continue;
+            if (id_valid(id) && task_claim(c, id, slot))
+                return id;
+        }
+    }
+    return 0;
+}
+/* Waits for one until the deadline, or until the task word differs from `seen`, which the caller has
+ * read before it looked whether anything has ended; 0: there is none. Its bit is not among the idle ones: a hint that it cannot take must not be kept from a worker
+ * that can. */
+static inline uint64_t next_beside(char *c, unsigned pool, unsigned slot, unsigned running,
+                                   uint64_t audience, int any, uint32_t seen,
+                                   uint64_t deadline) {
+    shm_client *me = client_of(c, slot);
+    shm_pool *p = pool_of(c, pool);
+    uint64_t bit = 1ULL << (slot % 64), now;
+    OR(&p->beside[slot / 64], bit);
+    uint64_t id = take_beside(c, pool, slot, running, audience, any);
+    now = now_ns();
+    if (!id && now < deadline && !LOAD(&root_of(c)->closing)) {
+        uint64_t left = deadline - now;
+        futex_wait(&me->task, seen, (int64_t)(left < SLICE_NS ? left : SLICE_NS));
+    }
+    AND(&p->beside[slot / 64], ~bit);
+    return id ? id : take_beside(c, pool, slot, running, audience, any);
+}
+
+/* A task that runs beside others begins: none is inside another. */
+static inline void trace_push_beside(char *c, unsigned slot, uint64_t id, const char *name,
+                                     uint64_t now) {
+    shm_trace *t = trace_of(c, slot);
+    trace_push(c, slot, id, name, now);
+    if (t->depth && t->depth <= TRACE_OPEN)
+        t->open[t->depth - 1].depth = 1;
+}
+/* It ends, wherever it stands among those that run. */
+static inline void trace_remove(char *c, unsigned slot, uint64_t id, unsigned outcome) {
+    shm_trace *t = trace_of(c, slot);
+    uint32_t depth = t->depth, known = depth < TRACE_OPEN ? depth : TRACE_OPEN, at = known;
+    for (uint32_t i = 0; i < known; i++)
+        if (t->open[i].id == id)
+            at = i;
+    if (at < known && tracing(c)) {
+        shm_event event = t->open[at];
+        event.end_ns = now_ns();
+        event.outcome = (uint8_t)outcome;
+        trace_add(c, slot, &event);
+    }
+    trace_change(t);
+    if (at < known)
+        memmove(&t->open[at], &t->open[at + 1], (known - at - 1) * sizeof(shm_event));
+    if (depth)
+        t->depth = depth - 1;
+    trace_changed(t);
+}
+#endif

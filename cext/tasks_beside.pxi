@@ -1,0 +1,107 @@
+# Tasks that run beside one another in one worker, and the links of streams.
+
+cdef extern from "shm_beside.h" nogil:
+    enum:
+        KIND_STREAM
+        RECORD_ASYNC
+    uint64_t next_beside(char *, unsigned, unsigned, unsigned, uint64_t, int, uint32_t, uint64_t)
+    void trace_push_beside(char *, unsigned, uint64_t, const char *, uint64_t)
+    void trace_remove(char *, unsigned, uint64_t, unsigned)
+
+STREAM_LINK = KIND_STREAM
+ASYNC_FLAG = RECORD_ASYNC
+
+
+@cython.final
+cdef class Beside:
+    """What a worker says of tasks that it runs beside one another, or of a stream."""
+    cdef char *c
+    cdef Tasks tasks
+    cdef unsigned slot
+
+    def __cinit__(self, Tasks tasks):
+        self.c = tasks.c
+        self.tasks = tasks
+        self.slot = tasks.slot
+
+    def word(self) -> int:
+        """Read before a look at what has ended, handed to next() after."""
+        return LOAD32(&client_of(self.c, self.slot).task)
+
+    def next(self, unsigned pool, unsigned running, uint64_t audience, bint any, uint32_t seen,
+             uint64_t timeout_ns) -> int:
+        """Waits for an async task that may run beside so many others, and claims it; `any`: for
+        whatever that pool is sent. 0: none came, or this worker was woken: look around and call
+        again."""
+        cdef uint64_t oid
+        with nogil:
+            oid = next_beside(self.c, pool, self.slot, running, audience, any, seen,
+                              now_ns() + timeout_ns)
+        if not oid:
+            PyErr_CheckSignals()
+        return oid
+
+    def wake(self) -> None:
+        """This worker's next(), in another thread, returns."""
+        ADD32(&client_of(self.c, self.slot).task, 1)
+        futex_wake(&client_of(self.c, self.slot).task)
+
+    def begin(self, uint64_t oid) -> None:
+        """It begins beside what runs already."""
+        check(oid)
+        cdef shm_record *r = record_of(self.c, oid)
+        STORE64(&client_of(self.c, self.slot).running, oid)
+        r.started_ns = now_ns()
+        trace_push_beside(self.c, self.slot, oid, r.name, r.started_ns)
+
+    def end(self, uint64_t oid, bint failed, uint64_t running) -> None:
+        """It has ended; `running`: one of those that still run, or 0."""
+        cdef shm_client *me = client_of(self.c, self.slot)
+        trace_remove(self.c, self.slot, oid, OUTCOME_CANCELLED if self.tasks.void_task == oid
+                     else OUTCOME_FAILED if failed else OUTCOME_DONE)
+        STORE64(&me.running, running)
+        if failed:
+            me.tasks_failed += 1
+        else:
+            me.tasks_done += 1
+
+    def deadline(self, uint64_t oid, uint64_t at_ns) -> None:
+        """This process is killed at that moment, because of that task; 0: it is not."""
+        cdef shm_client *me = client_of(self.c, self.slot)
+        STORE64(&me.deadline_ns, 0)
+        if at_ns:
+            STORE64(&me.deadline_id, oid)
+            STORE64(&me.deadline_ns, at_ns)
+            wake_node(self.c)
+
+    def link(self, uint64_t oid, bytes name, unsigned tries, uint64_t audience,
+             uint64_t timeout_ns) -> None:
+        """A new link of the stream of the task that runs, claimed by this client: what errors say of it
+        stands in its record, since the task itself is done. It is what runs here from now on."""
+        check(oid)
+        cdef shm_record *r = record_of(self.c, oid)
+        memset(r.name, 0, NAME_BYTES)
+        memcpy(r.name, PyBytes_AS_STRING(name), min(PyBytes_GET_SIZE(name), NAME_BYTES))
+        r.audience = audience
+        r.timeout_ns = timeout_ns
+        r.tries = <uint16_t>tries
+        r.retries_left = 0
+        r.flags = 0
+        STORE64(&client_of(self.c, self.slot).running, oid)
+
+    def alone(self, uint64_t oid) -> bool:
+        """Holds nobody but this client that object?"""
+        check(oid)
+        cdef shm_header *h = header_of(self.c, oid)
+        cdef uint64_t own
+        cdef int i
+        for i in range(MASK_WORDS):
+            own = 1ULL << (self.slot % 64) if i == self.slot // 64 else 0
+            if LOAD64(&h.refs[i]) & ~own:
+                return False
+        return True
+
+    def size(self, uint64_t oid) -> int:
+        """Bytes of an object's payload."""
+        check(oid)
+        return header_of(self.c, oid).size

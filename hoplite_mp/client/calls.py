@@ -1,0 +1,99 @@
+"""Several calls that run in one process: what belongs to which, and which may wait for which.
+
+Why it exists: what belongs to a task (the Groups that it has joined, what it waits for) is the
+process's as long as one task runs there. Where several run beside one another, in threads or in an
+event loop, it belongs to the call in whose context it happens.
+An actor that waits for a later call to itself may wait for ever: that is refused, once all places
+where that call could begin are held by calls that wait like this one.
+It must never know: who runs calls, how a wait is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp._tasks import Tasks
+
+__all__ = ["Call", "OwnCalls", "current_call"]
+
+
+class Call:
+    """One of several that run in this process."""
+
+    def __init__(self, oid: int) -> None:
+        self.oid = oid
+        self.leaves: list[Any] = []  # called at its end
+
+
+current_call: contextvars.ContextVar[Call | None] = contextvars.ContextVar("call", default=None)
+
+
+class OwnCalls:
+    """The waits of an actor's calls for other calls of the same actor."""
+
+    def __init__(self, tasks: Tasks, pool: int, places: int) -> None:
+        """places: how many of its calls run at a time."""
+        self._tasks = tasks
+        self._pool = pool
+        self._places = places
+        self._thread = threading.get_ident()  # which runs them, if they run one at a time
+        self._loop = 0  # the thread of their event loop
+        self._async_flag = 0
+        self._waiting: dict[int, int] = {}  # call -> in how many waits it is
+        self._lock = threading.Lock()
+
+    def loop_runs_in(self, thread: int, async_flag: int) -> None:
+        """Calls with that flag run in that thread."""
+        self._loop, self._async_flag = thread, async_flag
+
+    def _first_of(self, oids: list[int]) -> int:
+        """One of this actor's calls, which has not ended; 0: there is none among them."""
+        for oid in oids:
+            ours = self._tasks.pool_of(oid) == self._pool and not self._tasks.done(oid)
+            if ours and self._tasks.name(oid):
+                return oid
+        return 0
+
+    @contextlib.contextmanager
+    def waits(self, oids: list[int], awaits: bool = False) -> Iterator[None]:
+        """Around a wait. RuntimeError: it would never end."""
+        here = threading.get_ident()
+        call = current_call.get()
+        oid = 0 if call is None and here != self._thread else self._first_of(oids)
+        if not oid:
+            yield
+            return
+        me = 0 if call is None else call.oid
+        with self._lock:
+            others = len(self._waiting.keys() - {me})
+            blocks_loop = here == self._loop and not awaits
+            blocks_loop = blocks_loop and bool(self._tasks.task(oid)[3] & self._async_flag)
+            if others + 1 >= self._places or blocks_loop:
+                raise RuntimeError(self._why(oid))
+            self._waiting[me] = self._waiting.get(me, 0) + 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting[me] -= 1
+                if not self._waiting[me]:
+                    del self._waiting[me]
+
+    def _why(self, oid: int) -> str:
+        name = self._tasks.name(oid)
+        if self._places == 1:
+            return (
+                f"{name}() is a later call of this actor: it begins when the call that runs now "
+                "has ended, so waiting for it here would never end"
+            )
+        return (
+            f"{name}() is a call of this actor, all of whose {self._places} calls at a time "
+            "(concurrency=) would then wait for calls of its own, so waiting for it here would "
+            "never end; await it in an async method, or raise concurrency="
+        )

@@ -1,0 +1,264 @@
+"""Streams as their reader sees them: an iterator of refs to what a generator yields elsewhere.
+
+Why it exists: the generator's task gives a *link*, an object that is still pending; when it is
+done it names an item and the next link. A reader waits for the link that it has, takes the item,
+and lets the link go, by which the generator learns that it was taken. When a link is lost with its
+process or host, the task is sent again, and leaves out the items that were taken.
+It must never know: which worker, which host, how a generator is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from hoplite_mp import errors, ids, serial
+from hoplite_mp.client.memory import FOREVER_NS, STATE
+from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
+from hoplite_mp.protocol.local import Import, Imported
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from hoplite_mp.client.futures import Future
+    from hoplite_mp.client.runtime import Runtime
+
+__all__ = ["END", "ITEM", "RAISED", "Plan", "Stream"]
+
+T = TypeVar("T")
+# What a link says: an item and the next link; the end; the end, and an object that failed with what
+# the generator raised.
+ITEM, END, RAISED = 0, 1, 2
+_AGAIN: Any = object()
+_LOST = (STATE["FAILED"], STATE["DELETED"], STATE["FREE"], STATE["FREED"])
+
+
+class Plan(NamedTuple):
+    """What the generator's worker is to know, before the function's own arguments."""
+
+    skip: int  # items that are computed and not sent
+    buffersize: int | None
+    bytes_max: int
+    tries: int  # deaths so far
+
+
+class Stream(Generic[T]):
+    """An iterator of refs, one for each item that a generator yields in a worker meanwhile.
+
+    For `for` and `async for`. `close()`, or dropping it, closes the generator: `finally` runs.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        begin: Callable[[Plan], Future[Any]],
+        retries: int,
+        buffersize: int | None,
+        name: str,
+        cluster: Any = None,
+    ) -> None:
+        """begin: sends the generator's task."""
+        self._runtime = runtime
+        self._memory = runtime.memory
+        self._begin = begin
+        self._retries = retries
+        self._buffersize = buffersize
+        self._name = name
+        self._cluster = cluster  # held: a Cluster that nobody holds ends
+        self._count = 0  # items taken
+        self._tries = 0
+        self._link: ObjectRef[Any] | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._task: Future[Any] | None = None
+        self._send()
+
+    def _send(self) -> None:
+        plan = Plan(
+            self._count, self._buffersize, self._runtime.config.stream_bytes_max, self._tries
+        )
+        self._task = self._begin(plan)
+
+    # -- for -----------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[ObjectRef[T]]:
+        return self
+
+    def __next__(self) -> ObjectRef[T]:
+        with self._alone():
+            while True:
+                if self._closed:
+                    raise StopIteration
+                self._wait()
+                item: ObjectRef[T] | None = self._look()
+                if item is None:
+                    raise StopIteration
+                if item is not _AGAIN:
+                    return item
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise ValueError("this stream is being read already, by another thread or task")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _wait(self) -> None:
+        """Until there is something to look at."""
+        waiting = self._runtime.submitter.waiting
+        if self._task is not None:
+            self._memory.check()
+            waiting.wait_done(self._memory.local_id(self._task.ref), FOREVER_NS)
+        if self._link is not None:
+            self._memory.check()
+            waiting.wait_done(self._memory.local_id(self._link), FOREVER_NS)
+
+    def _look(self) -> Any:
+        """The next item, None at the end, _AGAIN: nothing yet, wait again."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            try:
+                self._link = task.result()
+            except BaseException:
+                self._finish()
+                raise
+            # What the task's result held is held by this stream: it is to go link by link.
+            self._runtime.submitter.drain()
+            self._memory.inner.pop(task._oid, None)
+            return _AGAIN
+        link = self._link
+        assert link is not None
+        try:
+            kind, item, following = self._read(link)
+            if kind == ITEM and (self._is_lost(item) or following._hold is None):
+                raise ObjectLostError(f"an item of {self._name}() was lost: {item}")
+        except (ObjectLostError, HopliteTimeoutError) as error:
+            if not self._begins_again(error):
+                raise
+            return _AGAIN
+        except errors.WorkerLostError as error:
+            if not self._begins_again(error):
+                raise
+            return _AGAIN
+        if kind == ITEM:
+            self._count += 1
+            self._link = following
+            return item
+        self._finish()
+        if kind == RAISED:
+            raised = self._error_of(item)
+            try:
+                raise raised
+            finally:
+                del raised  # no cycle through the traceback
+        return None
+
+    def _error_of(self, failure: ObjectRef[Any]) -> BaseException:
+        try:
+            found = self._memory.error(self._memory.local_id(failure), FOREVER_NS)
+        except BaseException as lost:
+            return lost
+        return found or RuntimeError(f"{self._name}() has failed")
+
+    def _read(self, link: ObjectRef[Any]) -> Any:
+        """What a link says. Holds on what it names are asked for at once, wherever that is."""
+        memory = self._memory
+        mem = memory.payload(memory.local_id(link), FOREVER_NS)
+        if serial.payload_kind(mem) == serial.ERROR:
+            raise memory.failure(mem)
+        home, holds = memory.client.home, dict[bytes, Any]()
+        far = [one for one in serial.read_refs(mem) if ids.unpack_id(one)[0] != home]
+        if far:
+            reply = memory.channel.call(Import(far))
+            for one, oid in zip(far, reply.value, strict=True):
+                holds[one] = memory.client.hold(oid) if oid else None
+            memory.channel.tell(Imported(reply.number))
+
+        def make_ref(one: bytes) -> ObjectRef[Any]:
+            return ObjectRef(one, holds[one]) if one in holds else memory.make_ref(one)
+
+        return serial.decode(mem, make_ref=make_ref, writable=False)
+
+    def _is_lost(self, item: ObjectRef[Any]) -> bool:
+        return item._hold is None or self._memory.client.state(self._memory.local_id(item)) in _LOST
+
+    def _begins_again(self, error: BaseException) -> bool:
+        """The generator's process or host has died, or has run for too long."""
+        self._link = None
+        if isinstance(error, HopliteTimeoutError) or self._tries >= self._retries:
+            self._finish()
+            return False
+        self._tries += 1
+        self._send()
+        return True
+
+    # -- async for -----------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[ObjectRef[T]]:
+        return self
+
+    async def __anext__(self) -> ObjectRef[T]:
+        with self._alone():
+            while True:
+                if self._closed:
+                    raise StopAsyncIteration
+                await self._await()
+                item: ObjectRef[T] | None = self._look()
+                if item is None:
+                    raise StopAsyncIteration
+                if item is not _AGAIN:
+                    return item
+
+    async def _await(self) -> None:
+        from hoplite_mp.client.awaiting import ended
+
+        ref = self._link if self._task is None else self._task.ref
+        assert ref is not None
+        self._memory.check_lost()
+        oid = self._memory.local_id(ref)
+        await ended(self._runtime.submitter, oid)
+        self._memory.check_lost()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Closes the generator: it ends at its next yield. Items that were taken stay."""
+        if not self._closed:
+            with self._alone():
+                self._finish()
+
+    async def aclose(self) -> None:
+        """The same, for `contextlib.aclosing`."""
+        self.close()
+
+    def _finish(self) -> None:
+        self._closed = True
+        task, self._task, self._link = self._task, None, None
+        self._begin, self._cluster = _nothing, None
+        if task is not None and self._memory.client.usable:
+            # It has not begun, or ends by itself because nobody holds its link. No lock is taken:
+            # the garbage collector may come here anywhere.
+            self._runtime.tasks.cancel(task._oid, False)
+            self._runtime.submitter.collector.notice()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # half made, or at the end of the interpreter
+            if not self._closed:
+                self._finish()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self._count} taken"
+        return f"<Stream of {self._name}(): {state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a stream belongs to the process that reads it and does not pickle; send its refs"
+        )
+
+
+def _nothing(plan: Plan) -> Any:
+    raise RuntimeError("this stream is closed")

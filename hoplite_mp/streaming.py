@@ -1,0 +1,97 @@
+"""stream: what a generator yields in a worker, as refs, while it runs.
+
+Why it exists: a task has one result, at its end. Where results come one by one, or together would
+not fit, a generator function says it best.
+It must never know: links, workers, how a lost generator is run again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp.client.kinds import FLAG_STREAM, is_async
+from hoplite_mp.client.streams import Plan, Stream
+from hoplite_mp.client.submitter import FLAG_OWN_STACK
+from hoplite_mp.errors import ClosedError
+from hoplite_mp.executor import SHUT_DOWN, Options, TaskExecutor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+
+    from hoplite_mp.client.futures import Future
+    from hoplite_mp.client.runtime import Runtime
+
+__all__ = ["StreamCalls"]
+
+T = TypeVar("T")
+
+
+class StreamCalls(TaskExecutor):
+    """The part of `Cluster` that makes streams."""
+
+    _runtime: Runtime
+    _options: Options
+
+    def stream(
+        self,
+        fn: Callable[..., Generator[T, Any, Any] | AsyncGenerator[T, Any] | Iterable[T]],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Stream[T]:
+        """Runs the generator function `fn(*args, **kwargs)`, or an async one, in a worker.
+
+        Returns an iterator, for `for` and `async for`: a ref for each item that the function
+        yields, while it runs. Arguments are those of `submit`. The generator pauses when
+        `options(buffersize=n)` items have not been taken; None: items of Config.stream_bytes_max
+        bytes. While it pauses, another worker stands in for its own, and its `timeout=` does not
+        count. An exception is raised after the last item. Closing or dropping the iterator closes
+        the generator, at its next yield.
+
+        After a death of the worker or its host it runs again, up to `retries` times: items that it
+        had yielded before are computed and discarded, and one that was lost before it was taken is
+        replaced. So it must yield the same each time, or have `options(retries=0)`.
+
+        Arrays of `current().empty(...)` that it yields are published without a copy, and become
+        read-only.
+
+        Examples
+        --------
+        >>> def squares(n):
+        ...     for i in range(n):
+        ...         yield np.full(1000, i * i)
+        >>> for ref in c.stream(squares, 10):  # doctest: +SKIP
+        ...     print(c.get(ref).sum())
+        """
+        if self._was_closed():
+            raise ClosedError(SHUT_DOWN)
+        if is_async(fn):
+            name = getattr(fn, "__name__", type(fn).__name__)
+            raise TypeError(
+                f"{name}() is an async function without a yield: it has one result, which "
+                f"submit({name}, ...) gives; stream() is for generator functions"
+            )
+        options, runtime = self._options, self._runtime
+        if runtime.pool_sizes.get(0) == 0:
+            raise RuntimeError(
+                "this cluster was made with workers=0, so no generator can ever run: make it with "
+                "workers"
+            )
+        retries = runtime.config.retries if options.retries is None else options.retries
+
+        def begin(plan: Plan) -> Future[Any]:
+            pool = self._pool if options.node is None else self._bound(options.node)
+            return runtime.submitter.submit(
+                fn,
+                (tuple(plan), *args),
+                kwargs,
+                pool,
+                retries - plan.tries,
+                options.timeout,
+                options.copy,
+                options.name,
+                more_flags=FLAG_STREAM | FLAG_OWN_STACK,
+            )
+
+        name = options.name or getattr(fn, "__name__", None) or type(fn).__name__
+        return Stream(runtime, begin, retries, options.buffersize, name, self)

@@ -1,0 +1,246 @@
+"""Tasks and calls that run beside one another in one worker.
+
+Why it exists: async tasks, calls of async methods, and calls of an actor with `concurrency` above 1
+run several at a time. The worker's own thread takes them in order, reads their arguments, and
+writes their results; coroutines run in the event loop, plain methods in threads.
+It must never know: who decides on retries, how a result is stored.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _tasks, serial
+from hoplite_mp.client.calls import Call, current_call
+from hoplite_mp.client.kinds import CONCURRENCY_MAX, CONCURRENCY_SHIFT, FLAG_ASYNC, FLAG_STREAM
+from hoplite_mp.client.submitter import FLAG_COPY
+from hoplite_mp.worker.streams import STREAMED
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from hoplite_mp.worker.event_loop import EventLoop
+    from hoplite_mp.worker.main import Worker
+
+__all__ = ["Beside"]
+
+POLL_NS = 500_000_000
+HOUSE_S = POLL_NS / 1e9  # how often the house is kept while nothing begins or ends
+POOL_OPEN = 1
+
+
+class _Running(Call):
+    """One that runs."""
+
+    def __init__(self, oid: int, concurrency: int) -> None:
+        super().__init__(oid)
+        self.concurrency = concurrency
+        self.coroutine: Any = None
+        self.task: asyncio.Task[Any] | None = None  # of the event loop, when it has begun
+        self.unwanted = False  # cancelled before that
+
+
+class Beside:
+    """All that runs in this worker's loop and threads."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.tasks = worker.tasks
+        self.slots = _tasks.Beside(worker.tasks)
+        self.running: dict[int, _Running] = {}
+        self._loop: EventLoop | None = None
+        self._ended: queue.SimpleQueue[tuple[_Running, Any, bool]] = queue.SimpleQueue()
+        self._deadlines: dict[int, int] = {}
+        self._lock = threading.Lock()  # of the deadlines
+        self._brought = 0
+
+    @property
+    def loop(self) -> EventLoop:
+        """Made when it is first needed: asyncio takes long to import."""
+        if self._loop is None:
+            from hoplite_mp.worker.event_loop import EventLoop
+
+            self._loop = EventLoop()
+            waiting, collector = self.worker.submitter.waiting, self.worker.submitter.collector
+            # While a task awaits another one, this worker counts as blocked: others stand in.
+            collector.tell_armed(waiting.count_blocked)
+            if waiting.own_calls is not None:
+                waiting.own_calls.loop_runs_in(self._loop.ident, FLAG_ASYNC)
+        return self._loop
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+
+    # -- the worker's own thread -----------------------------------------------------------------
+
+    def run(self, oid: int, flags: int) -> None:
+        """An async task, and those that come while it runs and may run beside it."""
+        self._begin(oid, flags)
+        audience = self.tasks.audience(oid)
+        while self.running:
+            room = min(one.concurrency for one in self.running.values()) - len(self.running)
+            self._turn(room > 0 and self._goes_on(), audience, False)
+
+    def _goes_on(self) -> bool:
+        worker = self.worker
+        most = worker.max_tasks
+        return (
+            not worker.is_actor
+            and not self.tasks.retire
+            and self.tasks.pool_state(worker.pool) == POOL_OPEN
+            and (not most or worker.done_tasks + len(self.running) < most)
+        )
+
+    def serve(self, concurrency: int, backlog: list[int]) -> None:
+        """The calls of an actor, so many at a time, until it ends; first those of the backlog."""
+        worker, tasks = self.worker, self.tasks
+        for oid in backlog:
+            while len(self.running) >= concurrency:
+                self._turn(False, 0, True)
+            if tasks.claim(oid):
+                self._begin(oid, tasks.task(oid)[3])
+        while not worker.memory.client.closing:
+            if not self.running and (
+                tasks.retire or (tasks.pool_state(worker.pool) != POOL_OPEN and worker.may_end())
+            ):
+                break
+            self._turn(len(self.running) < concurrency, 0, True)
+        while self.running and not worker.memory.client.closing:
+            self._turn(False, 0, True)
+
+    def _turn(self, takes: bool, audience: int, any_task: bool) -> None:
+        """Waits until something ends, or, if it takes more, until there is more; looks after it."""
+        if takes:
+            seen = self.slots.word()
+            if self._ended.empty():
+                count = len(self.running)
+                pool = self.worker.pool
+                oid = self.slots.next(pool, count, audience, any_task, seen, POLL_NS)
+                if oid:
+                    self._begin(oid, self.tasks.task(oid)[3])
+                    self.worker.keep_house(True)
+                    return
+            self._settle(False)
+        else:
+            self._settle(True)
+
+    def _settle(self, wait: bool) -> None:
+        """What has ended is written; `wait`: until something has, for a while."""
+        try:
+            ended = self._ended.get(wait, HOUSE_S)
+        except queue.Empty:
+            self.worker.keep_house(False)
+            return
+        self._end(*ended)
+        self.worker.keep_house(True)
+
+    def _begin(self, oid: int, flags: int) -> None:
+        worker = self.worker
+        call = _Running(oid, flags >> CONCURRENCY_SHIFT or CONCURRENCY_MAX)
+        if not self.running:
+            self._brought = serial.begin_run()
+        self.running[oid] = call
+        self.slots.begin(oid)
+        worker.speak_to(self.tasks.audience(oid))
+        timeout_ns = self.tasks.task(oid)[4]
+        if timeout_ns:
+            self.limit(oid, time.monotonic_ns() + timeout_ns)
+        context = contextvars.copy_context()
+        context.run(current_call.set, call)
+        try:
+            function, args, kwargs = context.run(worker.prepared, oid, bool(flags & FLAG_COPY))
+            if flags & FLAG_STREAM:
+                function, args = context.run(worker.streamed, oid, function, args)
+            if flags & FLAG_ASYNC:
+                call.coroutine = context.run(function, *args, **kwargs)
+                loop = self.loop.loop
+                loop.call_soon_threadsafe(self._start, call, context=context)
+            else:
+                threading.Thread(
+                    target=context.run,
+                    args=(self._run_plain, call, function, args, kwargs),
+                    name=self.tasks.name(oid),
+                    daemon=True,
+                ).start()
+        except BaseException as error:
+            self._end(call, error, True)
+
+    def _end(self, call: _Running, value: Any, failed: bool) -> None:
+        """Its result is written, as that of any task."""
+        worker, oid = self.worker, call.oid
+        call.coroutine = call.task = None
+        worker.check_line()
+        token = current_call.set(call)
+        try:
+            worker.leave_groups()
+            worker.voice.finish()
+            if value is not STREAMED:
+                failed = worker.store(oid, value, failed)
+        finally:
+            current_call.reset(token)
+        self.limit(oid, 0)
+        del self.running[oid]
+        if not self.running:
+            serial.end_run(self._brought)
+        worker.done_tasks += 1
+        self.slots.end(oid, failed, next(iter(self.running), 0))
+
+    def limit(self, oid: int, at_ns: int) -> None:
+        """This worker is killed at that moment, unless it is told otherwise; 0: not because of
+        that one."""
+        with self._lock:
+            if at_ns:
+                self._deadlines[oid] = at_ns
+            elif self._deadlines.pop(oid, None) is None:
+                return
+            first = min(self._deadlines, key=lambda one: self._deadlines[one], default=0)
+            self.slots.deadline(first, self._deadlines.get(first, 0))
+
+    # -- elsewhere -------------------------------------------------------------------------------
+
+    def _tell(self, call: _Running, value: Any, failed: bool) -> None:
+        self._ended.put((call, value, failed))
+        self.slots.wake()
+
+    def _run_plain(self, call: _Running, function: Any, args: Any, kwargs: Any) -> None:
+        """In a thread of its own."""
+        try:
+            value, failed = function(*args, **kwargs), False
+        except BaseException as error:
+            value, failed = error, True
+        self._tell(call, value, failed)
+
+    def _start(self, call: _Running) -> None:
+        """In the event loop."""
+        if self.tasks.aborted(call.oid):
+            call.unwanted = True
+        call.task = self.loop.loop.create_task(self._drive(call))
+
+    async def _drive(self, call: _Running) -> None:
+        import asyncio
+
+        try:
+            if call.unwanted:
+                call.coroutine.close()
+                raise asyncio.CancelledError
+            value, failed = await call.coroutine, False
+        except BaseException as error:  # SystemExit too: it ends this task, not the loop
+            value, failed = error, True
+        call.unwanted = True  # has ended: it is not cancelled any more
+        self._tell(call, value, failed)
+
+    def cancel_aborted(self) -> None:
+        """After a signal: those that were cancelled by force get a CancelledError at an await."""
+        if self._loop is not None:
+            for oid, call in list(self.running.items()):
+                if self.tasks.aborted(oid) and call.coroutine is not None:
+                    self._loop.loop.call_soon_threadsafe(self._cancel, call)
+
+    def _cancel(self, call: _Running) -> None:
+        if call.task is not None and not call.unwanted:
+            call.task.cancel()

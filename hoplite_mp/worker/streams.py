@@ -1,0 +1,309 @@
+"""A generator in its worker: its items become objects, and links that lead to them.
+
+Why it exists: a stream is a task whose result is its first *link*, an object that is still pending.
+Each link, when it is done, names an item and the next link, so whoever holds one, on any host,
+waits for it and reads it like any object. A link goes when its reader has taken the item: that is
+how the generator knows how far ahead it is, and, when nobody holds the next link, that nobody wants
+more.
+It must never know: who reads, on which host, what is done after a death.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _tasks, serial
+from hoplite_mp.client.memory import FOREVER_NS, STATE
+from hoplite_mp.client.streams import END, ITEM, RAISED, Plan
+from hoplite_mp.client.submitter import KIND_OPERATION, NAME_BYTES
+from hoplite_mp.errors import ClosedError
+
+if TYPE_CHECKING:
+    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp.worker.main import Worker
+
+__all__ = ["STREAMED", "Source"]
+
+STREAMED = object()  # in place of a result: it is written already
+# What an item counts at least for Config.stream_bytes_max: its object and its link cost as much.
+ITEM_BYTES_MIN = 4096
+_GONE = (STATE["FREE"], STATE["FREED"])
+
+
+class Source:
+    """One generator's items."""
+
+    def __init__(self, worker: Worker, oid: int, plan: Plan, timeout_ns: int) -> None:
+        self.worker = worker
+        self.oid = oid
+        self.plan = plan
+        self.memory = worker.memory
+        self.tasks = worker.tasks
+        self.slots = worker.beside.slots
+        self.name = worker.tasks.name(oid)
+        self.audience = worker.tasks.audience(oid)
+        self.timeout_ns = self.left_ns = timeout_ns  # the whole, and what is left at a pause
+        self.ends_ns = 0  # when it has run for so long; 0: it pauses, or may run for ever
+        self.limited = 0  # the link because of which this worker may be killed now
+        self.link: Any = self._new_link()  # the pending one
+        self.ahead: deque[tuple[int, int]] = deque()  # links not taken, and their items' bytes
+        self.bytes_ahead = 0
+        self.first: Any = None  # the first link, until its reader holds it
+
+    def run(self, function: Any, args: tuple[Any, ...], /, **kwargs: Any) -> Any:
+        """All of it. Returns STREAMED; raises what the task itself is to fail with."""
+        items = self._items(function(*args, **kwargs))
+        first = serial.encode(self.link)
+        if self.timeout_ns:  # it counts for the links from now on
+            self.worker.beside.limit(self.oid, 0)
+            self.slots.deadline(0, 0)
+        if not self.worker.submitter.store_result(self.oid, first, False):
+            items.close()  # it was cancelled
+            self._drop_link()
+            return STREAMED
+        self.first = first.refs
+        del first
+        self._resume()
+        try:
+            self._send(items)
+        except BaseException as error:  # the cluster ends, say: the task itself is done
+            self._give_up(error)
+        finally:
+            self._limit(0)
+        if self.first is not None:
+            self.worker.untaken.append((self.oid, self.first))
+        return STREAMED
+
+    def _items(self, made: Any) -> Any:
+        if hasattr(made, "__aiter__"):
+            return _Awaited(self.worker.beside.loop, made)
+        try:
+            return _Plain(iter(made))
+        except TypeError:
+            raise TypeError(
+                f"{self.name}() returned a {type(made).__name__}, which cannot be iterated over: "
+                "stream() is for generator functions, submit() for others"
+            ) from None
+
+    def _send(self, items: Any) -> None:
+        """Until the generator has ended, or nobody wants more."""
+        raised: BaseException | None = None
+        number = 0
+        try:
+            while not self._unwanted() if number < self.plan.skip else self._has_room():
+                value = items.next()
+                number += 1
+                if number > self.plan.skip:
+                    self._send_item(value)
+                del value
+        except StopIteration:
+            pass
+        except BaseException as error:
+            raised = error
+        try:
+            items.close()
+        except BaseException as error:
+            raised = raised or error
+        self._end(raised)
+
+    def _send_item(self, value: Any) -> None:
+        item = self._put(value)
+        nbytes = max(self.slots.size(self.memory.local_id(item)), ITEM_BYTES_MIN)
+        following = self._new_link()
+        self._fulfil((ITEM, item, following), nbytes)
+        self.link = following
+        if self.ends_ns:
+            self._limit(self.ends_ns)
+
+    def _put(self, value: Any) -> ObjectRef[Any]:
+        try:
+            return self.memory.put(value)
+        except Exception as error:
+            cause = (isinstance(error, serial.NotPicklable) and error.__cause__) or error
+            if not isinstance(error, serial.NotPicklable):
+                raise
+            what = f"an item of {self.name}(), a {type(value).__name__}"
+            why = f"{type(cause).__name__}: {cause}"
+            raise serial.reworded(cause, f"{what}, does not pickle: {why}") from cause.__cause__
+
+    def _end(self, raised: BaseException | None) -> None:
+        """The last link says that there is no more, or why."""
+        self._limit(0)
+        if raised is None:
+            self._fulfil((END, None, None), 0)
+            return
+        oid = self.memory.client.new(KIND_OPERATION, STATE["CLAIMED"], self.memory.client.slot, 0)
+        failure = self.memory.own_ref(oid)
+        refs = self.worker.submitter.store_error(oid, raised, self.worker.traceback_of(raised))
+        if refs:
+            self.memory.inner[oid] = refs
+        raised.__traceback__ = None
+        self._fulfil((RAISED, failure, None), 0)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Something about the stream itself has failed: its reader is told, if that can be."""
+        try:
+            if self.link is not None and self.memory.client.usable:
+                oid = self.memory.local_id(self.link)
+                text = self.worker.traceback_of(error)
+                self.worker.submitter.store_error(oid, error, text)
+        except BaseException:
+            if not isinstance(error, ClosedError) and not self.memory.client.closing:
+                traceback.print_exc(file=sys.stderr)
+
+    # -- links ---------------------------------------------------------------------------------
+
+    def _new_link(self) -> ObjectRef[Any]:
+        """Pending, claimed by this worker."""
+        client = self.memory.client
+        oid = client.new(_tasks.STREAM_LINK, STATE["CLAIMED"], client.slot, 0)
+        self.slots.link(
+            oid,
+            self.name.encode()[:NAME_BYTES],
+            self.plan.tries,
+            self.audience,
+            self.timeout_ns,
+        )
+        return self.memory.own_ref(oid)
+
+    def _fulfil(self, value: tuple[Any, ...], nbytes: int) -> None:
+        """The link that is pending is done. Its refs are held first: it may go at once."""
+        oid = self.memory.local_id(self.link)
+        encoded = serial.encode(value)
+        self.memory.inner[oid] = list(encoded.refs)
+        self.ahead.append((oid, nbytes))
+        self.bytes_ahead += nbytes
+        self.worker.submitter.store_result(oid, encoded, False)
+        self.link = None
+
+    def _drop_link(self) -> None:
+        """Nobody has ever heard of it."""
+        oid = self.memory.local_id(self.link)
+        self.tasks.cancel(oid, True)
+        self.tasks.settle(oid)
+        self.link = None
+
+    # -- how far ahead -------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """What has been taken meanwhile. A reader holds the next link before it lets one go: so of
+        the first one that is left, nobody but this worker holds it only if it was taken."""
+        if self.first is not None and self.tasks.taken(self.oid):
+            self.first = None
+        client = self.memory.client
+        while self.ahead and self.first is None:
+            oid, nbytes = self.ahead[0]
+            if client.state(oid) not in _GONE and not self.slots.alone(oid):
+                break
+            self.ahead.popleft()
+            self.bytes_ahead -= nbytes
+        while client.news():  # with each link the worker's hold on the next one goes
+            self.memory.collect()
+
+    def _unwanted(self) -> bool:
+        """Nobody will ever take another item."""
+        if self.memory.client.closing:
+            return True
+        self._look()
+        return (
+            self.first is None
+            and not self.ahead
+            and self.slots.alone(self.memory.local_id(self.link))
+        )
+
+    def _is_full(self) -> bool:
+        if self.plan.buffersize is not None:
+            return len(self.ahead) >= self.plan.buffersize
+        return self.bytes_ahead >= self.plan.bytes_max
+
+    def _has_room(self) -> bool:
+        """For one more item; waits for it. False: nobody wants any."""
+        blocked = False
+        waiting = self.worker.submitter.waiting
+        try:
+            while True:
+                seen = self.tasks.event()
+                if self._unwanted():
+                    return False
+                if not self._is_full():
+                    return True
+                if not blocked:
+                    self._pause()
+                    blocked = True
+                    waiting.count_blocked(1)  # others stand in meanwhile
+                outcome = self.tasks.wait_event(seen, FOREVER_NS, False)
+                if outcome == _tasks.CLOSING:
+                    return False
+        finally:
+            if blocked:
+                waiting.count_blocked(-1)
+                self._resume()
+
+    # -- its timeout, which counts while it runs -------------------------------------------------
+
+    def _limit(self, at_ns: int) -> None:
+        """This worker is killed at that moment, because of the pending link; 0: it is not."""
+        if self.limited:
+            self.worker.beside.limit(self.limited, 0)
+        self.limited = 0
+        if at_ns:
+            self.limited = self.memory.local_id(self.link)
+            self.worker.beside.limit(self.limited, at_ns)
+
+    def _pause(self) -> None:
+        if self.ends_ns:
+            self.left_ns = max(1, self.ends_ns - time.monotonic_ns())
+            self.ends_ns = 0
+            self._limit(0)
+
+    def _resume(self) -> None:
+        if self.timeout_ns:
+            self.ends_ns = time.monotonic_ns() + self.left_ns
+            self._limit(self.ends_ns)
+
+
+class _Plain:
+    """A generator, or any iterator."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def next(self) -> Any:
+        return next(self.iterator)
+
+    def close(self) -> None:
+        close = getattr(self.iterator, "close", None)
+        if close is not None:
+            close()
+
+
+class _Awaited:
+    """An async generator, in the worker's event loop."""
+
+    def __init__(self, loop: Any, made: Any) -> None:
+        self.loop = loop
+        self.iterator = made.__aiter__()
+
+    async def _next(self) -> tuple[Any, ...]:
+        try:
+            return (await self.iterator.__anext__(),)
+        except StopAsyncIteration:
+            return ()
+
+    def next(self) -> Any:
+        found = self.loop.run(self._next())
+        if not found:
+            raise StopIteration
+        return found[0]
+
+    async def _close(self) -> None:
+        close = getattr(self.iterator, "aclose", None)
+        if close is not None:
+            await close()
+
+    def close(self) -> None:
+        self.loop.run(self._close())
