@@ -1,4 +1,4 @@
-"""A web service whose requests are computed in other processes.
+"""How does a web service compute its requests in other processes?
 
     pip install 'hoplite-mp[examples]'
     python examples/web_service.py --port 8000
