@@ -343,8 +343,10 @@ class _Callbacks:
             call, callback, future = self._queue.get()
             try:
                 callback(future)
-                if not _under_way(callback.parallel):
+                parallel = getattr(callback, "parallel", None)
+                if parallel is None or not _under_way(parallel):
                     call.over.set()
+                del parallel
             except BaseException:
                 _log.exception("in a callback of joblib")
             del call, callback, future
