@@ -418,6 +418,10 @@ def install(world: Group) -> types.ModuleType:
     module.Intracomm, module.Request, module.Exception = Intracomm, Request, Exception_
     for name in ("PROC_NULL", "ANY_SOURCE", "ANY_TAG", "UNDEFINED", "ERR_ROOT", "IN_PLACE"):
         setattr(module, name, globals()[name])
+    # A buffer for bsend: ours is the store.
+    module.BSEND_OVERHEAD, module.Alloc_mem = 0, bytearray
+    module.Attach_buffer = module.Free_mem = lambda buffer: None
+    module.Detach_buffer = lambda: None
     module.THREAD_SINGLE = 0
     module.Query_thread = lambda: 3
     module.Get_version = lambda: (4, 1)
