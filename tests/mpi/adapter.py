@@ -51,7 +51,7 @@ class Op:
         ufunc[self.name](a, b, out=b)
 
 
-IN_PLACE = object()
+IN_PLACE, BOTTOM = object(), object()
 
 
 class Buffer:
@@ -416,7 +416,15 @@ def install(world: Group) -> types.ModuleType:
     module.COMM_WORLD, module.COMM_SELF = Intracomm(world), Intracomm(own)
     module.COMM_NULL, module.DATATYPE_NULL = Intracomm(), Datatype(None)
     module.Intracomm, module.Request, module.Exception = Intracomm, Request, Exception_
-    for name in ("PROC_NULL", "ANY_SOURCE", "ANY_TAG", "UNDEFINED", "ERR_ROOT", "IN_PLACE"):
+    for name in (
+        "PROC_NULL",
+        "ANY_SOURCE",
+        "ANY_TAG",
+        "UNDEFINED",
+        "ERR_ROOT",
+        "IN_PLACE",
+        "BOTTOM",
+    ):
         setattr(module, name, globals()[name])
     # A buffer for bsend: ours is the store.
     module.BSEND_OVERHEAD, module.Alloc_mem = 0, bytearray
