@@ -45,7 +45,7 @@ class Op:
 
     def Reduce_local(self, source: Any, into: Any) -> None:
         ufunc = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
-        a, b = Buffer(source).flat, Buffer(into).flat
+        a, b = Buffer(source).whole, Buffer(into).whole
         if a.size != b.size:
             raise ValueError("message: buffers differ in size")
         ufunc[self.name](a, b, out=b)

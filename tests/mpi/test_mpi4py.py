@@ -21,7 +21,7 @@ import hoplite_mp
 FOLDER = Path(os.environ.get("HOPLITE_MP_MPI4PY_TESTS", "/usr/share/mpi4py/test"))
 MODULES = ("test_cco_buf", "test_cco_obj", "test_cco_vec", "test_cco_nb_buf", "test_p2p_obj")
 # Of the arrays that they loop over: those that only look like a GPU's are the same memory.
-BACKENDS = ("array", "numpy")
+BACKENDS = ("ArrayArray", "ArrayNumPy")
 MEMBERS = 3
 CALL_S = 60.0  # for one call of a member: when another one has failed, nobody waits for ever
 
@@ -70,7 +70,7 @@ def run_module(rank: int, module: str, folder: str, name: str) -> dict[str, str]
     group = hoplite_mp.current().group(name, MEMBERS, rank, timeout=CALL_S)
     install(group)
     arrays: Any = importlib.import_module("arrayimpl")
-    arrays.ArrayBackends[:] = [one for one in arrays.ArrayBackends if one.backend in BACKENDS]
+    arrays.ArrayBackends[:] = [one for one in arrays.ArrayBackends if one.__name__ in BACKENDS]
     loaded = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
     tests = [test for case in loaded for test in case]  # type: ignore[union-attr]
     suite = unittest.TestSuite(t for t in tests if t.id().rsplit(".")[-1] not in LEFT_OUT)
