@@ -45,9 +45,10 @@ class Op:
 
     def Reduce_local(self, source: Any, into: Any) -> None:
         ufunc = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
-        a, b = Buffer(source).whole, Buffer(into).whole
-        if a.size != b.size:
-            raise ValueError("message: buffers differ in size")
+        one, two = Buffer(source), Buffer(into)
+        a, b = one.whole, two.whole
+        if a.size != b.size or one.code != two.code:
+            raise ValueError("message: buffers differ in size or datatype")
         ufunc[self.name](a, b, out=b)
 
 
@@ -68,6 +69,7 @@ class Buffer:
             self.counts, self.displs = rest[0]
         elif rest:
             self.counts = rest[0]
+        self.code = code
         if isinstance(raw, np.ndarray):
             self.flat = raw.reshape(-1)
             assert raw.size == 0 or np.shares_memory(self.flat, raw)
