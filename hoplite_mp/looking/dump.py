@@ -178,6 +178,8 @@ def _group(item: dict[str, Any]) -> str:
         here = {member["rank"] for member in item["came"]}
         absent = [rank for rank in range(item["size"]) if rank not in here]
         return f"{text}; it waits for {_ranks(absent)}"
+    for box in item["unread"]:
+        text += f"; {box['messages']} unread for rank {box['rank']}"
     text += f"; call {item['call']}"
     if item["kind"]:
         text += f" ({item['kind']})"

@@ -23,7 +23,8 @@ NAME_CHARS = 100  # of a group's name
 
 def group_waits(node: Node) -> Iterator[dict[str, Any]]:
     """One for each Group. `call`: the number of the next one; `made`: ranks that have made it;
-    `awaited`: ranks that have not, as far as this node knows."""
+    `awaited`: ranks that have not, as far as this node knows; `unread`: messages that members here
+    have not received."""
     hosts = node.groups.hosts
     for known in list(node.groups.known.values()):
         formed, alive, joining, _, call, _ = known.board.look()
@@ -40,6 +41,10 @@ def group_waits(node: Node) -> Iterator[dict[str, Any]]:
             "awaited": [],
             "leader": "",
             "moving": [],
+            "unread": [
+                {"rank": rank, "messages": count}
+                for rank, count in node.messages.unread(known.generation)
+            ],
         }
         if formed and state is None:
             missing = _ranks(known.board.missing(alive | joining, call))

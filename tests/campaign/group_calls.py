@@ -7,6 +7,7 @@ same contributors.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 KINDS = (
     "allreduce", "reduce", "broadcast", "gather", "allgather", "reduce_scatter", "alltoall",
-    "barrier",
+    "barrier", "scatter", "scan", "exscan", "messages",
 )  # fmt: skip
 FORM_S = 5.0
 FORM_FAR_S = 15.0  # over hosts that may be silent
@@ -41,7 +42,11 @@ def one_call(g: Any, turn: int, at: int, kind: str, count: int) -> Any:
     mine = part(turn, at, g.rank, count)
     root = at % g.size
     parts = functools.partial(part, turn, at, count=count)
-    if kind in ("reduce", "broadcast", "gather"):
+    if kind == "messages":
+        return round_the_ring(g, mine, parts)
+    if kind == "scatter":
+        found = g.scatter([mine + rank for rank in range(g.size)], root=root)
+    elif kind in ("reduce", "broadcast", "gather"):
         found = getattr(g, kind)(mine, root=root)
     elif kind == "alltoall":
         found = g.alltoall([mine + rank for rank in range(g.size)])
@@ -56,6 +61,11 @@ def one_call(g: Any, turn: int, at: int, kind: str, count: int) -> Any:
             wanted = np.array_split(wanted, g.size)[g.rank]
     elif kind == "broadcast":
         wanted = parts(root)
+    elif kind == "scatter":
+        wanted = parts(root) + g.rank
+    elif kind in ("scan", "exscan"):
+        below = [parts(rank) for rank in ranks if rank < g.rank + (kind == "scan")]
+        wanted = sum(below) if below else None
     elif kind == "alltoall":
         wanted = [parts(r) + g.rank if r in ranks else None for r in range(g.size)]
     else:
@@ -64,6 +74,20 @@ def one_call(g: Any, turn: int, at: int, kind: str, count: int) -> Any:
         wanted = None
     if not same(found, wanted):
         raise Unexplained(f"call {at} ({kind}) of Group {turn}, rank {g.rank}: {found}, {wanted}")
+    return ranks
+
+
+def round_the_ring(g: Any, mine: Any, parts: Any) -> Any:
+    """Each sends to the next rank; who is in it the barrier before it has said."""
+    g.barrier()
+    ranks = g.contributors
+    left, right = (g.rank - 1) % g.size, (g.rank + 1) % g.size
+    with contextlib.suppress(hoplite_mp.PeerLostError):
+        g.send(mine, right)
+    with contextlib.suppress(hoplite_mp.PeerLostError):
+        found = g.recv(left)
+        if not same(found, parts(left)):
+            raise Unexplained(f"rank {g.rank} received {found} from rank {left}")
     return ranks
 
 

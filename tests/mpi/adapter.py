@@ -45,13 +45,14 @@ class Op:
 
     def Reduce_local(self, source: Any, into: Any) -> None:
         ufunc = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
-        a, b = Buffer(source).flat, Buffer(into).flat
-        if a.size != b.size:
-            raise ValueError("message: buffers differ in size")
+        one, two = Buffer(source), Buffer(into)
+        a, b = one.whole, two.whole
+        if a.size != b.size or one.code != two.code:
+            raise ValueError("message: buffers differ in size or datatype")
         ufunc[self.name](a, b, out=b)
 
 
-IN_PLACE = object()
+IN_PLACE, BOTTOM = object(), object()
 
 
 class Buffer:
@@ -68,6 +69,7 @@ class Buffer:
             self.counts, self.displs = rest[0]
         elif rest:
             self.counts = rest[0]
+        self.code = code
         if isinstance(raw, np.ndarray):
             self.flat = raw.reshape(-1)
             assert raw.size == 0 or np.shares_memory(self.flat, raw)
@@ -416,8 +418,20 @@ def install(world: Group) -> types.ModuleType:
     module.COMM_WORLD, module.COMM_SELF = Intracomm(world), Intracomm(own)
     module.COMM_NULL, module.DATATYPE_NULL = Intracomm(), Datatype(None)
     module.Intracomm, module.Request, module.Exception = Intracomm, Request, Exception_
-    for name in ("PROC_NULL", "ANY_SOURCE", "ANY_TAG", "UNDEFINED", "ERR_ROOT", "IN_PLACE"):
+    for name in (
+        "PROC_NULL",
+        "ANY_SOURCE",
+        "ANY_TAG",
+        "UNDEFINED",
+        "ERR_ROOT",
+        "IN_PLACE",
+        "BOTTOM",
+    ):
         setattr(module, name, globals()[name])
+    # A buffer for bsend: ours is the store.
+    module.BSEND_OVERHEAD, module.Alloc_mem = 0, bytearray
+    module.Attach_buffer = module.Free_mem = lambda buffer: None
+    module.Detach_buffer = lambda: None
     module.THREAD_SINGLE = 0
     module.Query_thread = lambda: 3
     module.Get_version = lambda: (4, 1)

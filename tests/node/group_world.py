@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import serial
+from hoplite_mp.contributions import TARGETED
 from hoplite_mp.node.group_calls import GroupCalls
 from hoplite_mp.node.layouts import payload_layout
 from hoplite_mp.planner.group import Groups
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
 
 MANAGER = -1
 NAME = "g"
-KINDS = ("allreduce", "reduce", "broadcast", "gather", "allgather", "alltoall", "barrier")
+KINDS = (
+    "allreduce", "reduce", "broadcast", "gather", "allgather", "alltoall", "barrier", "scatter",
+    "scan",
+)  # fmt: skip
 LARGE = 1 << 20  # bytes of a part that does not travel in messages
 
 
@@ -177,13 +181,13 @@ class World:
         assert set(message.ranks) <= self.made[key], "who has not called is no contributor"
         seen = message.ranks, message.error
         if "is gone with what was to come here" in message.message:
-            assert kind in ("gather", "alltoall", "reduce")
+            assert kind in ("gather", "alltoall", "reduce", "scatter")
             assert self.lost
             return
         assert self.read.setdefault((key, member.node), seen) == seen
         if message.error:
             assert message.error == "lost"
-            assert kind in ("broadcast", "reduce", "gather")
+            assert kind in ("broadcast", "reduce", "gather", "scatter")
             assert root not in message.ranks
             return
         ranks = message.ranks
@@ -191,7 +195,10 @@ class World:
             assert value == sum(int(share(message.call, rank)[0]) for rank in ranks)
         elif kind == "broadcast":
             assert value == int(share(message.call, root)[0])
-        elif kind == "allgather" or (kind == "gather" and member.rank == root):
+        elif kind == "scatter":
+            at = member.rank
+            assert value == {(root, at): int(share(message.call, root, at)[0])}
+        elif kind in ("allgather", "scan") or (kind == "gather" and member.rank == root):
             assert value == {(rank, -1): int(share(message.call, rank)[0]) for rank in ranks}
         elif kind == "alltoall":
             at = member.rank
@@ -284,11 +291,12 @@ class OneNode:
         call, rank, generation = member.call, member.rank, self.generation
         kind, root, _ = self.world.kind(generation, call)
         parts: list[Any] = []
-        if kind == "alltoall":
+        gives = kind not in ("broadcast", "scatter") or rank == root
+        if kind in TARGETED and gives:
             parts = [share(call, rank, target) for target in range(self.world.size)]
-        elif kind != "barrier" and (kind != "broadcast" or rank == root):
+        elif kind != "barrier" and gives:
             parts = [share(call, rank)]
-        op = "sum" if kind in ("allreduce", "reduce") else ""
+        op = "sum" if kind in ("allreduce", "reduce", "scan") else ""
         encoded = [serial.encode(part).tobytes() for part in parts]
         member.made = True
         self.world.made.setdefault((generation, call), set()).add(rank)
@@ -328,7 +336,7 @@ class OneNode:
         for ask in asks:
             for number, payload in enumerate(ask.parts):
                 assert isinstance(payload, bytes)
-                target = number if ask.kind == "alltoall" else -1
+                target = number if ask.kind in TARGETED else -1
                 layout = payload_layout(memoryview(payload))
                 numbers = 1, ask.rank, target + 1, call % 256, members.generation % 256
                 name = bytes([*numbers, *bytes(11)])

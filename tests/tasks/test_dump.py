@@ -188,6 +188,16 @@ def test_a_group_of_which_one_does_not_call(cluster: Cluster, tmp_path: Path) ->
     assert [future.result() for future in futures] == [2.0, 2.0]
 
 
+def test_messages_that_nobody_receives(cluster: Cluster) -> None:
+    with cluster.group("unread", 2, 0) as first, cluster.group("unread", 2, 1) as second:
+        for at in range(3):
+            first.send(at, 1)
+        until(cluster, "groups", lambda f: f[0]["unread"] == [{"rank": 1, "messages": 3}])
+        assert "; 3 unread for rank 1; call 0 begun by nobody here" in text(cluster)
+        assert [second.recv() for _ in range(3)] == [0, 1, 2]
+        until(cluster, "groups", lambda f: f[0]["unread"] == [])
+
+
 def test_a_reduce_with_missing_sources(cluster: Cluster, tmp_path: Path) -> None:
     go = tmp_path / "go"
 
