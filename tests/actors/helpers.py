@@ -2,7 +2,10 @@
 
 import os
 import time
+from pathlib import Path
 from typing import Any
+
+from tests.tasks.helpers import wait_for
 
 
 class Counter:
@@ -28,6 +31,10 @@ class Counter:
 
     def wait(self, seconds: float) -> str:
         time.sleep(seconds)
+        return "waited"
+
+    def wait_for(self, path: str) -> str:
+        wait_for(path)
         return "waited"
 
     def fail(self) -> None:
@@ -59,7 +66,12 @@ class Refuses:
     def anything(self) -> None: ...
 
 
-class MadeSlowly(Counter):
-    def __init__(self, seconds: float) -> None:
-        time.sleep(seconds)
+class MadeWhen(Counter):
+    """Once that file is there; says in another one who waits for it."""
+
+    def __init__(self, path: str) -> None:
+        here = Path(path + ".here")
+        here.with_suffix(".new").write_text(str(os.getpid()))
+        here.with_suffix(".new").rename(here)
+        wait_for(path)
         super().__init__()

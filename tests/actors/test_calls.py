@@ -2,13 +2,14 @@
 
 import concurrent.futures
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import hoplite_mp
 from hoplite_mp import Actor
-from tests.actors.helpers import Counter, MadeSlowly, Refuses
+from tests.actors.helpers import Counter, MadeWhen, Refuses
 from tests.tasks.helpers import eventually
 
 
@@ -92,6 +93,7 @@ def test_names_that_are_no_methods(c: hoplite_mp.Cluster) -> None:
             "pass_on",
             "pid",
             "wait",
+            "wait_for",
         ]
     )
 
@@ -145,14 +147,15 @@ def test_waiting_for_a_later_call_to_itself(c: hoplite_mp.Cluster) -> None:
     assert counter.call_me(other).result(20) == 42
 
 
-def test_a_call_that_has_not_begun_is_cancelled(c: hoplite_mp.Cluster) -> None:
+def test_a_call_that_has_not_begun_is_cancelled(c: hoplite_mp.Cluster, tmp_path: Path) -> None:
     counter = c.actor(Counter)
-    running = counter.wait(0.3)
+    running = counter.wait_for(str(tmp_path / "go"))
     waiting = counter.add()
     last = counter.add(10)
     eventually(running.running)
     assert waiting.cancel()
     assert not running.cancel(force=True)
+    (tmp_path / "go").touch()
     assert running.result(20) == "waited"
     assert last.result(20) == 10
     with pytest.raises(concurrent.futures.CancelledError):
@@ -167,10 +170,11 @@ def test_a_timeout_ends_the_process(c: hoplite_mp.Cluster) -> None:
     assert Actor.restarts(counter) == 1
 
 
-def test_opening_does_not_wait_for_the_constructor(c: hoplite_mp.Cluster) -> None:
-    slow = c.actor(MadeSlowly, 0.5)
+def test_opening_does_not_wait_for_the_constructor(c: hoplite_mp.Cluster, tmp_path: Path) -> None:
+    slow = c.actor(MadeWhen, str(tmp_path / "go"))
     future = slow.add()
     assert not future.done()
+    (tmp_path / "go").touch()
     assert future.result(20) == 1
 
 

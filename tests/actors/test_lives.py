@@ -5,14 +5,14 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import hoplite_mp
 from hoplite_mp import Actor, ActorLostError, WorkerLostError
-from tests.actors.helpers import Counter, MadeSlowly
+from tests.actors.helpers import Counter, MadeWhen
 from tests.tasks.helpers import eventually
 
 
@@ -222,15 +222,12 @@ def test_a_detached_one_lives_without_handles(c: hoplite_mp.Cluster) -> None:
         c.get_actor("alone")
 
 
-def test_one_that_dies_while_it_is_made(c: hoplite_mp.Cluster) -> None:
-    supervisor = psutil.Process(c._host.process.pid)  # type: ignore[union-attr]
-    before = {one.pid for one in supervisor.children()}
-    slow = c.options(restarts=1).actor(MadeSlowly, 0.5)
+def test_one_that_dies_while_it_is_made(c: hoplite_mp.Cluster, tmp_path: Path) -> None:
+    slow = c.options(restarts=1).actor(MadeWhen, str(tmp_path / "go"))
     future = slow.add()
-    eventually(lambda: {one.pid for one in supervisor.children()} - before)
-    for one in supervisor.children():
-        if one.pid not in before:
-            one.kill()
+    eventually((tmp_path / "go.here").exists)
+    os.kill(int((tmp_path / "go.here").read_text()), signal.SIGKILL)
+    (tmp_path / "go").touch()
     assert future.result(20) == 1
     assert Actor.restarts(slow) == 1
 

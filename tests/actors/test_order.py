@@ -3,10 +3,12 @@
 import random
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import hoplite_mp
 from tests.actors.helpers import Counter
+from tests.tasks.helpers import wait_for
 
 MORE_THAN_A_RING = 5000  # hints of one process to one pool
 
@@ -39,13 +41,13 @@ def test_a_failed_argument_fails_that_call_alone(c: hoplite_mp.Cluster) -> None:
     assert isinstance(failed.exception(20), ValueError)
 
 
-def test_a_call_cancelled_while_it_holds_back_others(c: hoplite_mp.Cluster) -> None:
+def test_a_call_cancelled_while_it_holds_back_others(c: hoplite_mp.Cluster, tmp_path: Path) -> None:
     counter = c.actor(Counter)
-    slow = c.submit(_later, "slow", 1.0)
-    held = counter.note(slow)
+    held = counter.note(c.submit(wait_for, tmp_path / "go"))
     counter.note(1)
     assert held.cancel()
     assert counter.notes().result(20) == [1]
+    (tmp_path / "go").touch()
 
 
 def test_more_calls_than_a_queue_holds(c: hoplite_mp.Cluster) -> None:
