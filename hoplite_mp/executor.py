@@ -333,9 +333,15 @@ class PoolExecutor(TaskExecutor):
         return self._pool
 
     def _close(self, kill: bool) -> None:
-        if self._runtime.client.usable:
-            self._runtime.channel.tell(ClosePool(self._pool, kill))
-            self._runtime.submitter.close_queue(self._pool)
+        _end_pool(self._runtime, self._pool, kill)
+
+
+def _end_pool(runtime: Runtime, pool: int, kill: bool = False) -> None:
+    """First this process's queue to it: as soon as the node hears of the end, the number of that
+    pool may be another one's, with tasks in a queue of its own."""
+    if runtime.client.usable:
+        runtime.submitter.close_queue(pool)
+        runtime.channel.tell(ClosePool(pool, kill))
 
 
 def _close_pool(runtime: Runtime, pool: int) -> None:
@@ -346,9 +352,7 @@ def _close_pool(runtime: Runtime, pool: int) -> None:
         while oids := [oid for oid, task in list(submitter.pending.items()) if task.queue == queue]:
             submitter.waiting.wait_many(oids, len(oids), FOREVER_NS)
             submitter.drain()
-        if runtime.client.usable:
-            runtime.channel.tell(ClosePool(pool, False))
-            submitter.close_queue(pool)
+        _end_pool(runtime, pool)
 
 
 def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
@@ -475,9 +479,7 @@ def spmd(
             if left[0]:
                 return
         with UnlessEnded():  # else it has gone with its cluster
-            if runtime.client.usable:
-                runtime.channel.tell(ClosePool(pool, False))
-                runtime.submitter.close_queue(pool)
+            _end_pool(runtime, pool)
 
     for future in futures:
         future.add_done_callback(done)

@@ -33,6 +33,12 @@ TAKEN_AWAY = (
 )
 
 
+INSIDE = (
+    "a finalizer or a signal handler asked the node for something while its thread was in the "
+    "middle of another question: do it later, in a thread say"
+)
+
+
 class Channel:
     """Requests to the node over a SEQPACKET socketpair."""
 
@@ -42,7 +48,7 @@ class Channel:
         self.line = Watched(self._sock.fileno())
         self.taken_away: Callable[[], None] = lambda: None  # called when the line is not there
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # which knows its owner; it is never taken twice
         self._number = first
         self._seen = [first]  # what the node need not keep for whoever was interrupted
         self._encoder = msgspec.msgpack.Encoder()
@@ -53,6 +59,7 @@ class Channel:
     def tell(self, ask: Ask) -> None:
         """A request without a reply."""
         try:
+            self._check_not_inside()
             with self._lock:
                 self._look()
                 self._sock.send(self._encoder.encode(Request(0, self._seen[0], ask)))
@@ -71,6 +78,7 @@ class Channel:
         `take(value, number, seen)` makes an owner of what was given, which is returned, and says in
         the same step that it was seen: else Ctrl-C between the two would leave it to nobody."""
         try:
+            self._check_not_inside()
             with self._lock:
                 self._look()
                 self._number += 1
@@ -95,6 +103,12 @@ class Channel:
         if reply.error and not reply.full:
             raise (errors.NodeLostError if reply.gone else ValueError)(reply.error)
         return reply
+
+    def _check_not_inside(self) -> None:
+        """A finalizer that the garbage collector calls, or a signal handler, may come here in the
+        middle of a call of its own thread, which it would wait for for ever."""
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(INSIDE)
 
     def _look(self) -> None:
         if not self.line.there() and not self._closed:

@@ -39,7 +39,7 @@ class Collector:
         self._look_again = False
         self._resting = False  # until somebody wakes it
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may run inside, and come here again
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread = 0  # its ident; 0: not started

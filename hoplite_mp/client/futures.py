@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Future"]
 
 T = TypeVar("T")
-_making = threading.Lock()  # guards the first use of a Future's condition against its completion
+# Guards the first use of a Future's condition against its completion. Reentrant, because the
+# garbage collector may run inside, and what it drops may cancel other Futures: a map, say.
+_making = threading.RLock()
 _NOTHING: Any = object()
 _PENDING, _FINISHED, _CANCELLED = "PENDING", "FINISHED", "CANCELLED_AND_NOTIFIED"
 

@@ -154,20 +154,10 @@ class Submitter:
                 ready,
                 self.audience,
             )
-            if posted:
-                if holder is not None:
-                    self.queues.look_at_actor(pool)
-            else:
-                if refusal is not None:
-                    self._fail(pending, refusal)
-                    self.drain()
-                elif call.dependencies:
-                    if holder is not None:
-                        self.queues.keep_place(pending)
-                    self._depend(pending, call.dependencies)
-                else:
-                    self.queues.post_later(pending)
-                    self.collector.start()
+            if not posted:
+                self._keep_back(pending, call.dependencies, holder is not None, refusal)
+            elif holder is not None:
+                self.queues.look_at_actor(pool)
             hold.keep()
             if len(holds) > HOLDS_OF_CALL:  # what it holds is to go soon after, asked for or not
                 self.collector.start()
@@ -181,6 +171,25 @@ class Submitter:
         if self.memory.lost is not None:  # meanwhile
             self.abandon(self.memory.lost)
         return future
+
+    def _keep_back(
+        self,
+        pending: Pending,
+        dependencies: Sequence[ObjectRef[Any]],
+        in_order: bool,
+        refusal: BaseException | None,
+    ) -> None:
+        """It is sent when its arguments are there, or when there is room; or it never is."""
+        if refusal is not None:
+            self._fail(pending, refusal)
+            self.drain()
+        elif dependencies:
+            if in_order:
+                self.queues.keep_place(pending)
+            self._depend(pending, dependencies)
+        else:
+            self.queues.post_later(pending)
+            self.collector.start()
 
     @property
     def wants_news(self) -> bool:

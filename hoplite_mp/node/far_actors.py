@@ -104,20 +104,19 @@ class FarActors:
             return
         self._last += 1
         self.asking[self._last] = (member.home, asker)
-        self.send(
-            member.home,
-            BeginActor(
-                self._last,
-                self.public(wanted.setup),
-                wanted.about,
-                wanted.class_name,
-                wanted.name,
-                wanted.restarts,
-                wanted.get_if_exists,
-                wanted.detached,
-                wanted.audience,
-            ),
+        ask = BeginActor(
+            self._last,
+            self.public(wanted.setup),
+            wanted.about,
+            wanted.class_name,
+            wanted.name,
+            wanted.restarts,
+            wanted.get_if_exists,
+            wanted.detached,
+            wanted.audience,
         )
+        if not self.send(member.home, ask) and self.asking.pop(ask.number, None) is not None:
+            asker.refused(f"node h{node} is gone")  # although the manager has not said so yet
 
     def begun(self, home: int, message: ActorBegun) -> None:
         """The answer of the node that was asked."""
@@ -141,10 +140,10 @@ class FarActors:
         """The pool on this host for calls of that actor."""
         pool = self.by_identity.get(identity)
         if pool is None:
-            pool = self.node.workers.open_bound(NODE_SLOT, 0)
             one = self.node.imports.by_oid.get(identity)
+            pool = None if one is None else self.node.workers.open_bound(NODE_SLOT, 0)
             if pool is None or one is None:
-                why = self.node.workers.why_none if pool is None else "that actor has ended"
+                why = "that actor has ended" if one is None else self.node.workers.why_none
                 self.node.reply(slot, Reply(number, None, why))
                 return
             self.node.workers.pools[pool].actor = True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan, why_not
+from tests.lan.test_cluster import TLS_OR_PLAIN, UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,3 +30,18 @@ def lan4(lan_permitted: None) -> Iterator[Lan]:
     """Four hosts of a test's own, links not limited."""
     with Lan(4) as lan:
         yield lan
+
+
+@pytest.fixture(scope="module")
+def lan(lan_permitted: None) -> Iterator[Lan]:
+    """Three hosts for the tests of a file."""
+    with Lan(3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=TLS_OR_PLAIN)
+def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
+    """Their cluster, with WORKERS of the test's file on each host, or one."""
+    made = UpCluster(lan, tls=request.param, workers=getattr(request.module, "WORKERS", 1))
+    yield made
+    assert made.end() == [0, 0, 0]

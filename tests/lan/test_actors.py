@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import pytest
-
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, TLS_OR_PLAIN, UpCluster
+from tests.lan.test_cluster import PATIENCE_S, UpCluster
 from tests.lan.test_leaving import WAIT_FOR_ALL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CLASSES = """
 import signal
@@ -44,19 +37,6 @@ def call_it(handle, n):
     return handle.add().result(30)
 second = next(n for n in c.nodes if n.host == "h2" and n.workers)
 """
-
-
-@pytest.fixture(scope="module")
-def lan(lan_permitted: None) -> Iterator[Lan]:
-    with Lan(3) as made:
-        yield made
-
-
-@pytest.fixture(scope="module", params=TLS_OR_PLAIN)
-def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
-    made = UpCluster(lan, tls=request.param)
-    yield made
-    assert made.end() == [0, 0, 0]
 
 
 def test_calls_from_everywhere(cluster: UpCluster, lan: Lan) -> None:

@@ -8,25 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lan import Lan
-from tests.lan.test_cluster import TLS_OR_PLAIN, UpCluster
 from tests.lan.test_groups import SIZE, members
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.lan import Lan
+    from tests.lan.test_cluster import UpCluster
 
-
-@pytest.fixture(scope="module")
-def lan(lan_permitted: None) -> Iterator[Lan]:
-    with Lan(SIZE) as made:
-        yield made
-
-
-@pytest.fixture(scope="module", params=TLS_OR_PLAIN)
-def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
-    made = UpCluster(lan, tls=request.param, workers=0)
-    yield made
-    assert made.end() == [0, 0, 0]
+WORKERS = 0  # of each host's
 
 
 VALUES = """

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import hoplite_mp
+from hoplite_mp.client import written
+from tests.tasks.large_globals import WATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +17,22 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with hoplite_mp.Cluster(workers=2, memory="256MiB") as made:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """With WORKERS and MEMORY of the test's file, if it names them."""
+    workers, memory = (
+        getattr(request.module, name, usual)
+        for name, usual in (("WORKERS", 2), ("MEMORY", "256MiB"))
+    )
+    with hoplite_mp.Cluster(workers=workers, memory=memory) as made:
         yield made
+
+
+@pytest.fixture(params=["watched", "read in full"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Twice: the kernel tells which pages were written, and it does not."""
+    kind: str = request.param
+    if kind == "read in full":
+        monkeypatch.setattr(written, "available", lambda: False)
+    elif not WATCHES:
+        pytest.skip("the kernel does not tell, or must not")
+    return kind

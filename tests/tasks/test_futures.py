@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import os
 import threading
 import time
@@ -16,6 +17,8 @@ import pytest
 import hoplite_mp
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp import Cluster
 
 PATIENCE_S = 20.0
@@ -184,3 +187,60 @@ def test_read_only_results_and_writable_arguments(cluster: Cluster) -> None:
         assert first.result().flags.writeable
         assert (executor.submit(double_in_place, first).result() == 4).all()
         assert (first.result() == 2).all()
+
+
+def in_time(action: Callable[[], object]) -> None:
+    """In a thread: what never ends is to fail the test, not to stop it."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "it hangs"
+
+
+def test_a_map_that_the_garbage_collector_ends_inside_of_another_future() -> None:
+    with hoplite_mp.Cluster(workers=1) as c:
+        gate = threading.Event()
+        done: list[Any] = []
+        cycle: list[Any] = [c.map(time.sleep, [0.0, 1.0, 1.0, 1.0])]
+        next(cycle[0])
+        cycle.append(cycle)
+        future = c.submit(time.sleep, 0.0)
+        thresholds = gc.get_threshold()
+        gc.disable()
+        gc.collect()
+        del cycle
+
+        def look() -> None:
+            gc.set_threshold(1)
+            gc.enable()
+            try:
+                future.add_done_callback(done.append)
+            finally:
+                gc.set_threshold(*thresholds)
+            gate.set()
+
+        in_time(look)
+        assert gate.is_set()
+        assert future.result(20) is None
+
+
+def test_a_finalizer_that_asks_in_the_middle_of_a_question() -> None:
+    with hoplite_mp.Cluster(workers=1) as c:
+        channel = c._runtime.channel
+        encoder, met = channel._encoder, []
+
+        class Collecting:
+            """The garbage collector may run at each allocation, and finalizers in it."""
+
+            def encode(self, message: Any) -> bytes:
+                if not met:
+                    try:
+                        c.stats()
+                    except RuntimeError as error:
+                        met.append(str(error))
+                return encoder.encode(message)
+
+        channel._encoder = Collecting()  # type: ignore[assignment]
+        in_time(c.stats)
+        assert "finalizer" in met[0]
+        assert c.submit(abs, -1).result(20) == 1

@@ -19,29 +19,16 @@ import pytest
 import hoplite_mp
 from hoplite_mp.client import written
 from tests.tasks.helpers import PATIENCE_S, eventually, run
-from tests.tasks.large_globals import MIB, WATCHES, arrays_of, expected, scope_of
+from tests.tasks.large_globals import MIB, arrays_of, expected, scope_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from hoplite_mp import Cluster
     from hoplite_mp.serial import Array
 
-
-@pytest.fixture(params=["watched", "read in full"], autouse=True)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    kind: str = request.param
-    if kind == "read in full":
-        monkeypatch.setattr(written, "available", lambda: False)
-    elif not WATCHES:
-        pytest.skip("the kernel does not tell, or must not")
-    return kind
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with hoplite_mp.Cluster(workers=1, memory="512MiB") as made:
-        yield made
+WORKERS, MEMORY = 1, "512MiB"
+pytestmark = pytest.mark.usefixtures("kernel")
 
 
 def test_what_has_not_changed_is_neither_sent_nor_read(cluster: Cluster, kernel: str) -> None:

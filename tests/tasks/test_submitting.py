@@ -212,3 +212,30 @@ def test_large_arguments_and_results(cluster: Cluster) -> None:
     array = np.random.default_rng(0).random(500_000)
     result = cluster.submit(lambda a, k: a[::-1] * k, array, k=2).result()
     assert np.array_equal(result, array[::-1] * 2)
+
+
+def test_the_number_of_a_closed_pool_is_given_to_another_one_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the first one is just being closed, the other one has tasks already."""
+    channel = cluster._runtime.channel
+    first = cluster.executor(1)
+    others: list[Any] = []
+    futures: list[Any] = []
+
+    def tell(ask: Any) -> None:
+        channel_tell(ask)
+        if type(ask).__name__ == "ClosePool" and not futures:
+            futures.append(None)
+            deadline = time.monotonic() + PATIENCE_S
+            while not (others and others[-1]._pool == first._pool):
+                assert time.monotonic() < deadline
+                others.append(cluster.executor(1))
+            futures[:] = [others[-1].submit(time.sleep, 0.3), others[-1].submit(add, 1, 2)]
+
+    channel_tell = channel.tell
+    monkeypatch.setattr(channel, "tell", tell)
+    first.shutdown()
+    assert futures[1].result(PATIENCE_S) == 3
+    for one in others:
+        one.shutdown()

@@ -21,35 +21,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import hoplite_mp
 from hoplite_mp.client import written
 from tests.tasks.helpers import PATIENCE_S
 from tests.tasks.large_globals import MIB, WATCHES, expected, scope_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from hoplite_mp import Cluster
 
 
+WORKERS, MEMORY = 1, "512MiB"
+pytestmark = pytest.mark.usefixtures("kernel")
+
 needs_watches = pytest.mark.skipif(not WATCHES, reason="the kernel does not tell, or must not")
-
-
-@pytest.fixture(params=["watched", "read in full"], autouse=True)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    kind: str = request.param
-    if kind == "read in full":
-        monkeypatch.setattr(written, "available", lambda: False)
-    elif not WATCHES:
-        pytest.skip("the kernel does not tell, or must not")
-    return kind
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with hoplite_mp.Cluster(workers=1, memory="512MiB") as made:
-        yield made
 
 
 def test_views_over_the_same_memory(cluster: Cluster) -> None:
