@@ -68,8 +68,8 @@ class Asker(Protocol):
     def granted(self, hold: Any) -> None:
         """It gets the identity; the hold lasts until it has one of its own."""
 
-    def refused(self, why: str) -> None:
-        """There is no such actor, and why; "": nobody has that name."""
+    def refused(self, why: str, gone: bool = False) -> None:
+        """There is no such actor, and why; "": nobody has that name. gone: its host is."""
 
 
 @dataclass(slots=True)
@@ -90,9 +90,9 @@ class Client:
             granted[self.number] = [hold]
             self.node.reply(self.slot, Reply(self.number, hold.oid))
 
-    def refused(self, why: str) -> None:
+    def refused(self, why: str, gone: bool = False) -> None:
         if self._is_there():
-            self.node.reply(self.slot, Reply(self.number, 0, why))
+            self.node.reply(self.slot, Reply(self.number, 0, why, gone=gone))
 
 
 @dataclass(slots=True)
@@ -154,7 +154,7 @@ class Actors:
         if ask.node == self.node.number:
             self.begin(asker, wanted)
         elif self.node.lan is None:
-            asker.refused(f"node h{ask.node} is gone")
+            asker.refused(f"node h{ask.node} is gone", True)
         else:
             self.node.lan.far_actors.begin(asker, wanted, ask.node)
 

@@ -52,7 +52,7 @@ class FarAsker:
         if self.far.send(self.home, ActorBegun(self.number, identity)):
             self.far.given[self.home, self.number] = hold
 
-    def refused(self, why: str) -> None:
+    def refused(self, why: str, gone: bool = False) -> None:
         self.far.send(self.home, ActorBegun(self.number, NO_IDENTITY, why))
 
 
@@ -100,7 +100,7 @@ class FarActors:
         """An actor on another node."""
         member = self.lan.members.get(node)
         if member is None:
-            asker.refused(f"node h{node} is gone")
+            asker.refused(f"node h{node} is gone", True)
             return
         self._last += 1
         self.asking[self._last] = (member.home, asker)
@@ -130,7 +130,7 @@ class FarActors:
         def done(holds: list[Any]) -> None:
             self.send(home, ActorHeld(message.number))
             if holds[0] is None:
-                asker.refused("its host was lost when the actor had just begun")
+                asker.refused("its host was lost when the actor had just begun", True)
             else:
                 asker.granted(holds[0])
 
@@ -286,7 +286,7 @@ class FarActors:
         for number, (asked, asker) in list(self.asking.items()):
             if asked == home:
                 del self.asking[number]
-                asker.refused("its host was lost while the actor was to begin there")
+                asker.refused("its host was lost while the actor was to begin there", True)
         for number, (asked, client) in list(self.counting.items()):
             if asked == home:
                 del self.counting[number]

@@ -29,7 +29,7 @@ KINDS = (
 FORM_S = 5.0
 FORM_FAR_S = 15.0  # over hosts that may be silent
 COUNTS = (8, 1000, 60_000)
-REJOINED_CALLS, REJOINED_PAUSE_S = 40, 0.01
+REJOINED_CALLS, REJOINED_PAUSE_S = 25, 0.01
 
 
 def part(turn: int, at: int, rank: int, count: int) -> Any:

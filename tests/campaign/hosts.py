@@ -9,6 +9,7 @@ It must never know: single calls, single faults.
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from tests.campaign.program import ENVIRONMENT
 from tests.campaign.watching import ANSWER_S, Failed, Watched, answer, command
 from tests.lan import Lan
 from tests.lan.test_cluster import UpCluster
+from tests.lan.test_silence import everything
 from tests.tasks.test_manager_deaths import named
 
 if TYPE_CHECKING:
@@ -147,6 +149,13 @@ class HostsProgram(Company):
     def leave(self, host: Host) -> None:
         self.ask(self.counting, f"remove {host.name}", "removed")
 
+    def close(self) -> None:
+        """What stands still cannot be ended."""
+        super().close()
+        for host in self.lan:
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):
+                everything(host, signal.SIGCONT)
+
     # ---- the play
 
     def renew(self) -> None:
@@ -154,7 +163,8 @@ class HostsProgram(Company):
         self.ask(self.counting, "work", "worked")
         before = named("hoplite worker")
         for one in before:
-            one.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it was a surplus
+                one.kill()
         psutil.wait_procs(before, ANSWER_S)
 
     def census(self) -> Census:
@@ -206,6 +216,7 @@ def run(seed: int, seconds: float) -> tuple[Counter[str], dict[str, int]]:
             with program.playing():
                 return program.calls, program.play(seconds)
         except Failed as error:
+            print(error, file=sys.stderr, flush=True)  # ending the hosts may fail as well
             raise Failed(f"seed {seed}, on hosts, {program.tally.counts()}: {error}") from None
 
 

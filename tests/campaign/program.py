@@ -8,6 +8,7 @@ It must never know: single calls, single faults.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -41,7 +42,7 @@ ENVIRONMENT = {
     "HOPLITE_MP_CANCEL_GRACE_S": "0.2",
     "HOPLITE_MP_PUT_WAIT_S": "1",
     "HOPLITE_MP_GROUP_WAIT_S": "10",
-    "HOPLITE_MP_MEMORY_IDLE_S": "1",
+    "HOPLITE_MP_MEMORY_IDLE_S": "0.5",
 }
 RENEWED = ("hoplite manager", "hoplite worker")
 
@@ -110,7 +111,8 @@ class Program(Company):
         self.ask(self.maker, "work", "worked")
         before = [one for name in RENEWED for one in named(name)]
         for one in before:
-            one.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it was a surplus
+                one.kill()
         psutil.wait_procs(before, ANSWER_S)
 
     def census(self) -> Census:

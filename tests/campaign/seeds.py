@@ -6,4 +6,5 @@ ONE_HOST = {
 }
 HOSTS = {
     1: "one of those that were played first",
+    801: "an actor of another host that was closed before its calls had come there",
 }

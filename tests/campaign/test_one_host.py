@@ -13,7 +13,7 @@ from tests.campaign.program import KINDS, run
 from tests.campaign.seeds import ONE_HOST
 from tests.campaign.soaking import LONG_S, MINUTES, SEED, soak
 
-SHORT_S = 5.0
+SHORT_S = 2.0
 # A small disk is one that is mounted.
 POSSIBLE = [kind for kind in KINDS if kind != "full" or os.geteuid() == 0]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
 from tests.lan import Lan
 from tests.lan.test_cluster import PATIENCE_S, UpCluster
 from tests.lan.test_leaving import WAIT_FOR_ALL
+from tests.lan.test_silence import everything
 
 CLASSES = """
 import signal
@@ -190,5 +193,45 @@ except LookupError:
         assert driver.stdout.read().splitlines() == ["{'ActorLostError'}", "free"]
         driver.stdout.close()
         assert driver.wait(PATIENCE_S) == 0
+        del cluster.joined[1]
+        assert cluster.end() == [0, 0]
+
+
+def test_its_host_is_lost_before_it_has_begun(lan_permitted: None) -> None:
+    """What the call raises is about the node, as for tasks, and no mistake of its caller's."""
+    with Lan(3) as lan:
+        cluster = UpCluster(lan, tls=False)
+        driver = lan[1].popen(
+            cluster.program(
+                WAIT_FOR_ALL
+                + CLASSES
+                + """
+import sys
+view = c.options(node=there)
+print("ready", flush=True)
+sys.stdin.readline()
+for again in range(2):
+    try:
+        view.actor(Counter)
+    except hoplite_mp.NodeLostError as error:
+        print("lost")
+"""
+            ),
+            env=cluster.env,
+            stdin=-1,
+            stdout=-1,
+            text=True,
+        )
+        assert driver.stdout is not None
+        assert driver.stdin is not None
+        assert driver.stdout.readline() == "ready\n"
+        everything(lan[2], signal.SIGSTOP)
+        driver.stdin.write("go\n")
+        driver.stdin.close()
+        assert driver.stdout.read().splitlines() == ["lost", "lost"]
+        driver.stdout.close()
+        assert driver.wait(PATIENCE_S) == 0
+        everything(lan[2], signal.SIGCONT)
+        lan[2].kill()
         del cluster.joined[1]
         assert cluster.end() == [0, 0]
