@@ -14,7 +14,7 @@ SANITIZE := .build-sanitize
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test bench bench-lan bench-deaths peers docs build debug sanitize tsan soak steady clean
+.PHONY: help demo test bench bench-lan bench-deaths peers docs build debug sanitize tsan soak steady test-wheel clean
 
 help:
 	@echo "make demo      the main job on this host, on real data"
@@ -23,13 +23,14 @@ help:
 	@echo "make bench-lan the benchmarks over emulated hosts, Gloo beside them, as root"
 	@echo "make bench-deaths  what deaths in the middle cost, beside Gloo and Open MPI, as root"
 	@echo "make peers     the environment of the peers, which these two make by themselves"
-	@echo "make docs      API pages into docs/_build"
+	@echo "make docs      the documentation as a web site, into docs/_build"
 	@echo "make build     compile again what changed, in place"
 	@echo "make debug     compile in place without optimisation, with asserts"
 	@echo "make sanitize  the compiled modules' tests under ASan and UBSan"
 	@echo "make tsan      the engine's threads, and clients of shared memory, under ThreadSanitizer"
 	@echo "make soak      the tests that run for minutes"
 	@echo "make steady    the whole suite six times on this commit, three of them on a busy machine"
+	@echo "make test-wheel  the wheel in empty environments, with every Python that is found here"
 	@echo "make clean     remove everything that was built, keep $(VENV) and $(PEERS)"
 
 demo: $(VENV)/.installed-demo
@@ -62,7 +63,7 @@ peers: $(PEERS)/.installed
 
 docs: $(VENV)/.installed-docs
 	rm -rf docs/_build
-	$(BIN)/python docs/pages.py docs/_build
+	$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs docs/_build
 
 build: $(VENV)/.installed-dev
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -103,6 +104,9 @@ soak: $(VENV)/.installed-dev
 # Goes on where it was stopped; `.venv/bin/python tests/steady.py --show` prints what there is.
 steady: $(VENV)/.installed-dev
 	$(BIN)/python tests/steady.py
+
+test-wheel: $(VENV)/.installed-dev
+	$(BIN)/python tests/wheel.py
 
 clean:
 	rm -rf build dist $(SANITIZE) docs/_build *.egg-info hoplite_mp/*.so

@@ -6,7 +6,7 @@ import mmap
 
 import numpy as np
 
-from benchmarks.common import Row, cold_cluster, measure, median, seconds
+from benchmarks.common import Row, beside, cold_cluster, measure, median, run_script, seconds
 
 
 def bench_put_cold(benchmark, rounds, record, memcpy, fresh):
@@ -88,3 +88,16 @@ def bench_put_large_cold(benchmark, rounds, record):
             wanted=1.15,
         )
     )
+
+
+def bench_ensemble_over_a_large_array(benchmark, rounds, record):
+    """Processes started, 500 MB shared, eight members computed, all ended; beside a forked pool."""
+    found = {"ours": [], "fork": []}
+
+    def call():
+        for kind, taken in found.items():
+            taken.append(run_script("ensemble.py", kind, str(LARGE_BYTES), "8")["seconds"])
+
+    benchmark.pedantic(call, rounds=rounds(5, 1), warmup_rounds=1)
+    ours, forked = (median(found[kind][1:]) for kind in ("ours", "fork"))
+    record(beside("ensemble of 8 over 500 MB, start to end", ours, "s", "forked pool", forked))

@@ -337,7 +337,7 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, TaskExecutor):
     def spmd(
         self, fn: Callable[..., T], size: int, *args: Any, node: Any = None
     ) -> list[Future[T]]:
-        """`size` peers in processes of their own, all at once: fn(rank, *args). Refs among args
+        """`size` peers in processes of their own, all at once: `fn(rank, *args)`. Refs among args
         arrive as values, as for `submit`; `by_ref(ref)` hands a ref over.
         node: where they are, a node or several; None: all that have workers, in proportion. One
         that dies begins again like any task (`options(retries=0)`: it does not), and may join its

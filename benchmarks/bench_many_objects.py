@@ -1,0 +1,133 @@
+"""Does the cost of one link, one call, one turn depend on how many others there are?
+
+Each row is the cost with 100 000 of them over the cost with 1 000, in the same process.
+"""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.common import Row, median, seconds
+
+FEW, MANY = 1_000, 100_000
+WANTED = 1.3
+CALLS = 200
+
+
+def increment(x):
+    return x + 1
+
+
+def times_many(title, few, many, unit="s"):
+    """The row of a cost in seconds."""
+    return Row(title, many, unit, f"with {FEW}", few, ratio=many / few, wanted=WANTED)
+
+
+def seconds_a_link(cluster, links):
+    """A chain in which each task needs the one before, all sent before the first has ended."""
+    began = time.perf_counter()
+    last = cluster.submit(increment, 0)
+    for _ in range(links - 1):
+        last = cluster.submit(increment, last)
+    assert last.result() == links
+    return (time.perf_counter() - began) / links
+
+
+def bench_links_of_a_chain(benchmark, cluster, rounds, record):
+    few, many = [], []
+
+    def call():
+        few.append(median([seconds_a_link(cluster, FEW) for _ in range(5)]))
+        many.append(seconds_a_link(cluster, MANY))
+
+    benchmark.pedantic(call, rounds=rounds(3, 1), warmup_rounds=1)
+    record(times_many(f"a link of a chain of {MANY}", median(few[1:]), median(many[1:])))
+
+
+def of_each_call(cluster):
+    """Medians of single calls: what they cost while whatever else is held is held."""
+    refs = [cluster.put(n) for n in range(CALLS)]
+    return {
+        "stats()": median([seconds(cluster.stats) for _ in range(CALLS)]),
+        "put of a number": median([seconds(lambda: cluster.put(7)) for _ in range(CALLS)]),
+        "get of a number": median([seconds(lambda ref=ref: cluster.get(ref)) for ref in refs]),
+        "submit → result": median(
+            [seconds(cluster.submit(increment, n).result) for n in range(CALLS)]
+        ),
+    }
+
+
+def bench_calls_beside_many_refs(benchmark, cluster, rounds, record):
+    """The same calls of a driver that holds few refs, then many."""
+    few, many = [], []
+
+    def call():
+        few.append(held(FEW))
+        many.append(held(MANY))
+
+    def held(count):
+        refs = [cluster.put(n) for n in range(count)]
+        cost = of_each_call(cluster)
+        del refs
+        return cost
+
+    benchmark.pedantic(call, rounds=rounds(5, 1), warmup_rounds=1)
+    for title in few[0]:
+        below, above = (median([one[title] for one in side[1:]]) for side in (few, many))
+        record(times_many(f"{title} beside {MANY} refs", below, above))
+
+
+def bench_many_refs_at_once(benchmark, cluster, rounds, record):
+    """One `get` and one `wait` of all refs; the cost of each ref."""
+    costs = {FEW: ([], []), MANY: ([], [])}
+
+    def call():
+        for count, (gets, waits) in costs.items():
+            refs = [cluster.put(n) for n in range(count)]
+            gets.append(of_each(cluster.get, refs))
+            waits.append(of_each(cluster.wait, refs))
+
+    def of_each(look, refs):
+        times = max(1, 20 * FEW // len(refs))
+        return median([seconds(lambda: look(refs)) for _ in range(times)]) / len(refs)
+
+    benchmark.pedantic(call, rounds=rounds(5, 1), warmup_rounds=1)
+    for place, title in enumerate(("get", "wait")):
+        below, above = (median(costs[count][place][1:]) for count in (FEW, MANY))
+        record(times_many(f"{title} of {MANY} refs, each", below, above))
+
+
+def bench_turns_beside_objects_of_other_hosts(benchmark, rounds, record):
+    """A pass of the node over what has changed, with so many objects of other hosts in its care."""
+    from hoplite_mp import ids
+    from tests.cext.host import STATE
+    from tests.node.pair import Network
+
+    kind_task, node_slot = 2, 0
+
+    def turn(count):
+        network = Network(2)
+        try:
+            side = network.sides[0]
+            for _ in range(count):
+                oid = side.party.new(kind_task, STATE["CLAIMED"], node_slot, 0)
+                assert side.node.finish_elsewhere(oid, 1000, False)
+                side.places.add(oid, ids.pack_id(side.home, oid), 1000, (1,))
+            return median([seconds(side.places.purge) for _ in range(CALLS)])
+        finally:
+            network.close()
+
+    found = {FEW: [], MANY: []}
+
+    def call():
+        for count, costs in found.items():
+            costs.append(turn(count))
+
+    benchmark.pedantic(call, rounds=rounds(3, 1))
+    record(
+        times_many(
+            f"a node's turn beside {MANY} objects elsewhere",
+            median(found[FEW]),
+            median(found[MANY]),
+        )
+    )

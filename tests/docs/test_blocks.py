@@ -1,0 +1,169 @@
+"""Every block of code in the README and on the pages is run, or at least read by what it is for.
+
+A page is a program: its blocks in Python run one after the other in one process, in a directory of
+their own; on a page that says `<!-- every block is a program -->` each of them is one. A block
+whose first line is `# needs: NAME` is a program, too, and left out where that package cannot be
+imported, after a look at its syntax. Each gets the argument 300, which the longer ones take for the
+number of steps. Where a page names the address of a cluster, there is one. Blocks of the shell are
+not run: their commands are given to the command line's own parser, or must be targets of the
+Makefile.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from hoplite_mp.cli import parser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE_ADDRESS = re.compile(r"(?:192\.168\.1\.10|127\.0\.0\.1):7000")
+EXAMPLE_HOSTS = '["192.168.1.11", "user@192.168.1.12"]'
+SHELLS = ("sh", "console", "bash")
+TALK = ("{", "text", "")  # directives, drawings
+SEPARATE = "<!-- every block is a program -->"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "SECURITY.md",
+    *sorted(
+        page
+        for page in (ROOT / "docs").rglob("*.md")
+        if "_build" not in page.parts and page.stem not in ("security", "changelog")
+    ),
+]
+# Commands of the pages that belong to others: pip, ssh and so on.
+OTHERS = {
+    "cd", "chmod", "cp", "docker", "export", "git", "head", "kill", "pip", "pstree", "py-spy",
+    "python", "python3", "rsync", "sbatch", "scp", "srun", "ssh", "sudo", "systemctl", "useradd",
+}  # fmt: skip
+
+
+class Block(NamedTuple):
+    """What stands between two fences."""
+
+    language: str
+    line: int
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    found = re.finditer(r"^( *)```([^\n]*)\n(.*?)^\1```", text, re.S | re.M)
+    return [Block(one[2].strip(), text[: one.start()].count("\n") + 2, one[3]) for one in found]
+
+
+def needs(block: Block) -> list[str]:
+    first = block.text.split("\n", 1)[0]
+    return first.removeprefix("# needs:").split() if first.startswith("# needs:") else []
+
+
+def programs(page: Path) -> list[tuple[str, str]]:
+    """Name and source; what is before a block is replaced by empty lines, so that tracebacks name
+    the line of the page."""
+    made: list[tuple[str, list[str]]] = []
+    separate = SEPARATE in page.read_text()
+    for block in blocks(page):
+        if block.language != "python":
+            continue
+        compile(block.text, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        if any(importlib.util.find_spec(name) is None for name in needs(block)):
+            continue
+        if separate or not made or needs(block):
+            made.append((f"{page.stem}-{block.line}", []))
+        lines = made[-1][1]
+        lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
+    return [(name, "\n".join(lines) + "\n") for name, lines in made]
+
+
+PROGRAMS = {name: (page, text) for page in PAGES for name, text in programs(page)}
+SHELL_LINES = [
+    pytest.param(line, id=f"{page.stem}-{block.line}-{number}")
+    for page in PAGES
+    for block in blocks(page)
+    if block.language in SHELLS
+    for number, line in enumerate(block.text.replace("\\\n", " ").splitlines())
+    if line.split("#")[0].strip()
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A cluster for the pages that name one."""
+    token = tmp_path_factory.mktemp("token") / "token"
+    command = [sys.executable, "-m", "hoplite_mp", "up", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(
+        [*command, "--workers", "2", "--token-file", str(token)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HOPLITE_MP_TOKEN_FILE", str(token))
+            yield re.findall(r"127\.0\.0\.1:\d+", line)[0]
+        process.terminate()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program(name: str, address: str, tmp_path: Path) -> None:
+    page, text = PROGRAMS[name]
+    text = EXAMPLE_ADDRESS.sub(address, text)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if EXAMPLE_HOSTS in text:
+        text = text.replace(EXAMPLE_HOSTS, '["127.0.0.1"]')
+        command = f"env HOST={{host}} {shlex.quote(sys.executable)} -m hoplite_mp {{arguments}}"
+        environment["HOPLITE_MP_HOSTS_COMMAND"] = command
+    program = tmp_path / f"{name}.py"
+    program.write_text(text)
+    done = subprocess.run(
+        [sys.executable, str(program), "300"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{page}:\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr, f"{page}:\n{done.stderr}"
+
+
+@pytest.mark.parametrize("line", SHELL_LINES)
+def test_a_command(line: str) -> None:
+    words = shlex.split(line.removeprefix("$ "), comments=True)
+    while "=" in words[0] or words[0] == "sudo":
+        words = words[1:]
+    command, rest = os.path.basename(words[0]), words[1:]
+    if command == "hoplite-mp":
+        parser().parse_args([word for word in rest if word != "&"])
+    elif command == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+        assert set(rest) <= set(targets)
+    else:
+        assert command in OTHERS, f"nobody here knows {command}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_say_what_they_are(page: Path) -> None:
+    for block in blocks(page):
+        known = block.language in ("python", *SHELLS, "toml", "ini", "yaml", "dockerfile")
+        assert known or block.language.startswith("{") or block.language in TALK, (
+            f"{page}:{block.line - 1}: {block.language!r}"
+        )
+
+
+def test_they_were_found() -> None:
+    assert len(PROGRAMS) > 5
+    assert len(SHELL_LINES) > 5

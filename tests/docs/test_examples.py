@@ -1,0 +1,51 @@
+"""Every example runs, is short, and answers a question."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+LINES_MAX = 80
+
+
+def missing(example: Path) -> list[str]:
+    """What it says that it needs, in a line `Needs: NAME, NAME`, and cannot be imported here."""
+    found = re.search(r"^Needs: (.*?)\.?$", example.read_text(), re.M)
+    names = found[1].split(", ") if found else []
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_it_runs(example: Path, tmp_path: Path) -> None:
+    if names := missing(example):
+        pytest.skip(f"not installed: {', '.join(names)}")
+    done = subprocess.run(
+        [sys.executable, str(example)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_it_is_short_and_answers_a_question(example: Path) -> None:
+    text = example.read_text()
+    assert text.count("\n") <= LINES_MAX
+    assert (ast.get_docstring(ast.parse(text)) or "").split("\n")[0].endswith("?")
+
+
+def test_they_are_there() -> None:
+    assert len(EXAMPLES) >= 7

@@ -1,0 +1,88 @@
+"""The documentation is built without a warning, and shows what a user may call."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hoplite_mp
+from hoplite_mp.cli import parser
+
+ROOT = Path(__file__).resolve().parents[2]
+CALLS = (
+    "allreduce", "reduce", "broadcast", "gather", "allgather", "reduce_scatter", "alltoall",
+    "barrier",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    made = subprocess.run(
+        [
+            *(sys.executable, "-m", "sphinx", "-q", "-E", "-W", "--keep-going", "-b", "html"),
+            *("-d", str(folder / "trees"), str(ROOT / "docs"), str(folder / "pages")),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert made.returncode == 0, made.stderr
+    assert made.stderr == ""
+    return folder / "pages"
+
+
+def shown(site: Path) -> set[str]:
+    pages = (site / "reference").glob("*.html")
+    return {name for page in pages for name in re.findall(r'id="([\w.-]+)"', page.read_text())}
+
+
+def words(page: Path) -> str:
+    return html.unescape(re.sub("<[^>]+>", "", page.read_text()))
+
+
+def test_what_the_pages_show(site: Path) -> None:
+    wanted = [f"{name}.{call}" for name in ("Cluster", "Executor") for call in ("submit", "map")]
+    wanted += [f"Group.{name}" for name in ("rank", "size", "calls", "contributors", "alive")]
+    wanted += [f"Group.{call}{form}" for call in CALLS for form in ("", "_async")]
+    wanted += [name for name in hoplite_mp.__all__]
+    there = shown(site)
+    assert [name for name in wanted if f"hoplite_mp.{name}" not in there] == []
+    assert "hoplite_mp.Group.__init__" not in there
+
+
+def test_every_limit_has_its_row(site: Path) -> None:
+    there = shown(site)
+    rows = [f"config-{f.name.replace('_', '-')}" for f in dataclasses.fields(hoplite_mp.Config)]
+    assert [row for row in rows if row not in there] == []
+    text = words(site / "reference" / "config.html")
+    assert "How long a put waits for room in a full store before StoreFullError." in text
+
+
+def test_every_command_has_its_options(site: Path) -> None:
+    text = words(site / "reference" / "command_line.html")
+    actions = [action for action in parser()._actions if action.dest == "command"]
+    for name in actions[0].choices or ():
+        assert f"usage: hoplite-mp {name}" in text
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text())
+    ours = [link for link in links if "://" not in link]
+    assert len(ours) > 10
+    assert [link for link in ours if not (ROOT / link).exists()] == []
+
+
+def test_the_table_of_failures_names_tests_that_are_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "failures.md").read_text())
+    assert len(named) > 20
+    for path, test in named:
+        assert f"def {test}(" in (ROOT / path).read_text(), f"{path}::{test}"

@@ -1,0 +1,82 @@
+"""The last step of the tutorial, as it says: three nodes on loopback, one of which is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.docs.test_blocks import EXAMPLE_ADDRESS, ROOT, blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+COMMAND = [sys.executable, "-m", "hoplite_mp"]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[str]]]]:
+    """The address of `up`, and the processes that have joined."""
+    os.environ["HOPLITE_MP_TOKEN_FILE"] = str(tmp_path / "token")
+    ends = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True, "cwd": ROOT}
+    started = []
+    try:
+        up = [*COMMAND, "up", "--listen", "127.0.0.1:0", "--workers", "2"]
+        started.append(subprocess.Popen(up, **ends))
+        address = re.findall(r"127\.0\.0\.1:\d+", started[0].stdout.readline())[0]
+        for _ in range(2):
+            join = [*COMMAND, "join", address, "--workers", "2"]
+            started.append(subprocess.Popen(join, **ends))
+            assert "node" in started[-1].stdout.readline()
+        yield address, started[1:]
+    finally:
+        del os.environ["HOPLITE_MP_TOKEN_FILE"]
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.communicate()
+
+
+def test_a_host_is_killed_while_it_trains(
+    hosts: tuple[str, list[subprocess.Popen[str]]], tmp_path: Path
+) -> None:
+    address, joined = hosts
+    programs = [
+        block.text
+        for block in blocks(ROOT / "docs" / "tutorial.md")
+        if block.language == "python" and EXAMPLE_ADDRESS.search(block.text)
+    ]
+    assert len(programs) == 1
+    program = tmp_path / "train.py"
+    program.write_text(EXAMPLE_ADDRESS.sub(address, programs[0]))
+    with subprocess.Popen(
+        [sys.executable, str(program), "1500"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as training:
+        assert training.stdout is not None
+        lines = []
+        for line in training.stdout:
+            lines.append(line)
+            if "step 200" in line:
+                family = psutil.Process(joined[0].pid)
+                for process in [*family.children(recursive=True), family]:
+                    process.kill()
+        text = "".join(lines)
+        assert training.wait() == 0, text
+    assert "members (0, 1, 2, 3, 4, 5)" in text
+    after = re.findall(r"members (\([\d, ]+\)), error", text)[-1]
+    assert len(after.split(",")) == 4, text
+    results = dict(re.findall(r"^(\d) (.*)$", text, re.M))
+    assert len(results) == 6, text
+    finished = [float(value) for value in results.values() if re.fullmatch(r"[\d.e-]+", value)]
+    assert len(finished) == 4, text
+    assert max(finished) < 0.1
