@@ -127,9 +127,11 @@ class Completions(Generic[T]):
     def _take(self) -> Any:
         """The next one, or _NOTHING."""
         while True:
+            if not self._ahead and self._ended.empty():
+                return _NOTHING
             try:
                 number = self._ahead.popleft() if self._ahead else self._ended.get_nowait()
-            except (queue.Empty, IndexError):
+            except (queue.Empty, IndexError):  # another one has taken it
                 return _NOTHING
             with self._lock:
                 item = self._items.pop(number, _NOTHING)

@@ -14,7 +14,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SERVERS = ["web_service"]  # which run until they are ended: tests/examples
 LINES_MAX = 80
 
 
@@ -27,9 +26,6 @@ def missing(example: Path) -> list[str]:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_it_runs(example: Path, tmp_path: Path) -> None:
-    if example.stem in SERVERS:
-        assert (ROOT / "tests" / "examples" / f"test_{example.stem}.py").exists()
-        return
     if names := missing(example):
         pytest.skip(f"not installed: {', '.join(names)}")
     done = subprocess.run(
