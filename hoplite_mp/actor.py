@@ -266,6 +266,8 @@ class ActorCalls:
             options.retries or 0,
             options.timeout,
             options.copy,
+            options.restarts,
+            tuple(options.node or ()),
         )
         return _handle(
             *runtime.actors.open(
@@ -273,7 +275,6 @@ class ActorCalls:
                 args,
                 kwargs,
                 about,
-                options.restarts,
                 options.get_if_exists,
                 options.detached,
                 places[next(_turns) % len(places)],

@@ -45,6 +45,8 @@ class About(NamedTuple):
     retries: int
     timeout: float | None
     copy: bool
+    restarts: int
+    places: tuple[int, ...]  # numbers of the nodes to which it is bound; none: any
 
 
 class ActorSetup(NamedTuple):
@@ -71,7 +73,6 @@ class Actors:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         about: About,
-        restarts: int,
         get_if_exists: bool,
         detached: bool,
         node: int,
@@ -86,10 +87,11 @@ class Actors:
             pickle.dumps(tuple(about), 5),
             about.class_name,
             about.name,
-            restarts,
+            about.restarts,
             get_if_exists,
             detached,
             node,
+            about.places,
         )
         while True:
             reply = channel.call(ask)
@@ -111,7 +113,7 @@ class Actors:
         _, about, identity = memory.read(oid, FOREVER_NS, False)
         return ObjectRef(identity, hold), About(*pickle.loads(about))
 
-    def pool_of(self, identity: ObjectRef[Any]) -> int:
+    def pool_of(self, identity: ObjectRef[Any], about: About) -> int:
         """The pool of that actor's calls on this host. Its number stays the actor's own as long as
         anybody holds the identity."""
         memory = self._runtime.memory
@@ -120,7 +122,8 @@ class Actors:
         if pool is None:
             pool = memory.read(oid, FOREVER_NS, False)[0]
             if ids.unpack_id(identity._id)[0] != memory.client.home:
-                pool = int(self._runtime.channel.call(BindActor(oid, pool)).value)
+                bind = BindActor(oid, pool, about.restarts, about.retries, about.places)
+                pool = int(self._runtime.channel.call(bind).value)
                 self._runtime.submitter.queues.opened(pool)
             if len(self._pools) > POOLS_KNOWN_MAX:
                 self._pools.clear()
@@ -143,7 +146,7 @@ class Actors:
         """A call, behind all that this process has made before."""
         runtime = self._runtime
         runtime.memory.check()
-        pool = self.pool_of(identity)
+        pool = self.pool_of(identity, about)
         submitter, tasks = runtime.submitter, runtime.tasks
         submitter.queues.order(pool)
         submitter.collector.start()

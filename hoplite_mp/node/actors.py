@@ -29,6 +29,7 @@ from hoplite_mp.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hoplite_mp.node.actor_spares import Spares
     from hoplite_mp.node.main import Node
     from hoplite_mp.node.pools import Pool, WorkerInfo
     from hoplite_mp.protocol.local import Request
@@ -38,28 +39,6 @@ __all__ = ["POOL_ENDED", "Actor", "Actors"]
 
 KIND_IDENTITY = 1  # as of any object that was put
 POOL_CLOSING, POOL_ENDED = 2, 4
-
-
-@dataclass(slots=True)
-class Actor:
-    """One actor of this host."""
-
-    identity: int
-    pool: int
-    name: str  # while it is this actor's
-    class_name: str
-    restarts_left: int
-    label: str = ""  # its name, for ever
-    restarts: int = 0
-    hold: Any = None  # the node's own on the identity: the actor is detached
-    # What every call raises from now on, as an error payload; None: the actor lives.
-    ended: bytes | None = None
-    begun: bool = field(default=False)  # its present process has made its object
-
-    @property
-    def title(self) -> str:
-        """As errors name it."""
-        return f"actor {self.label!r} ({self.class_name})" if self.label else f"a {self.class_name}"
 
 
 class Asker(Protocol):
@@ -107,6 +86,31 @@ class Wanted:
     get_if_exists: bool
     detached: bool
     audience: int
+    places: tuple[int, ...] = ()  # to which it is bound
+
+
+@dataclass(slots=True)
+class Actor:
+    """One actor of this host."""
+
+    identity: int
+    pool: int
+    name: str  # while it is this actor's
+    class_name: str
+    restarts_left: int
+    wanted: Wanted  # what it was made from
+    label: str = ""  # its name, for ever
+    restarts: int = 0
+    hold: Any = None  # the node's own on the identity: the actor is detached
+    state: Any = None  # a hold on what its process has kept last
+    # What every call raises from now on, as an error payload; None: the actor lives.
+    ended: bytes | None = None
+    begun: bool = field(default=False)  # its present process has made its object
+
+    @property
+    def title(self) -> str:
+        """As errors name it."""
+        return f"actor {self.label!r} ({self.class_name})" if self.label else f"a {self.class_name}"
 
 
 @dataclass(slots=True)
@@ -129,6 +133,7 @@ class Actors:
         self.by_pool: dict[int, Actor] = {}
         self.by_identity: dict[int, Actor] = {}
         self.openings: dict[int, Opening] = {}  # that wait for the manager, by request
+        self.spares: Spares | None = None  # set when there is a network
         self._requests = 0
 
     # -- asked by clients ----------------------------------------------------------------------
@@ -149,6 +154,7 @@ class Actors:
             ask.get_if_exists,
             ask.detached,
             audience,
+            ask.places,
         )
         if ask.node == self.node.number:
             self.begin(asker, wanted)
@@ -166,7 +172,11 @@ class Actors:
             self._ask_manager(
                 opening,
                 lambda number: ActorNameClaimed(
-                    number, self.node.number, wanted.name, self._public(identity)
+                    number,
+                    self.node.number,
+                    wanted.name,
+                    self.public(identity),
+                    wanted.restarts > 0,
                 ),
             )
         else:
@@ -179,8 +189,10 @@ class Actors:
             lambda number: ActorNameAsked(number, self.node.number, name),
         )
 
-    def _public(self, oid: int) -> bytes:
-        return ids.pack_id(self.client.home, oid)
+    def public(self, oid: int) -> bytes:
+        """The name of an object of any host, as it has a header here."""
+        one = self.node.imports.by_oid.get(oid)
+        return ids.pack_id(self.client.home, oid) if one is None else one.object
 
     def _ask_manager(self, opening: Opening, make: Callable[[int], NodeToManager]) -> None:
         self._requests += 1
@@ -198,7 +210,7 @@ class Actors:
         wanted, holder = opening.wanted, message.identity
         if holder is None:
             opening.asker.refused("")
-        elif wanted is not None and holder == self._public(opening.identity):
+        elif wanted is not None and holder == self.public(opening.identity):
             self._start(opening, wanted)
         elif wanted is None or wanted.get_if_exists:
             self._grant(opening.asker, holder)
@@ -210,8 +222,8 @@ class Actors:
         """What a manager must know that has not heard of any actor."""
         for actor in self.by_identity.values():
             if actor.name:
-                identity = self._public(actor.identity)
-                yield ActorNameClaimed(0, self.node.number, actor.name, identity)
+                identity, moves = self.public(actor.identity), actor.wanted.restarts > 0
+                yield ActorNameClaimed(0, self.node.number, actor.name, identity, moves)
         for opening in self.openings.values():
             yield opening.asked
 
@@ -223,13 +235,22 @@ class Actors:
             self._release_name(wanted.name, identity)
             opening.asker.refused(workers.why_none)
             return
-        known = serial.encode((pool, wanted.about, self._public(identity)))
+        known = serial.encode((pool, wanted.about, self.public(identity)))
         self.node.results.store_value(identity, known, False)
-        actor = Actor(identity, pool, wanted.name, wanted.class_name, wanted.restarts, wanted.name)
+        name, restarts = wanted.name, wanted.restarts
+        actor = Actor(identity, pool, name, wanted.class_name, restarts, wanted, label=name)
         self.by_pool[pool] = self.by_identity[identity] = actor
         if wanted.detached:
             actor.hold = self.client.hold(identity)
         opening.asker.granted(self.client.hold(identity))
+        self.keep(actor)
+
+    def keep(self, actor: Actor, done: Callable[[], None] | None = None) -> None:
+        """What it begins again from is kept on another host as well: `done`, then."""
+        if self.spares is not None:
+            self.spares.keep(actor, done)
+        elif done is not None:
+            done()
 
     def _grant(self, asker: Asker, identity: bytes) -> None:
         """An actor of any host."""
@@ -248,9 +269,15 @@ class Actors:
             self.node.lan.far_actors.end(ask.identity, ask.kill)
         self.node.reply(slot, Reply(request.number))
 
+    def of(self, identity: int) -> Actor | None:
+        """The actor of this host, which may have begun on another one."""
+        return self.by_identity.get(identity) or self.by_identity.get(
+            self.node.imports.own(self.public(identity))
+        )
+
     def end_here(self, identity: int, kill: bool) -> bool:
         """False: it is no actor of this host."""
-        actor = self.by_identity.get(identity)
+        actor = self.of(identity)
         if actor is not None:
             self._end(actor, kill)
         return actor is not None
@@ -261,7 +288,7 @@ class Actors:
         if kill:
             if actor.ended is None:
                 error = errors.ActorLostError(f"{actor.title} was ended by Actor.kill")
-                self._end_with(actor, error)
+                self.end_with(actor, error)
             for worker in list(self.node.workers.pools[actor.pool].workers.values()):
                 self.node.workers.kill(worker, "closing")
         elif actor.ended is None:
@@ -270,7 +297,7 @@ class Actors:
 
     def restarts(self, slot: int, request: Request) -> None:
         identity = request.ask.identity  # type: ignore[union-attr]
-        actor = self.by_identity.get(identity)
+        actor = self.of(identity)
         if actor is None and self.node.lan is not None:
             self.node.lan.far_actors.ask_restarts(self.asker(slot, request), identity)
         else:
@@ -281,7 +308,7 @@ class Actors:
         if self.node.lan is None:
             self.node.reply(slot, Reply(request.number, None, "that actor is of another cluster"))
         else:
-            self.node.lan.far_actors.bind(slot, request.number, ask.identity, ask.pool)
+            self.node.lan.far_actors.bind(slot, request.number, ask)
 
     def refuse_calls(self, pool: int) -> None:
         """Calls of an actor that has ended have been queued."""
@@ -307,6 +334,7 @@ class Actors:
         if actor is not None:
             actor.begun = True
             queued = self.client.queued_in(actor.pool)
+            self.keep(actor)
         self.node.reply(slot, Reply(request.number, queued))
 
     def constructor_raised(self, slot: int, request: Request) -> None:
@@ -321,7 +349,7 @@ class Actors:
         actor = self._of_worker(slot)
         ends = actor is None or not self.client.queued_in(actor.pool, True)
         if ends and actor is not None and actor.ended is None:
-            self._end_with(actor, errors.ActorLostError(f"{actor.title} was closed"))
+            self.end_with(actor, errors.ActorLostError(f"{actor.title} was closed"))
         self.node.reply(slot, Reply(request.number, ends))
 
     # -- what happens to them ------------------------------------------------------------------
@@ -336,9 +364,10 @@ class Actors:
         if actor.ended is None and actor.restarts_left > 0:
             actor.restarts_left -= 1
             actor.restarts += 1
+            self.keep(actor)
             return
         if actor.ended is None:
-            self._end_with(actor, self.loss(actor, worker, how))
+            self.end_with(actor, self.loss(actor, worker, how))
         pool.broken = "its actor has ended"
         self._fail_queued(actor)
 
@@ -364,10 +393,12 @@ class Actors:
                 self.node.lan.far_actors.freed(oid)
             return
         self._forget_name(actor)
+        if self.spares is not None:
+            self.spares.ended(actor)
         self.by_pool.pop(actor.pool, None)
         self.node.workers.close(actor.pool, False)
 
-    def _end_with(self, actor: Actor, error: BaseException) -> None:
+    def end_with(self, actor: Actor, error: BaseException) -> None:
         self._end_with_payload(actor, serial.encode_error(error, "").tobytes())
 
     def _end_with_payload(self, actor: Actor, payload: bytes) -> None:
@@ -375,6 +406,8 @@ class Actors:
         after the look sees the state, and asks for another look."""
         actor.ended = payload
         self._forget_name(actor)
+        if self.spares is not None:
+            self.spares.ended(actor)
         self.client.open_pool(actor.pool, POOL_ENDED)
         self._fail_queued(actor)
 
@@ -396,7 +429,7 @@ class Actors:
 
     def _release_name(self, name: str, identity: int) -> None:
         if name:
-            released = ActorNameReleased(self.node.number, name, self._public(identity))
+            released = ActorNameReleased(self.node.number, name, self.public(identity))
             self.node.send_manager(released)
 
 

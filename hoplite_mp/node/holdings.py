@@ -43,6 +43,8 @@ class Holdings:
         self.client = imports.client
         self.node = node
         self.lost: dict[int, Lost] = {}  # by home id
+        # Is that an actor which this node can begin again?
+        self.is_spare: Callable[[bytes], bool] = lambda object_id: False
 
     def begin(self, home: int, number: int) -> None:
         """That host is gone. Called before anything of it is let go."""
@@ -72,6 +74,7 @@ class Holdings:
         objects: list[bytes] = []
         numbers: list[int] = []
         whole: list[int] = []
+        spares: list[int] = []
         for object_id, found in headers.items():
             counted = next((one.number for one in found if one.number), 0)
             here = any(self.imports.is_whole(one) for one in found)
@@ -81,11 +84,14 @@ class Holdings:
                 continue
             if here:
                 whole.append(len(objects))
+                if self.is_spare(object_id):
+                    spares.append(len(objects))
             objects.append(object_id)
             numbers.append(counted)
             if lost is not None:
                 lost.reported[object_id] = counted
-        return HoldingsReported(self.node(), number, tuple(objects), tuple(numbers), tuple(whole))
+        known = tuple(objects), tuple(numbers), tuple(whole), tuple(spares)
+        return HoldingsReported(self.node(), number, *known)
 
 
 def is_kept(one: Import) -> bool:

@@ -39,15 +39,19 @@ class OpenActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     get_if_exists: bool
     detached: bool
     node: int  # where it is to run
+    places: tuple[int, ...] = ()  # to which it is bound; none: it may begin again on any node
 
 
 class BindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Calls of an actor of another host, whose pool has the number `pool` there, will be made here.
     Reply: the number of the pool on this host that leads there; it stays the actor's own as long as
-    anybody here holds the identity."""
+    anybody here holds the identity. The rest: what its options say."""
 
     identity: int
     pool: int
+    restarts: int = 0
+    retries: int = 0
+    places: tuple[int, ...] = ()
 
 
 class FindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -28,9 +28,14 @@ from hoplite_mp.protocol.looking import LookMessage
 from hoplite_mp.protocol.output import LastLinesAsked, LastLinesSent, Printed, PrintedTaken
 from hoplite_mp.protocol.peer_actors import (
     ActorBegun,
+    ActorFound,
     ActorHeld,
+    ActorKept,
+    ActorSought,
     BeginActor,
+    DropActor,
     EndActorThere,
+    KeepActor,
     RestartsAsked,
     RestartsTold,
 )
@@ -57,7 +62,10 @@ __all__ = [
     "STANDINGS",
     "Acquire",
     "ActorBegun",
+    "ActorFound",
     "ActorHeld",
+    "ActorKept",
+    "ActorSought",
     "AddWorkers",
     "BeginActor",
     "CancelTask",
@@ -68,9 +76,11 @@ __all__ = [
     "CountersNow",
     "Described",
     "Drop",
+    "DropActor",
     "EndActorThere",
     "Evacuated",
     "FarPoolOpened",
+    "KeepActor",
     "Kept",
     "LastLinesAsked",
     "LastLinesSent",
@@ -381,4 +391,9 @@ PeerMessage: TypeAlias = (
     | RelayOpened
     | LookMessage
     | GroupMessage
+    | KeepActor
+    | ActorKept
+    | DropActor
+    | ActorSought
+    | ActorFound
 )
