@@ -19,6 +19,7 @@ from hoplite_mp.client.memory import check_timeout
 from hoplite_mp.client.runtime import runtime_of
 from hoplite_mp.errors import ClosedError, ObjectLostError
 from hoplite_mp.executor import TIMEOUT_S_MAX
+from hoplite_mp.worker import checkpoints
 from hoplite_mp.worker.actor import call
 
 if TYPE_CHECKING:
@@ -162,10 +163,12 @@ class ActorMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Runs in the actor's process, behind the calls that this process has made before."""
         identity = self._identity
-        return runtime_of(identity).actors.submit(
+        actors = runtime_of(identity).actors
+        numbered = self._about.checkpoint > 0
+        return (actors.submit_numbered if numbered else actors.submit)(
             identity,
             self._about,
-            call,
+            checkpoints.call if numbered else call,
             (self._method, *args),
             kwargs,
             self._timeout,
@@ -251,12 +254,21 @@ class ActorCalls:
         Of `options`: name: find it with `get_actor`, ValueError if it is taken, or with
         get_if_exists=True the one that has it. detached=True: it lives without handles until it is
         closed or killed or the cluster ends. restarts=n: after the death of its process the
-        constructor runs again, up to n times; calls that had not begun go on, the one that ran
-        raises ActorLostError unless retries= was given. timeout, copy: of its calls.
+        constructor runs again, up to n times, on another host if this one is gone (of those that
+        node= names, if it was given); calls that had not begun go on, the one that ran raises
+        ActorLostError unless retries= was given. checkpoint=k: after every k calls its state
+        (pickle) is kept on two hosts, and it begins again with that; a call that is tried again is
+        applied once. With checkpoint=1 no result is given out before the state after it is kept.
+        timeout, copy: of its calls.
         """
         if not isinstance(cls, type):
             raise TypeError(f"an actor is made from a class, not from a {type(cls).__name__}")
         options = self._options
+        if options.checkpoint and getattr(options, "concurrency", 1) > 1:
+            raise ValueError(
+                "checkpoint= with concurrency= above 1: a state that other calls are changing "
+                "cannot be kept; leave one of them out"
+            )
         runtime = self._runtime
         places = options.node or (runtime.tasks.node_number,)
         about = About(
@@ -268,6 +280,7 @@ class ActorCalls:
             options.copy,
             options.restarts,
             tuple(options.node or ()),
+            options.checkpoint,
         )
         return _handle(
             *runtime.actors.open(

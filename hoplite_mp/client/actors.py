@@ -8,6 +8,8 @@ It must never know: what a handle looks like to a user, how a process is started
 
 from __future__ import annotations
 
+import itertools
+import os
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,6 +49,7 @@ class About(NamedTuple):
     copy: bool
     restarts: int
     places: tuple[int, ...]  # numbers of the nodes to which it is bound; none: any
+    checkpoint: int  # its state is kept after so many calls; 0: never
 
 
 class ActorSetup(NamedTuple):
@@ -55,6 +58,15 @@ class ActorSetup(NamedTuple):
     constructor: bytes
     arguments: ObjectRef[Any]
     copy: bool
+    checkpoint: int
+
+
+class CallNumber(NamedTuple):
+    """Of a call of an actor with checkpoints: by it a call that is tried again is known."""
+
+    caller: bytes  # the process
+    turn: int  # among its calls of this actor
+    seen: int  # it has the results of all before this one
 
 
 class Actors:
@@ -64,6 +76,10 @@ class Actors:
         self._runtime = runtime
         self._pools: dict[int, int] = {}  # identity's local id -> its pool
         self._lock = threading.Lock()
+        self._caller = os.urandom(CALLER_BYTES)
+        # Identity's local id -> the last number given, and calls whose results are not known to be
+        # here, by number (0: not sent yet). Of actors with checkpoints.
+        self._numbers: dict[int, tuple[itertools.count[int], dict[int, int]]] = {}
 
     # -- identities ----------------------------------------------------------------------------
 
@@ -81,7 +97,9 @@ class Actors:
         memory, channel = self._runtime.memory, self._runtime.channel
         memory.check()
         arguments = memory.put_encoded(serial.encode_call(args, kwargs))
-        setup = memory.put(ActorSetup(serial.encode_function(cls), arguments, about.copy))
+        setup = memory.put(
+            ActorSetup(serial.encode_function(cls), arguments, about.copy, about.checkpoint)
+        )
         ask = OpenActor(
             memory.local_id(setup),
             pickle.dumps(tuple(about), 5),
@@ -157,6 +175,43 @@ class Actors:
         )
         return future
 
+    def submit_numbered(
+        self,
+        identity: ObjectRef[Any],
+        about: About,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        copy: bool,
+        name: str,
+    ) -> Future[Any]:
+        """A call of an actor with checkpoints."""
+        runtime = self._runtime
+        runtime.memory.check()
+        oid = runtime.memory.local_id(identity)
+        with self._lock:  # numbers grow in the order of the calls
+            if oid not in self._numbers and len(self._numbers) > POOLS_KNOWN_MAX:
+                self._numbers = {one: calls for one, calls in self._numbers.items() if calls[1]}
+            counts, open_ = self._numbers.setdefault(oid, (itertools.count(1), {}))
+            number = next(counts)
+            while open_:
+                first = next(iter(open_))
+                if not (open_[first] and runtime.tasks.done(open_[first])):
+                    break
+                del open_[first]
+            open_[number] = 0
+            try:
+                call = CallNumber(self._caller, number, next(iter(open_)))
+                future = self.submit(
+                    identity, about, function, (call, *args), kwargs, timeout, copy, name
+                )
+            except BaseException:
+                del open_[number]
+                raise
+            open_[number] = future._oid
+        return future
+
     def handle_dropped(self) -> None:
         """Takes no lock: the garbage collector may call it anywhere."""
         if self._runtime.submitter.pending:
@@ -174,6 +229,7 @@ class Actors:
 
 
 POOLS_KNOWN_MAX = 4096
+CALLER_BYTES = 8
 
 
 def title(about: About) -> str:

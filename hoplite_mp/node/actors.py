@@ -73,6 +73,11 @@ class Client:
         if self._is_there():
             self.node.reply(self.slot, Reply(self.number, 0, why))
 
+    def told(self, value: Any) -> None:
+        """Some other answer."""
+        if self._is_there():
+            self.node.reply(self.slot, Reply(self.number, value))
+
 
 @dataclass(slots=True)
 class Wanted:
@@ -329,13 +334,37 @@ class Actors:
         return None if worker is None else self.by_pool.get(worker.pool)
 
     def begins(self, slot: int, request: Request) -> None:
+        """What it gives out from now on must be kept elsewhere, so what it began with must be."""
         actor = self._of_worker(slot)
-        queued = []
-        if actor is not None:
-            actor.begun = True
-            queued = self.client.queued_in(actor.pool)
-            self.keep(actor)
-        self.node.reply(slot, Reply(request.number, queued))
+        asker = self.asker(slot, request)
+
+        def go_on() -> None:
+            asker.told([] if actor is None else self.client.queued_in(actor.pool))
+
+        if actor is None:
+            go_on()
+            return
+        actor.begun = True
+        self.keep(actor, go_on if actor.state is not None else None)
+        if actor.state is None:
+            go_on()
+
+    def state_asked(self, slot: int, request: Request) -> None:
+        actor = self._of_worker(slot)
+        if actor is None or actor.state is None:
+            self.node.reply(slot, Reply(request.number, 0))
+        else:
+            self.asker(slot, request).granted(actor.state)
+
+    def keep_state(self, slot: int, request: Request) -> None:
+        actor = self._of_worker(slot)
+        asker = self.asker(slot, request)
+        hold = self.client.hold(request.ask.state)  # type: ignore[union-attr]
+        if actor is None or hold is None:
+            asker.told(None)
+            return
+        actor.state = hold
+        self.keep(actor, lambda: asker.told(None))
 
     def constructor_raised(self, slot: int, request: Request) -> None:
         actor = self._of_worker(slot)

@@ -17,10 +17,12 @@ __all__ = [
     "ActorFailed",
     "ActorMayEnd",
     "ActorRestarts",
+    "ActorStateAsked",
     "BindActor",
     "EndActor",
     "FailActorCalls",
     "FindActor",
+    "KeepActorState",
     "OpenActor",
 ]
 
@@ -95,6 +97,19 @@ class ActorMayEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
     call waits for its arguments."""
 
 
+class ActorStateAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Which state has this actor kept last? Reply: the local id of that object, which the node
+    holds until Imported; 0: none."""
+
+
+class KeepActorState(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """That object is the actor's state after its last call, with results of calls: a process that
+    begins again begins with it. Reply: None, when it is on another host as well, or there is none
+    that could begin the actor again."""
+
+    state: int
+
+
 ActorAsk: TypeAlias = (
     OpenActor
     | FindActor
@@ -105,4 +120,6 @@ ActorAsk: TypeAlias = (
     | ActorBegins
     | ActorMayEnd
     | BindActor
+    | ActorStateAsked
+    | KeepActorState
 )
