@@ -8,6 +8,7 @@ It must never know: what a handle looks like to a user, how a process is started
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -76,6 +77,7 @@ class Actors:
         self._runtime = runtime
         self._pools: dict[int, int] = {}  # identity's local id -> its pool
         self._lock = threading.Lock()
+        self._opened: dict[int, None] = {}  # local ids of the last ones made here, undetached
         self._caller = os.urandom(CALLER_BYTES)
         # Identity's local id -> the last number given, and calls whose results are not known to be
         # here, by number (0: not sent yet). Of actors with checkpoints.
@@ -114,7 +116,12 @@ class Actors:
         while True:
             reply = channel.call(ask)
             if reply.value:
-                return self._take(reply.value, reply.number)
+                taken = self._take(reply.value, reply.number)
+                if not detached:
+                    self._opened[reply.value] = None
+                    if len(self._opened) > OPENED_KNOWN_MAX:
+                        del self._opened[next(iter(self._opened))]
+                return taken
             # With get_if_exists: the actor that had the name has just ended.
 
     def find(self, name: str) -> tuple[ObjectRef[Any], About] | None:
@@ -222,6 +229,15 @@ class Actors:
         memory.check()
         self._runtime.channel.call(EndActor(memory.local_id(identity), kill))
 
+    def kill_unheld(self) -> None:
+        """This driver leaves by an exception: the actors that it has made and that nobody else
+        holds are killed when it has gone."""
+        if not self._runtime.client.usable:
+            return
+        for oid in self._opened:
+            with contextlib.suppress(errors.HopliteError):  # the node is gone, and they are
+                self._runtime.channel.tell(EndActor(oid, True, True))
+
     def restarts(self, identity: ObjectRef[Any]) -> int:
         memory = self._runtime.memory
         memory.check()
@@ -230,6 +246,9 @@ class Actors:
 
 POOLS_KNOWN_MAX = 4096
 CALLER_BYTES = 8
+# Actors that are killed when the `with` of the driver that made them is left by an exception. Those
+# made before these end after the call that they run. 100 bytes for each.
+OPENED_KNOWN_MAX = 4096
 
 
 def title(about: About) -> str:

@@ -216,7 +216,8 @@ class Spares:
         if one.home == self.client.home:
             if spare is not None:
                 del self.kept[one.object]
-                self._begin_again(one, spare)
+                if spare.what.detached or self._is_held(one.oid):
+                    self._begin_again(one, spare)
             for home in self.sought.pop(one.object, ()):
                 self._seek(home, one.object)
         elif spare is not None and spare.home != one.home:
@@ -279,6 +280,13 @@ class Spares:
         local.setup_hold = self.client.hold(setup)
         workers.start_missing(local)
         self.keep(actor)
+
+    def _is_held(self, identity: int) -> bool:
+        """Does anybody want the actor, here or elsewhere?"""
+        export = self.node.exports.exports.get(identity)
+        if export is not None and export.importers:
+            return True
+        return bool({*self.client.inspect(identity)["refs"]} - {NODE_SLOT})
 
     def _with_payload(self, object_id: bytes) -> int:
         """Where that object is here; 0: not at all, or without its bytes, or failed."""

@@ -111,6 +111,8 @@ class Actor:
     # What every call raises from now on, as an error payload; None: the actor lives.
     ended: bytes | None = None
     begun: bool = field(default=False)  # its present process has made its object
+    # When nobody holds the identity: the `with` of its maker was left by an exception.
+    killed_unheld: bool = False
 
     @property
     def title(self) -> str:
@@ -270,9 +272,11 @@ class Actors:
 
     def end(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
-        if not self.end_here(ask.identity, ask.kill) and self.node.lan is not None:
-            self.node.lan.far_actors.end(ask.identity, ask.kill)
-        self.node.reply(slot, Reply(request.number))
+        here = self.end_here(ask.identity, ask.kill, ask.unheld)
+        if not here and self.node.lan is not None:
+            self.node.lan.far_actors.end(ask.identity, ask.kill, ask.unheld)
+        if not ask.unheld:
+            self.node.reply(slot, Reply(request.number))
 
     def of(self, identity: int) -> Actor | None:
         """The actor of this host, which may have begun on another one."""
@@ -280,10 +284,12 @@ class Actors:
             self.node.imports.own(self.public(identity))
         )
 
-    def end_here(self, identity: int, kill: bool) -> bool:
+    def end_here(self, identity: int, kill: bool, unheld: bool = False) -> bool:
         """False: it is no actor of this host."""
         actor = self.of(identity)
-        if actor is not None:
+        if actor is not None and unheld:
+            actor.killed_unheld = True
+        elif actor is not None:
             self._end(actor, kill)
         return actor is not None
 
@@ -425,7 +431,7 @@ class Actors:
         if self.spares is not None:
             self.spares.ended(actor)
         self.by_pool.pop(actor.pool, None)
-        self.node.workers.close(actor.pool, False)
+        self.node.workers.close(actor.pool, actor.killed_unheld)
 
     def end_with(self, actor: Actor, error: BaseException) -> None:
         self._end_with_payload(actor, serial.encode_error(error, "").tobytes())

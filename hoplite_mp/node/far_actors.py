@@ -165,11 +165,12 @@ class FarActors:
                 self.lost(pool, "its host is gone")
         self.node.reply(slot, Reply(number, pool))
 
-    def end(self, identity: int, kill: bool) -> None:
+    def end(self, identity: int, kill: bool, unheld: bool) -> None:
         one = self.node.imports.by_oid.get(identity)
         if one is not None:
-            self.ends[identity] = kill or self.ends.get(identity, False)
-            self.send(one.home, EndActorThere(one.object, kill))
+            if not unheld:
+                self.ends[identity] = kill or self.ends.get(identity, False)
+            self.send(one.home, EndActorThere(one.object, kill, unheld))
 
     def ask_restarts(self, asker: Client, identity: int) -> None:
         one = self.node.imports.by_oid.get(identity)
@@ -312,7 +313,8 @@ class FarActors:
             case ActorHeld():
                 self.given.pop((home, message.number), None)
             case EndActorThere():
-                self.node.actors.end_here(self._here(message.identity), message.kill)
+                oid = self._here(message.identity)
+                self.node.actors.end_here(oid, message.kill, message.unheld)
             case RestartsAsked():
                 actor = self.node.actors.by_identity.get(self._here(message.identity))
                 count = actor.restarts if actor is not None else 0

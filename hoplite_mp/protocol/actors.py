@@ -64,10 +64,12 @@ class FindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class EndActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The actor ends after the calls made so far; `kill`: now. Reply: None, at once."""
+    """The actor ends after the calls made so far; `kill`: now. Reply: None, at once. `unheld`: as
+    soon as nobody holds its identity; no reply."""
 
     identity: int
     kill: bool
+    unheld: bool = False
 
 
 class ActorRestarts(msgspec.Struct, frozen=True, tag=True, array_like=True):

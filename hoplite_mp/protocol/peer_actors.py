@@ -97,14 +97,16 @@ class ActorHeld(Message, frozen=True):
 
 
 class EndActorThere(Message, frozen=True):
-    """That actor ends after the calls made so far; `kill`: now."""
+    """That actor ends after the calls made so far; `kill`: now; `unheld`: as soon as nobody holds
+    its identity."""
 
     identity: bytes
     kill: bool
+    unheld: bool = False
 
     def __post_init__(self) -> None:
         object_id("identity", self.identity)
-        flags(kill=self.kill)
+        flags(kill=self.kill, unheld=self.unheld)
 
 
 class RestartsAsked(Message, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -77,8 +78,6 @@ def test_callers_on_several_hosts_and_two_deaths(lan_permitted: None) -> None:
     with Lan(4) as lan:
         cluster = UpCluster(lan, tls=False)
         program = """
-while sum(node.workers for node in c.nodes) < 4:
-    time.sleep(0.02)
 last = next(n for n in c.nodes if n.host == "h4" and n.workers)
 far = c.options(node=[there, last, second], restarts=2, retries=2, name="far", detached=True)
 far = far.actor(Counter)
@@ -106,7 +105,8 @@ print(far.where().result(60), Actor.restarts(far), c.get_actor("far") == far)
 seen = far.notes().result(30)
 print(len(seen) == 0)
 """
-        with Driver(cluster, lan[0], BEGIN + program) as driver:
+        begin = BEGIN.replace("< 3", "< 4")
+        with Driver(cluster, lan[0], begin + program) as driver:
             assert driver.hear() == "called"
             lan[2].kill()
             driver.say()
@@ -161,9 +161,9 @@ except LookupError:
         driver.say()
         heard = driver.hear()
         assert heard.startswith("ActorLostError the actor has lost its state"), heard
-        assert heard.endswith("options(node=) binds it to node h2"), heard
+        assert re.search(r"and options\(node=\) binds it to node h\d$", heard), heard
         heard = driver.hear()
-        assert heard.startswith("ActorLostError a Counter has lost its state: node h2"), heard
+        assert heard.startswith("ActorLostError a Counter has lost its state: node h"), heard
         assert heard.endswith("it had been restarted 1 times"), heard
         assert driver.hear().startswith("ActorLostError")
         assert driver.hear() == "1 h2"

@@ -43,6 +43,7 @@ PEER_SAMPLES: tuple[p.PeerMessage, ...] = (
     p.ActorBegun(1, ID, ""),
     p.ActorHeld(1),
     p.EndActorThere(ID, True),
+    p.EndActorThere(ID, True, True),
     p.RestartsAsked(1, ID),
     p.RestartsTold(1, 2),
     p.FarPoolOpened(1, 3, "why not"),
