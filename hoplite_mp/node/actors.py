@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.actor_looks import ended_calls
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.messages import (
@@ -113,6 +114,7 @@ class Actor:
     begun: bool = field(default=False)  # its present process has made its object
     # When nobody holds the identity: the `with` of its maker was left by an exception.
     killed_unheld: bool = False
+    calls_done: int = 0  # by processes that have ended
 
     @property
     def title(self) -> str:
@@ -396,6 +398,7 @@ class Actors:
             pool.broken = "its actor has ended"
             return
         actor.begun = False
+        actor.calls_done += ended_calls(self.node, worker.slot)
         if actor.ended is None and actor.restarts_left > 0:
             actor.restarts_left -= 1
             actor.restarts += 1

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
+from hoplite_mp import Actor
+from tests.actors.helpers import Counter
+from tests.attach.conftest import ROOT
+from tests.tasks.helpers import eventually
+from tests.tasks.test_trace import Timeline
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.attach.conftest import Up
 
 QUICK_S = 20.0
@@ -91,3 +102,51 @@ def test_an_exception_kills_those_that_nobody_else_holds(up: Up) -> None:
         type(held).kill(held)
         type(held).kill(c.get_actor("free"))
         assert gone(free)
+
+
+def command(up: Up, *words: str) -> str:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "hoplite_mp", words[0], up.address, *words[1:]],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=QUICK_S,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_people_see_them(up: Up, tmp_path: Path) -> None:
+    """Name or class, host, calls that wait, run and are done, restarts: in all that shows a
+    cluster."""
+    with up.attach() as c:
+        with c.trace(tmp_path / "trace.json"):
+            ps = c.options(name="ps", restarts=3).actor(Counter)
+            other = c.actor(Counter)
+            assert other.add().result(20) == 1
+            os.kill(ps.pid().result(20), signal.SIGKILL)
+            eventually(lambda: Actor.restarts(ps) == 1)
+            for _ in range(4):
+                ps.add().result(20)
+        running = ps.wait(600)
+        waiting = [ps.add() for _ in range(7)]
+        eventually(running.running)
+        for words in (("status",), ("top", "--count", "1", "--interval", "0.1")):
+            lines = [line.split() for line in command(up, *words).splitlines()]
+            head = ["actor", "class", "node", "state", "waiting", "running", "done", "restarts"]
+            assert head in lines, words
+            assert ["ps", "Counter", "h0", "lives", "7", "1", "5", "1", "of", "3"] in lines, words
+            assert ["-", "Counter", "h0", "lives", "0", "0", "1", "0", "of", "0"] in lines, words
+        dump = command(up, "dump")
+        assert "actor 'ps' (Counter)" in dump
+        assert "7 calls wait, 1 run, 5 are done; 1 restarts, 2 left" in dump
+        Actor.kill(ps)
+        assert all(future.exception(20) for future in (running, *waiting))
+
+    timeline = Timeline(tmp_path / "trace.json")
+    tracks = {timeline.tracks[event["tid"]]: 0 for event in timeline.of("task")}
+    for event in timeline.of("task"):
+        tracks[timeline.tracks[event["tid"]]] += 1
+    assert tracks["actor ps (Counter)"] == 5
+    assert any(name.startswith("actor Counter, pool ") for name in tracks)
