@@ -19,6 +19,7 @@ from hoplite_mp import errors, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.actors import Actor, Wanted
 from hoplite_mp.node.guests import NO_OBJECT
+from hoplite_mp.node.places import ROOM_LOOK_S
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.fields import NODES_MAX
 from hoplite_mp.protocol.messages import ActorNameClaimed
@@ -70,10 +71,14 @@ class Spares:
         _, waiting = self.asked.pop(actor.identity, (0, []))
         if done is not None:
             waiting.append(done)
+        before = self.at.get(actor.identity)
         home = self._spare_of(actor)
         if home is None:
             _call(waiting)
             return
+        identity = self.node.actors.public(actor.identity)
+        if before is not None and before != home:  # when the new one has it
+            waiting.append(lambda: _drop(self.send, before, identity))
         self._last += 1
         self.at[actor.identity] = home
         self.asked[actor.identity] = (self._last, waiting)
@@ -82,7 +87,7 @@ class Spares:
             home,
             KeepActor(
                 self._last,
-                self.node.actors.public(actor.identity),
+                identity,
                 self.node.actors.public(wanted.setup),
                 NO_OBJECT if state is None else self.node.actors.public(state.oid),
                 wanted.about,
@@ -169,8 +174,15 @@ class Spares:
         named = [one for one in (message.setup, message.state) if one != NO_OBJECT]
         _Bringing(self.node, spare.holds, done).bring(named)
 
-    def is_spare(self, identity: bytes) -> bool:
-        return identity in self.kept
+    def number_of(self, identity: bytes, home: int) -> int | None:
+        """Of what is here of an actor of that host: the highest one is the newest. None: there is
+        nothing; 0: not all of it is here."""
+        spare = self.kept.get(identity)
+        if spare is None or spare.home != home:
+            return None
+        if not spare.whole:
+            spare = spare.before
+        return 0 if spare is None else spare.what.number
 
     def report(self) -> Iterator[NodeToManager]:
         """To a manager that begins anew: names of actors whose host may have gone with the last
@@ -343,9 +355,17 @@ class _Bringing:
             self._one_less()
 
         self.left += 1
-        if not places.want(oid, here):  # no room now
-            places.bring(oid)
+        if places.want(oid, here):
+            return
+        if self.node.store.impossible(places.places[oid].nbytes):
+            self._one_less()  # then only the other host has it
+            return
+
+        def again() -> None:
+            self._bring_bytes(oid)
             self._one_less()
+
+        self.node.after(ROOM_LOOK_S, again)  # no room now
 
     def _look(self, oid: int) -> None:
         """What it names is brought, too. What is pending is so later, when its reader is."""
@@ -360,6 +380,10 @@ class _Bringing:
         self.left -= 1
         if not self.left:
             self.done()
+
+
+def _drop(send: Callable[[int, DropActor], bool], home: int, identity: bytes) -> None:
+    send(home, DropActor(identity))
 
 
 def _call(waiting: list[Callable[[], None]]) -> None:

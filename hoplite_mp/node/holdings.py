@@ -43,8 +43,8 @@ class Holdings:
         self.client = imports.client
         self.node = node
         self.lost: dict[int, Lost] = {}  # by home id
-        # Is that an actor which this node can begin again?
-        self.is_spare: Callable[[bytes], bool] = lambda object_id: False
+        # How new is what this node can begin that actor of that host from? None: it is none.
+        self.spare: Callable[[bytes, int], int | None] = lambda object_id, home: None
 
     def begin(self, home: int, number: int) -> None:
         """That host is gone. Called before anything of it is let go."""
@@ -84,8 +84,9 @@ class Holdings:
                 continue
             if here:
                 whole.append(len(objects))
-                if self.is_spare(object_id):
-                    spares.append(len(objects))
+                spare = self.spare(object_id, found[0].home)
+                if spare is not None:
+                    spares += [len(objects), spare]
             objects.append(object_id)
             numbers.append(counted)
             if lost is not None:

@@ -144,7 +144,7 @@ class Lan:
         node.exports.elsewhere = self.locations.kept_at
         self.recovering = Recovering(node, self)
         self.recovering.homes.has_moved = self.spares.moved
-        self.recovering.homes.holdings.is_spare = self.spares.is_spare
+        self.recovering.homes.holdings.spare = self.spares.number_of
         if not lan.manager:
             self._open()
 

@@ -3,7 +3,7 @@
 A *round* begins with the death of a node and ends when everybody who was there then has reported
 what it holds of that node's objects, or has died. Then every object that somebody has whole gets a
 new home: the living holder with the lowest number, of those that stay if there are any. An object
-that is an actor goes to a node that can begin it again, if there is one. A home that
+that is an actor goes to the node that can begin it again from what is newest. A home that
 dies in its turn begins a round of its own, and what it had taken over is reported there as if it
 had been its own from the beginning.
 
@@ -129,24 +129,24 @@ class Homes:
         open_ = self._rounds.pop(lost)
         counted: dict[bytes, list[int]] = {}
         whole: dict[bytes, list[int]] = {}
-        spares: dict[bytes, list[int]] = {}
+        spares: dict[bytes, list[tuple[int, int]]] = {}  # how new, and -node
         for node, report in sorted(open_.reports.items()):
             for object_id, number in zip(report.objects, report.imports, strict=True):
                 if number:
                     counted.setdefault(object_id, []).extend((node, number))
             for place in report.whole:
                 whole.setdefault(report.objects[place], []).append(node)
-            for place in report.spares:
-                spares.setdefault(report.objects[place], []).append(node)
+            for place, new in zip(report.spares[::2], report.spares[1::2], strict=True):
+                spares.setdefault(report.objects[place], []).append((new, -node))
         for object_id in [one for one, home in self.named.items() if home == lost]:
             del self.named[object_id]
         leaving = self._membership.leaving
         for object_id, nodes in whole.items():
             if self._home(object_id) != NOBODY:
                 continue  # named by another manager, as some know
-            able = [node for node in spares.get(object_id, ()) if node in nodes] or nodes
-            staying = [node for node in able if node not in leaving]
-            self.named[object_id] = min(staying or able)
+            staying = [node for node in nodes if node not in leaving]
+            newest = max(spares.get(object_id, ()), default=None)
+            self.named[object_id] = min(staying or nodes) if newest is None else -newest[1]
         self.concluded(lost, {one: self._home(one) for one in spares})
         sends: list[Send] = []
         for node, report in sorted(open_.reports.items()):

@@ -36,7 +36,8 @@ class HoldingsReported(Message, frozen=True):
     """`node` has heard that `lost` is gone, and used or holds these of the objects whose home it
     was. `imports`: by which number the home knew that processes there hold it; 0: none do.
     `whole`: places in `objects` of those whose whole value is there; `spares`: of those that are
-    actors which this node can begin again."""
+    actors which this node can begin again, each with how new that is: (place, number) pairs,
+    flat."""
 
     node: int
     lost: int
@@ -50,10 +51,13 @@ class HoldingsReported(Message, frozen=True):
         object_ids("objects", self.objects, 0)
         numbers("imports", self.imports)
         numbers("whole", self.whole, max(0, len(self.objects) - 1))
-        numbers("spares", self.spares, max(0, len(self.objects) - 1))
+        numbers("spares", self.spares)
+        numbers("spares", self.spares[::2], max(0, len(self.objects) - 1))
+        if len(self.spares) % 2:
+            raise ValueError(f"spares must be pairs: {self.spares!r}")
         between("number of imports", len(self.imports), len(self.objects), len(self.objects))
         between("number of whole", len(self.whole), 0, len(self.objects))
-        between("number of spares", len(self.spares), 0, len(self.objects))
+        between("number of spares", len(self.spares), 0, 2 * len(self.objects))
 
 
 class HomeAsked(Message, frozen=True):

@@ -51,7 +51,7 @@ def test_a_name_goes_to_the_node_that_begins_the_actor_again() -> None:
     assert refused[1] == ActorNameHeld(2, "ps", IDENTITY)  # nobody knows yet what becomes of it
     planner.step(HoldingsReported(1, 0, (IDENTITY,), (5,), (0,)), 0.0)
     planner.step(HoldingsReported(2, 0, (IDENTITY,), (6,), (0,)), 0.0)
-    sends = planner.step(HoldingsReported(3, 0, (IDENTITY,), (0,), (0,), (0,)), 0.0).sends
+    sends = planner.step(HoldingsReported(3, 0, (IDENTITY,), (0,), (0,), (0, 4)), 0.0).sends
     assert homes(sends) == {1: (3,), 2: (3,), 3: (3,)}  # not the lowest number
     assert holder(planner) == IDENTITY
     planner.step(NodeLost(3, 0), 0.0)
@@ -85,8 +85,17 @@ def test_the_manager_dies_with_the_host() -> None:
     planner.tick(60.0)  # node 0 has not come
     assert holder(planner) == IDENTITY
     planner.step(HoldingsReported(1, 0, (IDENTITY,), (5,), (0,)), 61.0)
-    planner.step(HoldingsReported(2, 0, (IDENTITY,), (0,), (0,), (0,)), 61.0)
+    planner.step(HoldingsReported(2, 0, (IDENTITY,), (0,), (0,), (0, 1)), 61.0)
     assert holder(planner) == IDENTITY
     planner.step(NodeLost(2, 0), 62.0)
     planner.step(HoldingsReported(1, 2, (IDENTITY,), (5,), (0,)), 62.0)
     assert holder(planner) is None
+
+
+def test_of_several_spares_the_one_with_the_newest_state() -> None:
+    planner = joined(4)
+    planner.step(NodeLost(0, 0), 0.0)
+    planner.step(HoldingsReported(1, 0, (IDENTITY,), (5,), (0,), (0, 0)), 0.0)
+    planner.step(HoldingsReported(2, 0, (IDENTITY,), (0,), (0,), (0, 7)), 0.0)
+    sends = planner.step(HoldingsReported(3, 0, (IDENTITY,), (0,), (0,), (0, 3)), 0.0).sends
+    assert homes(sends) == {1: (2,), 2: (2,), 3: (2,)}

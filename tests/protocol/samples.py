@@ -34,7 +34,7 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     m.FetchFailed(1, ID, 3, 0, "connection reset"),
     m.CopyDropped(1, ID),
     m.ObjectGone(ID),
-    m.HoldingsReported(2, 0, (ID, ID[::-1]), (0, 7), (0, 1), (1,)),
+    m.HoldingsReported(2, 0, (ID, ID[::-1]), (0, 7), (0, 1), (1, 5)),
     m.HomeAsked(2, ID),
     m.ReduceRequested(
         7, 0, 3, (ID, ID), "sum", 2, 0.5, True, (ID,), "reduce", (1,), (0,), (8,), (b"<f4",)
