@@ -284,8 +284,8 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, TaskExecutor):
         node: a node, its id, or a list of them, to run on and nowhere else. retries: how often a
         task is run again after the death of its worker, never after an exception. timeout: seconds
         of running, then the worker is killed and the task fails with HopliteTimeoutError. copy:
-        results, and values of refs among the arguments, are writable. name: shown in errors. Later
-        options override; unknown names are a TypeError.
+        results, and values of refs among the arguments, are writable. name: shown in errors. What
+        only actors have stands at `actor`. Later options override; unknown names are a TypeError.
         """
         return self._view(self._options.override(self._resolved(changes)))
 

@@ -66,7 +66,7 @@ class CallNumber(NamedTuple):
     """Of a call of an actor with checkpoints: by it a call that is tried again is known."""
 
     caller: bytes  # the process
-    turn: int  # among its calls of this actor
+    turn: int  # among its calls of such actors
     seen: int  # it has the results of all before this one
 
 
@@ -76,12 +76,14 @@ class Actors:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._pools: dict[int, int] = {}  # identity's local id -> its pool
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # pickling arguments may call actors
         self._opened: dict[int, None] = {}  # local ids of the last ones made here, undetached
         self._caller = os.urandom(CALLER_BYTES)
-        # Identity's local id -> the last number given, and calls whose results are not known to be
-        # here, by number (0: not sent yet). Of actors with checkpoints.
-        self._numbers: dict[int, tuple[itertools.count[int], dict[int, int]]] = {}
+        # Of calls of actors with checkpoints. Never used twice, whatever is forgotten below.
+        self._turns = itertools.count(1)
+        # Identity's local id -> those whose results are not known to be here, by their number, with
+        # the local id of the task (0: not sent yet).
+        self._unseen: dict[int, dict[int, int]] = {}
 
     # -- identities ----------------------------------------------------------------------------
 
@@ -198,10 +200,10 @@ class Actors:
         runtime.memory.check()
         oid = runtime.memory.local_id(identity)
         with self._lock:  # numbers grow in the order of the calls
-            if oid not in self._numbers and len(self._numbers) > POOLS_KNOWN_MAX:
-                self._numbers = {one: calls for one, calls in self._numbers.items() if calls[1]}
-            counts, open_ = self._numbers.setdefault(oid, (itertools.count(1), {}))
-            number = next(counts)
+            if oid not in self._unseen and len(self._unseen) > POOLS_KNOWN_MAX:
+                self._unseen = {one: calls for one, calls in self._unseen.items() if calls}
+            open_ = self._unseen.setdefault(oid, {})
+            number = next(self._turns)
             while open_:
                 first = next(iter(open_))
                 if not (open_[first] and runtime.tasks.done(open_[first])):
