@@ -6,6 +6,10 @@ objects with all that they name. When the actor's host is lost the manager names
 home of the actor's identity (node/homes.py); the spare starts a process, and calls of all hosts go
 there from then on.
 
+Invariant: no other host takes the place of a spare before the manager has said that this one is
+gone. Else a host that is cut off could go on with states that its former spare, which has begun the
+actor meanwhile, has never seen.
+
 An identity has no header at the spare as long as its host lives, so a spare keeps no actor alive.
 It must never know: what calls do, how their order is kept.
 """
@@ -26,7 +30,7 @@ from hoplite_mp.protocol.messages import ActorNameClaimed
 from hoplite_mp.protocol.peers import ActorFound, ActorKept, ActorSought, DropActor, KeepActor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from hoplite_mp.node.imports import Import
     from hoplite_mp.node.lan import Lan
@@ -59,6 +63,8 @@ class Spares:
         self.at: dict[int, int] = {}  # identity of an actor of this host -> home of its spare
         # Identity -> the last KeepActor's number, and who waits for its answer.
         self.asked: dict[int, tuple[int, list[Callable[[], None]]]] = {}
+        # Identity -> number of its spare, which this node has lost, and the manager perhaps not.
+        self.unsure: dict[int, int] = {}
         self.kept: dict[bytes, Spare] = {}  # by identity
         self.sought: dict[bytes, list[int]] = {}  # homes of the hosts that wait for an answer
         self._last = 0
@@ -71,6 +77,9 @@ class Spares:
         _, waiting = self.asked.pop(actor.identity, (0, []))
         if done is not None:
             waiting.append(done)
+        if actor.identity in self.unsure and actor.ended is None:
+            self.asked[actor.identity] = (0, waiting)
+            return
         before = self.at.get(actor.identity)
         home = self._spare_of(actor)
         if home is None:
@@ -125,6 +134,7 @@ class Spares:
 
     def ended(self, actor: Actor) -> None:
         """It will not begin again."""
+        self.unsure.pop(actor.identity, None)
         home = self.at.pop(actor.identity, None)
         _, waiting = self.asked.pop(actor.identity, (0, []))
         if home is not None:
@@ -133,8 +143,8 @@ class Spares:
 
     def came(self) -> None:
         """There is another node: those that have no spare get one."""
-        for actor in self.node.actors.by_identity.values():
-            if actor.identity not in self.at:
+        for actor in list(self.node.actors.by_identity.values()):
+            if actor.identity not in self.at and actor.identity not in self.unsure:
                 self.keep(actor)
 
     # -- actors of other hosts -----------------------------------------------------------------
@@ -213,14 +223,21 @@ class Spares:
                 imports.store(one, payload, False)
                 imports.answer(one)
 
-    def lose_peer(self, home: int) -> None:
-        """Actors whose spare it was get another one."""
+    def lose_peer(self, home: int, number: int) -> None:
+        """That host is gone, as far as this node knows."""
         for identity in [one for one, at in self.at.items() if at == home]:
+            del self.at[identity]
+            self.unsure[identity] = number
+        for waiting in self.sought.values():
+            waiting[:] = [one for one in waiting if one != home]
+
+    def are_gone(self, numbers: Collection[int]) -> None:
+        """The manager says so: actors whose spares they were get others."""
+        for identity in [one for one, number in self.unsure.items() if number in numbers]:
+            del self.unsure[identity]
             actor = self.node.actors.by_identity.get(identity)
             if actor is not None:
                 self.keep(actor)
-        for waiting in self.sought.values():
-            waiting[:] = [one for one in waiting if one != home]
 
     def moved(self, one: Import) -> None:
         """That object, an identity perhaps, has another home."""

@@ -249,6 +249,7 @@ class Lan:
                 for number in message.went:
                     self._went(number)
                     self.recovering.report(number)
+                self.spares.are_gone(message.went)
                 for member in message.came:
                     self._came(member)
             case Distribute():
@@ -274,6 +275,7 @@ class Lan:
         self.missing.again()
         for number in gone:  # it may wait to hear of any of them
             self.recovering.report(number)
+        self.spares.are_gone(gone)
         for number, member in found.items():
             if number not in self.members and number not in self.missing.members:
                 self._came(member)
@@ -351,7 +353,7 @@ class Lan:
         self.draining.lose_peer(member.home)
         self.far_pools.lose_peer(member.home)
         self.far_actors.lose_peer(member.home)
-        self.spares.lose_peer(member.home)
+        self.spares.lose_peer(member.home, number)
         self.far_output.lose_peer(member.home)
         self.locations.lose_peer(member.home)
         self.probing.lose_peer(member.home)
