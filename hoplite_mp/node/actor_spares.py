@@ -177,11 +177,14 @@ class Spares:
         spare = Spare(home, -1 if number is None else number, message, before=before)
         self.kept[message.identity] = spare
 
+        named = [one for one in (message.setup, message.state) if one != NO_OBJECT]
+
         def done() -> None:
-            spare.before, spare.whole = None, True
+            # If its host has died meanwhile, what was on the way has failed.
+            if all(self._with_payload(one) for one in named):
+                spare.before, spare.whole = None, True
             self.send(home, ActorKept(message.number))
 
-        named = [one for one in (message.setup, message.state) if one != NO_OBJECT]
         _Bringing(self.node, spare.holds, done).bring(named)
 
     def number_of(self, identity: bytes, home: int) -> int | None:
