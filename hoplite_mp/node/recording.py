@@ -78,17 +78,17 @@ class Recording:
                 if self._trace.waits(slot):
                     self._take(slot)
 
-    def _take(self, slot: int) -> bytes:
+    def _take(self, slot: int, ended: WorkerInfo | None = None) -> bytes:
         data, dropped = self._trace.take(slot)
         self._dropped += dropped
-        self._add(slot, data)
+        self._add(slot, data, ended)
         return data
 
-    def _add(self, slot: int, data: bytes) -> None:
+    def _add(self, slot: int, data: bytes, ended: WorkerInfo | None = None) -> None:
         if not data:
             return
         pid = self.node.tasks.pid(slot)
-        if pid not in self._actors and (name := track_name(self.node, slot)):
+        if pid not in self._actors and (name := track_name(self.node, slot, ended)):
             self._actors[pid] = name
         self._events.append((slot, pid, data))
         self._count += len(data) // EVENT.size
@@ -105,7 +105,8 @@ class Recording:
         if self.on:
             opened = self._trace.open(slot)
             verdict = _VERDICTS.get(worker.verdict if worker is not None else "", LOST)
-            self._add(slot, self._ended(slot, opened, self._take(slot), verdict))
+            said = self._take(slot, worker)
+            self._add(slot, self._ended(slot, opened, said, verdict), worker)
 
     def _ended(self, slot: int, opened: bytes, later: bytes, running: int) -> bytes:
         """What stood on a process's stack, without what it has said since; `running`: the outcome
