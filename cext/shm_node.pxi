@@ -109,6 +109,19 @@ cdef class NodeClient(_Counting):
         found.sort()
         return [oid for _, oid in found]
 
+    def queued_counts(self) -> dict[int, int]:
+        """Pool -> tasks that wait for one of its workers, or for their arguments."""
+        cdef dict found = {}
+        cdef unsigned t, i, state
+        cdef shm_header *h
+        for t in range(LOAD32(&root_of(self.c).tables_high)):
+            for i in range(LOAD32(&table_of(self.c, t).high)):
+                h = header_at(self.c, t, i)
+                state = WORD_STATE(LOAD64(&h.word))
+                if (state == ST_QUEUED or state == ST_WAITING) and h.kind == KIND_TASK:
+                    found[h.pool] = found.get(h.pool, 0) + 1
+        return found
+
     def announce(self, uint64_t oid) -> None:
         announce_done(self.c, oid)
 

@@ -28,6 +28,7 @@ from hoplite_mp.client.runtime import runtime_of
 from hoplite_mp.client.streams import Plan, Stream
 from hoplite_mp.errors import ClosedError, ObjectLostError
 from hoplite_mp.executor import TIMEOUT_S_MAX
+from hoplite_mp.worker import checkpoints
 from hoplite_mp.worker.actor import call
 
 if TYPE_CHECKING:
@@ -176,7 +177,8 @@ class ActorMethod:
         about = self._about
         if self._method not in about.streams:
             many = about.concurrency << CONCURRENCY_SHIFT
-            flags = FLAG_ASYNC | many if self._method in about.asyncs else 0
+            alone = about.checkpoint > 0  # its coroutines run one at a time, as its methods do
+            flags = FLAG_ASYNC | many if self._method in about.asyncs and not alone else 0
             return self._submit(flags, (self._method, *args), kwargs)
         runtime = runtime_of(self._identity)
 
@@ -188,10 +190,12 @@ class ActorMethod:
 
     def _submit(self, flags: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         identity = self._identity
-        return runtime_of(identity).actors.submit(
+        actors = runtime_of(identity).actors
+        numbered = self._about.checkpoint > 0 and not flags & FLAG_STREAM
+        return (actors.submit_numbered if numbered else actors.submit)(
             identity,
             self._about,
-            call,
+            checkpoints.call if numbered else call,
             args,
             kwargs,
             self._timeout,
@@ -296,12 +300,21 @@ class ActorCalls:
         Of `options`: name: find it with `get_actor`, ValueError if it is taken, or with
         get_if_exists=True the one that has it. detached=True: it lives without handles until it is
         closed or killed or the cluster ends. restarts=n: after the death of its process the
-        constructor runs again, up to n times; calls that had not begun go on, the one that ran
-        raises ActorLostError unless retries= was given. timeout, copy: of its calls.
+        constructor runs again, up to n times, on another host if this one is gone (of those that
+        node= names, if it was given); calls that had not begun go on, the one that ran raises
+        ActorLostError unless retries= was given. checkpoint=k: after every k calls its state
+        (pickle) is kept on two hosts, and it begins again with that; a call that is tried again is
+        applied once. With checkpoint=1 no result is given out before the state after it is kept.
+        timeout, copy: of its calls.
         """
         if not isinstance(cls, type):
             raise TypeError(f"an actor is made from a class, not from a {type(cls).__name__}")
         options = self._options
+        if options.checkpoint and getattr(options, "concurrency", 1) > 1:
+            raise ValueError(
+                "checkpoint= with concurrency= above 1: a state that other calls are changing "
+                "cannot be kept; leave one of them out"
+            )
         runtime = self._runtime
         places = options.node or (runtime.tasks.node_number,)
         about = About(
@@ -311,6 +324,9 @@ class ActorCalls:
             options.retries or 0,
             options.timeout,
             options.copy,
+            options.restarts,
+            tuple(options.node or ()),
+            options.checkpoint,
             *_kinds_of(cls),
             options.concurrency,
             options.buffersize,
@@ -321,7 +337,6 @@ class ActorCalls:
                 args,
                 kwargs,
                 about,
-                options.restarts,
                 options.get_if_exists,
                 options.detached,
                 places[next(_turns) % len(places)],

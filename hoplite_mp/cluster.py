@@ -295,8 +295,8 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
         of running, then the worker is killed and the task fails with HopliteTimeoutError. copy:
         results, and values of refs among the arguments, are writable. name: shown in errors.
         concurrency: how many `async def` tasks one worker runs at a time, or calls its actor.
-        buffersize: how many items a stream may be ahead of its reader. Later options override;
-        unknown names are a TypeError.
+        buffersize: how many items a stream may be ahead of its reader. What only actors have
+        stands at `actor`. Later options override; unknown names are a TypeError.
         """
         return self._view(self._options.override(self._resolved(changes)))
 

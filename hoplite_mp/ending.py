@@ -99,6 +99,7 @@ class Ending:
                 for oid in list(submitter.pending):
                     with contextlib.suppress(Exception):
                         submitter.cancel(oid, force)
+            self._runtime.actors.kill_unheld()
         self._end()
 
     def _end(self) -> None:

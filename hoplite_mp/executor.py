@@ -61,6 +61,7 @@ class Options:
     copy: bool = False
     name: str | None = None
     restarts: int = 0
+    checkpoint: int = 0
     detached: bool = False
     get_if_exists: bool = False
     concurrency: int = 1
@@ -91,6 +92,11 @@ class Options:
             if changes["restarts"] is None or changes["restarts"] < 0:
                 raise ValueError(f"restarts={restarts!r}: it must be 0 or more")
         check_counts(changes)
+        if "checkpoint" in changes:
+            checkpoint = changes["checkpoint"]
+            changes["checkpoint"] = 0 if checkpoint is None else whole(checkpoint)
+            if changes["checkpoint"] is None or changes["checkpoint"] < (checkpoint is not None):
+                raise ValueError(f"checkpoint={checkpoint!r}: it must be 1 or more calls, or None")
         name = changes.get("name")
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name={name!r}: it must be a text, or None")

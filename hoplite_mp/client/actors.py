@@ -8,6 +8,9 @@ It must never know: what a handle looks like to a user, how a process is started
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,6 +49,9 @@ class About(NamedTuple):
     retries: int
     timeout: float | None
     copy: bool
+    restarts: int
+    places: tuple[int, ...]  # numbers of the nodes to which it is bound; none: any
+    checkpoint: int  # its state is kept after so many calls; 0: never
     asyncs: frozenset[str] = frozenset()  # methods that are `async def`
     streams: frozenset[str] = frozenset()  # methods that yield
     concurrency: int = 1
@@ -58,7 +64,16 @@ class ActorSetup(NamedTuple):
     constructor: bytes
     arguments: ObjectRef[Any]
     copy: bool
+    checkpoint: int
     concurrency: int = 1
+
+
+class CallNumber(NamedTuple):
+    """Of a call of an actor with checkpoints: by it a call that is tried again is known."""
+
+    caller: bytes  # the process
+    turn: int  # among its calls of such actors
+    seen: int  # it has the results of all before this one
 
 
 class Actors:
@@ -67,7 +82,14 @@ class Actors:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._pools: dict[int, int] = {}  # identity's local id -> its pool
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # pickling arguments may call actors
+        self._opened: dict[int, None] = {}  # local ids of the last ones made here, undetached
+        self._caller = os.urandom(CALLER_BYTES)
+        # Of calls of actors with checkpoints. Never used twice, whatever is forgotten below.
+        self._turns = itertools.count(1)
+        # Identity's local id -> those whose results are not known to be here, by their number, with
+        # the local id of the task (0: not sent yet).
+        self._unseen: dict[int, dict[int, int]] = {}
 
     # -- identities ----------------------------------------------------------------------------
 
@@ -77,7 +99,6 @@ class Actors:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         about: About,
-        restarts: int,
         get_if_exists: bool,
         detached: bool,
         node: int,
@@ -87,21 +108,32 @@ class Actors:
         memory.check()
         arguments = memory.put_encoded(serial.encode_call(args, kwargs))
         setup = memory.put(
-            ActorSetup(serial.encode_function(cls), arguments, about.copy, about.concurrency)
+            ActorSetup(
+                serial.encode_function(cls),
+                arguments,
+                about.copy,
+                about.checkpoint,
+                about.concurrency,
+            )
         )
         ask = OpenActor(
             memory.local_id(setup),
             pickle.dumps(tuple(about), 5),
             about.class_name,
             about.name,
-            restarts,
+            about.restarts,
             get_if_exists,
             detached,
             node,
+            about.places,
         )
         while True:
             hold = take_over(memory, ask, int)
             if hold is not None:
+                if not detached:
+                    self._opened[hold.oid] = None
+                    if len(self._opened) > OPENED_KNOWN_MAX:
+                        del self._opened[next(iter(self._opened))]
                 return self._known(hold)
             # With get_if_exists: the actor that had the name has just ended.
 
@@ -116,7 +148,7 @@ class Actors:
         _, about, identity = self._runtime.memory.read(hold.oid, FOREVER_NS, False)
         return ObjectRef(identity, hold), About(*pickle.loads(about))
 
-    def pool_of(self, identity: ObjectRef[Any]) -> int:
+    def pool_of(self, identity: ObjectRef[Any], about: About) -> int:
         """The pool of that actor's calls on this host. Its number stays the actor's own as long as
         anybody holds the identity."""
         memory = self._runtime.memory
@@ -125,7 +157,8 @@ class Actors:
         if pool is None:
             pool = memory.read(oid, FOREVER_NS, False)[0]
             if ids.unpack_id(identity._id)[0] != memory.client.home:
-                pool = int(self._runtime.channel.call(BindActor(oid, pool)).value)
+                bind = BindActor(oid, pool, about.restarts, about.retries, about.places)
+                pool = int(self._runtime.channel.call(bind).value)
                 self._runtime.submitter.queues.opened(pool)
             if len(self._pools) > POOLS_KNOWN_MAX:
                 self._pools.clear()
@@ -149,7 +182,7 @@ class Actors:
         """A call, behind all that this process has made before."""
         runtime = self._runtime
         runtime.memory.check()
-        pool = self.pool_of(identity)
+        pool = self.pool_of(identity, about)
         submitter, tasks = runtime.submitter, runtime.tasks
         submitter.queues.order(pool)
         submitter.collector.start()
@@ -170,6 +203,44 @@ class Actors:
         )
         return future
 
+    def submit_numbered(
+        self,
+        identity: ObjectRef[Any],
+        about: About,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        copy: bool,
+        name: str,
+        flags: int = 0,
+    ) -> Future[Any]:
+        """A call of an actor with checkpoints."""
+        runtime = self._runtime
+        runtime.memory.check()
+        oid = runtime.memory.local_id(identity)
+        with self._lock:  # numbers grow in the order of the calls
+            if oid not in self._unseen and len(self._unseen) > POOLS_KNOWN_MAX:
+                self._unseen = {one: calls for one, calls in self._unseen.items() if calls}
+            open_ = self._unseen.setdefault(oid, {})
+            number = next(self._turns)
+            while open_:
+                first = next(iter(open_))
+                if not (open_[first] and runtime.tasks.done(open_[first])):
+                    break
+                del open_[first]
+            open_[number] = 0
+            try:
+                call = CallNumber(self._caller, number, next(iter(open_)))
+                future = self.submit(
+                    identity, about, function, (call, *args), kwargs, timeout, copy, name, flags
+                )
+            except BaseException:
+                del open_[number]
+                raise
+            open_[number] = future._oid
+        return future
+
     def handle_dropped(self) -> None:
         """Takes no lock: the garbage collector may call it anywhere."""
         if self._runtime.submitter.pending:
@@ -179,6 +250,15 @@ class Actors:
         memory = self._runtime.memory
         memory.check()
         self._runtime.channel.call(EndActor(memory.local_id(identity), kill))
+
+    def kill_unheld(self) -> None:
+        """This driver leaves by an exception: the actors that it has made and that nobody else
+        holds are killed when it has gone."""
+        if not self._runtime.client.usable:
+            return
+        for oid in self._opened:
+            with contextlib.suppress(errors.HopliteError):  # the node is gone, and they are
+                self._runtime.channel.tell(EndActor(oid, True, True))
 
     def restarts(self, identity: ObjectRef[Any]) -> int:
         memory = self._runtime.memory
@@ -191,6 +271,10 @@ _REFUSED = {
     POOL_CLOSING: "was closed",
     POOL_LEAVING: "takes no more calls: its node leaves the cluster (remove_node)",
 }
+CALLER_BYTES = 8
+# Actors that are killed when the `with` of the driver that made them is left by an exception. Those
+# made before these end after the call that they run. 100 bytes for each.
+OPENED_KNOWN_MAX = 4096
 
 
 def title(about: About) -> str:

@@ -206,6 +206,7 @@ def _document(number: int, data: bytes) -> tuple[TraceDocument, list[dict[str, A
 def _events(number: int, document: TraceDocument) -> Iterator[dict[str, Any]]:
     """Times in nanoseconds, by that node's clock."""
     for slot, pid, packed in document.events:
+        track = document.actors.get(pid, slot)
         for oid, begin, end, kind, outcome, depth, rank, raw in EVENT.iter_unpack(packed):
             name = raw.split(b"\0")[0].decode(errors="replace")
             args: dict[str, Any] = {"pid": pid, "outcome": OUTCOMES_OF_EVENTS[outcome]}
@@ -216,7 +217,7 @@ def _events(number: int, document: TraceDocument) -> Iterator[dict[str, Any]]:
                 args = {"call": oid, "rank": rank, **args}
             yield {
                 "ph": "X", "name": name or "?", "cat": KINDS_OF_EVENTS[kind], "pid": number + 1,
-                "track": slot if kind == TASK else f"{_process(slot)}: group calls",
+                "track": track if kind == TASK else f"{_process(slot)}: group calls",
                 "ts": begin, "end": end, "args": args,
             }  # fmt: skip
     for kind_name, name, begin, end, more in document.notes:

@@ -211,6 +211,19 @@ def _stack(item: dict[str, Any]) -> str:
     return f"worker {item['worker']} (pid {item['pid']}) stands at\n{text}"
 
 
+def _actor(item: dict[str, Any]) -> str:
+    named = f"actor {item['name']!r} ({item['class']})" if item["name"] else f"a {item['class']}"
+    pids = f" (pid {', '.join(map(str, item['pids']))})" if item["pids"] else ""
+    calls = f"{item['waiting']} calls wait, {item['running']} run, {item['done']} are done"
+    again = f"{item['restarts']} restarts, {item['restarts_left']} left"
+    return f"{named} {item['identity']} {item['state']}{pids}: {calls}; {again}"
+
+
+def _actor_calls(item: dict[str, Any]) -> str:
+    where = f"on {item['at']}" if item["at"] else "whose host is lost, until it begins on another"
+    return f"{item['waiting']} calls wait here for the actor {item['identity']} {where}"
+
+
 _KINDS = {
     "running": _running,
     "queued": _queued,
@@ -220,6 +233,8 @@ _KINDS = {
     "collectives": _collective,
     "parts": _part,
     "groups": _group,
+    "actors": _actor,
+    "actor calls": _actor_calls,
     "processes": _process,
     "stacks": _stack,
 }

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.looking import actors
+from hoplite_mp.looking.dump import collect
 from hoplite_mp.looking.visit import brought_along, visit
 from hoplite_mp.nodes import gone_nodes, node_id, standby_of
 
@@ -32,6 +34,9 @@ def status(arguments: argparse.Namespace) -> int:
     try:
         with visit(arguments) as cluster:
             print("\n".join([table(cluster), *gone(cluster), *standby(cluster)]))
+            found = actors.rows(collect(cluster))
+            if found:
+                print("", *_columns([actors.COLUMNS, *found]), sep="\n")
     except (HopliteError, ValueError) as error:  # also of a cluster that ends meanwhile
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
@@ -89,6 +94,9 @@ def table(cluster: Cluster) -> str:
         tasks = [str(counts[f"tasks_{what}"]) for what in ("done", "failed", "retried")]
         moved = [format_bytes(counts[f"bytes_{what}"]) for what in ("sent", "received")]
         rows.append(tuple([*row, memory, *tasks, str(counts["objects"]), *moved]))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join(lines)
+    return "\n".join(_columns(rows))
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -22,7 +22,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -30,6 +30,8 @@ from rich.text import Text
 from hoplite_mp import errors
 from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError
+from hoplite_mp.looking import actors
+from hoplite_mp.looking.dump import collect
 from hoplite_mp.looking.visit import brought_along, visit
 from hoplite_mp.nodes import Node, counters, list_nodes, node_id
 
@@ -64,6 +66,7 @@ class Look:
     at: float  # seconds of a clock
     nodes: tuple[Node, ...]
     counts: dict[str, dict[str, int]]  # by node id
+    actors: tuple[tuple[str, ...], ...] = ()  # rows of looking/actors.py
 
 
 def lines(now: Look, before: Look | None) -> list[tuple[str, ...]]:
@@ -129,7 +132,7 @@ def _look(cluster: Cluster) -> Look:
     at = time.monotonic()
     own = brought_along(cluster)
     shown = (one for one in list_nodes(runtime) if own is None or one.id != node_id(own))
-    return Look(at, tuple(shown), counted)
+    return Look(at, tuple(shown), counted, tuple(actors.rows(collect(cluster))))
 
 
 def _table(title: str, now: Look, before: Look | None, width: int) -> Table:
@@ -141,6 +144,20 @@ def _table(title: str, now: Look, before: Look | None, width: int) -> Table:
         style = "red" if NO_ANSWER in line else "bold" if line[0] == ALL else ""
         table.add_row(*map(Text, compress(line, shown)), style=style)  # a host's name is no markup
     return table
+
+
+def _drawn(title: str, now: Look, before: Look | None, width: int) -> Group:
+    """The nodes, and below them the actors, if there are any."""
+    parts = [_table(title, now, before, width)]
+    if now.actors:
+        table = Table(title="actors", title_justify="left", box=SIMPLE)
+        for name in actors.COLUMNS:
+            numbers = name in ("waiting", "running", "done")
+            table.add_column(name, justify="right" if numbers else "left", no_wrap=True)
+        for row in now.actors:
+            table.add_row(*map(Text, row))
+        parts.append(table)
+    return Group(*parts)
 
 
 class _Ending:
@@ -229,7 +246,7 @@ def top(arguments: argparse.Namespace) -> int:
 
 def _tables(
     cluster: Cluster, arguments: argparse.Namespace, ending: _Ending, console: Console
-) -> Iterator[Table]:
+) -> Iterator[Group]:
     """One each interval. On a terminal the first one comes at once, without rates yet."""
     before: Look | None = None
     left = arguments.count
@@ -237,21 +254,20 @@ def _tables(
         now = _look(cluster)
         if before is not None or console.is_terminal:
             title = f"{arguments.address}  {time.strftime('%H:%M:%S')}"
-            yield _table(title, now, before, console.width)
+            yield _drawn(title, now, before, console.width)
             left = None if left is None else left - 1
         before = now
         if left != 0:
             ending.sleep(max(0.0, now.at + arguments.interval - time.monotonic()))
 
 
-def _draw(tables: Iterator[Table], console: Console) -> None:
+def _draw(tables: Iterator[Group], console: Console) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as screen:
         for table in tables:
-            table.caption = "q ends"
-            screen.update(table, refresh=True)
+            screen.update(Group(table, Text("q ends", style="italic")), refresh=True)
 
 
-def _print(tables: Iterator[Table], console: Console) -> None:
+def _print(tables: Iterator[Group], console: Console) -> None:
     for table in tables:
         console.print(table)
         sys.stdout.flush()

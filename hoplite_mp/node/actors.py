@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.actor_looks import ended_calls
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.local import POOL_LEAVING, Reply
 from hoplite_mp.protocol.messages import (
@@ -29,6 +30,7 @@ from hoplite_mp.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hoplite_mp.node.actor_spares import Spares
     from hoplite_mp.node.main import Node
     from hoplite_mp.node.pools import Pool, WorkerInfo
     from hoplite_mp.protocol.local import Request
@@ -38,28 +40,6 @@ __all__ = ["POOL_ENDED", "Actor", "Actors"]
 
 KIND_IDENTITY = 1  # as of any object that was put
 POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 4
-
-
-@dataclass(slots=True)
-class Actor:
-    """One actor of this host."""
-
-    identity: int
-    pool: int
-    name: str  # while it is this actor's
-    class_name: str
-    restarts_left: int
-    label: str = ""  # its name, for ever
-    restarts: int = 0
-    hold: Any = None  # the node's own on the identity: the actor is detached
-    # What every call raises from now on, as an error payload; None: the actor lives.
-    ended: bytes | None = None
-    begun: bool = field(default=False)  # its present process has made its object
-
-    @property
-    def title(self) -> str:
-        """As errors name it."""
-        return f"actor {self.label!r} ({self.class_name})" if self.label else f"a {self.class_name}"
 
 
 class Asker(Protocol):
@@ -94,6 +74,11 @@ class Client:
         if self._is_there():
             self.node.reply(self.slot, Reply(self.number, 0, why, gone=gone))
 
+    def told(self, value: Any) -> None:
+        """Some other answer."""
+        if self._is_there():
+            self.node.reply(self.slot, Reply(self.number, value))
+
 
 @dataclass(slots=True)
 class Wanted:
@@ -107,6 +92,34 @@ class Wanted:
     get_if_exists: bool
     detached: bool
     audience: int
+    places: tuple[int, ...] = ()  # to which it is bound
+
+
+@dataclass(slots=True)
+class Actor:
+    """One actor of this host."""
+
+    identity: int
+    pool: int
+    name: str  # while it is this actor's
+    class_name: str
+    restarts_left: int
+    wanted: Wanted  # what it was made from
+    label: str = ""  # its name, for ever
+    restarts: int = 0
+    hold: Any = None  # the node's own on the identity: the actor is detached
+    state: Any = None  # a hold on what its process has kept last
+    # What every call raises from now on, as an error payload; None: the actor lives.
+    ended: bytes | None = None
+    begun: bool = field(default=False)  # its present process has made its object
+    # When nobody holds the identity: the `with` of its maker was left by an exception.
+    killed_unheld: bool = False
+    calls_done: int = 0  # by processes that have ended
+
+    @property
+    def title(self) -> str:
+        """As errors name it."""
+        return f"actor {self.label!r} ({self.class_name})" if self.label else f"a {self.class_name}"
 
 
 @dataclass(slots=True)
@@ -130,6 +143,7 @@ class Actors:
         self.by_identity: dict[int, Actor] = {}
         self.openings: dict[int, Opening] = {}  # that wait for the manager, by request
         self.leaving = False  # this node leaves the cluster, when all calls made so far have ended
+        self.spares: Spares | None = None  # set when there is a network
         self._requests = 0
 
     # -- asked by clients ----------------------------------------------------------------------
@@ -150,6 +164,7 @@ class Actors:
             ask.get_if_exists,
             ask.detached,
             audience,
+            ask.places,
         )
         if ask.node == self.node.number:
             self.begin(asker, wanted)
@@ -170,7 +185,11 @@ class Actors:
             self._ask_manager(
                 opening,
                 lambda number: ActorNameClaimed(
-                    number, self.node.number, wanted.name, self._public(identity)
+                    number,
+                    self.node.number,
+                    wanted.name,
+                    self.public(identity),
+                    wanted.restarts > 0,
                 ),
             )
         else:
@@ -183,8 +202,10 @@ class Actors:
             lambda number: ActorNameAsked(number, self.node.number, name),
         )
 
-    def _public(self, oid: int) -> bytes:
-        return ids.pack_id(self.client.home, oid)
+    def public(self, oid: int) -> bytes:
+        """The name of an object of any host, as it has a header here."""
+        one = self.node.imports.by_oid.get(oid)
+        return ids.pack_id(self.client.home, oid) if one is None else one.object
 
     def _ask_manager(self, opening: Opening, make: Callable[[int], NodeToManager]) -> None:
         self._requests += 1
@@ -200,7 +221,7 @@ class Actors:
         if opening is None:
             return True
         wanted, holder = opening.wanted, message.identity
-        if wanted is not None and holder == self._public(opening.identity):
+        if wanted is not None and holder == self.public(opening.identity):
             self._start(opening, wanted)
             return True
         self._discard(opening)
@@ -222,8 +243,8 @@ class Actors:
         """What a manager must know that has not heard of any actor."""
         for actor in self.by_identity.values():
             if actor.name:
-                identity = self._public(actor.identity)
-                yield ActorNameClaimed(0, self.node.number, actor.name, identity)
+                identity, moves = self.public(actor.identity), actor.wanted.restarts > 0
+                yield ActorNameClaimed(0, self.node.number, actor.name, identity, moves)
         for opening in self.openings.values():
             yield opening.asked
 
@@ -238,13 +259,22 @@ class Actors:
             self._discard(opening)
             opening.asker.refused(self._why_leaving() if self.leaving else workers.why_none)
             return
-        known = serial.encode((pool, wanted.about, self._public(identity)))
+        known = serial.encode((pool, wanted.about, self.public(identity)))
         self.node.results.store_value(identity, known, False)
-        actor = Actor(identity, pool, wanted.name, wanted.class_name, wanted.restarts, wanted.name)
+        name, restarts = wanted.name, wanted.restarts
+        actor = Actor(identity, pool, name, wanted.class_name, restarts, wanted, label=name)
         self.by_pool[pool] = self.by_identity[identity] = actor
         if wanted.detached:
             actor.hold = self.client.hold(identity)
         opening.asker.granted(self.client.hold(identity))
+        self.keep(actor)
+
+    def keep(self, actor: Actor, done: Callable[[], None] | None = None) -> None:
+        """What it begins again from is kept on another host as well: `done`, then."""
+        if self.spares is not None:
+            self.spares.keep(actor, done)
+        elif done is not None:
+            done()
 
     def _grant(self, asker: Asker, identity: bytes) -> None:
         """An actor of any host."""
@@ -259,14 +289,24 @@ class Actors:
 
     def end(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
-        if not self.end_here(ask.identity, ask.kill) and self.node.lan is not None:
-            self.node.lan.far_actors.end(ask.identity, ask.kill)
-        self.node.reply(slot, Reply(request.number))
+        here = self.end_here(ask.identity, ask.kill, ask.unheld)
+        if not here and self.node.lan is not None:
+            self.node.lan.far_actors.end(ask.identity, ask.kill, ask.unheld)
+        if not ask.unheld:
+            self.node.reply(slot, Reply(request.number))
 
-    def end_here(self, identity: int, kill: bool) -> bool:
+    def of(self, identity: int) -> Actor | None:
+        """The actor of this host, which may have begun on another one."""
+        return self.by_identity.get(identity) or self.by_identity.get(
+            self.node.imports.own(self.public(identity))
+        )
+
+    def end_here(self, identity: int, kill: bool, unheld: bool = False) -> bool:
         """False: it is no actor of this host."""
-        actor = self.by_identity.get(identity)
-        if actor is not None:
+        actor = self.of(identity)
+        if actor is not None and unheld:
+            actor.killed_unheld = True
+        elif actor is not None:
             self._end(actor, kill)
         return actor is not None
 
@@ -276,7 +316,7 @@ class Actors:
         if kill:
             if actor.ended is None:
                 error = errors.ActorLostError(f"{actor.title} was ended by Actor.kill")
-                self._end_with(actor, error)
+                self.end_with(actor, error)
             for worker in list(self.node.workers.pools[actor.pool].workers.values()):
                 self.node.workers.kill(worker, "closing")
         elif actor.ended is None:
@@ -285,7 +325,7 @@ class Actors:
 
     def restarts(self, slot: int, request: Request) -> None:
         identity = request.ask.identity  # type: ignore[union-attr]
-        actor = self.by_identity.get(identity)
+        actor = self.of(identity)
         if actor is None and self.node.lan is not None:
             self.node.lan.far_actors.ask_restarts(self.asker(slot, request), identity)
         else:
@@ -296,7 +336,7 @@ class Actors:
         if self.node.lan is None:
             self.node.reply(slot, Reply(request.number, None, "that actor is of another cluster"))
         else:
-            self.node.lan.far_actors.bind(slot, request.number, ask.identity, ask.pool)
+            self.node.lan.far_actors.bind(slot, request.number, ask)
 
     def refuse_calls(self, pool: int) -> None:
         """Calls of an actor that has ended have been queued."""
@@ -317,12 +357,37 @@ class Actors:
         return None if worker is None else self.by_pool.get(worker.pool)
 
     def begins(self, slot: int, request: Request) -> None:
+        """What it gives out from now on must be kept elsewhere, so what it began with must be."""
         actor = self._of_worker(slot)
-        queued = []
-        if actor is not None:
-            actor.begun = True
-            queued = self.client.queued_in(actor.pool)
-        self.node.reply(slot, Reply(request.number, queued))
+        asker = self.asker(slot, request)
+
+        def go_on() -> None:
+            asker.told([] if actor is None else self.client.queued_in(actor.pool))
+
+        if actor is None:
+            go_on()
+            return
+        actor.begun = True
+        self.keep(actor, go_on if actor.state is not None else None)
+        if actor.state is None:
+            go_on()
+
+    def state_asked(self, slot: int, request: Request) -> None:
+        actor = self._of_worker(slot)
+        if actor is None or actor.state is None:
+            self.node.reply(slot, Reply(request.number, 0))
+        else:
+            self.asker(slot, request).granted(actor.state)
+
+    def keep_state(self, slot: int, request: Request) -> None:
+        actor = self._of_worker(slot)
+        asker = self.asker(slot, request)
+        hold = self.client.hold(request.ask.state)  # type: ignore[union-attr]
+        if actor is None or hold is None:
+            asker.told(None)
+            return
+        actor.state = hold
+        self.keep(actor, lambda: asker.told(None))
 
     def constructor_raised(self, slot: int, request: Request) -> None:
         actor = self._of_worker(slot)
@@ -345,7 +410,7 @@ class Actors:
                 or (lan is not None and lan.guests.on_their_way(actor.pool))
             )
         if ends and actor is not None and actor.ended is None:
-            self._end_with(actor, errors.ActorLostError(f"{actor.title} was closed"))
+            self.end_with(actor, errors.ActorLostError(f"{actor.title} was closed"))
         self.node.reply(slot, Reply(request.number, ends))
 
     # -- what happens to them ------------------------------------------------------------------
@@ -368,12 +433,14 @@ class Actors:
             pool.broken = "its actor has ended"
             return
         actor.begun = False
+        actor.calls_done += ended_calls(self.node, worker.slot)
         if actor.ended is None and actor.restarts_left > 0:
             actor.restarts_left -= 1
             actor.restarts += 1
+            self.keep(actor)
             return
         if actor.ended is None:
-            self._end_with(actor, self.loss(actor, worker, how))
+            self.end_with(actor, self.loss(actor, worker, how))
         pool.broken = "its actor has ended"
         self._fail_queued(actor)
 
@@ -399,10 +466,12 @@ class Actors:
                 self.node.lan.far_actors.freed(oid)
             return
         self._forget_name(actor)
+        if self.spares is not None:
+            self.spares.ended(actor)
         self.by_pool.pop(actor.pool, None)
-        self.node.workers.close(actor.pool, False)
+        self.node.workers.close(actor.pool, actor.killed_unheld)
 
-    def _end_with(self, actor: Actor, error: BaseException) -> None:
+    def end_with(self, actor: Actor, error: BaseException) -> None:
         self._end_with_payload(actor, serial.encode_error(error, "").tobytes())
 
     def _end_with_payload(self, actor: Actor, payload: bytes) -> None:
@@ -410,6 +479,8 @@ class Actors:
         after the look sees the state, and asks for another look."""
         actor.ended = payload
         self._forget_name(actor)
+        if self.spares is not None:
+            self.spares.ended(actor)
         self.client.open_pool(actor.pool, POOL_ENDED)
         self._fail_queued(actor)
 
@@ -431,7 +502,7 @@ class Actors:
 
     def _release_name(self, name: str, identity: int) -> None:
         if name:
-            released = ActorNameReleased(self.node.number, name, self._public(identity))
+            released = ActorNameReleased(self.node.number, name, self.public(identity))
             self.node.send_manager(released)
 
 

@@ -9,6 +9,7 @@ It must never know: how messages travel, what tasks do, which hosts there could 
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.peers import CancelTask, RecallTasks, Release, RunTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from hoplite_mp.node.imports import Imports
     from hoplite_mp.node.places import Places
@@ -78,6 +79,7 @@ class Delegation:
         self.post = post
         self.runners: dict[int, Runner] = {}  # by home
         self.far: dict[int, list[Runner]] = {}  # a pool -> its own workers on other hosts
+        self.first: dict[int, deque[int]] = {}  # a pool -> queued tasks that go before all others
         self.where: dict[int, Runner] = {}
         self.pools: dict[int, int] = {}  # a pool whose tasks all go to one host -> its home
         self.broken: Callable[[int, str], None] = lambda pool, why: None  # told of such pools
@@ -144,9 +146,13 @@ class Delegation:
                 return True
         return False
 
-    def add_far(self, pool: int, home: int, there: int, workers: int, ahead: int) -> None:
+    def add_far(
+        self, pool: int, home: int, there: int, workers: int, ahead: int, first: Iterable[int] = ()
+    ) -> None:
         """That pool has workers on another host, as the pool `there`, which are given so many tasks
-        beyond those that they run."""
+        beyond those that they run, and `first` of the queued ones before all others."""
+        if first:
+            self.first[pool] = deque(first)
         number = self.runners[home].number
         runner = Runner(home, number, workers, there, ahead)
         self.far.setdefault(pool, []).append(runner)
@@ -156,6 +162,10 @@ class Delegation:
         """It is closed."""
         self.pools.pop(pool, None)
         self.far.pop(pool, None)
+        self.first.pop(pool, None)
+        if pool in self._offered:
+            self._offered.discard(pool)
+            self.tasks.offer(pool, False)
 
     def look(self) -> None:
         """Takes queued tasks for those that have room."""
@@ -167,13 +177,23 @@ class Delegation:
                 # First the offer, then the look: nothing falls between.
                 self.tasks.offer(pool, True)
                 self._offered.add(pool)
-                while suitable and (oid := self.tasks.take_queued(pool)):
+                while suitable and (oid := self._take(pool)):
                     # By what was found before: taking the last task makes a worker idle.
                     self._delegate(oid, suitable)
                     suitable = self._suitable(pool)
             if not suitable and pool in self._offered:
                 self.tasks.offer(pool, False)
                 self._offered.discard(pool)
+
+    def _take(self, pool: int) -> int:
+        """Claims the next task of that pool; 0: there is none."""
+        row = self.first.get(pool)
+        while row:
+            oid = row.popleft()
+            if self.tasks.claim(oid):
+                return oid
+        self.first.pop(pool, None)
+        return self.tasks.take_queued(pool)
 
     def _suitable(self, pool: int) -> list[Runner]:
         """Those that have room for a task of that pool."""

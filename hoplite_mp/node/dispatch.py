@@ -137,7 +137,7 @@ def take(lan: Lan, home: int, message: Any) -> None:
             lan.draining.leaves(home)
         case Evacuated():
             lan.draining.evacuated(home)
-        case _ if lan.far_actors.receive(home, message):
+        case _ if lan.far_actors.receive(home, message) or lan.spares.receive(home, message):
             pass
         case GroupSent() | GroupSentTaken() | GroupSourceEnded():
             peer = lan.peers.by_home.get(home)

@@ -18,7 +18,9 @@ from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.local import POOL_LEAVING, Reply
 from hoplite_mp.protocol.peers import (
     ActorBegun,
+    ActorFound,
     ActorHeld,
+    ActorSought,
     BeginActor,
     EndActorThere,
     RestartsAsked,
@@ -27,8 +29,10 @@ from hoplite_mp.protocol.peers import (
 
 if TYPE_CHECKING:
     from hoplite_mp.node.actors import Asker, Client
+    from hoplite_mp.node.imports import Import
     from hoplite_mp.node.lan import Lan
     from hoplite_mp.node.main import Node
+    from hoplite_mp.protocol.actors import BindActor
 
 __all__ = ["FarActors"]
 
@@ -37,6 +41,7 @@ NO_IDENTITY = bytes(ids.ID_BYTES)
 # Calls under way to an actor of another host beyond the one that runs. Higher: calls follow each
 # other without a pause on a long way; lower: fewer may have begun when that host is lost.
 ACTOR_AHEAD_CALLS = 64
+NO_SPARE = "its host is gone, and no other one could begin it again"
 
 
 @dataclass(slots=True)
@@ -48,7 +53,7 @@ class FarAsker:
     number: int
 
     def granted(self, hold: Any) -> None:
-        identity = self.far.public(hold.oid)
+        identity = self.far.node.actors.public(hold.oid)
         if self.far.send(self.home, ActorBegun(self.number, identity)):
             self.far.given[self.home, self.number] = hold
 
@@ -62,7 +67,21 @@ class Bound:
 
     identity: int
     home: int
+    restarts: int
+    retries: int
+    places: tuple[int, ...]  # to which it is bound
     ended: bytes | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Will it begin again elsewhere when its host is lost, as far as its options say?"""
+        return self.restarts > 0 and len(self.places) != 1
+
+    @property
+    def ahead(self) -> int:
+        """Calls under way beyond the one that runs. What is under way when the host is lost may
+        have begun: of an actor that begins again no call fails that surely has not."""
+        return 0 if self.moves and not self.retries else ACTOR_AHEAD_CALLS
 
 
 @dataclass(slots=True)
@@ -82,17 +101,13 @@ class FarActors:
         self.lan = lan
         self.send = lan.peers.send
         self.asking: dict[int, tuple[int, Asker]] = {}  # by number -> home, who waits
-        self.counting: dict[int, tuple[int, Client]] = {}
+        self.counting: dict[int, tuple[int, Client, int]] = {}  # -> home, who waits, identity
+        self.ends: dict[int, bool] = {}  # identity -> a process here has ended it: by kill?
         self.given: dict[tuple[int, int], Any] = {}  # holds until the other host has its own
         self.by_identity: dict[int, int] = {}  # -> pool
         self.bound: dict[int, Bound] = {}  # by pool
         self.closing: list[Closing] = []
         self._last = 0
-
-    def public(self, oid: int) -> bytes:
-        """The name of an object of any host, as it has a header here."""
-        one = self.node.imports.by_oid.get(oid)
-        return ids.pack_id(self.node.client.home, oid) if one is None else one.object
 
     # -- for processes of this host --------------------------------------------------------------
 
@@ -106,7 +121,7 @@ class FarActors:
         self.asking[self._last] = (member.home, asker)
         ask = BeginActor(
             self._last,
-            self.public(wanted.setup),
+            self.node.actors.public(wanted.setup),
             wanted.about,
             wanted.class_name,
             wanted.name,
@@ -114,6 +129,7 @@ class FarActors:
             wanted.get_if_exists,
             wanted.detached,
             wanted.audience,
+            wanted.places,
         )
         if not self.send(member.home, ask) and self.asking.pop(ask.number, None) is not None:
             asker.refused(f"node h{node} is gone")  # although the manager has not said so yet
@@ -136,9 +152,11 @@ class FarActors:
 
         self.node.imports.ask([message.identity], done)
 
-    def bind(self, slot: int, number: int, identity: int, there: int) -> None:
+    def bind(self, slot: int, number: int, ask: BindActor) -> None:
         """The pool on this host for calls of that actor."""
-        pool = self.by_identity.get(identity)
+        identity = ask.identity
+        actor = self.node.actors.of(identity)
+        pool = self.by_identity.get(identity) if actor is None else actor.pool
         if pool is None:
             one = self.node.imports.by_oid.get(identity)
             pool = None if one is None else self.node.workers.open_bound(NODE_SLOT, 0)
@@ -148,21 +166,26 @@ class FarActors:
                 return
             self.node.workers.pools[pool].actor = True
             self.by_identity[identity] = pool
-            self.bound[pool] = Bound(identity, one.home)
+            bound = Bound(identity, one.home, ask.restarts, ask.retries, ask.places)
+            self.bound[pool] = bound
             if one.home in self.lan.draining.leaving:
-                self.lost(pool, "its host is leaving the cluster")
+                self._end(pool, bound, "its host is leaving the cluster")
+            elif one.home != ids.unpack_id(one.object)[0]:
+                self._seek(pool, bound)  # it has begun again on another host
             elif one.home in self.lan.delegation.runners:
-                self.lan.delegation.add_far(pool, one.home, there, 1, ACTOR_AHEAD_CALLS)
+                self.lan.delegation.add_far(pool, one.home, ask.pool, 1, bound.ahead)
             else:
                 self.lost(pool, "its host is gone")
         self.node.reply(slot, Reply(number, pool))
 
-    def end(self, identity: int, kill: bool) -> None:
+    def end(self, identity: int, kill: bool, unheld: bool) -> None:
         one = self.node.imports.by_oid.get(identity)
         if one is None:
             return
-        if kill:
-            self.send(one.home, EndActorThere(one.object, True))
+        if not unheld:
+            self.ends[identity] = kill or self.ends.get(identity, False)
+        if kill or unheld:
+            self.send(one.home, EndActorThere(one.object, kill, unheld))
             return
         pool, calls = self.by_identity.get(identity), []
         if pool is not None and self.bound[pool].ended is None:
@@ -177,15 +200,28 @@ class FarActors:
             one.calls = [oid for oid in one.calls if self.node.client.state(oid) in UNSENT]
             if not one.calls:
                 self.closing.remove(one)
-                self.send(one.home, EndActorThere(one.identity, False))
+                if one.home == self.node.client.home:  # it has begun again here
+                    self.node.actors.end_here(self.node.imports.own(one.identity), False)
+                else:
+                    self.send(one.home, EndActorThere(one.identity, False))
 
     def ask_restarts(self, asker: Client, identity: int) -> None:
         one = self.node.imports.by_oid.get(identity)
         self._last += 1
-        if one is None or not self.send(one.home, RestartsAsked(self._last, one.object)):
+        if one is None:
             self.node.reply(asker.slot, Reply(asker.number, 0))
-        else:
-            self.counting[self._last] = (one.home, asker)
+            return
+        self.counting[self._last] = (one.home, asker, identity)
+        if not self.send(one.home, RestartsAsked(self._last, one.object)):
+            self._lose_counting(one.home)
+
+    def _lose_counting(self, home: int) -> None:
+        """Nobody there says how often an actor has begun again; its next host will."""
+        open_ = self.lan.recovering.homes.is_open(home)
+        for number, (asked, client, _) in list(self.counting.items()):
+            if asked == home and not open_:
+                del self.counting[number]
+                self.node.reply(client.slot, Reply(client.number, 0))
 
     def fail_calls(self, pool: int) -> None:
         """A call was posted to an actor whose host is gone."""
@@ -198,12 +234,75 @@ class FarActors:
         bound = self.bound.get(pool)
         if bound is None:
             return False
+        if bound.ended is None and bound.moves:
+            return True  # until it is known which host begins it again
+        self._end(pool, bound, why)
+        return True
+
+    def _end(self, pool: int, bound: Bound, why: str) -> None:
         if bound.ended is None:
+            if bound.restarts and not bound.moves:
+                why += f", and options(node=) binds it to node h{bound.places[0]}"
             error = errors.ActorLostError(f"the actor has lost its state: {why}")
             bound.ended = serial.encode_error(error, "").tobytes()
             self.node.client.open_pool(pool, POOL_ENDED)
         self.node.actors.fail_all(pool, bound.ended)
-        return True
+
+    # -- one whose host was lost -----------------------------------------------------------------
+
+    def moved(self, one: Import) -> None:
+        """The holders of that object, an identity perhaps, are counted by another host now: if it
+        can, that one begins the actor again."""
+        waits = [other for other in self.closing if other.identity == one.object]
+        for other in waits:  # calls that are to be sent before that
+            other.home = one.home
+        ends = one.oid in self.ends and (self.ends[one.oid] or not waits)
+        if ends and not self.node.actors.end_here(one.oid, self.ends[one.oid]):
+            self.send(one.home, EndActorThere(one.object, self.ends[one.oid]))
+        for number, (_, client, identity) in list(self.counting.items()):
+            if identity == one.oid:
+                del self.counting[number]
+                if one.home == self.node.client.home:
+                    actor = self.node.actors.by_identity.get(identity)
+                    count = actor.restarts if actor is not None else 0
+                    self.node.reply(client.slot, Reply(client.number, count))
+                else:
+                    self.ask_restarts(client, identity)
+        pool = self.by_identity.get(one.oid)
+        if pool is not None and self.bound[pool].ended is None:
+            self._seek(pool, self.bound[pool])
+
+    def _seek(self, pool: int, bound: Bound) -> None:
+        """Asks the host that counts the holders now where calls are to go."""
+        one = self.node.imports.by_oid.get(bound.identity)
+        if one is None:
+            return
+        bound.home = one.home
+        if one.home == self.node.client.home or not (
+            self.send(one.home, ActorSought(one.object))
+            or self.lan.recovering.homes.is_open(one.home)  # then another one will be named
+        ):
+            self._end(pool, bound, NO_SPARE)
+
+    def _found(self, home: int, message: ActorFound) -> None:
+        for one in self.node.imports.all_of(message.identity):
+            pool = self.by_identity.get(one.oid)
+            bound = None if pool is None else self.bound[pool]
+            if pool is None or bound is None or bound.home != home or bound.ended is not None:
+                continue
+            if not message.pool:
+                self._end(pool, bound, NO_SPARE)
+            elif home in self.lan.delegation.runners and pool not in self.lan.delegation.far:
+                first = self.node.client.queued_in(pool)
+                delegation = self.lan.delegation
+                delegation.add_far(pool, home, message.pool, 1, bound.ahead, first)
+
+    def give_up(self, identity: int) -> int | None:
+        """The actor is begun again on this host: the pool that its calls from here wait in."""
+        pool = self.by_identity.pop(identity, None)
+        if pool is not None:
+            del self.bound[pool]
+        return pool
 
     def leaves(self, home: int) -> None:
         """That host leaves: calls made so far are sent there, and no new ones are made."""
@@ -221,6 +320,7 @@ class FarActors:
 
     def freed(self, oid: int) -> None:
         """Nobody here holds that identity any more."""
+        self.ends.pop(oid, None)
         pool = self.by_identity.pop(oid, None)
         if pool is not None:
             del self.bound[pool]
@@ -248,6 +348,7 @@ class FarActors:
                 message.get_if_exists,
                 message.detached,
                 self.lan.guests.audience_here(home, message.audience),
+                message.places,
             )
             self.node.actors.begin(asker, wanted)
 
@@ -263,13 +364,16 @@ class FarActors:
             case ActorHeld():
                 self.given.pop((home, message.number), None)
             case EndActorThere():
-                self.node.actors.end_here(self._here(message.identity), message.kill)
+                oid = self._here(message.identity)
+                self.node.actors.end_here(oid, message.kill, message.unheld)
             case RestartsAsked():
                 actor = self.node.actors.by_identity.get(self._here(message.identity))
                 count = actor.restarts if actor is not None else 0
                 self.send(home, RestartsTold(message.number, count))
+            case ActorFound():
+                self._found(home, message)
             case RestartsTold():
-                _, asker = self.counting.pop(message.number, (0, None))
+                _, asker, _ = self.counting.pop(message.number, (0, None, 0))
                 if asker is not None:
                     self.node.reply(asker.slot, Reply(asker.number, message.restarts))
             case _:
@@ -277,8 +381,7 @@ class FarActors:
         return True
 
     def _here(self, identity: bytes) -> int:
-        home, oid = ids.unpack_id(identity)
-        return oid if home == self.node.client.home else 0
+        return self.node.imports.own(identity)
 
     def lose_peer(self, home: int) -> None:
         """That host is gone."""
@@ -287,9 +390,6 @@ class FarActors:
             if asked == home:
                 del self.asking[number]
                 asker.refused("its host was lost while the actor was to begin there", True)
-        for number, (asked, client) in list(self.counting.items()):
-            if asked == home:
-                del self.counting[number]
-                self.node.reply(client.slot, Reply(client.number, 0))
+        self._lose_counting(home)
         for key in [key for key in self.given if key[0] == home]:
             del self.given[key]

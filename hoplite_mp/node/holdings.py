@@ -43,6 +43,8 @@ class Holdings:
         self.client = imports.client
         self.node = node
         self.lost: dict[int, Lost] = {}  # by home id
+        # How new is what this node can begin that actor of that host from? None: it is none.
+        self.spare: Callable[[bytes, int], int | None] = lambda object_id, home: None
 
     def begin(self, home: int, number: int) -> None:
         """That host is gone. Called before anything of it is let go."""
@@ -72,6 +74,7 @@ class Holdings:
         objects: list[bytes] = []
         numbers: list[int] = []
         whole: list[int] = []
+        spares: list[int] = []
         for object_id, found in headers.items():
             counted = next((one.number for one in found if one.number), 0)
             here = any(self.imports.is_whole(one) for one in found)
@@ -81,11 +84,15 @@ class Holdings:
                 continue
             if here:
                 whole.append(len(objects))
+                spare = self.spare(object_id, found[0].home)
+                if spare is not None:
+                    spares += [len(objects), spare]
             objects.append(object_id)
             numbers.append(counted)
             if lost is not None:
                 lost.reported[object_id] = counted
-        return HoldingsReported(self.node(), number, tuple(objects), tuple(numbers), tuple(whole))
+        known = tuple(objects), tuple(numbers), tuple(whole), tuple(spares)
+        return HoldingsReported(self.node(), number, *known)
 
 
 def is_kept(one: Import) -> bool:

@@ -70,6 +70,8 @@ class Homes:
         self.holdings = Holdings(imports, node)
         self.lost = self.holdings.lost  # by home id
         self.numbers: dict[int, int] = {}  # of all hosts that have died, by home id
+        # Told of an import that has another home now, which may be this host.
+        self.has_moved: Callable[[Import], None] = lambda one: None
 
     def is_open(self, home: int) -> bool:
         """Is it just being found out where the objects of that home are?"""
@@ -174,6 +176,7 @@ class Homes:
         number = lost.reported.get(object_id, 0)
         for one in ours:
             self._follow(one, home)
+            self.has_moved(one)
         if home in self.lost:
             return
         if number and all(one.number != number for one in ours):
@@ -220,6 +223,7 @@ class Homes:
             if one is not mine and one.number:
                 self.imports.described(self.exports.describe(mine.oid, object_id, one.number))
                 one.hold = self.client.hold(mine.oid)
+        self.has_moved(mine)
 
     # -- what comes late -----------------------------------------------------------------------
 
@@ -251,6 +255,7 @@ class Homes:
                 self.imports.fail(one, _no_copy(self.numbers.get(one.home)))
                 continue
             self._follow(one, home)
+            self.has_moved(one)
             if home not in self.lost:
                 self._acquire(one)
 

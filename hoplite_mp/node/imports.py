@@ -213,7 +213,7 @@ class Imports:
             self._ready(one, message)
         elif message.standing == "failed":
             assert message.payload is not None
-            self._store(one, message.payload, True)
+            self.store(one, message.payload, True)
         elif message.standing == "gone":
             self.fail(one, "it was deleted, or nobody held it any more")
         self.answer(one)
@@ -231,7 +231,7 @@ class Imports:
             self.nobody_named(one.oid)
 
     def _ready(self, one: Import, message: Described) -> None:
-        if message.payload is None or not self._store(one, message.payload, False):
+        if message.payload is None or not self.store(one, message.payload, False):
             if self.client.finish_elsewhere(one.oid, message.nbytes, False):
                 self.places.add(
                     one.oid, message.object, message.nbytes, message.holders, message.layout
@@ -239,8 +239,9 @@ class Imports:
             else:
                 self.tasks.settle(one.oid)
 
-    def _store(self, one: Import, payload: bytes, failed: bool) -> bool:
-        """False: there is no room for it now (an error is then told in a few words)."""
+    def store(self, one: Import, payload: bytes, failed: bool) -> bool:
+        """Writes the value of a header that is CLAIMED. False: there is no room for it now (an
+        error is then told in a few words)."""
         at = 0
         if len(payload) > _shm.INLINE_BYTES_MAX:
             got = self.results.lease(len(payload), failed)
@@ -266,7 +267,7 @@ class Imports:
         """Its value will never be known here."""
         if self.client.state(one.oid) == STATE["CLAIMED"]:
             error = ObjectLostError(f"object {one.object.hex()} is lost: {why}")
-            self._store(one, serial.encode_error(error, "").tobytes(), True)
+            self.store(one, serial.encode_error(error, "").tobytes(), True)
         self.answer(one)
 
     def answer(self, one: Import) -> None:

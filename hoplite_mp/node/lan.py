@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp import errors
+from hoplite_mp.node.actor_spares import Spares
 from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.dispatch import take
 from hoplite_mp.node.draining import Draining
@@ -138,10 +139,13 @@ class Lan:
         self.far_pools = FarPools(node, self)
         self.far_actors = FarActors(node, self)
         self.delegation.is_actor = self.far_actors.bound.__contains__
+        self.spares = node.actors.spares = Spares(node, self)
         self.locations = Locations(node, self.peers, self.kept)
         self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager)
         node.exports.elsewhere = self.locations.kept_at
         self.recovering = Recovering(node, self)
+        self.recovering.homes.has_moved = self.spares.moved
+        self.recovering.homes.holdings.spare = self.spares.number_of
         if not lan.manager:
             self._open()
 
@@ -246,6 +250,7 @@ class Lan:
                 for number in message.went:
                     self._went(number)
                     self.recovering.report(number)
+                self.spares.are_gone(message.went)
                 for member in message.came:
                     self._came(member)
             case Distribute():
@@ -271,12 +276,14 @@ class Lan:
         self.missing.again()
         for number in gone:  # it may wait to hear of any of them
             self.recovering.report(number)
+        self.spares.are_gone(gone)
         for number, member in found.items():
             if number not in self.members and number not in self.missing.members:
                 self._came(member)
 
     def report(self) -> Iterator[NodeToManager | Report]:
         """What a manager must know."""
+        yield from self.spares.report()
         yield from self.transfers.report()
         yield from self.forests.report()
         yield from self.recovering.homes.report_again()
@@ -298,6 +305,7 @@ class Lan:
             self.draining.tell(member.home)
             self.node.tracing.came(member.home)
             self.peers.let_in(member.home)
+            self.spares.came()
 
     def tell_workers(self, count: int) -> None:
         """This host has another number of workers than it had when it joined."""
@@ -337,6 +345,7 @@ class Lan:
         if member.workers or member.stays:  # no program that has only looked in
             self.gone.append((number, member.host, time.monotonic()))
         self.peers.went(number)
+        self.spares.lose_host(member)
         self.recovering.begin(member)
         self.delegation.lose_runner(member.home)
         self.guests.lose_peer(member.home)
@@ -346,6 +355,7 @@ class Lan:
         self.draining.lose_peer(member.home)
         self.far_pools.lose_peer(member.home)
         self.far_actors.lose_peer(member.home)
+        self.spares.lose_peer(member.home, number)
         self.far_output.lose_peer(member.home)
         self.locations.lose_peer(member.home)
         self.probing.lose_peer(member.home)

@@ -18,6 +18,7 @@ import msgspec
 
 from hoplite_mp import _tasks
 from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.actor_looks import track_name
 from hoplite_mp.node.notes import Notes
 from hoplite_mp.protocol.looking import EVENT, OUTCOMES_OF_EVENTS, TraceDocument
 
@@ -53,6 +54,7 @@ class Recording:
         self._dropped = 0
         self._events: deque[tuple[int, int, bytes]] = deque()
         self._count = 0  # of events in there
+        self._actors: dict[int, str] = {}  # pid -> the name of its track
 
     def start(self) -> None:
         """Processes and rooms write down what they do, from now on."""
@@ -76,16 +78,19 @@ class Recording:
                 if self._trace.waits(slot):
                     self._take(slot)
 
-    def _take(self, slot: int) -> bytes:
+    def _take(self, slot: int, ended: WorkerInfo | None = None) -> bytes:
         data, dropped = self._trace.take(slot)
         self._dropped += dropped
-        self._add(slot, data)
+        self._add(slot, data, ended)
         return data
 
-    def _add(self, slot: int, data: bytes) -> None:
+    def _add(self, slot: int, data: bytes, ended: WorkerInfo | None = None) -> None:
         if not data:
             return
-        self._events.append((slot, self.node.tasks.pid(slot), data))
+        pid = self.node.tasks.pid(slot)
+        if pid not in self._actors and (name := track_name(self.node, slot, ended)):
+            self._actors[pid] = name
+        self._events.append((slot, pid, data))
         self._count += len(data) // EVENT.size
         while (over := self._count - self.notes.most) > 0:
             oldest, pid, events = self._events.popleft()
@@ -100,7 +105,8 @@ class Recording:
         if self.on:
             opened = self._trace.open(slot)
             verdict = _VERDICTS.get(worker.verdict if worker is not None else "", LOST)
-            self._add(slot, self._ended(slot, opened, self._take(slot), verdict))
+            said = self._take(slot, worker)
+            self._add(slot, self._ended(slot, opened, said, verdict), worker)
 
     def _ended(self, slot: int, opened: bytes, later: bytes, running: int) -> bytes:
         """What stood on a process's stack, without what it has said since; `running`: the outcome
@@ -144,6 +150,7 @@ class Recording:
                 guests=self.notes.guests,
                 notes=list(self.notes.kept),
                 dropped=self._dropped + self.notes.dropped,
+                actors=self._actors,
             )
             self.document = msgspec.msgpack.encode(document)
             self._forget()
@@ -151,6 +158,7 @@ class Recording:
 
     def _forget(self) -> None:
         self._events.clear()
+        self._actors = {}
         self._count = self._dropped = 0
         if not self.on:
             self.notes.guests.clear()

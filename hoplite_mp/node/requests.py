@@ -16,10 +16,12 @@ from hoplite_mp.protocol.actors import (
     ActorFailed,
     ActorMayEnd,
     ActorRestarts,
+    ActorStateAsked,
     BindActor,
     EndActor,
     FailActorCalls,
     FindActor,
+    KeepActorState,
     OpenActor,
 )
 from hoplite_mp.protocol.local import (
@@ -141,6 +143,8 @@ class Requests:
             ActorFailed: node.actors.constructor_raised,
             ActorBegins: node.actors.begins,
             ActorMayEnd: node.actors.may_end,
+            ActorStateAsked: node.actors.state_asked,
+            KeepActorState: node.actors.keep_state,
             BindActor: node.actors.bind,
             MarkLines: lambda slot, request: node.output.mark_lines(
                 request.ask.number, node.driver_name(slot)

@@ -15,6 +15,7 @@ import msgspec
 
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.actor_looks import actors_here, calls_from_here
 from hoplite_mp.node.group_waits import group_waits
 from hoplite_mp.node.imports import KIND_FOREIGN
 from hoplite_mp.node.stacks import Stacks
@@ -130,6 +131,8 @@ class Waits:
             "collectives": some(self._collectives()),
             "parts": some(self._parts()),
             "groups": some(group_waits(node)),
+            "actors": some(actors_here(node)),
+            "actor calls": some(calls_from_here(node)),
             "processes": some(self._processes()),
         }
 

@@ -2,7 +2,8 @@
 
 A *round* begins with the death of a node and ends when everybody who was there then has reported
 what it holds of that node's objects, or has died. Then every object that somebody has whole gets a
-new home: the living holder with the lowest number, of those that stay if there are any. A home that
+new home: the living holder with the lowest number, of those that stay if there are any. An object
+that is an actor goes to the node that can begin it again from what is newest. A home that
 dies in its turn begins a round of its own, and what it had taken over is reported there as if it
 had been its own from the beginning.
 
@@ -22,7 +23,7 @@ from hoplite_mp.protocol.fields import NODES_MAX
 from hoplite_mp.protocol.messages import HomesNamed, HomeTold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from hoplite_mp.planner.membership import Membership
     from hoplite_mp.planner.plan import Send
@@ -56,6 +57,8 @@ class Homes:
         self._membership = membership
         self._rounds: dict[int, _Round] = {}  # by the node that was lost
         self.named: dict[bytes, int] = {}  # object -> its home, if that is not the first one
+        # Told at the end of a round: the node that was lost, and who begins its actors again.
+        self.concluded: Callable[[int, dict[bytes, int]], None] = lambda lost, actors: None
 
     def lose(self, node: int) -> list[Send]:
         """A node is no more, as far as membership knows already."""
@@ -126,12 +129,15 @@ class Homes:
         open_ = self._rounds.pop(lost)
         counted: dict[bytes, list[int]] = {}
         whole: dict[bytes, list[int]] = {}
+        spares: dict[bytes, list[tuple[int, int]]] = {}  # how new, and -node
         for node, report in sorted(open_.reports.items()):
             for object_id, number in zip(report.objects, report.imports, strict=True):
                 if number:
                     counted.setdefault(object_id, []).extend((node, number))
             for place in report.whole:
                 whole.setdefault(report.objects[place], []).append(node)
+            for place, new in zip(report.spares[::2], report.spares[1::2], strict=True):
+                spares.setdefault(report.objects[place], []).append((new, -node))
         for object_id in [one for one, home in self.named.items() if home == lost]:
             del self.named[object_id]
         leaving = self._membership.leaving
@@ -139,7 +145,9 @@ class Homes:
             if self._home(object_id) != NOBODY:
                 continue  # named by another manager, as some know
             staying = [node for node in nodes if node not in leaving]
-            self.named[object_id] = min(staying or nodes)
+            newest = max(spares.get(object_id, ()), default=None)
+            self.named[object_id] = min(staying or nodes) if newest is None else -newest[1]
+        self.concluded(lost, {one: self._home(one) for one in spares})
         sends: list[Send] = []
         for node, report in sorted(open_.reports.items()):
             if report.objects:

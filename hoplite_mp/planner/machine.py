@@ -93,6 +93,7 @@ class Planner:
         self.groups = Groups(boards_max, self.topology)
         self.homes = Homes(self.membership)
         self.actor_names = ActorNames()
+        self.homes.concluded = self.actor_names.moved
 
     def step(self, message: NodeToManager | Report | TreesPacked, now: float) -> Plan:
         """What follows from one message that came at `now`, or from an answer to Plan.packing."""
@@ -117,6 +118,8 @@ class Planner:
         buried: set[int] = set()
         if restoring.returned:
             self.membership.restore(restoring.members, restoring.numbers)
+            for message in filter(_is_restated, restoring.later):  # those of lost nodes, too
+                self.actor_names.claim(message)
             epochs, copied, generations = restoring.counted
             self.copies.go_on(epochs, copied)
             self.groups.go_on(generations)

@@ -12,24 +12,26 @@ This module must never know what an actor is.
 
 from __future__ import annotations
 
-from hoplite_mp.protocol.fields import NAME_CHARS_MAX, Message, counts, object_id, text
+from hoplite_mp.protocol.fields import NAME_CHARS_MAX, Message, counts, flags, object_id, text
 
 __all__ = ["ActorNameAsked", "ActorNameClaimed", "ActorNameHeld", "ActorNameReleased"]
 
 
 class ActorNameClaimed(Message, frozen=True):
     """`node` begins an actor of that name, unless another one has it; `request` 0: it has begun,
-    and no answer is expected."""
+    and no answer is expected. `moves`: another node may begin it again when this one is lost."""
 
     request: int
     node: int
     name: str
     identity: bytes
+    moves: bool = False
 
     def __post_init__(self) -> None:
         counts(request=self.request, node=self.node)
         text("name", self.name, NAME_CHARS_MAX, 1)
         object_id("identity", self.identity)
+        flags(moves=self.moves)
 
 
 class ActorNameAsked(Message, frozen=True):

@@ -17,10 +17,12 @@ __all__ = [
     "ActorFailed",
     "ActorMayEnd",
     "ActorRestarts",
+    "ActorStateAsked",
     "BindActor",
     "EndActor",
     "FailActorCalls",
     "FindActor",
+    "KeepActorState",
     "OpenActor",
 ]
 
@@ -39,15 +41,19 @@ class OpenActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     get_if_exists: bool
     detached: bool
     node: int  # where it is to run
+    places: tuple[int, ...] = ()  # to which it is bound; none: it may begin again on any node
 
 
 class BindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Calls of an actor of another host, whose pool has the number `pool` there, will be made here.
     Reply: the number of the pool on this host that leads there; it stays the actor's own as long as
-    anybody here holds the identity."""
+    anybody here holds the identity. The rest: what its options say."""
 
     identity: int
     pool: int
+    restarts: int = 0
+    retries: int = 0
+    places: tuple[int, ...] = ()
 
 
 class FindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -58,10 +64,12 @@ class FindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class EndActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The actor ends after the calls made so far; `kill`: now. Reply: None, at once."""
+    """The actor ends after the calls made so far; `kill`: now. Reply: None, at once. `unheld`: as
+    soon as nobody holds its identity; no reply."""
 
     identity: int
     kill: bool
+    unheld: bool = False
 
 
 class ActorRestarts(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -91,6 +99,19 @@ class ActorMayEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
     call waits for its arguments."""
 
 
+class ActorStateAsked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Which state has this actor kept last? Reply: the local id of that object, which the node
+    holds until Imported; 0: none."""
+
+
+class KeepActorState(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """That object is the actor's state after its last call, with results of calls: a process that
+    begins again begins with it. Reply: None, when it is on another host as well, or there is none
+    that could begin the actor again."""
+
+    state: int
+
+
 ActorAsk: TypeAlias = (
     OpenActor
     | FindActor
@@ -101,4 +122,6 @@ ActorAsk: TypeAlias = (
     | ActorBegins
     | ActorMayEnd
     | BindActor
+    | ActorStateAsked
+    | KeepActorState
 )

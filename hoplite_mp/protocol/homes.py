@@ -6,7 +6,8 @@
 
 The home of an object counts which hosts hold it. When it dies, the survivors tell the manager what
 they hold of its objects, and the living one with the lowest number that has an object whole becomes
-its home. The object keeps its id: that it names a dead host is no matter to anybody.
+its home (of an actor: one that can begin it again). The object keeps its id: that it names a dead
+host is no matter to anybody.
 
 This module must never know how homes count, nor what objects are.
 """
@@ -34,21 +35,29 @@ HOLDINGS_MAX = SOURCES_MAX
 class HoldingsReported(Message, frozen=True):
     """`node` has heard that `lost` is gone, and used or holds these of the objects whose home it
     was. `imports`: by which number the home knew that processes there hold it; 0: none do.
-    `whole`: places in `objects` of those whose whole value is there."""
+    `whole`: places in `objects` of those whose whole value is there; `spares`: of those that are
+    actors which this node can begin again, each with how new that is: (place, number) pairs,
+    flat."""
 
     node: int
     lost: int
     objects: tuple[bytes, ...] = ()
     imports: tuple[int, ...] = ()
     whole: tuple[int, ...] = ()
+    spares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         counts(node=self.node, lost=self.lost)
         object_ids("objects", self.objects, 0)
         numbers("imports", self.imports)
         numbers("whole", self.whole, max(0, len(self.objects) - 1))
+        numbers("spares", self.spares)
+        numbers("spares", self.spares[::2], max(0, len(self.objects) - 1))
+        if len(self.spares) % 2:
+            raise ValueError(f"spares must be pairs: {self.spares!r}")
         between("number of imports", len(self.imports), len(self.objects), len(self.objects))
         between("number of whole", len(self.whole), 0, len(self.objects))
+        between("number of spares", len(self.spares), 0, 2 * len(self.objects))
 
 
 class HomeAsked(Message, frozen=True):

@@ -120,3 +120,5 @@ class TraceDocument(msgspec.Struct, frozen=True):
     # (kind, name, begin_ns, end_ns, more), of the node itself.
     notes: list[tuple[str, str, int, int, dict[str, Any]]]
     dropped: int  # the oldest, for want of room
+    # pid -> how the actor is called whose process it was.
+    actors: dict[int, str] = {}

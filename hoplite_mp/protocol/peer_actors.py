@@ -2,6 +2,8 @@
 
     BeginActor ─► ActorBegun ─► ActorHeld          the sender wants an actor on the receiver's host
     EndActor, RestartsAsked ─► RestartsTold        about an actor of the receiver's host
+    KeepActor ─► ActorKept, DropActor              the receiver is to begin it if the sender dies
+    ActorSought ─► ActorFound                      of an actor whose host was lost
 
 Calls travel as any task does (RunTask), with the number of the actor's pool on its host.
 
@@ -13,11 +15,13 @@ from __future__ import annotations
 from hoplite_mp.ids import ID_BYTES
 from hoplite_mp.protocol.fields import (
     NAME_CHARS_MAX,
+    NODES_MAX,
     TEXT_CHARS_MAX,
     Message,
     between,
     counts,
     flags,
+    numbers,
     object_id,
     text,
 )
@@ -25,9 +29,14 @@ from hoplite_mp.protocol.fields import (
 __all__ = [
     "ABOUT_BYTES_MAX",
     "ActorBegun",
+    "ActorFound",
     "ActorHeld",
+    "ActorKept",
+    "ActorSought",
     "BeginActor",
+    "DropActor",
     "EndActorThere",
+    "KeepActor",
     "RestartsAsked",
     "RestartsTold",
 ]
@@ -39,8 +48,9 @@ NO_IDENTITY = bytes(ID_BYTES)
 
 class BeginActor(Message, frozen=True):
     """An actor on the receiver's host. `setup`: the object with its constructor and arguments.
-    `about`: what handles know of it, in words of clients. `audience`: as in RunTask. Answered by
-    ActorBegun with the same number."""
+    `about`: what handles know of it, in words of clients. `audience`: as in RunTask. `places`: the
+    nodes to which it is bound; none: it may begin again on any. Answered by ActorBegun with the
+    same number."""
 
     number: int
     setup: bytes
@@ -51,15 +61,16 @@ class BeginActor(Message, frozen=True):
     get_if_exists: bool
     detached: bool
     audience: int
+    places: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         counts(number=self.number, restarts=self.restarts, audience=self.audience)
         object_id("setup", self.setup)
-        if type(self.about) is not bytes or len(self.about) > ABOUT_BYTES_MAX:
-            raise ValueError(f"about must be at most {ABOUT_BYTES_MAX} bytes")
+        _small("about", self.about)
         text("class_name", self.class_name, NAME_CHARS_MAX)
         text("name", self.name, NAME_CHARS_MAX)
         flags(get_if_exists=self.get_if_exists, detached=self.detached)
+        numbers("places", self.places, NODES_MAX - 1)
 
 
 class ActorBegun(Message, frozen=True):
@@ -86,14 +97,16 @@ class ActorHeld(Message, frozen=True):
 
 
 class EndActorThere(Message, frozen=True):
-    """That actor ends after the calls made so far; `kill`: now."""
+    """That actor ends after the calls made so far; `kill`: now; `unheld`: as soon as nobody holds
+    its identity."""
 
     identity: bytes
     kill: bool
+    unheld: bool = False
 
     def __post_init__(self) -> None:
         object_id("identity", self.identity)
-        flags(kill=self.kill)
+        flags(kill=self.kill, unheld=self.unheld)
 
 
 class RestartsAsked(Message, frozen=True):
@@ -116,3 +129,87 @@ class RestartsTold(Message, frozen=True):
     def __post_init__(self) -> None:
         counts(number=self.number)
         between("restarts", self.restarts, 0, 1 << 62)
+
+
+class KeepActor(Message, frozen=True):
+    """The receiver keeps what it needs to begin that actor of the sender's host again, should that
+    be lost: `setup` and what it names, and `state`, which its process has kept last (zeros: none).
+    `name` is the one that it has, `label` the one that errors call it by. `restarts_left`: before
+    this one; `restarts`: how often it has begun again. `begun`: its constructor has run, so what
+    that needs is ready. A later message about the same actor replaces this one. Answered by
+    ActorKept with the same number, when everything is there."""
+
+    number: int
+    identity: bytes
+    setup: bytes
+    state: bytes
+    about: bytes
+    class_name: str
+    name: str
+    label: str
+    restarts_left: int
+    restarts: int
+    detached: bool
+    begun: bool
+    audience: int
+    places: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        counts(number=self.number, audience=self.audience)
+        counts(restarts_left=self.restarts_left, restarts=self.restarts)
+        object_id("identity", self.identity)
+        object_id("setup", self.setup)
+        object_id("state", self.state)
+        _small("about", self.about)
+        text("class_name", self.class_name, NAME_CHARS_MAX)
+        text("name", self.name, NAME_CHARS_MAX)
+        text("label", self.label, NAME_CHARS_MAX)
+        flags(detached=self.detached, begun=self.begun)
+        numbers("places", self.places, NODES_MAX - 1)
+
+
+class ActorKept(Message, frozen=True):
+    """What the KeepActor of that number names is here, as far as it can be had."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+
+
+class DropActor(Message, frozen=True):
+    """That actor has ended, or is kept elsewhere."""
+
+    identity: bytes
+
+    def __post_init__(self) -> None:
+        object_id("identity", self.identity)
+
+
+class ActorSought(Message, frozen=True):
+    """The sender's calls of that actor, whose host was lost, are to go to the receiver, which
+    counts the holders of its identity now. Answered as soon as the receiver knows that."""
+
+    identity: bytes
+
+    def __post_init__(self) -> None:
+        object_id("identity", self.identity)
+
+
+class ActorFound(Message, frozen=True):
+    """The number of the actor's pool on the sender's host; 0: what its calls raise, as an error
+    payload."""
+
+    identity: bytes
+    pool: int
+    error: bytes = b""
+
+    def __post_init__(self) -> None:
+        object_id("identity", self.identity)
+        counts(pool=self.pool)
+        _small("error", self.error)
+
+
+def _small(name: str, value: bytes) -> None:
+    if type(value) is not bytes or len(value) > ABOUT_BYTES_MAX:
+        raise ValueError(f"{name} must be at most {ABOUT_BYTES_MAX} bytes")

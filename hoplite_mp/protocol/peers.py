@@ -28,9 +28,14 @@ from hoplite_mp.protocol.looking import LookMessage
 from hoplite_mp.protocol.output import LastLinesAsked, LastLinesSent, Printed, PrintedTaken
 from hoplite_mp.protocol.peer_actors import (
     ActorBegun,
+    ActorFound,
     ActorHeld,
+    ActorKept,
+    ActorSought,
     BeginActor,
+    DropActor,
     EndActorThere,
+    KeepActor,
     RestartsAsked,
     RestartsTold,
 )
@@ -58,7 +63,10 @@ __all__ = [
     "STANDINGS",
     "Acquire",
     "ActorBegun",
+    "ActorFound",
     "ActorHeld",
+    "ActorKept",
+    "ActorSought",
     "AddWorkers",
     "BeginActor",
     "CancelTask",
@@ -69,9 +77,11 @@ __all__ = [
     "CountersNow",
     "Described",
     "Drop",
+    "DropActor",
     "EndActorThere",
     "Evacuated",
     "FarPoolOpened",
+    "KeepActor",
     "Kept",
     "LastLinesAsked",
     "LastLinesSent",
@@ -383,4 +393,9 @@ PeerMessage: TypeAlias = (
     | LookMessage
     | GroupMessage
     | PointToPoint
+    | KeepActor
+    | ActorKept
+    | DropActor
+    | ActorSought
+    | ActorFound
 )

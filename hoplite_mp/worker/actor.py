@@ -17,17 +17,27 @@ if TYPE_CHECKING:
     from hoplite_mp.client.actors import ActorSetup
     from hoplite_mp.client.runtime import Runtime
 
-__all__ = ["call", "make"]
+__all__ = ["call", "made", "make", "take"]
 
 _made: dict[int, Any] = {}  # this process's id -> its object; a forked child has none
 
 
 def call(method: str, /, *args: Any, **kwargs: Any) -> Any:
     """What a handle submits."""
-    made = _made.get(os.getpid())
-    if made is None:
+    found = _made.get(os.getpid())
+    if found is None:
         raise RuntimeError("there is no actor in this process: user code has forked it")
-    return getattr(made, method)(*args, **kwargs)
+    return getattr(found, method)(*args, **kwargs)
+
+
+def made() -> Any:
+    """This process's object."""
+    return _made[os.getpid()]
+
+
+def take(found: Any) -> None:
+    """This process's object is that one, of which another process had kept the state."""
+    _made[os.getpid()] = found
 
 
 def make(runtime: Runtime, setup: ActorSetup) -> None:

@@ -36,7 +36,7 @@ from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.protocol.actors import ActorBegins, ActorFailed, ActorMayEnd
 from hoplite_mp.protocol.local import LINE_LOST, STACKS_FILE, STACKS_SIGNAL, SetUp, SetupFailed
-from hoplite_mp.worker import actor
+from hoplite_mp.worker import actor, checkpoints
 from hoplite_mp.worker.beside import Beside
 from hoplite_mp.worker.birth import take_after
 from hoplite_mp.worker.streams import STREAMED, Source
@@ -403,7 +403,7 @@ def set_up(worker: Worker, setup: int) -> None:
     found = worker.memory.read(setup, FOREVER_NS, False)
     if isinstance(found, ActorSetup):
         worker.become_actor(found.concurrency)
-        actor.make(worker.runtime, found)
+        (checkpoints.begin if found.checkpoint else actor.make)(worker.runtime, found)
         serial.end_run(brought)
         return
     initializer, initargs = found

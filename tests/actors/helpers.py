@@ -75,3 +75,22 @@ class MadeWhen(Counter):
         here.with_suffix(".new").rename(here)
         wait_for(path)
         super().__init__()
+
+
+class Journal:
+    """Keeps what it was called with, and tells who has it: the process, and everything so far."""
+
+    def __init__(self) -> None:
+        self.kept: list[int] = []
+
+    def add(self, number: int) -> tuple[int, tuple[int, ...]]:
+        self.kept.append(number)
+        return os.getpid(), tuple(self.kept)
+
+    def die(self, number: int) -> None:
+        self.kept.append(number)
+        os._exit(7)
+
+    def fail(self, number: int) -> None:
+        self.kept.append(number)
+        raise KeyError(os.getpid(), tuple(self.kept))

@@ -305,6 +305,7 @@ SOURCES: dict[str, str] = {
     "supervisor/boot.py": "local: Start",
     "supervisor/main.py": "local: ToSupervisor",
     "transport/rendezvous.py": OWN,
+    "worker/checkpoints.py": "payloads",
     "worker/main.py": "payloads; calls",
     # Decoders that use none of the calls that the test looks for.
     "node/layouts.py": "layouts",

@@ -34,7 +34,7 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     m.FetchFailed(1, ID, 3, 0, "connection reset"),
     m.CopyDropped(1, ID),
     m.ObjectGone(ID),
-    m.HoldingsReported(2, 0, (ID, ID[::-1]), (0, 7), (1,)),
+    m.HoldingsReported(2, 0, (ID, ID[::-1]), (0, 7), (0, 1), (1, 5)),
     m.HomeAsked(2, ID),
     m.ReduceRequested(
         7, 0, 3, (ID, ID), "sum", 2, 0.5, True, (ID,), "reduce", (1,), (0,), (8,), (b"<f4",)
@@ -47,7 +47,7 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     m.GroupJoinRequested(5, 0, 3, 17, "run-1", 4, None, 64),
     m.GroupAdmitted("run-1", 2, 3),
     m.GroupLeft("run-1", 2, 3, 0, 3, 17),
-    m.ActorNameClaimed(5, 0, "ps", ID),
+    m.ActorNameClaimed(5, 0, "ps", ID, True),
     m.ActorNameAsked(5, 0, "ps"),
     m.ActorNameReleased(0, "ps", ID),
     m.Credentials(b"-----BEGIN CERTIFICATE-----"),

@@ -1,0 +1,84 @@
+"""The actors of this host as people see them: who they are, what they do, what waits for them.
+
+Why it exists: `status`, `top` and `dump` show actors, and a trace has a track for each; what is
+shown is gathered here, changing nothing.
+It must never know: how it is printed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp.node.actors import Actor
+    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.pools import WorkerInfo
+
+__all__ = ["actors_here", "calls_from_here", "ended_calls", "track_name"]
+
+
+def actors_here(node: Node) -> Iterator[dict[str, Any]]:
+    """Each actor of this host; its calls that wait, run and are done, as this host knows them."""
+    waiting = node.client.queued_counts()
+    for actor in list(node.actors.by_identity.values()):
+        pool = node.workers.pools.get(actor.pool)
+        running, done, pids = 0, actor.calls_done, []
+        for slot, worker in pool.workers.items() if pool is not None else ():
+            running += bool(node.tasks.running(slot))
+            done += ended_calls(node, slot)
+            pids.append(worker.pid)
+        yield {
+            "identity": node.actors.public(actor.identity).hex(),
+            "name": actor.label,
+            "class": actor.class_name,
+            "pids": pids,
+            "state": _state(actor),
+            "waiting": waiting.get(actor.pool, 0),
+            "running": running,
+            "done": done,
+            "restarts": actor.restarts,
+            "restarts_left": actor.restarts_left,
+        }
+
+
+def _state(actor: Actor) -> str:
+    if actor.ended is not None:
+        return "ended"
+    return "lives" if actor.begun else "begins"
+
+
+def ended_calls(node: Node, slot: int) -> int:
+    """Calls that the process in that slot has ended."""
+    info = node.client.client_info(slot)
+    return int(info["tasks_done"] + info["tasks_failed"])
+
+
+def calls_from_here(node: Node) -> Iterator[dict[str, Any]]:
+    """Calls of processes of this host that wait here for an actor of another one."""
+    if node.lan is None:
+        return
+    waiting = node.client.queued_counts()
+    for pool, bound in list(node.lan.far_actors.bound.items()):
+        if waiting.get(pool):
+            found = pool in node.lan.delegation.far
+            peer = node.lan.peers.number_of(bound.home) if found else None
+            yield {
+                "identity": node.actors.public(bound.identity).hex(),
+                "waiting": waiting[pool],
+                "at": "" if peer is None else f"h{peer}",
+            }
+
+
+def track_name(node: Node, slot: int, ended: WorkerInfo | None = None) -> str:
+    """Of a trace, for the process in that slot, which has perhaps ended; "": it is no actor's."""
+    worker = ended or node.workers.all.get(slot)
+    actor = None if worker is None else node.actors.by_pool.get(worker.pool)
+    if actor is None:
+        return ""
+    return (
+        f"actor {actor.label} ({actor.class_name})"
+        if actor.label
+        else (f"actor {actor.class_name}, pool {actor.pool}")
+    )

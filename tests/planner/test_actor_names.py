@@ -1,0 +1,101 @@
+"""Names of actors whose host is lost: they go along or are free, and nobody gets one meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hoplite_mp.planner.machine import Planner
+from hoplite_mp.protocol.messages import (
+    ActorNameAsked,
+    ActorNameClaimed,
+    ActorNameHeld,
+    HoldingsReported,
+    HomesNamed,
+    NodeJoined,
+    NodeLost,
+)
+from hoplite_mp.protocol.reports import NodeReturned, Reported
+
+if TYPE_CHECKING:
+    from hoplite_mp.protocol.messages import Member
+
+IDENTITY = (70).to_bytes(8, "little") + bytes(8)
+OTHER = (72).to_bytes(8, "little") + bytes(8)
+
+
+def joined(nodes: int) -> Planner:
+    planner = Planner()
+    for node in range(nodes):
+        planner.step(NodeJoined(70 + node, 0, 2), 0.0)
+    return planner
+
+
+def holder(planner: Planner, node: int = 1) -> bytes | None:
+    """Who has the name, as that node hears."""
+    (told,) = planner.step(ActorNameAsked(9, node, "ps"), 0.0).sends
+    assert isinstance(told[1], ActorNameHeld)
+    return told[1].identity
+
+
+def homes(sends: Any) -> dict[int, tuple[int, ...]]:
+    return {node: one.homes for node, one in sends if isinstance(one, HomesNamed)}
+
+
+def test_a_name_goes_to_the_node_that_begins_the_actor_again() -> None:
+    planner = joined(4)
+    planner.step(ActorNameClaimed(1, 0, "ps", IDENTITY, True), 0.0)
+    planner.step(NodeLost(0, 0), 0.0)
+    (refused,) = planner.step(ActorNameClaimed(2, 3, "ps", OTHER, True), 0.0).sends
+    assert refused[1] == ActorNameHeld(2, "ps", IDENTITY)  # nobody knows yet what becomes of it
+    planner.step(HoldingsReported(1, 0, (IDENTITY,), (5,), (0,)), 0.0)
+    planner.step(HoldingsReported(2, 0, (IDENTITY,), (6,), (0,)), 0.0)
+    sends = planner.step(HoldingsReported(3, 0, (IDENTITY,), (0,), (0,), (0, 4)), 0.0).sends
+    assert homes(sends) == {1: (3,), 2: (3,), 3: (3,)}  # not the lowest number
+    assert holder(planner) == IDENTITY
+    planner.step(NodeLost(3, 0), 0.0)
+    for node in (1, 2):
+        planner.step(HoldingsReported(node, 3, (IDENTITY,), (5,), (0,)), 0.0)
+    assert holder(planner) is None  # none of them can begin it
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_name_is_free_if_nobody_begins_the_actor_again(moves: bool) -> None:
+    planner = joined(3)
+    planner.step(ActorNameClaimed(1, 0, "ps", IDENTITY, moves), 0.0)
+    planner.step(NodeLost(0, 0), 0.0)
+    assert (holder(planner) is None) == (not moves)
+    planner.step(HoldingsReported(1, 0, (IDENTITY,), (5,), (0,)), 0.0)
+    planner.step(HoldingsReported(2, 0), 0.0)
+    assert holder(planner) is None
+
+
+def test_the_manager_dies_with_the_host() -> None:
+    """The next one hears the name from the node that can begin the actor again."""
+    before = joined(3)
+    members: tuple[Member, ...] = before.membership.members
+    planner = Planner(again=True, own=1)
+    for node in (1, 2):
+        planner.step(NodeReturned(node, 0, 3, members), 0.0)
+    planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True), 0.0)  # said by node 2
+    planner.step(ActorNameClaimed(4, 1, "ps", OTHER, True), 0.0)  # was open
+    planner.step(Reported(1), 0.0)
+    planner.step(Reported(2), 0.0)
+    planner.tick(60.0)  # node 0 has not come
+    assert holder(planner) == IDENTITY
+    planner.step(HoldingsReported(1, 0, (IDENTITY,), (5,), (0,)), 61.0)
+    planner.step(HoldingsReported(2, 0, (IDENTITY,), (0,), (0,), (0, 1)), 61.0)
+    assert holder(planner) == IDENTITY
+    planner.step(NodeLost(2, 0), 62.0)
+    planner.step(HoldingsReported(1, 2, (IDENTITY,), (5,), (0,)), 62.0)
+    assert holder(planner) is None
+
+
+def test_of_several_spares_the_one_with_the_newest_state() -> None:
+    planner = joined(4)
+    planner.step(NodeLost(0, 0), 0.0)
+    planner.step(HoldingsReported(1, 0, (IDENTITY,), (5,), (0,), (0, 0)), 0.0)
+    planner.step(HoldingsReported(2, 0, (IDENTITY,), (0,), (0,), (0, 7)), 0.0)
+    sends = planner.step(HoldingsReported(3, 0, (IDENTITY,), (0,), (0,), (0, 3)), 0.0).sends
+    assert homes(sends) == {1: (2,), 2: (2,), 3: (2,)}
