@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._tasks import Tasks
     from hoplite_mp.client.memory import Memory
-    from hoplite_mp.client.submitter import Pending
+    from hoplite_mp.client.pending import Pending
 
 __all__ = ["HERE", "PLACE", "Queues"]
 

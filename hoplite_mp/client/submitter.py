@@ -25,6 +25,7 @@ from hoplite_mp.client.kinds import FLAG_ASYNC
 from hoplite_mp.client.last_words import last_resort
 from hoplite_mp.client.losing import abandon
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
+from hoplite_mp.client.pending import Pending
 from hoplite_mp.client.queues import HERE, PLACE, Queues
 from hoplite_mp.client.waiting import Waiting
 from hoplite_mp.errors import (
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.ref import ObjectRef
 
-__all__ = ["KIND_OPERATION", "KIND_TASK", "Pending", "Submitter", "last_resort"]
+__all__ = ["KIND_OPERATION", "KIND_TASK", "Submitter", "last_resort"]
 
 KIND_TASK, KIND_OPERATION = 2, 3
 # Of a task: not to be run in place by a waiting worker; values of refs are writable copies for it.
@@ -51,20 +52,6 @@ HOLDS_OF_CALL = 2  # the function, and what it carries
 REFUGE_BYTES = 3 << 10  # of an error for which there is little room: a block of one page
 
 _log = logging.getLogger("hoplite_mp")
-
-
-class Pending:
-    """What the submitter keeps of one task until it is done."""
-
-    __slots__ = ("future", "holds", "missing", "needs", "oid", "queue")
-
-    def __init__(self, oid: int, queue: int, future: Future[Any] | None, holds: Any) -> None:
-        self.oid = oid
-        self.queue = queue
-        self.future = future
-        self.holds = holds
-        self.missing: set[int] = set()  # dependencies that are not known to be done
-        self.needs: list[ObjectRef[Any]] = []  # all its dependencies
 
 
 class Submitter:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hoplite_mp.node.actors import Actor
+    from hoplite_mp.node.actor_records import Actor
     from hoplite_mp.node.main import Node
     from hoplite_mp.node.pools import WorkerInfo
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import errors, serial
 from hoplite_mp.client.memory import STATE
-from hoplite_mp.node.actors import Actor, Wanted
+from hoplite_mp.node.actor_records import Actor, Wanted
 from hoplite_mp.node.guests import NO_OBJECT
 from hoplite_mp.node.places import ROOM_LOOK_S
 from hoplite_mp.node.store import NODE_SLOT

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import STATE
-from hoplite_mp.node.actors import POOL_CLOSING, POOL_ENDED, Wanted
+from hoplite_mp.node.actor_records import Wanted
+from hoplite_mp.node.actors import POOL_CLOSING, POOL_ENDED
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.local import POOL_LEAVING, Reply
 from hoplite_mp.protocol.peers import (
@@ -28,7 +29,7 @@ from hoplite_mp.protocol.peers import (
 )
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.actors import Asker, Client
+    from hoplite_mp.node.actor_records import Asker, Client
     from hoplite_mp.node.imports import Import
     from hoplite_mp.node.lan import Lan
     from hoplite_mp.node.main import Node

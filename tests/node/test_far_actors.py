@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from hoplite_mp.node.actors import Wanted
+from hoplite_mp.node.actor_records import Wanted
 from hoplite_mp.node.far_actors import FarActors
 
 HOME, NODE = 1001, 1
