@@ -7,6 +7,7 @@ from typing import Any
 
 from hoplite_mp.node.actor_records import Wanted
 from hoplite_mp.node.far_actors import FarActors
+from hoplite_mp.protocol.actors import BindActor
 
 HOME, NODE = 1001, 1
 
@@ -23,6 +24,7 @@ class Host:
             workers=SimpleNamespace(open_bound=self.open_bound, why_none="no pool is free"),
             client=SimpleNamespace(home=1000),
             reply=lambda slot, reply: self.replies.append(reply),
+            actors=SimpleNamespace(of=lambda identity: None, public=lambda oid: b"i" * 16),
         )
         lan = SimpleNamespace(
             peers=SimpleNamespace(send=lambda home, message: False),
@@ -45,7 +47,7 @@ class Host:
 
 def test_an_identity_that_is_gone_takes_no_pool() -> None:
     host = Host()
-    host.far.bind(2, 7, 1 << 40, 3)
+    host.far.bind(2, 7, BindActor(1 << 40, 3, 0, 0, ()))
     assert "ended" in host.replies[0].error
     assert host.opened == []
 

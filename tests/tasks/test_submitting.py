@@ -230,6 +230,8 @@ def test_the_number_of_a_closed_pool_is_given_to_another_one_at_once(
             deadline = time.monotonic() + PATIENCE_S
             while not (others and others[-1]._pool == first._pool):
                 assert time.monotonic() < deadline
+                if others:
+                    others.pop().shutdown()
                 others.append(cluster.executor(1))
             futures[:] = [others[-1].submit(time.sleep, 0.3), others[-1].submit(add, 1, 2)]
 
