@@ -26,6 +26,7 @@ def test_the_page_has_these_programs() -> None:
     assert changed == {"import loky.integrations.joblib", *[x for x in changed if "data =" in x]}
 
 
+@pytest.mark.soak  # tests/docs runs the page, too
 @pytest.mark.parametrize("number", SHOWN)
 def test_a_program_of_the_page(number: int, tmp_path: Path) -> None:
     """As a script, so that its functions are those of the main module."""

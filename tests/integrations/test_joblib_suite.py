@@ -30,6 +30,7 @@ SUITE = "joblib.test.test_parallel"
 NAME = "hoplite_mp"
 # Of generators that the tests drop, and of what joblib itself does.
 pytestmark = [
+    pytest.mark.soak,  # two minutes; test_joblib.py has what is promised
     pytest.mark.filterwarnings("default"),
     pytest.mark.filterwarnings("ignore:.*tasks which were still being processed"),
 ]
