@@ -25,9 +25,13 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 UNITS = sorted(DEPLOY.glob("*.service"))
 PROGRAM = """
-import os, time, hoplite_mp
+import faulthandler, os, sys, time, hoplite_mp
+faulthandler.dump_traceback_later(80, exit=True)
+end = time.monotonic() + 60
 with hoplite_mp.Cluster(address=os.environ["HOPLITE_MP_ADDRESS"]) as c:
     while len(c.nodes) < {nodes}:
+        if time.monotonic() > end:
+            sys.exit("only " + str(c.nodes))
         time.sleep(0.05)
     names = [c.options(node=node).submit(os.getppid).result() for node in c.nodes]
     print(len(set(names)), "nodes worked")
