@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FUNCTIONS = """
-import asyncio, signal
+import asyncio, signal, tempfile
 from concurrent.futures import CancelledError
 def count(n, ended=None):
     try:
@@ -93,7 +93,7 @@ def test_streams_of_another_host(cluster: UpCluster, lan: Lan, attaches: bool) -
         lan[1],
         WAIT_FOR_ALL
         + FUNCTIONS
-        + f"""
+        + """
 view = c.options(node=there)
 for size in (1, 3, None):
     got = [c.get(ref)[:2] for ref in view.options(buffersize=size).stream(count, 20)]
@@ -109,7 +109,7 @@ try:
         found.append(c.get(ref))
 except KeyError as error:
     print(found, error)
-ended = "/tmp/ended-{int(attaches)}-" + str(os.getpid())
+ended = tempfile.mkdtemp() + "/ended"
 for how in ("close", "drop"):
     stream = view.options(buffersize=2).stream(count, 1 << 40, ended + how)
     c.get(next(stream))
@@ -142,7 +142,7 @@ def test_async_tasks_and_actors_there(cluster: UpCluster, lan: Lan) -> None:
 view = c.options(node=there, concurrency=3)
 got = [f.result(30) for f in [view.submit(nap, i) for i in range(12)]]
 print([i for i, _, _ in got] == list(range(12)), {h for _, h, _ in got})
-path = "/tmp/forever-" + str(os.getpid())
+path = tempfile.mkdtemp() + "/forever"
 running = view.submit(forever, path)
 eventually(lambda: c.options(node=there, concurrency=3).submit(nap, 1).result() and exists(path))
 print(running.cancel(force=True))
@@ -205,7 +205,7 @@ def bytes_there(n):
     for i in range(n):
         yield i, os.uname().nodename, np.full(1 << 16, float(i))
 others = [n for n in c.nodes if n.workers and n.id != there.id]
-path = "/tmp/busy-" + str(os.getpid())
+path = tempfile.mkdtemp() + "/busy-"
 def hold(path):
     open(path + os.uname().nodename, "w").close()
     while not exists(path):
