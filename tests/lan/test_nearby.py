@@ -30,6 +30,7 @@ def listed(host: Host, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.soak  # it listens for 3 s again and again
 @pytest.mark.parametrize("tls", TLS_OR_PLAIN)
 def test_clusters_are_listed_while_they_last(lan4: Lan, tls: bool, tmp_path: Path) -> None:
     env = {"HOPLITE_MP_TOKEN": TOKEN, "HOPLITE_MP_MEMORY_BYTES": "64MiB"}
