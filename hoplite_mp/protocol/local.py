@@ -15,6 +15,7 @@ import msgspec
 
 from hoplite_mp.protocol.actors import ActorAsk
 from hoplite_mp.protocol.birth import Birth
+from hoplite_mp.protocol.foreign import HoldForeign, UsersOfNode
 from hoplite_mp.protocol.local_groups import (
     INBOX_MAX,
     TAG_MAX,
@@ -333,6 +334,8 @@ Ask: TypeAlias = (
     | DumpRead
     | ActorAsk
     | MarkLines
+    | HoldForeign
+    | UsersOfNode
 )
 
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Meeting", "anybody", "folders", "peer_of", "reach"]
+__all__ = ["Meeting", "Sole", "anybody", "folders", "peer_of", "reach"]
 
 FOLDER = "hoplite_mp"
 BACKLOG = 64  # drivers that come in the same moment; one more waits in connect()
@@ -131,6 +131,58 @@ class Meeting:
                 os.unlink(self._name, dir_fd=self._place)
             os.rmdir(self._folder)  # if it was the last one's
         self.socket.close()
+        os.close(self._place)
+
+
+class Sole:
+    """Being the only process of this user on this host that does something: a locked file in the
+    directory. The kernel ends it with the process."""
+
+    def __init__(self, folder: str, place: int, name: str, fd: int) -> None:
+        self._folder = folder
+        self._place = place
+        self._name = name
+        self._fd = fd
+
+    @classmethod
+    def take(cls, name: str) -> Sole | None:
+        """None: another process is it. OSError: no directory can be used."""
+        why = OSError(errno.ENOENT, "no directory is fit for it")
+        for folder in folders():
+            try:
+                place = _open(folder, logging.DEBUG, make=True)
+                if place is not None:
+                    return cls._lock(folder, place, f"{name}.lock")
+            except OSError as error:
+                why = error
+        raise why
+
+    @classmethod
+    def _lock(cls, folder: str, place: int, name: str) -> Sole | None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, place)
+            while True:
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                fd = os.open(name, flags, 0o600, dir_fd=place)
+                stack.callback(os.close, fd)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return None
+                try:
+                    named = os.stat(name, dir_fd=place, follow_symlinks=False).st_ino
+                except FileNotFoundError:
+                    continue
+                if named == os.fstat(fd).st_ino:  # else one that has just ended has removed it
+                    stack.pop_all()
+                    return cls(folder, place, name, fd)
+
+    def close(self) -> None:
+        """Somebody else may be it."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._name, dir_fd=self._place)
+            os.rmdir(self._folder)  # if it was the last one's
+        os.close(self._fd)
         os.close(self._place)
 
 
