@@ -15,6 +15,7 @@ from hoplite_mp import _shm, _tasks, serial
 from hoplite_mp.client.actors import Actors
 from hoplite_mp.client.calls import current_call
 from hoplite_mp.client.describing import ref_words
+from hoplite_mp.client.engines import enter_by_engine
 from hoplite_mp.client.foreign import ForeignRefs, held_too_short
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
@@ -195,6 +196,8 @@ def current_runtime() -> Runtime:
     for runtime in reversed(_stack):
         if runtime.client.usable and not runtime.dropped:
             return runtime
+    if enter_by_engine():
+        return current_runtime()
     raise ClosedError("no cluster is open in this process: open one with hoplite_mp.Cluster()")
 
 
@@ -238,8 +241,16 @@ def _contributors(ref: ObjectRef[Any]) -> tuple[int, ...] | None:
         return None
 
 
-def _attach(object_id: bytes) -> object:
+def _entered(object_id: bytes) -> Memory | None:
+    """As `_owner`; another engine may bring this process into a cluster for it."""
     memory = _owner(object_id)
+    if memory is None and enter_by_engine():
+        memory = _owner(object_id)
+    return memory
+
+
+def _attach(object_id: bytes) -> object:
+    memory = _entered(object_id)
     if memory is None:
         return None
     memory.attached += 1
@@ -247,7 +258,7 @@ def _attach(object_id: bytes) -> object:
 
 
 def _attach_held(object_id: bytes, node: int, seconds: float) -> object:
-    memory = _owner(object_id)
+    memory = _entered(object_id)
     if memory is None:
         return None
     runtime = next(one for one in reversed(_stack) if one.memory is memory)

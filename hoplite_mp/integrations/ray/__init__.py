@@ -1,0 +1,23 @@
+"""Objects, plans and fault-tolerant collectives inside a Ray cluster; extra `[ray]`.
+
+    import ray
+    import hoplite_mp.integrations.ray as hoplite_ray
+
+    ray.init()
+    c = hoplite_ray.init()             # a node of this library beside each node of Ray
+    params = c.put(array)              # a ref, for arguments and results of Ray's tasks
+
+    @ray.remote
+    def norm(params):
+        return np.linalg.norm(hoplite_mp.current().get(params))   # no copy
+
+`collective` has the calls of `ray.util.collective`, over Group.
+
+Why it exists: who has outgrown one machine keeps Ray for scheduling, and gets what Ray moves slowly
+from here.
+It must never know: how objects travel.
+"""
+
+from hoplite_mp.integrations.ray.driver import init, shutdown
+
+__all__ = ["init", "shutdown"]

@@ -1,0 +1,217 @@
+"""ray.util.collective's calls, over Group: an import line is the change.
+
+    from hoplite_mp.integrations.ray import collective as col     # was: from ray.util import ...
+
+    @ray.remote
+    class Worker:
+        def __init__(self, rank):
+            col.init_collective_group(4, rank, group_name="training")
+        def step(self, grad):
+            col.allreduce(grad, "training")   # in place: numpy arrays and tensors of torch on CPU
+
+Importing this module also registers the backend "HOPLITE" with Ray, for programs that name it in
+`ray.util.collective.init_collective_group(..., backend="HOPLITE")`; it has to be imported in the
+driver and in the actors.
+
+Why it exists: Ray's groups are Gloo's or NCCL's, which end with their first rank. In these the
+survivors go on: a call completes among them, and an actor that Ray has started again takes part
+anew with `init_collective_group` of the same name and rank.
+It must never know: how a Group works.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ray.util import collective as rays
+from ray.util.collective import (
+    allgather,
+    allreduce,
+    barrier,
+    broadcast,
+    destroy_collective_group,
+    get_collective_group_size,
+    get_rank,
+    is_group_initialized,
+    recv,
+    reduce,
+    reducescatter,
+    send,
+)
+from ray.util.collective.backend_registry import register_collective_backend
+from ray.util.collective.collective_group.base_collective_group import BaseGroup
+from ray.util.collective.types import ReduceOp
+
+from hoplite_mp.cluster import current
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hoplite_mp.group import Group
+
+__all__ = [
+    "HopliteGroup",
+    "ReduceOp",
+    "allgather",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "create_collective_group",
+    "destroy_collective_group",
+    "get_collective_group_size",
+    "get_rank",
+    "init_collective_group",
+    "is_group_initialized",
+    "recv",
+    "reduce",
+    "reducescatter",
+    "send",
+]
+
+BACKEND = "HOPLITE"
+Array = np.ndarray[Any, np.dtype[Any]]
+_OPS = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.PRODUCT: "prod",
+    ReduceOp.MIN: "min",
+    ReduceOp.MAX: "max",
+}
+
+
+def init_collective_group(
+    world_size: int,
+    rank: int,
+    backend: Any = BACKEND,
+    group_name: str = "default",
+    gloo_timeout: int = 30_000,
+) -> None:
+    """This actor, or task, takes part in that group as that rank.
+
+    Returns at once; the first call waits until all `world_size` ranks are there, and raises after
+    Config.group_wait_s, saying how many came. backend and gloo_timeout are taken, so that programs
+    need not change, and not looked at. The driver must have called
+    `hoplite_mp.integrations.ray.init()`, else ClosedError.
+    """
+    rays.init_collective_group(world_size, rank, BACKEND, group_name)
+
+
+def create_collective_group(
+    actors: Sequence[Any],
+    world_size: int,
+    ranks: Sequence[int],
+    backend: Any = BACKEND,
+    group_name: str = "default",
+    gloo_timeout: int = 30_000,
+) -> None:
+    """In a driver: these actors are that group, each as its rank; each takes part when it makes its
+    first call. backend and gloo_timeout: as of `init_collective_group`."""
+    rays.create_collective_group(list(actors), world_size, list(ranks), BACKEND, group_name)
+
+
+class HopliteGroup(BaseGroup):  # type: ignore[misc, unused-ignore]
+    """One rank of a group, as Ray's functions call it."""
+
+    def __init__(self, world_size: int, rank: int, group_name: str) -> None:
+        super().__init__(world_size, rank, group_name)
+        self._group: Group = current().group(f"ray/{group_name}", world_size, rank)
+
+    @classmethod
+    def backend(cls) -> str:
+        return BACKEND
+
+    @classmethod
+    def check_backend_availability(cls) -> bool:
+        return True
+
+    @property
+    def group(self) -> Group:
+        """What is under it: `alive`, `contributors` and `calls` tell of deaths."""
+        return self._group
+
+    def destroy_group(self) -> None:
+        self._group.close()
+
+    # -- calls: values come in lists of one, because Ray thinks of several GPUs --------------------
+
+    def allreduce(self, tensors: list[Any], allreduce_options: Any = None) -> None:
+        x = _array_of(tensors[0])
+        _fill(x, self._group.allreduce(x, _op(allreduce_options)))
+
+    def barrier(self, barrier_options: Any = None) -> None:
+        self._group.barrier()
+
+    def reduce(self, tensors: list[Any], reduce_options: Any = None) -> None:
+        x = _array_of(tensors[0])
+        root = _of(reduce_options, "root_rank")
+        result = self._group.reduce(x, _op(reduce_options), root)
+        if result is not None:
+            _fill(x, result)
+
+    def broadcast(self, tensors: list[Any], broadcast_options: Any = None) -> None:
+        x = _array_of(tensors[0])
+        root = _of(broadcast_options, "root_rank")
+        if root == self._group.rank:
+            self._group.broadcast(x, root)
+        else:
+            _fill(x, self._group.broadcast(root=root))
+
+    def allgather(
+        self, tensor_lists: list[list[Any]], tensors: list[Any], allgather_options: Any = None
+    ) -> None:
+        """What a dead rank would have given stays as it is."""
+        parts = self._group.allgather(_array_of(tensors[0]))
+        for tensor, part in zip(tensor_lists[0], parts, strict=True):
+            if part is not None:
+                _fill(_array_of(tensor), part)
+
+    def reducescatter(
+        self, tensors: list[Any], tensor_lists: list[list[Any]], reducescatter_options: Any = None
+    ) -> None:
+        x = _array_of(tensors[0])
+        whole = np.stack([_array_of(one) for one in tensor_lists[0]])
+        if whole.shape[1:] != x.shape:
+            raise ValueError(
+                f"reducescatter: the tensors of the list have the shape {whole.shape[1:]}, the one "
+                f"that takes the result {x.shape}; they must be the same"
+            )
+        _fill(x, self._group.reduce_scatter(whole, _op(reducescatter_options))[0])
+
+    def send(self, tensors: list[Any], send_options: Any) -> None:
+        self._group.send(_array_of(tensors[0]), send_options.dst_rank)
+
+    def recv(self, tensors: list[Any], recv_options: Any) -> None:
+        _fill(_array_of(tensors[0]), self._group.recv(recv_options.src_rank))
+
+
+def _op(options: Any) -> str:
+    return _OPS[ReduceOp.SUM if options is None else options.reduceOp]
+
+
+def _of(options: Any, name: str) -> int:
+    return 0 if options is None else int(getattr(options, name))
+
+
+def _array_of(tensor: Any) -> Array:
+    """The same memory as an array."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    device = getattr(tensor, "device", None)
+    if getattr(device, "type", "") != "cpu":
+        raise TypeError(
+            f"a {type(tensor).__name__} on {device}: groups of hoplite_mp take numpy arrays and "
+            "tensors of torch on CPU; copy it there with .cpu()"
+        )
+    array: Array = tensor.detach().numpy()
+    return array
+
+
+def _fill(x: Array, result: Any) -> None:
+    """In place. ValueError: it does not fit."""
+    found = np.asarray(result)
+    if found.shape != x.shape:
+        raise ValueError(f"a value of shape {found.shape} arrived where {x.shape} was expected")
+    np.copyto(x, found, casting="no")
+
+
+register_collective_backend(BACKEND, HopliteGroup)

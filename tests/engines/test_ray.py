@@ -1,0 +1,250 @@
+"""Ray on this host with a node of ours beside it: refs, current(), and the collectives' face."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import hoplite_mp
+from hoplite_mp.errors import ClosedError
+
+ray = pytest.importorskip("ray")
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+STORE_BYTES = 100_000_000
+SIZE = 3
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Any]:
+    """Ray, without the cluster beside it."""
+    ray.init(
+        num_cpus=SIZE,
+        object_store_memory=STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        # Functions of this file travel by value; the package is found where it lies.
+        runtime_env={"env_vars": {"RAY_AUTH_MODE": "disabled"}},
+    )
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def c(engine: Any) -> Iterator[hoplite_mp.Cluster]:
+    import hoplite_mp.integrations.ray as front
+
+    yield front.init(memory="200MiB")
+    front.shutdown()
+    with pytest.raises(ClosedError):
+        hoplite_mp.current()
+
+
+def remote(function: Any, *args: Any) -> Any:
+    """What it returns in a task of Ray's."""
+    return ray.get(ray.remote(function).remote(*args))
+
+
+def test_without_ray_and_without_init(engine: Any) -> None:
+    """Before the cluster is there; this test stands first."""
+
+    def look() -> str:
+        try:
+            hoplite_mp.current()
+        except ClosedError:
+            return "closed"
+        return "open"
+
+    assert remote(look) == "closed"
+
+
+def test_refs_are_arguments_and_results_in_any_nesting(c: hoplite_mp.Cluster) -> None:
+    ref = c.put(np.arange(100_000.0))
+
+    def doubled(nest: Any) -> Any:
+        c = hoplite_mp.current()
+        x = c.get(nest["refs"][0])
+        return {"sum": float(x.sum()), "writable": x.flags.writeable, "refs": [c.put(x * 2)]}
+
+    answer = remote(doubled, {"refs": [ref]})
+    assert answer["sum"] == 4999950000.0
+    assert not answer["writable"]
+    assert (c.get(answer["refs"][0]) == 2 * c.get(ref)).all()
+    assert [node.workers for node in c.nodes] == [0]
+
+
+def test_an_actor_holds_what_it_was_given(c: hoplite_mp.Cluster) -> None:
+    class Keeper:
+        def keep(self, refs: Any) -> int:
+            self.refs = refs
+            return len(refs)
+
+        def total(self) -> float:
+            return float(sum(x.sum() for x in hoplite_mp.current().get(self.refs)))
+
+    keeper = ray.remote(Keeper).remote()
+    refs = [c.put(np.full(50_000, float(i))) for i in range(4)]
+    assert ray.get(keeper.keep.remote(refs)) == 4
+    del refs
+    assert ray.get(keeper.total.remote()) == 300_000.0
+    ray.kill(keeper)
+
+
+def test_tasks_are_rays(c: hoplite_mp.Cluster) -> None:
+    with pytest.raises(RuntimeError, match="workers=0"):
+        c.submit(pow, 2, 3)
+
+
+def test_a_second_init_is_the_same_cluster(c: hoplite_mp.Cluster) -> None:
+    import hoplite_mp.integrations.ray as front
+
+    assert front.init() is c
+
+
+def test_the_place_is_a_secret(c: hoplite_mp.Cluster) -> None:
+    from hoplite_mp.integrations.ray.actors import LEADER, NAMESPACE
+
+    place = ray.get(ray.get_actor(LEADER, namespace=NAMESPACE).place.remote())
+    assert place.token not in repr(place)
+    assert pickle.loads(pickle.dumps(place)) == place
+
+
+class Rank:
+    """One rank, as programs for Ray's own collectives are written."""
+
+    def __init__(self, rank: int, size: int, name: str, declared: bool) -> None:
+        from hoplite_mp.integrations.ray import collective as col
+
+        self.rank, self.size, self.name, self.col = rank, size, name, col
+        if not declared:
+            col.init_collective_group(size, rank, "gloo", name)
+
+    def calls(self, tensors: bool) -> dict[str, Any]:
+        """All of them, in place."""
+        col, name, size = self.col, self.name, self.size
+
+        def full(count: int, value: float) -> Any:
+            if tensors:
+                import torch
+
+                return torch.full((count,), value, dtype=torch.float32)
+            return np.full(count, value, np.float32)
+
+        def done(x: Any) -> list[float]:
+            return [float(one) for one in x]
+
+        found: dict[str, Any] = {}
+        for op in col.ReduceOp:
+            x = full(5, self.rank + 2)
+            col.allreduce(x, name, op)
+            found[op.name] = done(x)
+        x = full(2, self.rank)
+        col.broadcast(x, 1, name)
+        found["broadcast"] = done(x)
+        parts = [full(2, -1) for _ in range(size)]
+        col.allgather(parts, full(2, self.rank), name)
+        found["allgather"] = [done(part) for part in parts]
+        x = full(2, -1)
+        col.reducescatter(x, [full(2, i) for i in range(size)], name)
+        found["reducescatter"] = done(x)
+        x = full(2, self.rank)
+        col.reduce(x, 2, name)
+        found["reduce"] = done(x)
+        if self.rank == 0:
+            col.send(full(3, 7), 1, name)
+        elif self.rank == 1:
+            x = full(3, 0)
+            col.recv(x, 0, name)
+            found["recv"] = done(x)
+        col.barrier(name)
+        found["about"] = (
+            col.get_rank(name),
+            col.get_collective_group_size(name),
+            col.is_group_initialized(name),
+        )
+        return found
+
+    def end(self) -> bool:
+        self.col.destroy_collective_group(self.name)
+        return bool(self.col.is_group_initialized(self.name))
+
+    def wrong(self) -> list[str]:
+        """What is refused, on every rank."""
+        errors = []
+        for call in (
+            lambda: self.col.allreduce([1.0], self.name),
+            lambda: self.col.broadcast(np.zeros(3), 9, self.name),
+            lambda: self.col.allreduce(np.zeros(3), "another"),
+        ):
+            try:
+                call()
+            except Exception as error:
+                errors.append(type(error).__name__)
+        return errors
+
+
+def expected(rank: int) -> dict[str, Any]:
+    """As Ray's own groups give it."""
+    found: dict[str, Any] = {
+        "SUM": [9.0] * 5,
+        "PRODUCT": [24.0] * 5,
+        "MIN": [2.0] * 5,
+        "MAX": [4.0] * 5,
+        "broadcast": [1.0] * 2,
+        "allgather": [[float(i)] * 2 for i in range(SIZE)],
+        "reducescatter": [float(SIZE * rank)] * 2,
+        "reduce": [3.0 if rank == 2 else float(rank)] * 2,
+        "about": (rank, SIZE, True),
+    }
+    if rank == 1:
+        found["recv"] = [7.0] * 3
+    return found
+
+
+@pytest.mark.parametrize("declared", [False, True], ids=["init", "create"])
+def test_collectives(c: hoplite_mp.Cluster, declared: bool) -> None:
+    from hoplite_mp.integrations.ray import collective as col
+
+    name = f"declared {declared}"
+    made = ray.remote(Rank).options(num_cpus=0)
+    ranks = [made.remote(i, SIZE, name, declared) for i in range(SIZE)]
+    if declared:
+        col.create_collective_group(ranks, SIZE, list(range(SIZE)), "gloo", name)
+    for tensors in (False, True):
+        answers = ray.get([one.calls.remote(tensors) for one in ranks])
+        assert answers == [expected(i) for i in range(SIZE)]
+    assert (
+        ray.get([one.wrong.remote() for one in ranks])
+        == [["RuntimeError", "ValueError", "RuntimeError"]] * SIZE
+    )
+    assert ray.get([one.end.remote() for one in ranks]) == [False] * SIZE
+    for one in ranks:
+        ray.kill(one)
+
+
+def test_the_backend_has_rays_own_name_too(c: hoplite_mp.Cluster) -> None:
+    class Plain:
+        def __init__(self, rank: int) -> None:
+            from ray.util import collective
+
+            import hoplite_mp.integrations.ray.collective  # noqa: F401 - registers the backend
+
+            self.col = collective
+            collective.init_collective_group(2, rank, backend="HOPLITE", group_name="plain")
+
+        def total(self) -> float:
+            x = np.ones(3)
+            self.col.allreduce(x, "plain")
+            return float(x[0])
+
+    ranks = [ray.remote(Plain).options(num_cpus=0).remote(i) for i in range(2)]
+    assert ray.get([one.total.remote() for one in ranks]) == [2.0, 2.0]

@@ -1,0 +1,216 @@
+"""Ray on several hosts, with a node beside each of Ray's; hosts, actors and nodes die."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.engines.ray_hosts import RayHosts
+from tests.lan import Lan, why_not
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+RANK = """
+class Rank:
+    def __init__(self, rank, size, name="ranks"):
+        self.rank, self.size, self.name = rank, size, name
+        col.init_collective_group(size, rank, group_name=name)
+    def pid(self):
+        return os.getpid()
+    def alive(self):
+        return ray.util.collective.collective.get_group_handle(self.name).group.alive
+    def total(self, n=100_000):
+        x = np.full(n, float(self.rank + 1))
+        col.allreduce(x, self.name)
+        assert (x == x[0]).all()
+        return float(x[0])
+"""
+
+
+@pytest.fixture
+def lan() -> Iterator[Lan]:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(f"no emulated hosts: {reason}")
+    with Lan(4) as made:
+        yield made
+
+
+@pytest.fixture
+def hosts(lan: Lan, tmp_path: Path) -> Iterator[RayHosts]:
+    """Ray on h1 (its head), h2 and h3; h4 is empty."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    made = RayHosts(lan, logs)
+    for host in (lan[1], lan[2]):
+        made.add(host)
+    yield made
+    print(made.said())  # pytest shows it if the test has failed
+
+
+def kill(host: object, pid: int) -> None:
+    subprocess.run(host.enter("kill", "-9", str(pid)), check=True)  # type: ignore[attr-defined]
+
+
+def test_each_host_has_one_node_and_refs_travel_through_ray(hosts: RayHosts, lan: Lan) -> None:
+    out = hosts.run(
+        lan[0],
+        """
+        until(lambda: sum(n["Alive"] for n in ray.nodes()) == 3, "three nodes of Ray")
+        c = hoplite_ray.init(memory="100MiB")
+        say(sorted(n.host for n in c.nodes), [n.workers for n in c.nodes])
+        look = ray.remote(here)
+        found = ray.get([look.options(**on(h)).remote() for h in (1, 2, 3) for _ in range(2)])
+        say(len(set(found)), all(attached for _, _, attached in found))
+
+        big = c.put(np.arange(1_000_000.0))
+        def total(refs):
+            c = hoplite_mp.current()
+            x = c.get(refs["a"][0])
+            return float(x.sum()), x.flags.writeable, c.put(x * 2)
+        total = ray.remote(total)
+        answers = ray.get([total.options(**on(h)).remote({"a": [big]}) for h in (1, 2, 3)])
+        say({(s, w) for s, w, _ in answers}, [float(c.get(r)[3]) for _, _, r in answers])
+        c.broadcast(big).result()
+        say(sorted(c.locations(big)) == sorted(n.id for n in c.nodes))
+        mean = c.reduce([r for _, _, r in answers], op="mean")
+        say(bool((c.get(mean) == 2 * c.get(big)).all()))
+        again = hoplite_ray.init()
+        say(len(again.nodes), again is c)
+        hoplite_ray.shutdown()
+        try:
+            hoplite_mp.current()
+        except hoplite_mp.errors.ClosedError as error:
+            say("closed")
+        say("ray goes on", ray.get(ray.remote(where).options(**on(2)).remote()))
+        """,
+    )
+    assert out == [
+        "['h1', 'h2', 'h3'] [0, 0, 0]",
+        "3 True",
+        "{(499999500000.0, False)} [6.0, 6.0, 6.0]",
+        "True",
+        "True",
+        "3 True",
+        "closed",
+        "ray goes on h2",
+    ]
+
+
+def test_an_actor_and_then_a_host_die_in_a_group(hosts: RayHosts, lan: Lan) -> None:
+    """The engine's worker is killed and comes again; then a host; then a host is added."""
+    program = hosts.program(
+        lan[0],
+        RANK
+        + """
+until(lambda: sum(n["Alive"] for n in ray.nodes()) == 3, "three nodes of Ray")
+c = hoplite_ray.init(memory="100MiB")
+made = ray.remote(Rank)
+ranks = [made.options(max_restarts=1, max_task_retries=-1, num_cpus=0, **on(r + 1)).remote(r, 3)
+         for r in range(3)]
+say([ray.get(a) for a in [r.total.remote() for r in ranks]])
+say(ray.get(ranks[1].pid.remote()))
+heard()
+# The survivors go on; then the one that Ray has started again takes part anew.
+say({ray.get(a) for a in [ranks[0].total.remote(), ranks[2].total.remote()]} <= {4.0, 6.0})
+def whole():
+    got = ray.get([r.total.remote() for r in ranks])
+    return got == [6.0] * 3
+until(whole, "the actor takes part again")
+say("whole")
+heard()
+until(lambda: len(c.nodes) == 2, "the host is lost")
+say({ray.get(a) for a in [ranks[0].total.remote(), ranks[1].total.remote()]} == {3.0})
+heard()
+until(lambda: sorted(n.host for n in c.nodes) == ["h1", "h2", "h4"], "a node on the new host")
+hoplite_ray.init()
+ref = c.put(np.ones(1000))
+def total(refs):
+    return float(hoplite_mp.current().get(refs[0]).sum())
+say(ray.get(ray.remote(total).options(**on(4)).remote([ref])))
+hoplite_ray.shutdown()
+""",
+    )
+    assert program.line() == "[6.0, 6.0, 6.0]"
+    kill(lan[1], int(program.line()))
+    program.go_on()
+    assert program.line() == "True"
+    assert program.line() == "whole"
+    lan[2].kill()
+    program.go_on()
+    assert program.line() == "True"
+    hosts.add(lan[2])  # the list has lost its third host, so this is h4
+    program.go_on()
+    assert program.line() == "1000.0"
+    assert program.end() == []
+
+
+def test_the_process_of_the_manager_is_killed(hosts: RayHosts, lan: Lan) -> None:
+    """Ray starts the leading actor again, and with it a new cluster; drivers and tasks find it."""
+    program = hosts.program(
+        lan[1],
+        """
+        until(lambda: sum(n["Alive"] for n in ray.nodes()) == 3, "three nodes of Ray")
+        c = hoplite_ray.init(memory="100MiB")
+        ref = c.put(np.ones(1000))
+        look = ray.remote(here)
+        before = {ray.get(look.options(**on(h)).remote()) for h in (1, 2, 3)}
+        leader = ray.get_actor("leader", namespace="hoplite_mp")
+        say(ray.get(leader.pid.remote()))
+        heard()
+        def ended():
+            try:
+                c.put(1)
+            except hoplite_mp.errors.HopliteError:
+                return True
+        until(ended, "the end of the cluster")
+        try:
+            c.get(ref, timeout=0)
+        except hoplite_mp.errors.HopliteError as error:
+            say("lost")
+        d = hoplite_ray.init()
+        say(len(d.nodes), d is c)
+        again = {ray.get(look.options(**on(h)).remote())[0] for h in (1, 2, 3)}
+        say(sorted(again))
+        hoplite_ray.shutdown()
+        """,
+    )
+    kill(lan[0], int(program.line()))
+    program.go_on()
+    assert program.line() == "lost"
+    assert program.line() == "3 False"
+    assert program.line() == "['h1', 'h2', 'h3']"
+    assert program.end() == []
+
+
+def test_a_node_is_killed_and_its_host_takes_part_again(hosts: RayHosts, lan: Lan) -> None:
+    program = hosts.program(
+        lan[0],
+        """
+        until(lambda: sum(n["Alive"] for n in ray.nodes()) == 3, "three nodes of Ray")
+        c = hoplite_ray.init(memory="100MiB")
+        look = ray.remote(here)
+        say(ray.get(look.options(**on(2)).remote())[1] > 0)
+        heard()
+        def again():
+            try:
+                return len(c.nodes) == 3 and ray.get(look.options(**on(2)).remote())[0] == "h2"
+            except ray.exceptions.RayTaskError:
+                return False
+        until(again, "a node on h2")
+        say("again")
+        hoplite_ray.shutdown()
+        """,
+    )
+    assert program.line() == "True"
+    for pid in hosts.pids(lan[1], "hoplite_mp.node"):
+        kill(lan[1], pid)
+    program.go_on()
+    assert program.line() == "again"
+    assert program.end() == []
