@@ -14,36 +14,18 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from hoplite_mp.actor import ActorCalls
 from hoplite_mp.client.entering import enter
-from hoplite_mp.client.futures import Future
-from hoplite_mp.client.memory import STATE, deadline_ns
 from hoplite_mp.client.runtime import Runtime, current_runtime
-from hoplite_mp.collectives import CollectiveCalls, as_refs, keep_copies
+from hoplite_mp.collectives import CollectiveCalls
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.ending import Ending
 from hoplite_mp.errors import ClosedError, ConfigError
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
-from hoplite_mp.nesting import NESTS, as_ref, in_nest
-from hoplite_mp.nodes import (
-    WORKERS_MAX,
-    Looking,
-    Node,
-    grow,
-    list_nodes,
-    named_places,
-    node_id,
-    other_places,
-    own_node,
-    shrink,
-    working_places,
-)
-from hoplite_mp.protocol.local import Locate
-from hoplite_mp.ref import ObjectRef
+from hoplite_mp.nodes import WORKERS_MAX, Node, NodeCalls, named_places, working_places
+from hoplite_mp.objects import ObjectCalls
 from hoplite_mp.store.limits import cpu_count
 from hoplite_mp.streaming import StreamCalls
 
@@ -52,16 +34,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hoplite_mp.client.far_hosts import FarHosts
+    from hoplite_mp.client.futures import Future
     from hoplite_mp.client.launch import Host
 
 __all__ = ["Cluster", "Node", "current"]
 
 T = TypeVar("T")
-Array = np.ndarray[Any, np.dtype[Any]]
 SPMD_SIZE_MAX = 200
 
 
-class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExecutor):
+class Cluster(
+    Ending, ActorCalls, CollectiveCalls, NodeCalls, ObjectCalls, StreamCalls, TaskExecutor
+):
     """Processes that share immutable objects; a `concurrent.futures.Executor`.
 
     Args:
@@ -92,7 +76,6 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
     _standby: tuple[str, ...] = ()  # where another manager may be, as of `hosting`
     submit = TaskExecutor.submit
     map = TaskExecutor.map
-    stats, trace = Looking.stats, Looking.trace
     shutdown = Ending.shutdown
 
     def __init__(
@@ -204,87 +187,6 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
     def __reduce__(self) -> tuple[Any, ...]:  # where it arrives it is current(), so viewed
         return _arrived, (self._options,)
 
-    # -- objects -------------------------------------------------------------------------------
-
-    def put(self, value: T, copies: int = 1) -> ObjectRef[T]:
-        """Stores an immutable value: arrays and other buffers are copied in once, out never.
-
-        Waits up to Config.put_wait_s for room, then StoreFullError; at once for more than the
-        limit. An array of `empty()` is published without a copy and becomes read-only.
-
-        copies: on how many nodes it is then held, this one among them, so that it outlives the
-        death of one less; it returns when all have it, others in place of those that die meanwhile.
-        ValueError: there are fewer nodes. A copy that is lost later is not replaced.
-        """
-        to = other_places(self._runtime, copies)
-        ref = self._runtime.memory.put(value)
-        keep_copies(self._runtime, ref, copies, to)
-        return ref
-
-    def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Array:
-        """A writable array inside the store, uninitialised. `put(a)`, or returning it from a task,
-        publishes it without a copy and makes it read-only; never published, it is freed with the
-        last array over it. Views of it that were made before stay writable: do not use them."""
-        return self._runtime.memory.empty(shape, dtype, order)
-
-    def get(self, refs: Any, timeout: float | None = None, copy: bool = False) -> Any:
-        """The value of a ref or Future, or a list for several, in order; read-only. Any nesting of
-        list, tuple and dict (these very types) gives the same nesting of values.
-
-        Raises the first failure in that order: the task's own exception, CancelledError,
-        ObjectLostError, ReduceError; HopliteTimeoutError after `timeout` seconds (0 polls).
-        copy=True: writable copies.
-        """
-        memory = self._runtime.memory
-        memory.check()
-        deadline = deadline_ns(timeout)
-
-        def read(ref: ObjectRef[Any]) -> Any:
-            return memory.read(memory.local_id(ref), deadline, copy)
-
-        if isinstance(refs, (ObjectRef, Future)):
-            (ref,) = as_refs(refs)
-            return read(ref)
-        if type(refs) not in NESTS:
-            return [read(ref) for ref in as_refs(refs)]
-        return in_nest(in_nest(refs, as_ref), read)  # all are refs before anything is waited for
-
-    def wait(
-        self, refs: Any, num: int | None = None, timeout: float | None = None
-    ) -> tuple[list[Any], list[Any]]:
-        """(done, not done), each in the given order; returns when `num` (default: all) are done,
-        ready or failed, or at the timeout."""
-        memory, submitter = self._runtime.memory, self._runtime.submitter
-        memory.check()
-        given = [refs] if isinstance(refs, (ObjectRef, Future)) else list(refs)
-        oids = [memory.local_id(ref) for ref in as_refs(given)]
-        wanted = len(oids) if num is None else num
-        if not 0 <= wanted <= len(oids):
-            raise ValueError(f"num={num!r}: it must be from 0 to the number of refs, {len(oids)}")
-        if wanted:
-            submitter.waiting.wait_many(oids, wanted, deadline_ns(timeout))
-        flags = [submitter.tasks.done(oid) for oid in oids]
-        done = [ref for ref, flag in zip(given, flags, strict=True) if flag]
-        return done, [ref for ref, flag in zip(given, flags, strict=True) if not flag]
-
-    def delete(self, refs: Any) -> None:
-        """Drops objects now: later gets fail with ObjectLostError. Arrays in use keep their memory;
-        tasks and reductions that still need a ref see a failed source."""
-        memory = self._runtime.memory
-        memory.check()
-        for ref in as_refs(refs):
-            memory.delete(ref)
-
-    def locations(self, ref: Any) -> list[str]:
-        """Ids of the nodes that hold the whole value."""
-        memory = self._runtime.memory
-        memory.check()
-        (one,) = as_refs(ref)
-        oid = memory.local_id(one)
-        if memory.client.state(oid) not in _HELD:
-            return []
-        return [node_id(number) for number in self._runtime.channel.call(Locate(oid)).value]
-
     # -- tasks ---------------------------------------------------------------------------------
 
     def options(self, **changes: Any) -> Cluster:
@@ -373,34 +275,6 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
         member._cluster = self
         return member
 
-    # -- looking -------------------------------------------------------------------------------
-
-    @property
-    def nodes(self) -> list[Node]:
-        """Living nodes in order of joining."""
-        return list_nodes(self._runtime, memory=True)
-
-    @property
-    def here(self) -> Node:
-        """The node of this process: in a task, of the worker that runs it."""
-        return own_node(self._runtime)
-
-    def add_workers(self, n: int, node: Any = None) -> None:
-        """`n` workers more for the cluster's tasks, on this host or on `node`, while work runs."""
-        grow(self._runtime, n, node)
-
-    def remove_node(self, node: Any) -> None:
-        """Lets a node, or several, leave in order, and returns when they are gone.
-
-        It takes no more tasks; what runs there is run to its end, results that only it holds are
-        fetched by others. Its actors finish the calls made so far; later ones raise ActorLostError.
-        Objects that were `put` on it are lost with it, unless copies are elsewhere.
-        `hoplite-mp join` ends there with exit code 0; a program that is connected through that node
-        loses its cluster. ValueError: that of the manager, with which the whole cluster would end,
-        and the caller's own, which leaves by `shutdown`.
-        """
-        shrink(self._runtime, node)
-
 
 class ApartCluster(Cluster):
     """With a node of its own in any case: who measures the network from this host needs one."""
@@ -422,9 +296,6 @@ class _View(Cluster):
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
         return self._base.__exit__(kind, value, traceback)
-
-
-_HELD = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
 
 
 def _arrived(options: Options) -> Cluster:

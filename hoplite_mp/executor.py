@@ -15,7 +15,6 @@ import itertools
 import logging
 import os
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,15 +23,14 @@ from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.inheriting import Inheritance, put_setup
 from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, check_counts, flags_of
 from hoplite_mp.client.losing import UnlessEnded
-from hoplite_mp.client.mapping import Results, Run, chunks_of
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, whole
-from hoplite_mp.client.progress import length_of, open_bar
 from hoplite_mp.errors import ClosedError
+from hoplite_mp.maps import MapCalls
 from hoplite_mp.nodes import WORKERS_MAX, node_numbers
 from hoplite_mp.protocol.local import POOL_BROKEN, ClosePool, OpenPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["Options", "PoolExecutor", "TaskExecutor", "open_pool", "spmd"]
 
 T = TypeVar("T")
-CHUNKS_PER_WORKER = 16  # of map(chunksize=None): enough to balance, few enough to be cheap
-CHUNK_ITEMS_MAX = 256
 RETRIES_MAX = 127
 COMMON_POOL = 0
 _turns = itertools.count()
@@ -103,7 +99,7 @@ class Options:
         return dataclasses.replace(self, **changes)
 
 
-class TaskExecutor(concurrent.futures.Executor):
+class TaskExecutor(MapCalls, concurrent.futures.Executor):
     """Submits to one pool of a cluster."""
 
     _runtime: Runtime
@@ -204,59 +200,6 @@ class TaskExecutor(concurrent.futures.Executor):
         if self._pool != COMMON_POOL:
             return self._pool
         return self._runtime.bound_pool(numbers[next(_turns) % len(numbers)])
-
-    def map(
-        self,
-        fn: Callable[..., T],
-        *iterables: Iterable[Any],
-        timeout: float | None = None,
-        chunksize: int | None = None,
-        buffersize: int | None = None,
-        ordered: bool = True,
-        progress: bool | str = False,
-    ) -> Results[T]:
-        """As `concurrent.futures.Executor.map` of Python 3.14, with two differences: what it
-        returns is for `for` and for `async for`, and there are more arguments.
-
-        chunksize=None chooses; ordered=False yields results as they come. `timeout`: seconds from
-        this call, then HopliteTimeoutError. buffersize: how many results may be under way before
-        the iterables are read further; None reads them at once. progress: True, or a text before
-        it: a bar of tqdm on stderr, or in the notebook, that counts items that are done, drawn
-        whenever a result is asked for or waited for; it needs the extra `progress`.
-        """
-        if chunksize is not None and chunksize < 1:
-            raise ValueError(f"chunksize={chunksize!r}: it must be 1 or more")
-        if buffersize is not None and not isinstance(buffersize, int):
-            raise TypeError("buffersize must be an integer or None")
-        if buffersize is not None and buffersize < 1:
-            raise ValueError(f"buffersize={buffersize!r}: it must be 1 or more, or None")
-        check_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        items: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
-        if buffersize is None:
-            items = list(items)
-            if chunksize is None and not flags_of(fn):  # what awaits is to run beside others
-                chunksize = self._chunksize(len(items))
-        total = length_of(iterables if buffersize else [items])
-        chunksize = chunksize or 1
-        chunked = chunksize > 1
-        # What the function carries along is what it is now, for all items.
-        fixed: Any = Fixed(fn, chunked)
-        if chunked:
-            name = self._options.name or getattr(fn, "__name__", "map")
-            view = self._view(self._options.override({"name": name}))
-            chunks = chunks_of(items, chunksize)
-            futures = ((view.submit(fixed, chunk), len(chunk)) for chunk in chunks)
-            limit = None if buffersize is None else max(1, buffersize // chunksize)
-        else:
-            futures = ((self.submit(fixed, *args), 1) for args in items)
-            limit = buffersize
-        bar = open_bar(progress, total)
-        return Results(Run(futures, limit, deadline, ordered, self, bar), chunked)
-
-    def _chunksize(self, count: int) -> int:
-        workers = self._runtime.pool_sizes.get(self._pool, self._runtime.pool_sizes.get(0, 1))
-        return max(1, min(count // (CHUNKS_PER_WORKER * max(1, workers)), CHUNK_ITEMS_MAX))
 
     def _view(self, options: Options) -> TaskExecutor:
         view = TaskExecutor()

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "WORKERS_MAX",
-    "Looking",
     "Node",
+    "NodeCalls",
     "counters",
     "gone_nodes",
     "grow",
@@ -76,10 +76,36 @@ def standby_of(runtime: Runtime) -> tuple[tuple[str, ...], int, bool, bool]:
     return tuple(standing[2]), standing[4], standing[5], standing[6]
 
 
-class Looking:
-    """The calls of a Cluster that only look."""
+class NodeCalls:
+    """The part of `Cluster` that is about its nodes."""
 
     _runtime: Runtime
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Living nodes in order of joining."""
+        return list_nodes(self._runtime, memory=True)
+
+    @property
+    def here(self) -> Node:
+        """The node of this process: in a task, of the worker that runs it."""
+        return own_node(self._runtime)
+
+    def add_workers(self, n: int, node: Any = None) -> None:
+        """`n` workers more for the cluster's tasks, on this host or on `node`, while work runs."""
+        grow(self._runtime, n, node)
+
+    def remove_node(self, node: Any) -> None:
+        """Lets a node, or several, leave in order, and returns when they are gone.
+
+        It takes no more tasks; what runs there is run to its end, results that only it holds are
+        fetched by others. Its actors finish the calls made so far; later ones raise ActorLostError.
+        Objects that were `put` on it are lost with it, unless copies are elsewhere.
+        `hoplite-mp join` ends there with exit code 0; a program that is connected through that node
+        loses its cluster. ValueError: that of the manager, with which the whole cluster would end,
+        and the caller's own, which leaves by `shutdown`.
+        """
+        shrink(self._runtime, node)
 
     def __repr__(self) -> str:
         return f"<hoplite_mp.Cluster: {cluster_words(self)}>"
