@@ -37,8 +37,10 @@ default_role = "py:obj"
 autodoc_member_order = "groupwise"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "inherited-members": False}
-napoleon_google_docstring = True
+napoleon_google_docstring = False
+napoleon_numpy_docstring = True
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = f"hoplite_mp {release}"

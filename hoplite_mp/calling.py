@@ -83,7 +83,20 @@ class Calling:
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """Ranks that are members now."""
+        """Ranks that are members now, sorted.
+
+        Returns
+        -------
+        tuple of int
+            It may change at any time; `contributors` are those of the last finished call.
+
+        Examples
+        --------
+        >>> with c.group("living", size=1) as g:
+        ...     g.barrier()
+        ...     print(g.alive)
+        (0,)
+        """
         mask = self._board.look()[1]
         return tuple(rank for rank in range(self.size) if mask >> rank & 1)
 

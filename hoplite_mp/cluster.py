@@ -22,8 +22,7 @@ from hoplite_mp.config import Config, parse_size
 from hoplite_mp.ending import Ending
 from hoplite_mp.errors import ClosedError, ConfigError
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
-from hoplite_mp.group import Group
-from hoplite_mp.group import join as join_group
+from hoplite_mp.group import GroupCalls
 from hoplite_mp.nodes import WORKERS_MAX, Node, NodeCalls, named_places, working_places
 from hoplite_mp.objects import ObjectCalls
 from hoplite_mp.store.limits import cpu_count
@@ -44,31 +43,74 @@ SPMD_SIZE_MAX = 200
 
 
 class Cluster(
-    Ending, ActorCalls, CollectiveCalls, NodeCalls, ObjectCalls, StreamCalls, TaskExecutor
+    Ending,
+    ActorCalls,
+    CollectiveCalls,
+    GroupCalls,
+    NodeCalls,
+    ObjectCalls,
+    StreamCalls,
+    TaskExecutor,
 ):
     """Processes that share immutable objects; a `concurrent.futures.Executor`.
 
-    Args:
-        workers: worker processes on this host; None: as many as CPUs this process may use
-            (affinity, control group); 0: none.
-        memory: limit of this host's store, bytes or "2GiB"; allocated as needed. Default: a third
-            of the smaller of RAM and the control group's limit.
-        spill_dir: directory on a disk for what does not fit; default: the first suitable of
-            TMPDIR, /var/tmp and the working directory.
-        config: every other limit; an argument here wins over it.
+    Parameters
+    ----------
+    workers : int, optional
+        Worker processes on this host, 0 to 200. Default: as many as CPUs this process may use
+        (affinity, control group). 0: none here.
+    address : str, optional
+        "host:port" of a running cluster, which this process joins. If this host has a node of that
+        cluster (`hoplite-mp up` or `join`, or `listen=`, of the same user), this process takes part
+        through that node and shares its memory and workers; `memory`, `ports` and `spill_dir` are
+        then those of that node. Otherwise, or if `workers` asks for some, it joins with a node of
+        its own.
+    hosts : sequence of str, optional
+        Names for ssh ("a", "user@b"). A node is started on each, and ends with this cluster.
+        `Config.hosts_command` is the command that starts it.
+    listen : str, optional
+        "host:port" where other hosts can join this cluster; [ ] around IPv6 numbers.
+    ports : str, optional
+        "A-B": where this host's node listens for other nodes. Default: any free port.
+    token : str or pathlib.Path, optional
+        The cluster's secret, or the file to read it from. Default: HOPLITE_MP_TOKEN, then the file
+        HOPLITE_MP_TOKEN_FILE, then `~/.config/hoplite_mp/token`, which a cluster that listens makes
+        if it is missing.
+    tls : bool, optional
+        False sends everything between hosts in the clear. Default: encrypted.
+    memory : int or str, optional
+        Limit of this host's store, in bytes or as "2GiB"; allocated as it is needed. Default: a
+        third of the smaller of RAM and the control group's limit.
+    spill_dir : str or pathlib.Path, optional
+        Directory on a disk for objects that do not fit into memory. Default: the first suitable of
+        TMPDIR, /var/tmp and the working directory.
+    config : Config, optional
+        Every other limit. An argument given here wins over it.
 
-        hosts: names for ssh ("a", "user@b"), on each of which a node is started; it ends with this
-            cluster. Config.hosts_command is the command. NodeLostError: one could not be started.
-        listen: "host:port" where other hosts can join this cluster; [ ] around IPv6 numbers.
-        address: "host:port" of a running cluster. If this host has a node of it (`hoplite-mp up` or
-            `join`, or `listen=`, of the same user), this process takes part through that, and
-            shares its memory and workers; memory=, ports= and spill_dir= are then that node's.
-            Else, or if workers= asks for some, it joins with a node of its own. AuthError,
-            ManagerLostError (after Config.connect_timeout_s), ProtocolError.
-        ports: "A-B", where this host's node listens for others; default: any free one.
-        token: the cluster's secret, or a Path to read it from; else HOPLITE_MP_TOKEN,
-            HOPLITE_MP_TOKEN_FILE, ~/.config/hoplite_mp/token (made by who listens).
-        tls: False sends everything in the clear.
+    Raises
+    ------
+    ConfigError
+        Arguments that exclude each other, or a limit that is out of its range.
+    AuthError
+        `address`: the cluster has another token.
+    ManagerLostError
+        `address`: nobody answered there for `Config.connect_timeout_s` seconds.
+    ProtocolError
+        `address`: another version of this library, or something else, answers there.
+    NodeLostError
+        `hosts`: a node could not be started.
+
+    Notes
+    -----
+    Leaving `with` waits for all submitted tasks. Leaving it by an exception cancels tasks that
+    wait, interrupts those that run, and kills what has not ended after `Config.cancel_grace_s`.
+
+    Examples
+    --------
+    >>> with hoplite_mp.Cluster(workers=1) as small:
+    ...     future = small.submit(pow, 2, 10)
+    ...     print(future.result())
+    1024
     """
 
     _attaches = True  # to a node of this host, if address= has one here
@@ -162,12 +204,24 @@ class Cluster(
 
     @property
     def address(self) -> str | None:
-        """Where others can join ("ip:port"); None if this cluster is of one host."""
+        """Where others can join, "ip:port"; None if this cluster is of one host.
+
+        Examples
+        --------
+        >>> c.address is None
+        True
+        """
         return None if self._network is None else self._network.address
 
     @property
     def token_file(self) -> Path | None:
-        """The file with the token that others need, if it came from one."""
+        """The file with the token that others need to join; None if the token came from elsewhere.
+
+        Examples
+        --------
+        >>> c.token_file is None
+        True
+        """
         return None if self._network is None else self._network.token.file
 
     @classmethod
@@ -190,15 +244,54 @@ class Cluster(
     # -- tasks ---------------------------------------------------------------------------------
 
     def options(self, **changes: Any) -> Cluster:
-        """A view of this cluster with other defaults for submit, map and executor.
+        """A view of this cluster with other defaults for its tasks and actors.
 
-        node: a node, its id, or a list of them, to run on and nowhere else. retries: how often a
-        task is run again after the death of its worker, never after an exception. timeout: seconds
-        of running, then the worker is killed and the task fails with HopliteTimeoutError. copy:
-        results, and values of refs among the arguments, are writable. name: shown in errors.
-        concurrency: how many `async def` tasks one worker runs at a time, or calls its actor.
-        buffersize: how many items a stream may be ahead of its reader. What only actors have
-        stands at `actor`. Later options override; unknown names are a TypeError.
+        They are those of `submit`, `map`, `stream`, `executor`, `spmd` and `actor`. The view is the
+        same cluster: it shares workers and objects. Later options override earlier ones.
+
+        Parameters
+        ----------
+        node : Node, str, or a list of them, optional
+            Run on these nodes and nowhere else. Default: anywhere.
+        retries : int, optional
+            How often a task runs again after the death of its worker or host, 0 to 127; it never
+            runs again because of an exception. Default: `Config.retries`, 3; 0 for actors.
+        timeout : float, optional
+            Seconds that a task may run. After that its worker is killed and replaced, and the task
+            fails with HopliteTimeoutError. Default: no limit.
+        copy : bool, optional
+            True: results, and the values of refs among the arguments, are writable copies. Default:
+            False.
+        name : str, optional
+            Shown in errors and traces; of an actor, the name that `get_actor` finds.
+        concurrency : int, optional
+            How many `async def` tasks one worker runs at a time, or how many calls an actor.
+            Default: 1.
+        buffersize : int, optional
+            How many items a stream may be ahead of its reader. Default: as many as fit into
+            `Config.stream_bytes_max` bytes.
+        restarts, checkpoint, detached, get_if_exists
+            For actors alone; see `actor`.
+
+        Returns
+        -------
+        Cluster
+            The view.
+
+        Raises
+        ------
+        TypeError
+            An option that does not exist.
+        ValueError
+            A value that is not allowed, or a node that has never been in the cluster.
+        NodeLostError
+            `node`: it was in the cluster, and is gone.
+
+        Examples
+        --------
+        >>> careful = c.options(retries=0, timeout=60)
+        >>> careful.submit(sum, [1, 2, 3]).result()
+        6
         """
         return self._view(self._options.override(self._resolved(changes)))
 
@@ -218,10 +311,46 @@ class Cluster(
         max_tasks_per_child: int | None = None,
         **options: Any,
     ) -> PoolExecutor:
-        """An Executor with workers of its own; they end at its shutdown.
+        """An executor on this cluster with worker processes of its own.
 
-        node: where they are, a node or several that share them evenly; None: this host.
-        max_workers: None: as many as CPUs here, or as those nodes have workers.
+        Its workers end at its shutdown. Options are those of `options`, besides the arguments
+        below.
+
+        Parameters
+        ----------
+        max_workers : int, optional
+            How many workers, 1 to 200. Default: as many as CPUs here, or, with `node=`, as many as
+            those nodes have workers.
+        initializer : callable, optional
+            Runs in each worker before its first task, and in each worker that replaces a dead one.
+        initargs : tuple, optional
+            Its arguments.
+        max_tasks_per_child : int, optional
+            After so many tasks a worker is replaced by a new one. Default: never.
+        **options
+            As of `options`. `node`: one or several nodes that share the workers evenly. Default:
+            this host.
+
+        Returns
+        -------
+        concurrent.futures.Executor
+            With `submit`, `map`, `options` and `shutdown`, for `with`.
+
+        Raises
+        ------
+        ValueError
+            A number of workers or tasks that is not allowed.
+        NodeLostError
+            A node has gone before its workers had started.
+
+        Examples
+        --------
+        >>> def load(scale):
+        ...     global factor
+        ...     factor = scale
+        >>> with c.executor(1, initializer=load, initargs=(3,)) as pool:
+        ...     print(pool.submit(lambda x: x * factor, 5).result())
+        15
         """
         self._runtime.memory.check()
         places = named_places(self._runtime, options.pop("node", None), self._options.node)
@@ -242,11 +371,40 @@ class Cluster(
     def spmd(
         self, fn: Callable[..., T], size: int, *args: Any, node: Any = None
     ) -> list[Future[T]]:
-        """`size` peers in processes of their own, all at once: `fn(rank, *args)`. Refs among args
-        arrive as values, as for `submit`; `by_ref(ref)` hands a ref over.
-        node: where they are, a node or several; None: all that have workers, in proportion. One
-        that dies begins again like any task (`options(retries=0)`: it does not), and may join its
-        Group again as long as that lives.
+        """Starts `size` peers at once, each in a process of its own, as `fn(rank, *args)`.
+
+        The peers usually become members of one Group. A peer that dies begins again like any task
+        (`options(retries=0)`: it does not), and may join its Group again as long as that lives.
+
+        Parameters
+        ----------
+        fn : callable
+            Runs in each peer. Its first argument is the rank, 0 to size - 1.
+        size : int
+            How many peers, 1 to 200.
+        *args
+            Further arguments, the same for every peer. Refs arrive as their values, as for
+            `submit`; `by_ref(ref)` hands over the ref.
+        node : Node, str, or a list of them, optional
+            Where the peers run. Default: all nodes that have workers, in proportion to these.
+
+        Returns
+        -------
+        list of Future
+            The peers' results, by rank.
+
+        Raises
+        ------
+        ValueError
+            A size that is not allowed, or a node that has never been in the cluster.
+
+        Examples
+        --------
+        >>> def peer(rank, scale):
+        ...     g = hoplite_mp.current().group("spmd", size=2, rank=rank)
+        ...     return float(g.allreduce(scale * rank))
+        >>> [future.result() for future in c.spmd(peer, 2, 10.0)]
+        [10.0, 10.0]
         """
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= SPMD_SIZE_MAX:
             raise ValueError(f"size={size!r}: it must be from 1 to {SPMD_SIZE_MAX}")
@@ -255,25 +413,6 @@ class Cluster(
         weights = [(number, 1) for number, _ in places] or working_places(self._runtime)
         options = dataclasses.replace(self._options, node=None)
         return spmd(self._runtime, options, fn, size, args, weights)
-
-    def group(
-        self,
-        name: str,
-        size: int,
-        rank: int | None = None,
-        *,
-        strict: bool = False,
-        timeout: float | None = None,
-    ) -> Group:
-        """Becomes a member of the Group `name`; the first call waits for all `size`.
-
-        rank=None takes the lowest free one. timeout: seconds for each call (None: as long as the
-        peers live; a group that does not fill raises after Config.group_wait_s). ValueError: wrong
-        size, taken rank, one too many. PeerLostError: its process died, and the others have left.
-        """
-        member = join_group(self._runtime, name, size, rank, strict, timeout)
-        member._cluster = self
-        return member
 
 
 class ApartCluster(Cluster):
@@ -305,5 +444,23 @@ def _arrived(options: Options) -> Cluster:
 
 
 def current() -> Cluster:
-    """Inside a task the same cluster; elsewhere the innermost open one, else ClosedError."""
+    """The cluster of the caller.
+
+    Returns
+    -------
+    Cluster
+        Inside a task the cluster that runs it; elsewhere the one that was opened last and is open.
+
+    Raises
+    ------
+    ClosedError
+        There is none.
+
+    Examples
+    --------
+    >>> def count():
+    ...     return len(hoplite_mp.current().nodes)
+    >>> c.submit(count).result()
+    1
+    """
     return Cluster._of(current_runtime())

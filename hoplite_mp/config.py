@@ -58,7 +58,7 @@ class _Explained(type):
         import inspect
         import textwrap
 
-        own = cls.__dict__.get("__doc__") or ""
+        own = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
         try:
             tree = ast.parse(inspect.getsource(sys.modules[__name__]))
         except (KeyError, OSError, SyntaxError, TypeError):  # there is no source here
@@ -79,7 +79,19 @@ class _Explained(type):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(metaclass=_Explained):
-    """The limits of one cluster. Immutable: `dataclasses.replace` makes a changed copy."""
+    """The limits of one cluster. Immutable: `dataclasses.replace` makes a changed copy.
+
+    Raises
+    ------
+    ConfigError
+        A value of the wrong type, or out of its range; the message says what is allowed.
+
+    Examples
+    --------
+    >>> config = hoplite_mp.Config(retries=0, silence_s=5)
+    >>> config.retries
+    0
+    """
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -317,10 +329,27 @@ class Config(metaclass=_Explained):
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Config:
-        """The limits from `overrides`, else from `HOPLITE_MP_<FIELD>`, else the defaults.
+        """The limits from `overrides`, otherwise from `HOPLITE_MP_<FIELD>`, otherwise the defaults.
 
-        An override of None means "not given". In the environment "none" stands for None, and
-        every number of bytes may have a unit: `HOPLITE_MP_MEMORY_BYTES=2GiB`.
+        In the environment "none" stands for None, and every number of bytes may have a unit:
+        `HOPLITE_MP_MEMORY_BYTES=2GiB`.
+
+        Parameters
+        ----------
+        **overrides
+            Fields by their names; None means "not given".
+
+        Raises
+        ------
+        ConfigError
+            A value that is not allowed; the message names the field or the variable.
+        TypeError
+            A field that does not exist.
+
+        Examples
+        --------
+        >>> hoplite_mp.Config.from_environment(put_wait_s=2.0).put_wait_s
+        2.0
         """
         values = {name: value for name, value in overrides.items() if value is not None}
         for field in fields(cls):

@@ -121,7 +121,20 @@ class TaskExecutor(MapCalls, concurrent.futures.Executor):
         return self._closed or (self._parent is not None and self._parent._was_closed())
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As in the standard library; of a view: of what it is a view of."""
+        """As in the standard library; of a view, it shuts down what the view is of.
+
+        Parameters
+        ----------
+        wait : bool, optional
+            True returns when all tasks are done. Default: True.
+        cancel_futures : bool, optional
+            True cancels all tasks that have not begun. Default: False.
+
+        Examples
+        --------
+        >>> pool = c.executor(1)
+        >>> pool.shutdown()
+        """
         if self._parent is not None:
             self._parent.shutdown(wait, cancel_futures=cancel_futures)
 
@@ -133,9 +146,40 @@ class TaskExecutor(MapCalls, concurrent.futures.Executor):
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Runs `fn(*args, **kwargs)` in a worker.
 
-        A ref or Future among the arguments (or inside list, tuple, dict, set) is replaced by its
-        value, for which the task waits; arrays passed by value are the task's own. The Future has
-        `.ref`, valid at once. A task whose worker dies runs again, `retries` times.
+        Parameters
+        ----------
+        fn : callable
+            A function of a module is named, any other one travels by value. An `async def` function
+            runs in the event loop of its worker.
+        *args, **kwargs
+            A ref or Future among them, or inside list, tuple, dict or set, is replaced by its
+            value, for which the task waits. Arrays passed by value are the task's own, writable.
+
+        Returns
+        -------
+        Future
+            Its `.ref` names the result, and is valid at once.
+
+        Raises
+        ------
+        ClosedError
+            The cluster or executor was shut down.
+        TypeError
+            `fn` is a generator function, for which there is `stream`.
+        RuntimeError
+            There are no workers at all.
+
+        Notes
+        -----
+        A task whose worker or host dies runs again, up to `options(retries=)` times, so it may run
+        more than once. An exception is never retried.
+
+        Examples
+        --------
+        >>> data = c.put(np.arange(10))
+        >>> total = c.submit(np.sum, data)
+        >>> int(c.submit(np.multiply, total, 2).result())
+        90
         """
         if self._was_closed():
             raise ClosedError(SHUT_DOWN)
@@ -241,7 +285,7 @@ class PoolExecutor(TaskExecutor):
         self._setup = setup  # the initializer's object is held as long as workers may start
 
     def options(self, **changes: Any) -> TaskExecutor:
-        """The same workers with other defaults."""
+        """The same workers with other defaults; see `Cluster.options`."""
         return self._view(self._options.override(self._resolved(changes)))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

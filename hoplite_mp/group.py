@@ -22,22 +22,50 @@ from hoplite_mp.splitting import peers_of, split_name
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
 
-__all__ = ["Group", "join"]
+__all__ = ["Group", "GroupCalls", "join"]
 
 NAME_CHARS_MAX = 1024
 PLACE_MAX = 1 << 31
 
 
 class Group(PeerCalls):
-    """One member of a Group; belongs to one thread at a time.
+    """One member of a Group; made by `Cluster.group`.
 
-    Arrays in, writable arrays out. Reductions take arrays, numbers and bools, the same shape and
-    dtype on every rank; the other calls carry any picklable object as itself, each rank its own.
-    `out=`: a writable array of the result's shape and dtype that takes the result. Each call has an
-    `..._async` form that returns a Future. What a call raises, it raises on every rank: a different
-    kind, op, root, shape or dtype is a ValueError, what cannot be reduced or pickled a TypeError, a
-    rank without room in its store a StoreFullError; a dead root or, with strict=True, any dead peer
-    is a PeerLostError.
+    A Group belongs to one thread at a time. Calls are matched by their order: every member makes
+    the same calls. Arrays go in, writable arrays come out. Reductions take arrays, numbers and
+    bools, of the same shape and dtype on every rank; the other calls carry any object that pickles,
+    each rank its own. Each call has an `..._async` form that returns a Future.
+
+    A call completes among the ranks that live, and all of them get the same result and the same
+    `contributors`.
+
+    Raises
+    ------
+    ValueError
+        On every rank: the ranks gave different kinds of call, ops, roots, shapes or dtypes.
+    TypeError
+        On every rank: something that cannot be reduced, or does not pickle.
+    StoreFullError
+        On every rank: one rank has no room in its store.
+    PeerLostError
+        The root is dead or, with `strict=True`, any rank is.
+    HopliteTimeoutError
+        The call took longer than `timeout` seconds, or the Group did not fill within
+        `Config.group_wait_s`.
+
+    Examples
+    --------
+    >>> def train(rank):
+    ...     g = hoplite_mp.current().group("run-1", size=2, rank=rank)
+    ...     weights = np.zeros(2)
+    ...     for step in range(3):
+    ...         weights -= 0.5 * g.allreduce(weights - rank, op="mean")
+    ...     return weights
+    >>> c.spmd(train, 2)[0].result()
+    array([0.4375, 0.4375])
+    >>> with c.group("background", size=1) as g:
+    ...     g.allgather_async("x").result()
+    ['x']
     """
 
     rank: int
@@ -58,12 +86,37 @@ class Group(PeerCalls):
         runtime.task_leaves.append(self.close)
 
     def split(self, color: int | None, key: int = 0) -> Group | None:
-        """A Group of the ranks that give the same color, ordered by key, then by rank here; with
-        color None the call is made, but no Group is joined, and None is returned.
+        """A Group of the ranks that give the same color.
 
-        Every living rank makes the call. The new Group has this one's `strict` and `timeout`, is
-        independent of it, and is closed like any other. Who dies before it has joined is a dead
-        rank of the new Group. TypeError: color or key is no integer.
+        Every living rank makes the call. The new Group has the `strict` and `timeout` of this one,
+        is independent of it, and is closed like any other. A member that dies before it has joined
+        is a dead rank of the new Group.
+
+        Parameters
+        ----------
+        color : int or None
+            Ranks of one color form one Group. None: the call is made, but no Group is joined.
+        key : int, optional
+            The new ranks are in the order of the keys, then of the ranks here. Default: 0.
+
+        Returns
+        -------
+        Group or None
+            None if `color` is None.
+
+        Raises
+        ------
+        TypeError
+            `color` or `key` is no integer.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("split", 2, rank)
+        ...     mine = g.split(color=0, key=-rank)
+        ...     return mine.rank, mine.allgather(rank)
+        >>> c.get(c.spmd(peer, 2))
+        [(1, [1, 0]), (0, [1, 0])]
         """
         return self._here(self._split, color, key)  # type: ignore[no-any-return]
 
@@ -88,7 +141,19 @@ class Group(PeerCalls):
         return made
 
     def close(self) -> None:
-        """Leaves the group; happens by itself at the end of the task."""
+        """Leaves the Group; this happens by itself at the end of the task.
+
+        When all members have left, the name is free.
+
+        Examples
+        --------
+        >>> g = c.group("closed", size=1)
+        >>> g.close()
+        >>> g.barrier()
+        Traceback (most recent call last):
+            ...
+        hoplite_mp.ClosedError: group 'closed': ...
+        """
         if self._closed:
             return
         if self._thread is not None:
@@ -128,3 +193,59 @@ def join(
     if isinstance(place, str):
         raise PeerLostError(place)
     return Group(runtime, name, int(size), place, strict, timeout)
+
+
+class GroupCalls:
+    """The part of `Cluster` that joins Groups."""
+
+    _runtime: Runtime
+
+    def group(
+        self,
+        name: str,
+        size: int,
+        rank: int | None = None,
+        *,
+        strict: bool = False,
+        timeout: float | None = None,
+    ) -> Group:
+        """Becomes a member of the Group `name`.
+
+        Returns at once; the first call of the Group waits for all members.
+
+        Parameters
+        ----------
+        name : str
+            The same for all members.
+        size : int
+            How many members the Group has, 1 to `Config.group_members_max`.
+        rank : int, optional
+            This member's place, 0 to size - 1. Default: the lowest one that is free.
+        strict : bool, optional
+            True: a call in which a member is missing raises PeerLostError. Default: it completes
+            among the survivors.
+        timeout : float, optional
+            Seconds for each call. Default: no limit, as long as the other members live. A Group
+            that does not fill raises after `Config.group_wait_s` in any case.
+
+        Returns
+        -------
+        Group
+            To be closed by `close()` or `with`; it closes itself at the end of the task.
+
+        Raises
+        ------
+        ValueError
+            Another size than the others gave, a rank that is taken, or one member too many.
+        PeerLostError
+            This task was a member before its process died, and the Group has ended meanwhile.
+
+        Examples
+        --------
+        >>> with c.group("alone", size=1) as g:
+        ...     print(g.rank, g.allgather("x"))
+        0 ['x']
+        """
+        member = join(self._runtime, name, size, rank, strict, timeout)
+        member._cluster = self
+        return member

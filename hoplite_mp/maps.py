@@ -49,14 +49,48 @@ class MapCalls:
         ordered: bool = True,
         progress: bool | str = False,
     ) -> Results[T]:
-        """As `concurrent.futures.Executor.map` of Python 3.14, with two differences: what it
-        returns is for `for` and for `async for`, and there are more arguments.
+        """Applies `fn` to items of the iterables, in the workers.
 
-        chunksize=None chooses; ordered=False yields results as they come. `timeout`: seconds from
-        this call, then HopliteTimeoutError. buffersize: how many results may be under way before
-        the iterables are read further; None reads them at once. progress: True, or a text before
-        it: a bar of tqdm on stderr, or in the notebook, that counts items that are done, drawn
-        whenever a result is asked for or waited for; it needs the extra `progress`.
+        As `concurrent.futures.Executor.map` of Python 3.14, on every Python, with more arguments.
+
+        Parameters
+        ----------
+        fn : callable
+            Takes as many arguments as there are iterables.
+        *iterables : iterable
+            Ends with the shortest one.
+        timeout : float, optional
+            Seconds from this call, after which asking for a result raises. Default: no limit.
+        chunksize : int, optional
+            Items that are sent as one task. Default: chosen from the number of items and workers.
+        buffersize : int, optional
+            How many results may be under way before the iterables are read further. Default: all
+            are read at once.
+        ordered : bool, optional
+            False yields results as they come. Default: in the order of the items.
+        progress : bool or str, optional
+            True, or a text to stand before it: a bar of tqdm on stderr or in the notebook, which
+            counts items that are done. It is drawn whenever a result is asked for, and needs the
+            extra `progress`. Default: False.
+
+        Returns
+        -------
+        iterator
+            Over the results, for `for` and `async for`. Closing it cancels what has not begun.
+
+        Raises
+        ------
+        ValueError
+            `chunksize` or `buffersize` is below 1.
+        HopliteTimeoutError
+            From the iterator: a result was not ready in time.
+
+        Examples
+        --------
+        >>> list(c.map(pow, range(5), [2] * 5))
+        [0, 1, 4, 9, 16]
+        >>> sorted(c.map(abs, [-3, -1, -2], ordered=False))
+        [1, 2, 3]
         """
         if chunksize is not None and chunksize < 1:
             raise ValueError(f"chunksize={chunksize!r}: it must be 1 or more")

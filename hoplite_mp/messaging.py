@@ -40,13 +40,40 @@ class Messages(Calling):
         self._later_thread: threading.Thread | None = None
 
     def send(self, x: Any, to: int, tag: int = 0) -> None:
-        """Sends any picklable object to a rank, this one too. Returns when x may be used again: the
-        message is kept, in the store or its spill file, until it is received; it goes when the
-        receiver leaves or dies.
+        """Sends an object to a rank, this one too.
 
-        Messages from one rank to another arrive in the order in which they were sent. ValueError:
-        no such rank, tag below 0. PeerLostError: that rank has left or died. StoreFullError: there
-        is no room for it.
+        Returns when x may be used again: the message is kept, in the store or its spill file, until
+        it is received. It goes when the receiver leaves or dies. Messages from one rank to another
+        arrive in the order in which they were sent.
+
+        Parameters
+        ----------
+        x : object
+            Anything that pickles.
+        to : int
+            The rank that receives it.
+        tag : int, optional
+            From 0; `recv` can ask for it. Default: 0.
+
+        Raises
+        ------
+        ValueError
+            There is no such rank, or the tag is not allowed.
+        PeerLostError
+            That rank has left or died.
+        StoreFullError
+            There is no room for the message.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("send", 2, rank)
+        ...     if rank == 0:
+        ...         g.send(np.arange(3), to=1, tag=7)
+        ...     else:
+        ...         return g.recv(source=0, tag=7)
+        >>> c.spmd(peer, 2)[1].result()
+        array([0, 1, 2])
         """
         target, tag = self._rank(to, "to"), _tag(tag)
         self._check()
@@ -67,14 +94,44 @@ class Messages(Calling):
         timeout: float | None = None,
         with_source: bool = False,
     ) -> Any:
-        """The next message from `source` with `tag`, None for any; `with_source=True`: (value, rank
-        that has sent it). Arrays are writable, and this process's own.
+        """Waits for a message and returns it.
 
-        Of one source the message that was sent first is received first. timeout: seconds (None:
-        that of the Group). HopliteTimeoutError: nothing has come by then. PeerLostError: the source
-        (with None: every other rank) has left or died, and what it had sent has been received; of a
-        dead rank whose host lives that is everything that its `send` has returned for.
-        RuntimeError: nobody else can send what is waited for.
+        Of one source the message that was sent first is received first.
+
+        Parameters
+        ----------
+        source : int, optional
+            The rank that has sent it. Default: any.
+        tag : int, optional
+            The tag with which it was sent. Default: any.
+        timeout : float, optional
+            Seconds to wait; 0 polls. Default: that of the Group.
+        with_source : bool, optional
+            True: returns (value, rank that has sent it). Default: False.
+
+        Returns
+        -------
+        object
+            This process's own; arrays are writable.
+
+        Raises
+        ------
+        HopliteTimeoutError
+            Nothing has come in time.
+        PeerLostError
+            The source (or, without one, every other rank) has left or died, and what it had sent
+            has been received. Of a dead rank whose host lives that is everything for which its
+            `send` has returned.
+        RuntimeError
+            Only this rank could send what it waits for.
+
+        Examples
+        --------
+        >>> g = c.group("to myself", size=1)
+        >>> g.send("hello", to=0)
+        >>> g.recv(with_source=True)
+        ('hello', 0)
+        >>> g.close()
         """
         receive = self._receive(source, tag, timeout)
         self._post(receive)
@@ -98,7 +155,33 @@ class Messages(Calling):
         timeout: float | None = None,
         with_source: bool = False,
     ) -> Any:
-        """`send(x, to, tag)`, then `recv(source, recv_tag, timeout, with_source)`."""
+        """`send(x, to, tag)`, then `recv(source, recv_tag, timeout, with_source)`.
+
+        Parameters
+        ----------
+        x, to, tag
+            As of `send`.
+        source, recv_tag, timeout, with_source
+            As of `recv`.
+
+        Returns
+        -------
+        object
+            As of `recv`.
+
+        Raises
+        ------
+        ValueError, PeerLostError, StoreFullError, HopliteTimeoutError
+            As of `send` and `recv`.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("sendrecv", 2, rank)
+        ...     return g.sendrecv(f"from {rank}", to=1 - rank)
+        >>> c.get(c.spmd(peer, 2))
+        ['from 1', 'from 0']
+        """
         self._receive(source, recv_tag, timeout)  # what is wrong with it is known before it is sent
         self.send(x, to, tag)
         return self.recv(source, recv_tag, timeout, with_source)
@@ -106,8 +189,33 @@ class Messages(Calling):
     def probe(
         self, source: int | None = None, tag: int | None = None, timeout: float | None = None
     ) -> tuple[int, int] | None:
-        """(source, tag) of the message that such a `recv` would return, which is left where it is.
-        timeout: seconds, after which None is returned; 0: only looks. Errors as of `recv`."""
+        """Looks for the message that such a `recv` would return, and leaves it where it is.
+
+        Parameters
+        ----------
+        source, tag
+            As of `recv`.
+        timeout : float, optional
+            Seconds to wait; 0 only looks. Default: that of the Group.
+
+        Returns
+        -------
+        (source, tag) : tuple of int, or None
+            None if nothing has come in time.
+
+        Raises
+        ------
+        PeerLostError, RuntimeError
+            As of `recv`.
+
+        Examples
+        --------
+        >>> g = c.group("probe", size=1)
+        >>> g.send("hello", to=0, tag=3)
+        >>> g.probe(timeout=0)
+        (0, 3)
+        >>> g.close()
+        """
         receive = self._receive(source, tag, timeout)
         self._post(receive, probes=True)
         found: list[Any] = []
@@ -136,8 +244,29 @@ class Messages(Calling):
         timeout: float | None = None,
         with_source: bool = False,
     ) -> concurrent.futures.Future[Any]:
-        """`recv` as a Future, posted now: receives are served in the order in which they were made.
-        `cancel()` works until a message has been found for it."""
+        """Returns at once a Future of the message that `recv` would return.
+
+        Receives are served in the order in which they were made.
+
+        Parameters
+        ----------
+        source, tag, timeout, with_source
+            As of `recv`.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            `cancel()` works until a message has been found for it.
+
+        Examples
+        --------
+        >>> g = c.group("later", size=1)
+        >>> future = g.recv_async(tag=1)
+        >>> g.send("hello", to=0, tag=1)
+        >>> future.result()
+        'hello'
+        >>> g.close()
+        """
         receive = self._receive(source, tag, timeout)
         receive.with_source = with_source
         receive.future = concurrent.futures.Future()

@@ -48,7 +48,27 @@ LEAVING_LOOK_S = 0.02
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Node:
-    """A living host as it was when `nodes` was asked; memory in bytes."""
+    """A living host, as it was when `Cluster.nodes` was asked.
+
+    Attributes
+    ----------
+    id : str
+        "h0", "h1" and so on, in order of joining; never used again.
+    address : str
+        The IP address that it advertises to other nodes.
+    host : str
+        Its host name.
+    workers : int
+        Workers of its common pool.
+    memory_used, memory_total : int
+        Bytes of its store that are in use, and the store's limit.
+
+    Examples
+    --------
+    >>> node = c.nodes[0]
+    >>> node.id, node.workers
+    ('h0', 2)
+    """
 
     id: str
     address: str
@@ -83,27 +103,90 @@ class NodeCalls:
 
     @property
     def nodes(self) -> list[Node]:
-        """Living nodes in order of joining."""
+        """The living nodes, in order of joining.
+
+        Returns
+        -------
+        list of Node
+            As they are now; asking costs one round trip to each of them.
+
+        Examples
+        --------
+        >>> [node.workers for node in c.nodes]
+        [2]
+        """
         return list_nodes(self._runtime, memory=True)
 
     @property
     def here(self) -> Node:
-        """The node of this process: in a task, of the worker that runs it."""
+        """The node of this process; in a task, of the worker that runs it.
+
+        Raises
+        ------
+        NodeLostError
+            The cluster has given this host up.
+
+        Examples
+        --------
+        >>> c.here.id
+        'h0'
+        """
         return own_node(self._runtime)
 
     def add_workers(self, n: int, node: Any = None) -> None:
-        """`n` workers more for the cluster's tasks, on this host or on `node`, while work runs."""
+        """Starts more workers for the cluster's tasks, while work runs.
+
+        Parameters
+        ----------
+        n : int
+            How many, 1 to 200.
+        node : Node or str, optional
+            Where. Default: this host.
+
+        Raises
+        ------
+        ValueError
+            A number that is not allowed, or a node that has never been in the cluster.
+        NodeLostError
+            The node is gone.
+
+        Examples
+        --------
+        >>> with hoplite_mp.Cluster(workers=1) as small:
+        ...     small.add_workers(1)
+        ...     print(small.here.workers)
+        2
+        """
         grow(self._runtime, n, node)
 
     def remove_node(self, node: Any) -> None:
         """Lets a node, or several, leave in order, and returns when they are gone.
 
-        It takes no more tasks; what runs there is run to its end, results that only it holds are
-        fetched by others. Its actors finish the calls made so far; later ones raise ActorLostError.
-        Objects that were `put` on it are lost with it, unless copies are elsewhere.
-        `hoplite-mp join` ends there with exit code 0; a program that is connected through that node
-        loses its cluster. ValueError: that of the manager, with which the whole cluster would end,
-        and the caller's own, which leaves by `shutdown`.
+        A node that leaves takes no more tasks. Tasks that run there are run to their end, and
+        results that only this node holds are fetched by others. Its actors finish the calls made so
+        far; later calls raise ActorLostError. Objects that were `put` on it are lost with it,
+        unless copies are elsewhere. `hoplite-mp join` ends there with exit code 0, and a program
+        that is connected through that node loses its cluster.
+
+        Parameters
+        ----------
+        node : Node, str, or a list of them
+            Which nodes leave.
+
+        Raises
+        ------
+        ValueError
+            The manager's node, with which the whole cluster would end, or the caller's own, which
+            leaves by `shutdown`.
+        NodeLostError
+            The node is gone already.
+
+        Examples
+        --------
+        >>> c.remove_node(c.here)
+        Traceback (most recent call last):
+            ...
+        ValueError: h0 is the caller's own node: ...
         """
         shrink(self._runtime, node)
 
@@ -122,22 +205,63 @@ class NodeCalls:
         return cluster_html(words, network and network.address, nodes, here)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start, in total and by node id under "nodes"."""
+        """Counters since the start of the cluster.
+
+        Returns
+        -------
+        dict
+            `tasks_done`, `tasks_failed`, `tasks_retried`, `workers_lost`, `objects` (numbers);
+            `bytes_used`, `bytes_limit`, `bytes_spilled`, `bytes_sent`, `bytes_received` (bytes):
+            the sum over all nodes. "nodes" has the same counters for each node, by its id. A node
+            that does not answer is left out.
+
+        Examples
+        --------
+        >>> stats = c.stats()
+        >>> stats["bytes_used"] <= stats["bytes_limit"]
+        True
+        >>> sorted(stats["nodes"])
+        ['h0']
+        """
         found = counters(self._runtime)
         names = list(next(iter(found.values())))
         total = {name: sum(one.get(name, 0) for one in found.values()) for name in names}
         return {**total, "nodes": {node_id(number): one for number, one in found.items()}}
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
-        """`with c.trace("run.json"):` leaves a timeline of what the cluster did meanwhile, for
-        ui.perfetto.dev: tasks by worker, transfers of objects between nodes, collectives, calls of
-        Groups, spilling. What still runs at the end is in it, up to there; values up to 64 KiB
-        travel inside messages, and are not.
+        """A context manager that writes a timeline of what the cluster does meanwhile.
 
-        The file appears at the end, as a whole, also after an exception in the block. OSError at
-        the call: it cannot be made. RuntimeError: the cluster is being traced already; one at a
-        time. Each node keeps the latest Config.trace_events_max events; the file says how many it
-        has dropped, which nodes were lost, and how far their clocks can be trusted.
+        The file is for ui.perfetto.dev. It has tasks by worker, transfers of objects between nodes,
+        collectives, calls of Groups, and spilling. What still runs at the end is in it, up to
+        there. Values up to 64 KiB travel inside messages and are not in it. The file appears at the
+        end, as a whole, also after an exception in the block.
+
+        Parameters
+        ----------
+        path : path-like
+            The file to write, in the JSON trace event format.
+
+        Returns
+        -------
+        context manager
+
+        Raises
+        ------
+        OSError
+            The file cannot be made; raised by the call itself.
+        RuntimeError
+            The cluster is being traced already. There is one trace at a time.
+
+        Notes
+        -----
+        Each node keeps the latest `Config.trace_events_max` events. The file says how many were
+        dropped, which nodes were lost, and how far the clocks of the nodes can be trusted.
+
+        Examples
+        --------
+        >>> with c.trace("run.json"):
+        ...     c.submit(pow, 2, 3).result()
+        8
         """
         trace = Trace(self._runtime, path)
         trace.cluster = self  # held as long as that is

@@ -35,14 +35,42 @@ class ObjectCalls:
     _runtime: Runtime
 
     def put(self, value: T, copies: int = 1) -> ObjectRef[T]:
-        """Stores an immutable value: arrays and other buffers are copied in once, out never.
+        """Stores an immutable value and returns its ref.
 
-        Waits up to Config.put_wait_s for room, then StoreFullError; at once for more than the
-        limit. An array of `empty()` is published without a copy and becomes read-only.
+        Arrays and other buffers are copied into the store once, and are read without a copy. An
+        array that `empty` made is published without a copy, and becomes read-only.
 
-        copies: on how many nodes it is then held, this one among them, so that it outlives the
-        death of one less; it returns when all have it, others in place of those that die meanwhile.
-        ValueError: there are fewer nodes. A copy that is lost later is not replaced.
+        Parameters
+        ----------
+        value : object
+            Anything that pickles. Buffers of pickle's protocol 5 travel beside the stream.
+        copies : int, optional
+            On how many nodes the value is held when `put` returns, this node among them; so it
+            outlives the death of all but one of them. A copy that is lost later is not replaced.
+            Default: 1.
+
+        Returns
+        -------
+        ObjectRef
+            The object lives as long as any process holds a ref to it.
+
+        Raises
+        ------
+        StoreFullError
+            There was no room for `Config.put_wait_s` seconds; at once if the value is larger than
+            the store's limit.
+        ValueError
+            `copies` is below 1, or above the number of nodes.
+
+        Notes
+        -----
+        Out-of-band buffers are those of PEP 574.
+
+        Examples
+        --------
+        >>> ref = c.put(np.arange(4))
+        >>> c.get(ref)
+        array([0, 1, 2, 3])
         """
         to = other_places(self._runtime, copies)
         ref = self._runtime.memory.put(value)
@@ -50,18 +78,80 @@ class ObjectCalls:
         return ref
 
     def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Array:
-        """A writable array inside the store, uninitialised. `put(a)`, or returning it from a task,
-        publishes it without a copy and makes it read-only; never published, it is freed with the
-        last array over it. Views of it that were made before stay writable: do not use them."""
+        """A writable array inside the store, uninitialised.
+
+        `put(a)`, or returning `a` from a task, publishes it without a copy and makes it read-only.
+        An array that is never published is freed with the last array over it. Views that were made
+        before it was published stay writable: do not write to them.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            As of `numpy.empty`.
+        dtype : dtype, optional
+            As of `numpy.empty`, but not `object`. Default: float64.
+        order : {"C", "F"}, optional
+            Row-major or column-major. Default: "C".
+
+        Returns
+        -------
+        numpy.ndarray
+            Of this shape and dtype.
+
+        Raises
+        ------
+        StoreFullError
+            As of `put`.
+
+        Examples
+        --------
+        >>> a = c.empty((2, 3), np.float32)
+        >>> a[:] = 1
+        >>> ref = c.put(a)
+        >>> a.flags.writeable
+        False
+        """
         return self._runtime.memory.empty(shape, dtype, order)
 
     def get(self, refs: Any, timeout: float | None = None, copy: bool = False) -> Any:
-        """The value of a ref or Future, or a list for several, in order; read-only. Any nesting of
-        list, tuple and dict (these very types) gives the same nesting of values.
+        """The value of a ref or Future, or of several in order.
 
-        Raises the first failure in that order: the task's own exception, CancelledError,
-        ObjectLostError, ReduceError; HopliteTimeoutError after `timeout` seconds (0 polls).
-        copy=True: writable copies.
+        Parameters
+        ----------
+        refs : ObjectRef, Future, or a nesting of them
+            One gives its value; an iterable gives a list. Any nesting of list, tuple and dict
+            (exactly these types) gives the same nesting of values.
+        timeout : float, optional
+            Seconds to wait; 0 polls. Default: no limit.
+        copy : bool, optional
+            True: writable copies. Default: read-only, without a copy where possible.
+
+        Returns
+        -------
+        object
+            An array keeps its memory as long as a view of it lives, also after `delete` and after
+            the cluster has closed.
+
+        Raises
+        ------
+        HopliteTimeoutError
+            A value was not ready in time. It can be asked for again.
+        CancelledError
+            The task was cancelled.
+        ObjectLostError
+            The object was deleted, or every process that held it died and it cannot be made again.
+        ReduceError
+            Too few sources of the reduction succeeded.
+        Exception
+            Whatever the task raised. Of several failures, the first one in the order of `refs`.
+
+        Examples
+        --------
+        >>> x, y = c.put(1), c.submit(pow, 2, 3)
+        >>> c.get([x, y])
+        [1, 8]
+        >>> c.get({"x": x, "y": (y, y)})
+        {'x': 1, 'y': (8, 8)}
         """
         memory = self._runtime.memory
         memory.check()
@@ -80,8 +170,34 @@ class ObjectCalls:
     def wait(
         self, refs: Any, num: int | None = None, timeout: float | None = None
     ) -> tuple[list[Any], list[Any]]:
-        """(done, not done), each in the given order; returns when `num` (default: all) are done,
-        ready or failed, or at the timeout."""
+        """Waits until some of the refs or Futures are done, ready or failed.
+
+        Parameters
+        ----------
+        refs : ObjectRef, Future, or an iterable of them
+            What to wait for.
+        num : int, optional
+            How many must be done. Default: all.
+        timeout : float, optional
+            Seconds to wait; 0 polls. Default: no limit.
+
+        Returns
+        -------
+        done, not_done : list, list
+            What was given, each in the given order. More than `num` may be done.
+
+        Raises
+        ------
+        ValueError
+            `num` is below 0, or above the number of refs.
+
+        Examples
+        --------
+        >>> futures = [c.submit(pow, 2, n) for n in range(3)]
+        >>> done, not_done = c.wait(futures)
+        >>> len(done), len(not_done)
+        (3, 0)
+        """
         memory, submitter = self._runtime.memory, self._runtime.submitter
         memory.check()
         given = [refs] if isinstance(refs, (ObjectRef, Future)) else list(refs)
@@ -96,15 +212,48 @@ class ObjectCalls:
         return done, [ref for ref, flag in zip(given, flags, strict=True) if not flag]
 
     def delete(self, refs: Any) -> None:
-        """Drops objects now: later gets fail with ObjectLostError. Arrays in use keep their memory;
-        tasks and reductions that still need a ref see a failed source."""
+        """Drops objects now, without waiting for the last ref.
+
+        A later `get` raises ObjectLostError; tasks and reductions that still need the object see a
+        failed source. Arrays that show its memory keep it.
+
+        Parameters
+        ----------
+        refs : ObjectRef, Future, or an iterable of them
+            What to drop.
+
+        Examples
+        --------
+        >>> ref = c.put("large")
+        >>> c.delete(ref)
+        >>> c.get(ref)
+        Traceback (most recent call last):
+            ...
+        hoplite_mp.ObjectLostError: ...
+        """
         memory = self._runtime.memory
         memory.check()
         for ref in as_refs(refs):
             memory.delete(ref)
 
     def locations(self, ref: Any) -> list[str]:
-        """Ids of the nodes that hold the whole value."""
+        """The nodes that hold the whole value.
+
+        Parameters
+        ----------
+        ref : ObjectRef or Future
+            One object.
+
+        Returns
+        -------
+        list of str
+            Node ids; empty if the value is not ready, failed, or is gone.
+
+        Examples
+        --------
+        >>> c.locations(c.put(0)) == [c.here.id]
+        True
+        """
         memory = self._runtime.memory
         memory.check()
         (one,) = as_refs(ref)

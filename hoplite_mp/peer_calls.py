@@ -28,6 +28,15 @@ __all__ = ["PeerCalls"]
 P = ParamSpec("P")
 R = TypeVar("R")
 Array = np.ndarray[Any, np.dtype[Any]]
+IN_BACKGROUND = """`{name}` in the background; the arguments are the same.
+
+Calls that were begun are made in their order by one thread of the Group.
+
+Returns
+-------
+concurrent.futures.Future
+    Of what `{name}` returns or raises.
+"""
 
 
 _inside = threading.local()  # .now: this is the thread that makes the calls in the background
@@ -51,7 +60,7 @@ def _in_background(
 
     name = call.__name__
     later.__name__, later.__qualname__ = f"{name}_async", f"Group.{name}_async"
-    later.__doc__ = f"`{name}` in the background; its result, or what it raises, is the Future's."
+    later.__doc__ = IN_BACKGROUND.format(name=name)
     form = inspect.signature(call)
     result = f"concurrent.futures.Future[{form.return_annotation}]"
     later.__signature__ = form.replace(return_annotation=result)  # type: ignore[attr-defined]
@@ -68,60 +77,312 @@ class PeerCalls(Messages):
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
 
     def allreduce(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
-        """The reduction of every living rank's x, on every rank."""
+        """Reduces x of every living rank, and returns the result on every rank.
+
+        Parameters
+        ----------
+        x : array or number
+            The same shape and dtype on every rank.
+        op : str or numpy.ufunc, optional
+            As of `Cluster.reduce`. Default: "sum".
+        out : numpy.ndarray, optional
+            A writable array of the result's shape and dtype that takes the result.
+
+        Returns
+        -------
+        numpy.ndarray
+            The same bits on every rank. A number gives an array without dimensions.
+
+        Raises
+        ------
+        ValueError, TypeError, PeerLostError, StoreFullError
+            As of `Group`.
+
+        Notes
+        -----
+        The leading rank commits the call by one write, so a rank that dies counts on all survivors
+        or on none. Over several hosts large arrays move as a reduce-scatter and an allgather
+        (Rabenseifner 2004; Patarasuk and Yuan 2009).
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("allreduce", 2, rank)
+        ...     return g.allreduce(np.array([1.0, rank])), g.contributors
+        >>> c.spmd(peer, 2)[0].result()
+        (array([2., 1.]), (0, 1))
+        """
         result: Array = self._here(self._call, "allreduce", op, 0, x, out)
         return result
 
     def reduce(
         self, x: Any, op: Any = "sum", root: int = 0, *, out: Array | None = None
     ) -> Array | None:
-        """The reduction at `root`; None elsewhere."""
+        """Reduces x of every living rank, and returns the result at `root`.
+
+        Parameters
+        ----------
+        x, op, out
+            As of `allreduce`.
+        root : int, optional
+            The rank that receives the result. Default: 0.
+
+        Returns
+        -------
+        numpy.ndarray or None
+            None on the other ranks.
+
+        Raises
+        ------
+        PeerLostError
+            The root is dead; else as of `allreduce`.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("reduce", 2, rank)
+        ...     return g.reduce(np.full(2, rank + 1), op="max", root=1)
+        >>> c.get(c.spmd(peer, 2))
+        [None, array([2, 2])]
+        """
         result: Array | None = self._here(self._call, "reduce", op, root, x, out)
         return result
 
     def broadcast(self, x: Any = NOTHING, root: int = 0, *, out: Array | None = None) -> Any:
-        """root's x on every rank; x is ignored elsewhere."""
+        """Returns root's x on every rank.
+
+        Parameters
+        ----------
+        x : object, optional
+            Anything that pickles. It is needed at the root, and ignored elsewhere.
+        root : int, optional
+            The rank whose x it is. Default: 0.
+        out : numpy.ndarray, optional
+            A writable array of x's shape and dtype that takes the result.
+
+        Returns
+        -------
+        object
+            Each rank's own; an array is writable.
+
+        Raises
+        ------
+        PeerLostError
+            The root is dead.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("broadcast", 2, rank)
+        ...     return g.broadcast({"step": 5} if rank == 0 else None)
+        >>> c.get(c.spmd(peer, 2))
+        [{'step': 5}, {'step': 5}]
+        """
         return self._here(self._call, "broadcast", "", root, x, out)
 
     def gather(self, x: Any, root: int = 0) -> list[Any] | None:
-        """At `root` the list of all x by rank, None for the dead; None elsewhere. Where None is an
-        x, too, `contributors` tells who is dead."""
+        """Returns the x of all ranks at `root`.
+
+        Parameters
+        ----------
+        x : object
+            Anything that pickles.
+        root : int, optional
+            The rank that receives them. Default: 0.
+
+        Returns
+        -------
+        list or None
+            By rank, None in the place of a dead rank; where None may be an x, too, `contributors`
+            tells which ranks are dead. None on the other ranks.
+
+        Raises
+        ------
+        PeerLostError
+            The root is dead.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("gather", 2, rank)
+        ...     return g.gather(f"rank {rank}")
+        >>> c.get(c.spmd(peer, 2))
+        [['rank 0', 'rank 1'], None]
+        """
         result: list[Any] | None = self._here(self._call, "gather", "", root, x, None)
         return result
 
     def allgather(self, x: Any) -> list[Any]:
-        """The list of all x by rank, None for the dead, on every rank."""
+        """Returns the x of all ranks on every rank.
+
+        Parameters
+        ----------
+        x : object
+            Anything that pickles.
+
+        Returns
+        -------
+        list
+            By rank, None in the place of a dead rank.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("allgather", 2, rank)
+        ...     return g.allgather(rank * 10)
+        >>> c.get(c.spmd(peer, 2))
+        [[0, 10], [0, 10]]
+        """
         result: list[Any] = self._here(self._call, "allgather", "", 0, x, None)
         return result
 
     def reduce_scatter(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
-        """Slice `rank` of the reduction, cut as np.array_split(axis=0) by size."""
+        """Reduces x of every living rank, and returns to each rank its slice of the result.
+
+        Parameters
+        ----------
+        x, op, out
+            As of `allreduce`.
+
+        Returns
+        -------
+        numpy.ndarray
+            `np.array_split(total, size, axis=0)[rank]`.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("reduce_scatter", 2, rank)
+        ...     return g.reduce_scatter(np.arange(4))
+        >>> c.get(c.spmd(peer, 2))
+        [array([0, 2]), array([4, 6])]
+        """
         result: Array = self._here(self._call, "reduce_scatter", op, 0, x, out)
         return result
 
     def alltoall(self, parts: list[Any]) -> list[Any]:
-        """parts[j] goes to rank j; returns what each rank sent here, None for the dead."""
+        """Sends parts[j] to rank j, and returns what each rank has sent here.
+
+        Parameters
+        ----------
+        parts : list of object
+            One for each rank.
+
+        Returns
+        -------
+        list
+            By rank, None in the place of a dead rank.
+
+        Raises
+        ------
+        ValueError
+            Another number of parts than `size`.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("alltoall", 2, rank)
+        ...     return g.alltoall([f"{rank} to 0", f"{rank} to 1"])
+        >>> c.get(c.spmd(peer, 2))
+        [['0 to 0', '1 to 0'], ['0 to 1', '1 to 1']]
+        """
         result: list[Any] = self._here(self._call, "alltoall", "", 0, parts, None)
         return result
 
     def scatter(self, parts: Any = NOTHING, root: int = 0, *, out: Array | None = None) -> Any:
-        """parts[rank] of root's list of one value for each rank; parts is ignored elsewhere.
-        ValueError: another number of parts; PeerLostError: the root is dead."""
+        """Returns to each rank its part of root's list.
+
+        Parameters
+        ----------
+        parts : list of object, optional
+            One for each rank. It is needed at the root, and ignored elsewhere.
+        root : int, optional
+            The rank whose list it is. Default: 0.
+        out : numpy.ndarray, optional
+            A writable array of the part's shape and dtype that takes the result.
+
+        Returns
+        -------
+        object
+            parts[rank].
+
+        Raises
+        ------
+        ValueError
+            Another number of parts than `size`.
+        PeerLostError
+            The root is dead.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("scatter", 2, rank)
+        ...     return g.scatter(["a", "b"] if rank == 0 else None)
+        >>> c.get(c.spmd(peer, 2))
+        ['a', 'b']
+        """
         return self._here(self._call, "scatter", "", root, parts, out)
 
     def scan(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
-        """The reduction, from left to right, of x of every living rank up to this one."""
+        """Reduces x of every living rank up to this one, from left to right.
+
+        Parameters
+        ----------
+        x, op, out
+            As of `allreduce`.
+
+        Returns
+        -------
+        numpy.ndarray
+            On rank r the reduction over ranks 0 to r.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("scan", 2, rank)
+        ...     return int(g.scan(rank + 1))
+        >>> c.get(c.spmd(peer, 2))
+        [1, 3]
+        """
         result: Array = self._here(self._call, "scan", op, 0, x, out)
         return result
 
     def exscan(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array | None:
-        """The reduction of x of every living rank below this one; None on the lowest of them, which
-        leaves `out` as it is."""
+        """Reduces x of every living rank below this one, from left to right.
+
+        Parameters
+        ----------
+        x, op, out
+            As of `allreduce`.
+
+        Returns
+        -------
+        numpy.ndarray or None
+            On rank r the reduction over ranks 0 to r - 1. None on the lowest living rank, which
+            leaves `out` as it is.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("exscan", 2, rank)
+        ...     below = g.exscan(rank + 1)
+        ...     return None if below is None else int(below)
+        >>> c.get(c.spmd(peer, 2))
+        [None, 1]
+        """
         result: Array | None = self._here(self._call, "exscan", op, 0, x, out)
         return result
 
     def barrier(self) -> None:
-        """Returns when every living rank has called it."""
+        """Returns when every living rank has called it.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     hoplite_mp.current().group("barrier", 2, rank).barrier()
+        >>> c.get(c.spmd(peer, 2))
+        [None, None]
+        """
         self._here(self._call, "barrier", "", 0, None, None)
 
     allreduce_async = _in_background(allreduce)

@@ -286,9 +286,28 @@ def ref_types() -> tuple[type, ...]:
 
 
 def register_pickle_by_value(module: types.ModuleType) -> None:
-    """Send the functions and classes of `module` (and of modules below it) by value from now on.
+    """Sends the functions and classes of a module by value from now on.
 
-    For modules that exist only in this process, or are being edited: others need not import them.
+    For modules that the other hosts cannot import.
+
+    Parameters
+    ----------
+    module : module
+        An imported module; modules below it are included.
+
+    Raises
+    ------
+    TypeError
+        Something that is no module.
+    ValueError
+        The module is not imported.
+
+    Examples
+    --------
+    >>> import string
+    >>> hoplite_mp.register_pickle_by_value(string)
+    >>> c.submit(string.capwords, "by value").result()
+    'By Value'
     """
     if not isinstance(module, types.ModuleType):
         raise TypeError(f"expected a module, not {type(module).__name__}")
