@@ -33,6 +33,7 @@ suppress_warnings = ["config.cache"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 default_role = "py:obj"
+highlight_language = "text"  # a drawing is no program
 
 autodoc_member_order = "groupwise"
 autodoc_typehints = "signature"
@@ -46,3 +47,5 @@ html_theme = "furo"
 html_title = f"hoplite_mp {release}"
 html_show_copyright = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]

@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 NBYTES = 64 << 20
 RATE = 125e6  # bytes per second: 1 Gbit/s, each way
 ASKER = 1
-WIDTH, LEFT, RIGHT, TOP, LANE, GAP = 720, 74, 24, 74, 52, 14
+WIDTH, LEFT, RIGHT, TOP, LANE, GAP = 720, 74, 46, 74, 52, 14
 STEPS = 90  # of an area, from left to right
 
 

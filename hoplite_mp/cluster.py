@@ -74,7 +74,7 @@ class Cluster(
         "A-B": where this host's node listens for other nodes. Default: any free port.
     token : str or pathlib.Path, optional
         The cluster's secret, or the file to read it from. Default: HOPLITE_MP_TOKEN, then the file
-        HOPLITE_MP_TOKEN_FILE, then `~/.config/hoplite_mp/token`, which a cluster that listens makes
+        HOPLITE_MP_TOKEN_FILE, then ``~/.config/hoplite_mp/token``, which a cluster that listens makes
         if it is missing.
     tls : bool, optional
         False sends everything between hosts in the clear. Default: encrypted.

@@ -329,7 +329,7 @@ class Config(metaclass=_Explained):
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Config:
-        """The limits from `overrides`, otherwise from `HOPLITE_MP_<FIELD>`, otherwise the defaults.
+        """The limits from `overrides`, otherwise from ``HOPLITE_MP_<FIELD>``, otherwise the defaults.
 
         In the environment "none" stands for None, and every number of bytes may have a unit:
         `HOPLITE_MP_MEMORY_BYTES=2GiB`.

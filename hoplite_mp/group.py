@@ -34,7 +34,7 @@ class Group(PeerCalls):
     A Group belongs to one thread at a time. Calls are matched by their order: every member makes
     the same calls. Arrays go in, writable arrays come out. Reductions take arrays, numbers and
     bools, of the same shape and dtype on every rank; the other calls carry any object that pickles,
-    each rank its own. Each call has an `..._async` form that returns a Future.
+    each rank its own. Each call has an ``..._async`` form that returns a Future.
 
     A call completes among the ranks that live, and all of them get the same result and the same
     `contributors`.
