@@ -74,8 +74,8 @@ class Cluster(
         "A-B": where this host's node listens for other nodes. Default: any free port.
     token : str or pathlib.Path, optional
         The cluster's secret, or the file to read it from. Default: HOPLITE_MP_TOKEN, then the file
-        HOPLITE_MP_TOKEN_FILE, then ``~/.config/hoplite_mp/token``, which a cluster that listens makes
-        if it is missing.
+        HOPLITE_MP_TOKEN_FILE, then ``~/.config/hoplite_mp/token``. A cluster that listens makes
+        that file if it is missing.
     tls : bool, optional
         False sends everything between hosts in the clear. Default: encrypted.
     memory : int or str, optional
@@ -235,7 +235,9 @@ class Cluster(
             runtime.face = lambda: face  # a worker's lives as long as the worker
         found = runtime.face()
         if found is None:
-            raise ClosedError("this cluster ends: nobody holds it any more")
+            raise ClosedError(
+                "this cluster is ending, because nothing in the program refers to it any more"
+            )
         return found  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:  # where it arrives it is current(), so viewed

@@ -324,12 +324,12 @@ class Config(metaclass=_Explained):
         if self.silence_s < 3 * self.beat_interval_s:
             raise ConfigError(
                 f"silence_s={self.silence_s:g} is too short: hosts say each beat_interval_s="
-                f"{self.beat_interval_s:g} that they live; at least three times that"
+                f"{self.beat_interval_s:g} that they live; at least three of that"
             )
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Config:
-        """The limits from `overrides`, otherwise from ``HOPLITE_MP_<FIELD>``, otherwise the defaults.
+        """The limits from `overrides`, from ``HOPLITE_MP_<FIELD>``, or else the defaults.
 
         In the environment "none" stands for None, and every number of bytes may have a unit:
         `HOPLITE_MP_MEMORY_BYTES=2GiB`.

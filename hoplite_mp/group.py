@@ -186,7 +186,7 @@ def join(
         if isinstance(value, bool) or not isinstance(value, (int, np.integer, type(None))):
             raise TypeError(f"{what}={value!r}: it must be an integer")
         if value is not None and abs(int(value)) > PLACE_MAX:
-            raise ValueError(f"{what}={value!r}: no group is as large")
+            raise ValueError(f"{what}={value!r}: no group can be that large")
     check_timeout(timeout)
     ask = GroupJoin(name, int(size), None if rank is None else int(rank))
     place = runtime.channel.call(ask).value

@@ -402,7 +402,7 @@ def shrink(runtime: Runtime, node: Any) -> None:
     own = runtime.tasks.node_number
     if own in numbers:
         raise ValueError(
-            f"{node_id(own)} is the caller's own node: it goes with shutdown(), or with the "
+            f"{node_id(own)} is the caller's own node: it leaves by shutdown(), or with the "
             "`hoplite-mp join` that has started it"
         )
     for number in numbers:

@@ -197,7 +197,7 @@ def runtime_of(ref: ObjectRef[Any]) -> Runtime:
         if runtime.client.usable and runtime.client.home == home:
             return runtime
     if not home:
-        raise ObjectLostError(f"{ref} is gone, or no cluster of its is open in this process")
+        raise ObjectLostError(f"{ref} is gone, or its cluster is not open in this process")
     raise ClosedError("the cluster of this object is closed")
 
 
@@ -257,7 +257,7 @@ def _words(ref: ObjectRef[Any]) -> str:
 def _fetch(object_id: bytes) -> Any:
     memory = _owner(object_id)
     if memory is None:
-        raise ClosedError("no cluster is open in this process: its arrays cannot be had")
+        raise ClosedError("no cluster is open in this process: its arrays cannot be read")
     ref = memory.make_ref(object_id)  # holds it while it is read
     return memory.read(memory.local_id(ref), FOREVER_NS, False)
 

@@ -312,8 +312,8 @@ def _under_way(parallel: Any) -> bool:
 def _check_options(options: dict[str, Any]) -> None:
     if "timeout" in options:
         raise ValueError(
-            "timeout= is that of joblib.Parallel; of a batch of tasks, whose size changes, it "
-            "would mean nothing"
+            "timeout= is an argument of joblib.Parallel; for a backend it would limit batches of "
+            "tasks, whose size changes"
         )
     if unknown := sorted(set(options) - {*OPTIONS}):
         raise TypeError(
