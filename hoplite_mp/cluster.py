@@ -116,9 +116,6 @@ class Cluster(
     _attaches = True  # to a node of this host, if address= has one here
     _stays = False  # this process is there for its node, so other drivers may rely on that
     _standby: tuple[str, ...] = ()  # where another manager may be, as of `hosting`
-    submit = TaskExecutor.submit
-    map = TaskExecutor.map
-    shutdown = Ending.shutdown
 
     def __init__(
         self,

@@ -55,8 +55,6 @@ class Executor(TaskExecutor):
     """
 
     _pickles_later = True
-    submit = TaskExecutor.submit  # here too, so that the pages of the API show them
-    map = TaskExecutor.map
 
     def __init__(
         self,
