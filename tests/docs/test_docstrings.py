@@ -43,9 +43,10 @@ def members(cls: type) -> Iterator[tuple[str, Any]]:
 def public() -> Iterator[tuple[str, Any]]:
     classes: list[type] = [ActorMethod, Completions]
     if importlib.util.find_spec("joblib") is not None:
-        from hoplite_mp.integrations.joblib import HopliteBackend
+        from hoplite_mp.integrations.joblib import HopliteBackend, shutdown
 
         yield "HopliteBackend", HopliteBackend
+        yield "integrations.joblib.shutdown", shutdown
     for name in hoplite_mp.__all__:
         found = getattr(hoplite_mp, name)
         yield name, found
