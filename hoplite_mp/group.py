@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from hoplite_mp.client.memory import check_timeout
+from hoplite_mp.client.thread_futures import ThreadFuture
 from hoplite_mp.contributions import NOTHING
 from hoplite_mp.errors import PeerLostError
 from hoplite_mp.messaging import Messages
@@ -39,15 +40,18 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def _in_background(
     call: Callable[Concatenate[Group, P], R],
-) -> Callable[Concatenate[Group, P], concurrent.futures.Future[R]]:
+) -> Callable[Concatenate[Group, P], ThreadFuture[R]]:
     """The form of a call that returns a Future."""
 
-    def later(group: Group, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[R]:
+    def later(group: Group, /, *args: P.args, **kwargs: P.kwargs) -> ThreadFuture[R]:
         return group._background(functools.partial(call, group), args, kwargs)
 
     name = call.__name__
     later.__name__, later.__qualname__ = f"{name}_async", f"Group.{name}_async"
-    later.__doc__ = f"`{name}` in the background; its result, or what it raises, is the Future's."
+    later.__doc__ = (
+        f"`{name}` in the background; its result, or what it raises, is the Future's. "
+        f"`await` waits for it in an event loop; a cancelled `await` does not cancel the call."
+    )
     form = inspect.signature(call)
     result = f"concurrent.futures.Future[{form.return_annotation}]"
     later.__signature__ = form.replace(return_annotation=result)  # type: ignore[attr-defined]
@@ -60,10 +64,10 @@ class Group(Messages):
     Arrays in, writable arrays out. Reductions take arrays, numbers and bools, the same shape and
     dtype on every rank; the other calls carry any picklable object as itself, each rank its own.
     `out=`: a writable array of the result's shape and dtype that takes the result. Each call has an
-    `..._async` form that returns a Future. What a call raises, it raises on every rank: a different
-    kind, op, root, shape or dtype is a ValueError, what cannot be reduced or pickled a TypeError, a
-    rank without room in its store a StoreFullError; a dead root or, with strict=True, any dead peer
-    is a PeerLostError.
+    `..._async` form that returns a Future, which can be awaited. What a call raises, it raises on
+    every rank: a different kind, op, root, shape or dtype is a ValueError, what cannot be reduced
+    or pickled a TypeError, a rank without room in its store a StoreFullError; a dead root or, with
+    strict=True, any dead peer is a PeerLostError.
     """
 
     rank: int
@@ -190,13 +194,13 @@ class Group(Messages):
         made._cluster = self._cluster
         return made
 
-    def _background(
-        self, call: Callable[..., Any], args: Any, kwargs: Any
-    ) -> concurrent.futures.Future[Any]:
+    def _background(self, call: Callable[..., Any], args: Any, kwargs: Any) -> ThreadFuture[Any]:
         """Calls are matched by their order, so one thread makes them in order."""
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "hoplite_mp group")
-        return self._thread.submit(_marked, self._thread, call, args, kwargs)
+        future: ThreadFuture[Any] = ThreadFuture()  # that thread counts as blocked, where it waits
+        self._thread.submit(_marked, future, call, args, kwargs)
+        return future
 
     def _here(self, call: Callable[..., Any], *args: Any) -> Any:
         if self._thread is not None and not getattr(_inside, "now", False):
@@ -227,10 +231,10 @@ class Group(Messages):
 _inside = threading.local()  # .now: this is the thread that makes the calls in the background
 
 
-def _marked(pool: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _marked(future: ThreadFuture[Any], call: Callable[..., Any], args: Any, kwargs: Any) -> None:
     _inside.now = True
     try:
-        return call(*args, **kwargs)
+        future.fill(call, args, kwargs)
     finally:
         _inside.now = False
 
