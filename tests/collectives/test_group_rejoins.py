@@ -59,7 +59,11 @@ def at(folder: Path, rank: int, step: int) -> bool:
     return path.exists() and int(path.read_text() or 0) >= step
 
 
-@pytest.mark.parametrize("victims", [(1,), (0,), (0, 2)], ids=str)
+@pytest.mark.parametrize(
+    "victims",
+    [pytest.param(one, marks=pytest.mark.soak) for one in ((1,), (0,))] + [(0, 2)],
+    ids=str,
+)
 def test_the_recipe_of_the_page(cluster: Cluster, tmp_path: Path, victims: tuple[int, ...]) -> None:
     """Killed members come back with the survivors' weights: in the end all have the same."""
     train = recipe(slow_gradient(tmp_path, victims))
