@@ -367,7 +367,8 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
 
         rank=None takes the lowest free one. timeout: seconds for each call (None: as long as the
         peers live; a group that does not fill raises after Config.group_wait_s). ValueError: wrong
-        size, taken rank, one too many. PeerLostError: its process died, and the others have left.
+        size, taken rank, one too many. PeerLostError: the task was a member before its process
+        died, and the others have left; if it had left, too, the first call raises that.
         """
         member = join_group(self._runtime, name, size, rank, strict, timeout)
         member._cluster = self

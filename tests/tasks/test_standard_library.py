@@ -2,7 +2,8 @@
 
 They are those of this very interpreter (`test.test_concurrent_futures`), or of a package of the
 same version beside it (Debian: libpython3.11-testsuite). What does not pass is listed below with
-its reason, and a listed test that begins to pass fails here, so that the list stays true.
+its reason, and a listed test that begins to pass fails here, so that the list stays true. That, and
+tests that sleep for seconds, are for `make soak`: each starts a pool of five workers or two.
 """
 
 from __future__ import annotations
@@ -148,9 +149,8 @@ def adopt(name: str, cls: type) -> type:
     for test in dir(cls):
         reason = EXCEPTIONS.get(f"{name}.{test}", EXCEPTIONS.get(test))
         if reason is not None:
-            members[test] = marked(
-                getattr(cls, test), pytest.mark.xfail(reason=reason, strict=True)
-            )
+            failing = marked(getattr(cls, test), pytest.mark.xfail(reason=reason, strict=True))
+            members[test] = pytest.mark.soak(failing)
         elif test in RACES:
             mark = pytest.mark.xfail(reason=RACES[test], strict=False)
             members[test] = marked(getattr(cls, test), mark)
