@@ -199,22 +199,38 @@ class Calling:
         """The number of the next call; the first one waits for all, or for being let in."""
         if self.calls is not None:
             return self.calls
-        wait_s = self._timeout if timeout is None else timeout
-        if wait_s is None:
-            wait_s = self._runtime.config.group_wait_s
-
-        def admitted() -> int:
-            return int(self._board.member(self.rank)[1])
-
-        self._wait(admitted, time.monotonic_ns() + int(wait_s * 1e9), self._not_full)
+        wait_ns = self._whole_ns() if timeout is None else int(timeout * 1e9)
+        self._wait(self._admitted, time.monotonic_ns() + wait_ns, self._not_full)
         if self.calls is None:  # else another thread has made the first call meanwhile
-            self.calls = admitted() - 1
+            self.calls = self._admitted() - 1
         return self.calls
+
+    def _admitted(self) -> int:
+        """The first call of this member + 1; 0: the group is not whole, or has not let it in.
+        PeerLostError: this member has come back, and nobody else will."""
+        _, start, _, client = self._board.member(self.rank)
+        if client != self._identity[1] or self._board.generation() != self._generation:
+            _, why = self._why_not()
+            raise PeerLostError(why or f"group {self.name!r} has ended")
+        return int(start)
+
+    def _why_not(self) -> tuple[bool, str]:
+        """Is this member none any more, and why; or else why another one was refused."""
+        ask = GroupRefusal(self.name, self._generation, self.rank)
+        over, why = self._runtime.channel.call(ask).value
+        return over, why
+
+    def _whole_ns(self) -> int:
+        """How long a group may take to be whole."""
+        wait_s = self._runtime.config.group_wait_s if self._timeout is None else self._timeout
+        return int(wait_s * 1e9)
 
     def _not_full(self) -> str:
         _, alive, joining, *_ = self._board.look()
         came = (alive | joining).bit_count()
-        refusal = self._runtime.channel.call(GroupRefusal(self.name)).value
+        over, refusal = self._why_not()
+        if over:
+            raise PeerLostError(refusal)
         why = f"; one was refused: {refusal}" if refusal else ""
         return f"{came} of {self.size} members came{why}"
 

@@ -34,7 +34,8 @@ class Group(PeerCalls):
     A Group belongs to one thread at a time. Calls are matched by their order: every member makes
     the same calls. Arrays go in, writable arrays come out. Reductions take arrays, numbers and
     bools, of the same shape and dtype on every rank; the other calls carry any object that pickles,
-    each rank its own. Each call has an ``..._async`` form that returns a Future.
+    each rank its own. Each call has an ``..._async`` form that returns a Future, which can be
+    awaited.
 
     A call completes among the ranks that live, and all of them get the same result and the same
     `contributors`.
@@ -238,7 +239,8 @@ class GroupCalls:
         ValueError
             Another size than the others gave, a rank that is taken, or one member too many.
         PeerLostError
-            This task was a member before its process died, and the Group has ended meanwhile.
+            This task was a member before its process died, and the Group has ended meanwhile. If it
+            had left the Group before that, the first call raises this.
 
         Examples
         --------

@@ -8,7 +8,6 @@ It must never know: how a message travels, which nodes there are.
 
 from __future__ import annotations
 
-import concurrent.futures
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import serial
 from hoplite_mp.calling import Calling
 from hoplite_mp.client.memory import FOREVER_NS, deadline_ns, whole
+from hoplite_mp.client.thread_futures import ThreadFuture
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.inbox import Inbox, Receive
 from hoplite_mp.protocol.local import TAG_MAX, GroupSend
@@ -38,6 +38,7 @@ class Messages(Calling):
         self._later: list[Receive] = []  # those that the thread waits for, in order
         self._later_lock = threading.Lock()
         self._later_thread: threading.Thread | None = None
+        self._whole_by: int | None = None  # until then it waits for the group to be whole
 
     def send(self, x: Any, to: int, tag: int = 0) -> None:
         """Sends an object to a rank, this one too.
@@ -243,7 +244,7 @@ class Messages(Calling):
         tag: int | None = None,
         timeout: float | None = None,
         with_source: bool = False,
-    ) -> concurrent.futures.Future[Any]:
+    ) -> ThreadFuture[Any]:
         """Returns at once a Future of the message that `recv` would return.
 
         Receives are served in the order in which they were made.
@@ -256,7 +257,7 @@ class Messages(Calling):
         Returns
         -------
         concurrent.futures.Future
-            `cancel()` works until a message has been found for it.
+            Can be awaited, too. `cancel()` works until a message has been found for it.
 
         Examples
         --------
@@ -269,19 +270,22 @@ class Messages(Calling):
         """
         receive = self._receive(source, tag, timeout)
         receive.with_source = with_source
-        receive.future = concurrent.futures.Future()
+        # The thread that waits for it does not count as blocked: the task may go on meanwhile.
+        future: ThreadFuture[Any] = ThreadFuture(self._runtime.submitter.waiting)
+        receive.future = future
         self._check()
-        self._begin()
         with self._later_lock:
             self._inbox.post(receive)
             self._later.append(receive)
+            if self._whole_by is None:
+                self._whole_by = time.monotonic_ns() + self._whole_ns()
             if self._later_thread is None:
                 self._later_thread = threading.Thread(
                     target=self._serve, name="hoplite_mp messages", daemon=True
                 )
                 self._later_thread.start()
         self._tasks.wake(self._runtime.client.slot)  # the thread may have to wait less long now
-        return receive.future
+        return future
 
     # -- how they wait -------------------------------------------------------------------------
 
@@ -350,6 +354,8 @@ class Messages(Calling):
                     return
             deadline = min(receive.deadline for receive in waiting)
             try:
+                if self.calls is None and not self._are_all_here(waiting):
+                    continue
                 self._wait(lambda: self._changed(waiting), deadline, str, counts=False)  # noqa: B023
             except HopliteTimeoutError:
                 pass
@@ -359,6 +365,35 @@ class Messages(Calling):
                 continue
             for receive in waiting:
                 self._serve_one(receive)
+
+    def _are_all_here(self, waiting: list[Receive]) -> bool:
+        """Waits until the group is whole, as the first call does; False: there is something else
+        to do before. Those whose time is over meanwhile fail."""
+        assert self._whole_by is not None, "set before anything is posted"
+        deadline = min(self._whole_by, *(receive.deadline for receive in waiting))
+
+        def look() -> bool:
+            self._check()
+            new = len(self._later) != len(waiting) or any(one.cancelled for one in waiting)
+            return new or self._admitted() > 0
+
+        try:
+            self._wait(look, deadline, self._not_full, counts=False)
+        except HopliteTimeoutError as error:
+            now = time.monotonic_ns()
+            for receive in waiting:
+                if now >= min(self._whole_by, receive.deadline):
+                    self._settle(receive, error)
+            return False
+        for receive in waiting:
+            if receive.cancelled:
+                self._settle(receive, None)
+        if not self._admitted():
+            return False
+        self._begin()
+        for receive in waiting:  # who has left before the group was whole is not missed
+            receive.ended = self._inbox.ended
+        return True
 
     def _changed(self, waiting: list[Receive]) -> bool:
         """Is there anything to do for the thread?"""

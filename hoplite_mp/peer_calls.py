@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from hoplite_mp.client.thread_futures import ThreadFuture
 from hoplite_mp.contributions import NOTHING
 from hoplite_mp.messaging import Messages
 
@@ -35,27 +36,28 @@ Calls that were begun are made in their order by one thread of the Group.
 Returns
 -------
 concurrent.futures.Future
-    Of what `{name}` returns or raises.
+    Of what `{name}` returns or raises. `await` waits for it in an event loop; a cancelled `await`
+    does not cancel the call.
 """
 
 
 _inside = threading.local()  # .now: this is the thread that makes the calls in the background
 
 
-def _marked(pool: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _marked(future: ThreadFuture[Any], call: Callable[..., Any], args: Any, kwargs: Any) -> None:
     _inside.now = True
     try:
-        return call(*args, **kwargs)
+        future.fill(call, args, kwargs)
     finally:
         _inside.now = False
 
 
 def _in_background(
     call: Callable[Concatenate[PeerCalls, P], R],
-) -> Callable[Concatenate[PeerCalls, P], concurrent.futures.Future[R]]:
+) -> Callable[Concatenate[PeerCalls, P], ThreadFuture[R]]:
     """The form of a call that returns a Future."""
 
-    def later(me: PeerCalls, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[R]:
+    def later(me: PeerCalls, /, *args: P.args, **kwargs: P.kwargs) -> ThreadFuture[R]:
         return me._background(functools.partial(call, me), args, kwargs)
 
     name = call.__name__
@@ -397,13 +399,13 @@ class PeerCalls(Messages):
     exscan_async = _in_background(exscan)
     barrier_async = _in_background(barrier)
 
-    def _background(
-        self, call: Callable[..., Any], args: Any, kwargs: Any
-    ) -> concurrent.futures.Future[Any]:
+    def _background(self, call: Callable[..., Any], args: Any, kwargs: Any) -> ThreadFuture[Any]:
         """Calls are matched by their order, so one thread makes them in order."""
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "hoplite_mp group")
-        return self._thread.submit(_marked, self._thread, call, args, kwargs)
+        future: ThreadFuture[Any] = ThreadFuture()  # that thread counts as blocked, where it waits
+        self._thread.submit(_marked, future, call, args, kwargs)
+        return future
 
     def _here(self, call: Callable[..., Any], *args: Any) -> Any:
         if self._thread is not None and not getattr(_inside, "now", False):

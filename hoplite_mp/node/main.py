@@ -209,11 +209,15 @@ class Node:
         else:
             self.imports.freed(oid)
 
-    def task_of(self, slot: int) -> bytes:
-        """The task that runs in that slot, by the id under which all nodes know it; b"": none."""
+    def task_of(self, slot: int) -> tuple[bytes, int]:
+        """The task that runs in that slot, by the id under which all nodes know it, and how often
+        it had been tried before; b"": none."""
         oid = self.tasks.running(slot)
+        if not oid:
+            return b"", 0
         one = self.imports.by_oid.get(oid)  # it comes from another host
-        return b"" if not oid else one.object if one else ids.pack_id(self.client.home, oid)
+        task = one.object if one else ids.pack_id(self.client.home, oid)
+        return task, self.client.inspect(oid)["tries"]
 
     def driver_name(self, slot: int) -> int:
         """Where lines for the driver in that slot are sent; 0: it is the one of this host."""

@@ -124,7 +124,7 @@ class Requests:
             GoneNodes: self.gone_nodes,
             Standing: self.standing,
             GroupRefusal: lambda slot, request: node.reply(
-                slot, Reply(request.number, node.groups.refused.get(request.ask.name, ""))
+                slot, Reply(request.number, node.groups.why(slot, request.ask))
             ),
             SetUp: lambda slot, request: node.workers.set_up(slot),
             SetupFailed: self.setup_failed,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tests.lan.test_cluster import UpCluster
 
 WORKERS = 0  # of each host's
+# Two on each host are neighbours and far from others at once.
+PER_HOST = [pytest.param(1, marks=pytest.mark.soak), 2]
 
 
 VALUES = """
@@ -39,7 +41,7 @@ VALUES = """
 """
 
 
-@pytest.mark.parametrize("per_host", [1, 2])
+@pytest.mark.parametrize("per_host", PER_HOST)
 def test_every_value_is_carried_as_itself(cluster: UpCluster, lan: Lan, per_host: int) -> None:
     found = members(cluster, lan, f"values {per_host}", VALUES, per_host)
     assert found == [["all True"]] * SIZE * per_host
@@ -69,7 +71,7 @@ def test_reductions_refuse_on_every_rank(cluster: UpCluster, lan: Lan) -> None:
     assert found == [[found[0][0], "3.0"]] * SIZE
 
 
-@pytest.mark.parametrize("per_host", [1, 2])
+@pytest.mark.parametrize("per_host", PER_HOST)
 def test_refs_inside_stay_held(cluster: UpCluster, lan: Lan, per_host: int) -> None:
     """Their giver has let go, and left, when the others come to read them."""
     program = """
