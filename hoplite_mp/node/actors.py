@@ -231,6 +231,7 @@ class Actors:
         elif actor.ended is None:
             self.client.open_pool(actor.pool, POOL_CLOSING)
             self.node.tasks.wake_pool(actor.pool)
+            self.keep(actor)  # without its name, and not detached any more
 
     def restarts(self, slot: int, request: Request) -> None:
         identity = request.ask.identity  # type: ignore[union-attr]
@@ -331,6 +332,7 @@ class Actors:
             self._forget_name(actor)
             if actor.ended is None and self.node.tasks.pool_state(actor.pool) == POOL_OPEN:
                 self.client.open_pool(actor.pool, POOL_LEAVING)
+                self.keep(actor)  # without its name
 
     def _why_leaving(self) -> str:
         return f"node h{self.node.number} is leaving the cluster"
