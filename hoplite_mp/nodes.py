@@ -15,7 +15,15 @@ from hoplite_mp.client.describing import cluster_words
 from hoplite_mp.client.memory import format_bytes, whole
 from hoplite_mp.client.notebook import cluster_html, in_time
 from hoplite_mp.client.tracing import Trace
-from hoplite_mp.protocol.local import AddWorkers, DrainNode, GoneNodes, Members, Standing, Stats
+from hoplite_mp.protocol.local import (
+    AddWorkers,
+    DrainNode,
+    GoneNodes,
+    LeavingNodes,
+    Members,
+    Standing,
+    Stats,
+)
 
 if TYPE_CHECKING:
     import os
@@ -163,7 +171,7 @@ def node_numbers(
     """A Node, a node id, or a list of them, as numbers; NodeLostError for one that is gone,
     ValueError for one that has never been there.
 
-    `one`: the call that takes at most one node. `workers`: they must have some.
+    `one`: the call that takes at most one node. `workers`: they must have some, and be staying.
     """
     if nodes is None:
         return []
@@ -181,9 +189,12 @@ def node_numbers(
             if isinstance(node, Node) or _was_there(name, runtime.newest_node):
                 raise errors.NodeLostError(f"node {name!r} is gone: {has}")
             raise ValueError(f"there is no node {name!r}: {has}")
+        number = int(name.removeprefix("h"))
         if workers and not living[name].workers:
+            if number in runtime.channel.call(LeavingNodes()).value:
+                raise errors.NodeLostError(f"node {name!r} is leaving the cluster")
             raise ValueError(f"node {name!r} has no workers: no task can run there")
-        found.append(int(name.removeprefix("h")))
+        found.append(number)
     return found
 
 

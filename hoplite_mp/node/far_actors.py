@@ -59,7 +59,7 @@ class FarAsker:
             self.far.given[self.home, self.number] = hold
 
     def refused(self, why: str, gone: bool = False) -> None:
-        self.far.send(self.home, ActorBegun(self.number, NO_IDENTITY, why))
+        self.far.send(self.home, ActorBegun(self.number, NO_IDENTITY, why, gone))
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class FarActors:
             wanted.places,
         )
         if not self.send(member.home, ask) and self.asking.pop(ask.number, None) is not None:
-            asker.refused(f"node h{node} is gone")  # although the manager has not said so yet
+            asker.refused(f"node h{node} is gone", True)  # although the manager has not said so yet
 
     def begun(self, home: int, message: ActorBegun) -> None:
         """The answer of the node that was asked."""
@@ -141,7 +141,7 @@ class FarActors:
         if asker is None:
             return
         if message.identity == NO_IDENTITY:
-            asker.refused(message.error)
+            asker.refused(message.error, message.gone)
             return
 
         def done(holds: list[Any]) -> None:
@@ -360,7 +360,7 @@ class FarActors:
         """Another node wants an actor here."""
         asker = FarAsker(self, home, message.number)
         if self.lan.draining.going:
-            asker.refused(f"node h{self.node.number} is leaving the cluster")
+            asker.refused(f"node h{self.node.number} is leaving the cluster", True)
             return
 
         def ready(holds: list[Any]) -> None:

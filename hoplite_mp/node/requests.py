@@ -52,6 +52,7 @@ from hoplite_mp.protocol.local import (
     Interrupt,
     Lease,
     LeaseSpan,
+    LeavingNodes,
     Locate,
     Members,
     OpenPool,
@@ -122,6 +123,7 @@ class Requests:
             Locate: self.locate,
             Members: self.members,
             GoneNodes: self.gone_nodes,
+            LeavingNodes: self.leaving_nodes,
             Standing: self.standing,
             GroupRefusal: lambda slot, request: node.reply(
                 slot, Reply(request.number, node.groups.refused.get(request.ask.name, ""))
@@ -385,6 +387,10 @@ class Requests:
         lan, now = self.node.lan, time.monotonic()
         gone = [] if lan is None else [(one, host, now - at) for one, host, at in lan.gone]
         self.node.reply(slot, Reply(request.number, gone))
+
+    def leaving_nodes(self, slot: int, request: Request) -> None:
+        leaving = [] if self.node.lan is None else self.node.lan.draining.numbers
+        self.node.reply(slot, Reply(request.number, leaving))
 
     def group_call(self, slot: int, request: Request) -> None:
         if self.node.groups.hosts is not None:

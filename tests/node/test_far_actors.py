@@ -41,7 +41,8 @@ class Host:
     def granted(self, hold: Any) -> None:
         raise AssertionError("there is no actor")
 
-    def refused(self, why: str) -> None:
+    def refused(self, why: str, gone: bool) -> None:
+        assert gone
         self.refusals.append(why)
 
 
