@@ -44,7 +44,9 @@ __all__ = [
     "node_numbers",
     "other_places",
     "own_node",
+    "refusal",
     "shrink",
+    "spread",
     "standby_of",
     "working_places",
 ]
@@ -217,6 +219,24 @@ def working_places(runtime: Runtime) -> list[tuple[int, int]]:
     """(number, workers) of all that have workers; this host if there are none."""
     found = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime) if one.workers]
     return found or [(runtime.tasks.node_number, 1)]
+
+
+def refusal(max_workers: Any) -> str:
+    """Of a number of workers; it begins with the words of the standard library."""
+    return (
+        f"max_workers must be greater than 0 and at most {WORKERS_MAX}, or None, "
+        f"not {max_workers!r}"
+    )
+
+
+def spread(count: int, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """`count` workers over (node, weight): (node, how many), none with 0. Each goes to the first
+    of those that have the fewest for their weight."""
+    given = dict.fromkeys((number for number, _ in places), 0)
+    for _ in range(count):
+        number, _ = min(places, key=lambda place: (given[place[0]] + 1) / place[1])
+        given[number] += 1
+    return [(number, workers) for number, workers in given.items() if workers]
 
 
 def other_places(runtime: Runtime, copies: Any, keep: Sequence[int] = ()) -> list[int]:
