@@ -91,7 +91,8 @@ def call(handle, dead, gate):
             since = len(futures)  # from here on the host is dead
         futures.append(handle.note((me, len(futures))))
         time.sleep(0.002)
-    return me, {f.exception(90) for f in futures}, since or 0, len(futures)
+    n = len(futures)
+    return me, {f.exception(90) for f in futures}, n if since is None else since, n
 last = next(n for n in c.nodes if n.host == "h4" and n.workers)
 far = c.options(node=[there, last, second], restarts=2, retries=2, name="far", detached=True)
 far = far.actor(Gated)
