@@ -209,8 +209,11 @@ def test_a_spare_of_one_that_is_closed_begins_it_for_those_who_hold_it(
 ) -> None:
     """Without its name, which may be another actor's by then."""
     played = Played(network, detached=True)
-    played.home.actor(played.identity).name = "far"
+    actor = played.home.actor(played.identity)
+    actor.name = "far"
+    played.home.lan.spares.keep(actor)
     network.settle()
+    assert [one.what.name for one in played.spare.lan.spares.kept.values()] == ["far"]
     if end == "closed":
         played.home.rooms.actors.end_here(played.home.imports.own(played.identity), False)
     else:
