@@ -22,9 +22,10 @@ from hoplite_mp.client.kinds import (
 )
 from hoplite_mp.client.runtime import runtime_of
 from hoplite_mp.errors import ClosedError, ObjectLostError
+from hoplite_mp.nodes import working_places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hoplite_mp.client.runtime import Runtime
     from hoplite_mp.executor import Options
@@ -307,7 +308,6 @@ class ActorCalls:
                 "cannot be kept; leave one of them out"
             )
         runtime = self._runtime
-        places = options.node or (runtime.tasks.node_number,)
         about = About(
             cls.__qualname__.rpartition("<locals>.")[2],
             options.name or "",
@@ -330,9 +330,21 @@ class ActorCalls:
                 about,
                 options.get_if_exists,
                 options.detached,
-                places[next(_turns) % len(places)],
+                self._actor_places(),
             )
         )
+
+    def _actor_places(self) -> Iterator[int]:
+        """Nodes for an actor: those that node= names, each in turn; else this one, and if that
+        leaves the cluster those that have workers."""
+        runtime, named = self._runtime, self._options.node
+        if named:
+            first = next(_turns) % len(named)
+            yield from (*named[first:], *named[:first])
+            return
+        own = runtime.tasks.node_number
+        yield own
+        yield from (number for number, _ in working_places(runtime) if number != own)
 
     def get_actor(self, name: str) -> Actor:
         """The living actor of that name, in the whole cluster.

@@ -26,7 +26,7 @@ from hoplite_mp.client.losing import UnlessEnded
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, whole
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.maps import MapCalls
-from hoplite_mp.nodes import WORKERS_MAX, node_numbers
+from hoplite_mp.nodes import WORKERS_MAX, node_numbers, refusal, spread
 from hoplite_mp.protocol.local import POOL_BROKEN, ClosePool, OpenPool
 
 if TYPE_CHECKING:
@@ -396,30 +396,15 @@ def open_pool(
         ref = put_setup(runtime, initializer, tuple(initargs), inheritance if alone else None)
         oid = runtime.memory.local_id(ref)
         setup = ref, initargs  # locks and queues go with the object that was passed
-    pool = _start(runtime, places, max_tasks, oid, False, inheritance.descriptors)
-    runtime.pool_sizes[pool] = count
-    made = PoolExecutor(runtime, pool, options, setup, places)
-    made._dropped = weakref.finalize(made, _drop_pool, os.getpid(), runtime, pool, setup)
-    made._dropped.atexit = False
-    return made
 
+    def own_it(pool: int) -> PoolExecutor:
+        runtime.pool_sizes[pool] = count
+        made = PoolExecutor(runtime, pool, options, setup, places)
+        made._dropped = weakref.finalize(made, _drop_pool, os.getpid(), runtime, pool, setup)
+        made._dropped.atexit = False
+        return made
 
-def refusal(max_workers: Any) -> str:
-    """Of a number of workers; it begins with the words of the standard library."""
-    return (
-        f"max_workers must be greater than 0 and at most {WORKERS_MAX}, or None, "
-        f"not {max_workers!r}"
-    )
-
-
-def spread(count: int, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """`count` workers over (node, weight): (node, how many), none with 0. Each goes to the first
-    of those that have the fewest for their weight."""
-    given = dict.fromkeys((number for number, _ in places), 0)
-    for _ in range(count):
-        number, _ = min(places, key=lambda place: (given[place[0]] + 1) / place[1])
-        given[number] += 1
-    return [(number, workers) for number, workers in given.items() if workers]
+    return _start(runtime, places, max_tasks, oid, False, own_it, inheritance.descriptors)
 
 
 def _start(
@@ -428,17 +413,27 @@ def _start(
     max_tasks: int,
     setup: int,
     exact: bool,
+    owner: Callable[[int], T],
     descriptors: Sequence[int] = (),
-) -> int:
+) -> T:
+    """Workers of their own: what `owner` makes of their pool's number closes that pool."""
     own = runtime.tasks.node_number
     here = sum(workers for number, workers in places if number == own)
     far = [place for place in places if place[0] != own]
+
+    def take(value: int | str, number: int, seen: list[int]) -> T | str:
+        if isinstance(value, str):
+            return value
+        made = owner(value)
+        seen[0] = number
+        runtime.submitter.queues.opened(value)
+        return made
+
     ask = OpenPool(here, max_tasks, setup, far, exact)
-    opened = runtime.channel.call(ask, descriptors=descriptors).value
+    opened: T | str = runtime.channel.call(ask, take, descriptors)
     if isinstance(opened, str):
         raise errors.NodeLostError(opened)
-    runtime.submitter.queues.opened(int(opened))
-    return int(opened)
+    return opened
 
 
 def spmd(
@@ -451,17 +446,23 @@ def spmd(
 ) -> list[Future[T]]:
     """Peers in a pool of their own, which closes with the last of them, over (node, weight)."""
     places = spread(size, weights)
-    pool = _start(runtime, places, 0, 0, True)
-    peers = PoolExecutor(runtime, pool, options, None, places)
+    opened: list[PoolExecutor] = []
+
+    def own_it(pool: int) -> PoolExecutor:
+        opened.append(PoolExecutor(runtime, pool, options, None, places))
+        return opened[0]
+
     futures: list[Future[T]] = []
     fixed: Any = Fixed(fn)
     try:
+        peers = _start(runtime, places, 0, 0, True, own_it)
         for rank in range(size):
             futures.append(peers.submit(fixed, rank, *args))
     except BaseException:  # it does not pickle, say: no peer is left waiting for the others
         for future in futures:
             future.cancel(force=True)
-        peers._close(True)
+        for one in opened:
+            one._close(True)
         raise
     left = [size]
     lock = threading.Lock()
@@ -472,7 +473,7 @@ def spmd(
             if left[0]:
                 return
         with UnlessEnded():  # else it has gone with its cluster
-            _end_pool(runtime, pool)
+            _end_pool(runtime, peers._pool)
 
     for future in futures:
         future.add_done_callback(done)

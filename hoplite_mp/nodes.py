@@ -15,7 +15,15 @@ from hoplite_mp.client.describing import cluster_words
 from hoplite_mp.client.memory import format_bytes, whole
 from hoplite_mp.client.notebook import cluster_html, in_time
 from hoplite_mp.client.tracing import Trace
-from hoplite_mp.protocol.local import AddWorkers, DrainNode, GoneNodes, Members, Standing, Stats
+from hoplite_mp.protocol.local import (
+    AddWorkers,
+    DrainNode,
+    GoneNodes,
+    LeavingNodes,
+    Members,
+    Standing,
+    Stats,
+)
 
 if TYPE_CHECKING:
     import os
@@ -36,7 +44,9 @@ __all__ = [
     "node_numbers",
     "other_places",
     "own_node",
+    "refusal",
     "shrink",
+    "spread",
     "standby_of",
     "working_places",
 ]
@@ -313,7 +323,7 @@ def node_numbers(
     """A Node, a node id, or a list of them, as numbers; NodeLostError for one that is gone,
     ValueError for one that has never been there.
 
-    `one`: the call that takes at most one node. `workers`: they must have some.
+    `one`: the call that takes at most one node. `workers`: they must have some, and be staying.
     """
     if nodes is None:
         return []
@@ -331,9 +341,12 @@ def node_numbers(
             if isinstance(node, Node) or _was_there(name, runtime.newest_node):
                 raise errors.NodeLostError(f"node {name!r} is gone: {has}")
             raise ValueError(f"there is no node {name!r}: {has}")
+        number = int(name.removeprefix("h"))
         if workers and not living[name].workers:
+            if number in runtime.channel.call(LeavingNodes()).value:
+                raise errors.NodeLostError(f"node {name!r} is leaving the cluster")
             raise ValueError(f"node {name!r} has no workers: no task can run there")
-        found.append(int(name.removeprefix("h")))
+        found.append(number)
     return found
 
 
@@ -356,6 +369,24 @@ def working_places(runtime: Runtime) -> list[tuple[int, int]]:
     """(number, workers) of all that have workers; this host if there are none."""
     found = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime) if one.workers]
     return found or [(runtime.tasks.node_number, 1)]
+
+
+def refusal(max_workers: Any) -> str:
+    """Of a number of workers; it begins with the words of the standard library."""
+    return (
+        f"max_workers must be greater than 0 and at most {WORKERS_MAX}, or None, "
+        f"not {max_workers!r}"
+    )
+
+
+def spread(count: int, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """`count` workers over (node, weight): (node, how many), none with 0. Each goes to the first
+    of those that have the fewest for their weight."""
+    given = dict.fromkeys((number for number, _ in places), 0)
+    for _ in range(count):
+        number, _ = min(places, key=lambda place: (given[place[0]] + 1) / place[1])
+        given[number] += 1
+    return [(number, workers) for number, workers in given.items() if workers]
 
 
 def other_places(runtime: Runtime, copies: Any, keep: Sequence[int] = ()) -> list[int]:

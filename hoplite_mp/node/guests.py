@@ -8,6 +8,7 @@ It must never know: how messages travel, what tasks do, which host it would be b
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.layouts import layout_of, payload_layout
 from hoplite_mp.node.notes import Notes
+from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, TaskEnded
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ __all__ = ["NO_OBJECT", "Guests"]
 KIND_TASK, POOL = 2, 0
 POOL_CLOSING = 2
 NO_OBJECT = bytes(ids.ID_BYTES)
+
+_log = logging.getLogger("hoplite_mp")
 
 
 @dataclass(slots=True)
@@ -130,7 +134,18 @@ class Guests:
             payload = serial.encode_error(short, "").tobytes()
             self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
             return
-        oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, pool)
+        try:
+            self._post(guest, message, holds)
+        except Exception as error:  # no table, no queue: who has sent it does not wait for ever
+            self._fail(guest, error)
+            return
+        self._prefetch(message, holds)
+        if self.is_actor(pool):
+            self.refuse_calls(pool)
+
+    def _post(self, guest: Guest, message: RunTask, holds: list[Any]) -> None:
+        """It becomes a task of this host's."""
+        oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, message.pool)
         guest.oid, guest.holds = oid, [self.client.hold(oid, False), *holds]
         self.by_oid[oid] = guest
         self.imports.adopt(guest.task, oid)
@@ -139,21 +154,28 @@ class Guests:
             oid,
             holds[0].oid,
             message.args,
-            holds[-1].oid if with_args else 0,
+            holds[-1].oid if message.args_object != NO_OBJECT else 0,
             message.retries,
             message.timeout_ns,
             message.flags,
             message.name,
-            self.queue(pool),
+            self.queue(message.pool),
             True,
             self.audience_here(guest.peer, message.audience),
             message.tries,
         )
         if not posted:
             self.unposted.append(oid)
-        self._prefetch(message, holds)
-        if self.is_actor(pool):
-            self.refuse_calls(pool)
+
+    def _fail(self, guest: Guest, error: Exception) -> None:
+        """It cannot begin here."""
+        _log.error("a task of node %#x cannot begin", guest.peer, exc_info=error)
+        if guest.oid and self.client.take_over(guest.oid, NODE_SLOT):
+            self.results.store_error(guest.oid, error)  # of which its sender is told
+            return
+        self._forget(guest)
+        payload = serial.encode_error(error, "").tobytes()
+        self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
 
     def on_their_way(self, pool: int) -> bool:
         """Have calls come for that actor which wait for what they name?"""

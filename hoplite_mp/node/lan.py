@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp import errors
+from hoplite_mp.node.actor_moves import ActorMoves
 from hoplite_mp.node.actor_spares import Spares
 from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.dispatch import take
@@ -140,11 +141,13 @@ class Lan:
         self.far_actors = FarActors(node, self)
         self.delegation.is_actor = self.far_actors.bound.__contains__
         self.spares = node.actors.spares = Spares(node, self)
+        self.actor_moves = ActorMoves(node, self)
         self.locations = Locations(node, self.peers, self.kept)
         self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager)
         node.exports.elsewhere = self.locations.kept_at
         self.recovering = Recovering(node, self)
-        self.recovering.homes.has_moved = self.spares.moved
+        self.recovering.homes.has_moved = self.actor_moves.moved
+        self.recovering.homes.has_heard = self.actor_moves.look
         self.recovering.homes.holdings.spare = self.spares.number_of
         if not lan.manager:
             self._open()

@@ -8,6 +8,7 @@ It must never know: Python values, user code.
 from __future__ import annotations
 
 import contextlib
+import errno
 import heapq
 import logging
 import os
@@ -70,6 +71,7 @@ NODE_SLOT, DRIVER_SLOT = 0, 1
 OUTPUT_PATIENCE_S = 0.8
 # Of what comes with a request: so many bytes of descriptors, which are closed in what is executed.
 GIVEN_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
+CUT_OFF = "the node has too many open files for what came with it: raise `ulimit -n`"
 RECEIVE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 
@@ -289,11 +291,11 @@ class Node:
 
     def from_client(self, slot: int, sock: socket.socket) -> None:
         try:
-            nbytes, given, _, _ = sock.recvmsg_into([self._packet], GIVEN_BYTES, RECEIVE)
+            nbytes, given, flags, _ = sock.recvmsg_into([self._packet], GIVEN_BYTES, RECEIVE)
         except BlockingIOError:
             return
         except OSError:
-            nbytes, given = 0, []
+            nbytes, given, flags = 0, [], 0
         if not nbytes:
             self.handlers.pop(sock.fileno(), None)
             self.poll.unregister(sock)
@@ -304,6 +306,8 @@ class Node:
         data = self._packet[:nbytes]
         self.given = [fd for _, _, part in given for fd in memoryview(part).cast("i")]
         try:
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, CUT_OFF)
             self.requests.take(slot, self._request_decoder.decode(data))
         except Exception as error:  # one client's mistake is not the end of the host
             _log.exception("a request of client %d", slot)

@@ -52,6 +52,7 @@ from hoplite_mp.protocol.local import (
     Interrupt,
     Lease,
     LeaseSpan,
+    LeavingNodes,
     Locate,
     Members,
     OpenPool,
@@ -87,6 +88,7 @@ class Requests:
         self.client = node.client
         self.store = node.store
         self.last_lease: dict[int, tuple[int, int]] = {}  # slot -> (number of the reply, payload)
+        self.last_pool: dict[int, tuple[int, int]] = {}  # the same, of pools
         self.last_span: dict[int, tuple[int, int]] = {}  # the same, of spans
         self.waiting_standing: list[tuple[int, int]] = []
         self.granted: dict[int, dict[int, Any]] = {}  # slot -> number -> holds not yet taken over
@@ -122,6 +124,7 @@ class Requests:
             Locate: self.locate,
             Members: self.members,
             GoneNodes: self.gone_nodes,
+            LeavingNodes: self.leaving_nodes,
             Standing: self.standing,
             GroupRefusal: lambda slot, request: node.reply(
                 slot, Reply(request.number, node.groups.why(slot, request.ask))
@@ -159,6 +162,9 @@ class Requests:
         lost = self.last_span.pop(slot, None)
         if lost is not None and request.seen < lost[0]:
             self.store.give_span(lost[1], slot)
+        lost = self.last_pool.pop(slot, None)
+        if lost is not None and request.seen < lost[0]:
+            self.node.workers.close(lost[1], True)
         self._answers[type(request.ask)](slot, request)
 
     # -- memory --------------------------------------------------------------------------------
@@ -271,6 +277,7 @@ class Requests:
         self.latest.pop(slot, None)
         self.last_lease.pop(slot, None)
         self.last_span.pop(slot, None)
+        self.last_pool.pop(slot, None)
         self.node.tracing.forget_client(slot)
         self.node.waits.forget_client(slot)
         self.waiting_standing = [one for one in self.waiting_standing if one[0] != slot]
@@ -299,12 +306,19 @@ class Requests:
             number = workers.open_bound(slot, audience)
         if number is None or not ask.far or self.node.lan is None:
             error = "" if number is not None else workers.why_none
+            if number is not None:
+                self.last_pool[slot] = request.number, number
             self.node.reply(slot, Reply(request.number, number, error))
             return
 
-        reply = self.node.replier(slot)
+        line, reply = self.node.clients.get(slot), self.node.replier(slot)
 
         def done(error: str, lost: bool) -> None:
+            if not error and self.node.clients.get(slot) is line:
+                if self.latest.get(slot) != request.number:  # Ctrl-C: nobody waits for it
+                    workers.close(number, True)
+                    return
+                self.last_pool[slot] = request.number, number
             if lost:
                 reply(Reply(request.number, error))
             else:
@@ -385,6 +399,10 @@ class Requests:
         lan, now = self.node.lan, time.monotonic()
         gone = [] if lan is None else [(one, host, now - at) for one, host, at in lan.gone]
         self.node.reply(slot, Reply(request.number, gone))
+
+    def leaving_nodes(self, slot: int, request: Request) -> None:
+        leaving = [] if self.node.lan is None else self.node.lan.draining.numbers
+        self.node.reply(slot, Reply(request.number, leaving))
 
     def group_call(self, slot: int, request: Request) -> None:
         if self.node.groups.hosts is not None:

@@ -71,6 +71,7 @@ __all__ = [
     "LanStart",
     "Lease",
     "LeaseSpan",
+    "LeavingNodes",
     "Locate",
     "ManagerStarted",
     "Members",
@@ -240,6 +241,10 @@ class GoneNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Reply: of the last hosts that this node has seen go: (number, name, seconds ago)."""
 
 
+class LeavingNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Reply: the numbers of the nodes that are about to leave the cluster and take no more work."""
+
+
 class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Reply: (number of this node in its cluster, cluster id, addresses of the standby, where it is
     if it is this host's, number of the node whose host has one of those addresses or -1, whether
@@ -321,6 +326,7 @@ Ask: TypeAlias = (
     | Locate
     | Members
     | GoneNodes
+    | LeavingNodes
     | Standing
     | SetUp
     | SetupFailed

@@ -75,14 +75,16 @@ class BeginActor(Message, frozen=True):
 
 class ActorBegun(Message, frozen=True):
     """The identity of the actor, which the sender holds until ActorHeld; zeros: `error` says why
-    there is none."""
+    there is none, and `gone` that the sender is no place for one any more."""
 
     number: int
     identity: bytes
     error: str = ""
+    gone: bool = False
 
     def __post_init__(self) -> None:
         counts(number=self.number)
+        flags(gone=self.gone)
         object_id("identity", self.identity)
         text("error", self.error, TEXT_CHARS_MAX)
 

@@ -42,6 +42,7 @@ PEER_SAMPLES: tuple[p.PeerMessage, ...] = (
     p.ActorFound(ID, 3),
     p.ActorFound(ID, 0, b"error"),
     p.ActorBegun(1, ID, ""),
+    p.ActorBegun(1, ID, "node h1 is leaving the cluster", True),
     p.ActorHeld(1),
     p.EndActorThere(ID, True),
     p.EndActorThere(ID, True, True),
