@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.futures import Future
 
-__all__ = ["Queue"]
+__all__ = ["Queue", "ShutDown"]
 
 T = TypeVar("T")
 
 
-class _ShutDown(ClosedError, getattr(queue, "ShutDown", Exception)):  # type: ignore[misc]
+class ShutDown(ClosedError, getattr(queue, "ShutDown", Exception)):  # type: ignore[misc]
     """The queue was shut down; from Python 3.13 on it is a `queue.ShutDown`, too."""
 
 
-_ShutDown.__name__ = _ShutDown.__qualname__ = "ShutDown"
+_ShutDown = ShutDown
 
 
 class Queue(Handle, Generic[T]):
