@@ -217,11 +217,6 @@ def test_wrong_arguments(c: Cluster) -> None:
         q.get(timeout=-1)
 
 
-def test_no_cluster() -> None:
-    with pytest.raises(ClosedError, match="no cluster is open"):
-        hoplite_mp.Queue()
-
-
 STEPS = st.lists(
     st.sampled_from(["put", "put", "get", "get", "done", "look", "poll", "join"]), max_size=40
 )
