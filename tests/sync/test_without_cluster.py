@@ -9,19 +9,24 @@ import pytest
 import hoplite_mp
 from hoplite_mp import ClosedError
 
+CALLS = {
+    hoplite_mp.Queue: "qsize",
+    hoplite_mp.Lock: "acquire",
+    hoplite_mp.Semaphore: "release",
+    hoplite_mp.Event: "set",
+}
 
-@pytest.mark.parametrize(
-    "kind", [hoplite_mp.Queue, hoplite_mp.Lock, hoplite_mp.Semaphore, hoplite_mp.Event]
-)
-def test_there_is_one_clear_error(kind: type) -> None:
-    with pytest.raises(ClosedError, match="no cluster is open"):
-        kind()
+
+def test_there_is_one_clear_error() -> None:
+    for kind in CALLS:
+        with pytest.raises(ClosedError, match="no cluster is open"):
+            kind()
     with hoplite_mp.Cluster(workers=1):
-        made = kind()
-    call = {hoplite_mp.Queue: "qsize", hoplite_mp.Event: "set"}.get(kind, "acquire")
-    with pytest.raises(ClosedError):
-        getattr(made, call)()
-    assert kind.__name__ in repr(made)
+        made = [kind() for kind in CALLS]
+    for one, call in zip(made, CALLS.values(), strict=True):
+        with pytest.raises(ClosedError):
+            getattr(one, call)()
+        assert type(one).__name__ in repr(one)
 
 
 def test_the_error_of_a_shut_down_queue_travels() -> None:
