@@ -169,6 +169,9 @@ class QueueRun:
             assert not self.size or len(there) <= self.size
         assert there == sorted(there, key=self.put.index)
         assert len(table.called) <= len(there), "woken for nothing"
+        woken = {ticket for ticket, called in self.waiting_get.items() if called}
+        assert table.called <= woken, "an item is set aside for nobody"
+        assert table.ended or table.called == woken, "who was woken finds none"
         if table.getters:
             assert len(there) == len(table.called), "one waits, and an item is there"
         if table.putters:
@@ -236,3 +239,14 @@ def test_permits_are_neither_lost_nor_made(
         assert not (table.free and table.waiting), "one waits, and there is a permit"
         assert list(table.waiting) == [one for one, got in granted.items() if not got], "not fair"
         assert not dead & table.held.keys()
+
+
+def test_what_was_set_aside_is_the_next_ones() -> None:
+    """Who was woken for it has died, or has given up."""
+    for gives_up in (lambda table: table.died(b"a"), lambda table: table.stop_taking((b"a", 1))):
+        table = QueueTable(0)
+        assert table.take((b"a", 1), True) is Answer.WAIT
+        table.put((b"b", 1), "item", False)
+        assert table.take((b"b", 2), False) is Answer.REFUSED
+        gives_up(table)
+        assert table.take((b"b", 3), False) == Item(1, "item")
