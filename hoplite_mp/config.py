@@ -118,6 +118,12 @@ class Config(metaclass=_Explained):
     Higher: the generator and its reader disturb each other less. Lower: less of the store is taken
     by each stream."""
 
+    queue_item_bytes_max: int = 16 * KIB
+    """Items of a Queue up to this size travel in its messages, and lie in its actor's memory;
+    larger ones are objects in the store of the host that has put them.
+    Higher: fewer objects, and fewer items that are lost with a host. Lower: less passes through the
+    actor, which copies it twice, and for which all who use the queue wait."""
+
     put_wait_s: float = 10.0
     """How long a put waits for room in a full store before StoreFullError.
     Higher: bursts are ridden out. Lower: a program that leaks refs learns of it sooner."""

@@ -34,7 +34,7 @@ FLOORS = [
     {"cluster"},
     {
         *("connecting", "drop_in", "hosting", "looking", "doctor", "bench", "simulation"),
-        "integrations",
+        *("integrations", "sync"),
     },
     {"__main__", "cli", "demo"},
 ]

@@ -70,6 +70,7 @@ class Runtime:
         self.newest_node = 0  # the highest number of a node that this process has heard of
         self.bound: dict[int, int] = {}  # number of a node -> the pool of its tasks
         self.process_leaves: list[Any] = []  # of the one task that runs, if it is alone
+        self.life: Any = None  # of client/promises.py, made when first asked for
         with _stack_lock:
             _stack.append(self)
 
