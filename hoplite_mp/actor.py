@@ -340,6 +340,8 @@ class ActorCalls:
                 options.get_if_exists,
                 options.detached,
                 places[next(_turns) % len(places)],
+                options.env,
+                options.retry_exceptions,
             )
         )
 

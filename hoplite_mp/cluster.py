@@ -20,11 +20,13 @@ from hoplite_mp.actor import ActorCalls
 from hoplite_mp.client.entering import enter
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import STATE, deadline_ns
+from hoplite_mp.client.option_checks import refuse_env
 from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import CollectiveCalls, as_refs, keep_copies
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.ending import Ending
 from hoplite_mp.errors import ClosedError, ConfigError
+from hoplite_mp.everywhere import run_everywhere
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
 from hoplite_mp.group import Group
 from hoplite_mp.group import join as join_group
@@ -353,6 +355,29 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
         weights = [(number, 1) for number, _ in places] or working_places(self._runtime)
         options = dataclasses.replace(self._options, node=None)
         return spmd(self._runtime, options, fn, size, args, weights)
+
+    def run(
+        self, fn: Callable[..., T], /, *args: Any, node: Any = None, timeout: float | None = None
+    ) -> dict[str, T]:
+        """Calls `fn(*args)` once in every worker of the common pool, between two of its tasks, and
+        returns the results by the workers' names: `{"2@h0": ..., "3@h0": ...}`, as they stand in
+        `(worker 3@h0)` before what they print.
+
+            c.run(importlib.reload, module)          # every worker
+            c.run(os.getpid, node=c.nodes[1])        # those of one node
+
+        Who takes part is decided at the call: a worker that starts later has not run it
+        (`executor(initializer=)` is for that), one that dies, or whose node is lost, is left out.
+        An exception is raised after all have run it; of several the first. timeout: seconds, then
+        HopliteTimeoutError: workers that were busy until then do not run it any more, those that
+        have begun go on. A worker that waits inside a task is busy with that task. Refs among the
+        arguments arrive as values, as for `submit`; `retries` and the option `timeout` do not
+        apply. Called by a task, the worker of that task runs it at once, inside the call.
+        """
+        refuse_env(self._options.env, "run")
+        numbers = self._resolved({"node": node})["node"] or self._options.node or ()
+        options = self._options
+        return run_everywhere(self._runtime, fn, args, numbers, timeout, options.copy, options.name)
 
     def group(
         self,

@@ -26,9 +26,11 @@ from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, check_counts, flags_of
 from hoplite_mp.client.losing import UnlessEnded
 from hoplite_mp.client.mapping import Results, Run, chunks_of
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, whole
+from hoplite_mp.client.option_checks import check_values, refuse_env
 from hoplite_mp.client.progress import length_of, open_bar
+from hoplite_mp.client.spreading import WORKERS_MAX, refusal, spread
 from hoplite_mp.errors import ClosedError
-from hoplite_mp.nodes import WORKERS_MAX, node_numbers
+from hoplite_mp.nodes import node_numbers
 from hoplite_mp.protocol.local import POOL_BROKEN, ClosePool, OpenPool
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["Options", "PoolExecutor", "TaskExecutor", "open_pool", "spmd"]
 
@@ -66,6 +69,8 @@ class Options:
     get_if_exists: bool = False
     concurrency: int = 1
     buffersize: int | None = None
+    retry_exceptions: tuple[type[Exception], ...] = ()
+    env: Environment = ()
 
     def override(self, changes: dict[str, Any]) -> Options:
         """The same with some changed; TypeError for names that do not exist."""
@@ -92,6 +97,7 @@ class Options:
             if changes["restarts"] is None or changes["restarts"] < 0:
                 raise ValueError(f"restarts={restarts!r}: it must be 0 or more")
         check_counts(changes)
+        check_values(changes)
         if "checkpoint" in changes:
             checkpoint = changes["checkpoint"]
             changes["checkpoint"] = 0 if checkpoint is None else whole(checkpoint)
@@ -144,6 +150,10 @@ class TaskExecutor(concurrent.futures.Executor):
         if self._was_closed():
             raise ClosedError(SHUT_DOWN)
         options = self._options
+        if options.env:
+            refuse_env(options.env, "submit")
+        if options.retry_exceptions and not isinstance(fn, Fixed):
+            fn = Fixed(fn, again=options.retry_exceptions)  # type: ignore[assignment]
         flags = fn.flags if isinstance(fn, Fixed) else flags_of(fn)
         if flags:
             flags |= options.concurrency << CONCURRENCY_SHIFT
@@ -230,6 +240,7 @@ class TaskExecutor(concurrent.futures.Executor):
             raise TypeError("buffersize must be an integer or None")
         if buffersize is not None and buffersize < 1:
             raise ValueError(f"buffersize={buffersize!r}: it must be 1 or more, or None")
+        refuse_env(self._options.env, "map")
         check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         items: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
@@ -241,7 +252,7 @@ class TaskExecutor(concurrent.futures.Executor):
         chunksize = chunksize or 1
         chunked = chunksize > 1
         # What the function carries along is what it is now, for all items.
-        fixed: Any = Fixed(fn, chunked)
+        fixed: Any = Fixed(fn, chunked, self._options.retry_exceptions)
         if chunked:
             name = self._options.name or getattr(fn, "__name__", "map")
             view = self._view(self._options.override({"name": name}))
@@ -409,30 +420,13 @@ def open_pool(
         ref = put_setup(runtime, initializer, tuple(initargs), inheritance if alone else None)
         oid = runtime.memory.local_id(ref)
         setup = ref, initargs  # locks and queues go with the object that was passed
-    pool = _start(runtime, places, max_tasks, oid, False, inheritance.descriptors)
+    env, options = options.env, dataclasses.replace(options, env=())
+    pool = _start(runtime, places, max_tasks, oid, False, inheritance.descriptors, env)
     runtime.pool_sizes[pool] = count
     made = PoolExecutor(runtime, pool, options, setup, places)
     made._dropped = weakref.finalize(made, _drop_pool, os.getpid(), runtime, pool, setup)
     made._dropped.atexit = False
     return made
-
-
-def refusal(max_workers: Any) -> str:
-    """Of a number of workers; it begins with the words of the standard library."""
-    return (
-        f"max_workers must be greater than 0 and at most {WORKERS_MAX}, or None, "
-        f"not {max_workers!r}"
-    )
-
-
-def spread(count: int, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """`count` workers over (node, weight): (node, how many), none with 0. Each goes to the first
-    of those that have the fewest for their weight."""
-    given = dict.fromkeys((number for number, _ in places), 0)
-    for _ in range(count):
-        number, _ = min(places, key=lambda place: (given[place[0]] + 1) / place[1])
-        given[number] += 1
-    return [(number, workers) for number, workers in given.items() if workers]
 
 
 def _start(
@@ -442,11 +436,12 @@ def _start(
     setup: int,
     exact: bool,
     descriptors: Sequence[int] = (),
+    env: Environment = (),
 ) -> int:
     own = runtime.tasks.node_number
     here = sum(workers for number, workers in places if number == own)
     far = [place for place in places if place[0] != own]
-    ask = OpenPool(here, max_tasks, setup, far, exact)
+    ask = OpenPool(here, max_tasks, setup, far, exact, env)
     opened = runtime.channel.call(ask, descriptors=descriptors).value
     if isinstance(opened, str):
         raise errors.NodeLostError(opened)
@@ -464,10 +459,11 @@ def spmd(
 ) -> list[Future[T]]:
     """Peers in a pool of their own, which closes with the last of them, over (node, weight)."""
     places = spread(size, weights)
-    pool = _start(runtime, places, 0, 0, True)
+    env, options = options.env, dataclasses.replace(options, env=())
+    pool = _start(runtime, places, 0, 0, True, env=env)
     peers = PoolExecutor(runtime, pool, options, None, places)
     futures: list[Future[T]] = []
-    fixed: Any = Fixed(fn)
+    fixed: Any = Fixed(fn, again=options.retry_exceptions)
     try:
         for rank in range(size):
             futures.append(peers.submit(fixed, rank, *args))

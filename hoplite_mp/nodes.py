@@ -14,6 +14,7 @@ from hoplite_mp import errors
 from hoplite_mp.client.describing import cluster_words
 from hoplite_mp.client.memory import format_bytes, whole
 from hoplite_mp.client.notebook import cluster_html, in_time
+from hoplite_mp.client.spreading import WORKERS_MAX
 from hoplite_mp.client.tracing import Trace
 from hoplite_mp.protocol.local import AddWorkers, DrainNode, GoneNodes, Members, Standing, Stats
 
@@ -41,7 +42,6 @@ __all__ = [
     "working_places",
 ]
 
-WORKERS_MAX = 200
 # Between two looks at who is left. Lower costs round trips to the node, higher is waited for.
 LEAVING_LOOK_S = 0.02
 

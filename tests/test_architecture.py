@@ -22,7 +22,7 @@ FLOORS = [
     {"planner", "store", "reduction", "transport", "contributions"},
     {"client"},
     {"supervisor", "manager", "node", "worker", "nodes", "nearby"},
-    {"executor", "collectives", "leading", "ending"},
+    {"executor", "everywhere", "collectives", "leading", "ending"},
     {"streaming"},
     {"actor", "nesting"},
     {"member", "inbox", "splitting"},

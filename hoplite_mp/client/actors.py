@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["About", "ActorSetup", "Actors"]
 
@@ -66,6 +67,7 @@ class ActorSetup(NamedTuple):
     copy: bool
     checkpoint: int
     concurrency: int = 1
+    again: bytes = b""  # exceptions of its calls that count against `retries`
 
 
 class CallNumber(NamedTuple):
@@ -102,6 +104,8 @@ class Actors:
         get_if_exists: bool,
         detached: bool,
         node: int,
+        env: Environment = (),
+        again: tuple[type[Exception], ...] = (),
     ) -> tuple[ObjectRef[Any], About]:
         """A new actor; or the one of that name, with what its own handles know."""
         memory = self._runtime.memory
@@ -114,6 +118,7 @@ class Actors:
                 about.copy,
                 about.checkpoint,
                 about.concurrency,
+                serial.encode_function(again) if again else b"",  # type: ignore[arg-type]
             )
         )
         ask = OpenActor(
@@ -126,6 +131,7 @@ class Actors:
             detached,
             node,
             about.places,
+            env,
         )
         while True:
             hold = take_over(memory, ask, int)
