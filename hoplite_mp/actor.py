@@ -331,6 +331,8 @@ class ActorCalls:
                 options.get_if_exists,
                 options.detached,
                 self._actor_places(),
+                options.env,
+                options.retry_exceptions,
             )
         )
 

@@ -24,9 +24,11 @@ from hoplite_mp.client.inheriting import Inheritance, put_setup
 from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, check_counts, flags_of
 from hoplite_mp.client.losing import UnlessEnded
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, whole
+from hoplite_mp.client.option_checks import check_values, refuse_env
+from hoplite_mp.client.spreading import WORKERS_MAX, refusal, spread
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.maps import MapCalls
-from hoplite_mp.nodes import WORKERS_MAX, node_numbers, refusal, spread
+from hoplite_mp.nodes import node_numbers
 from hoplite_mp.protocol.local import POOL_BROKEN, ClosePool, OpenPool
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["Options", "PoolExecutor", "TaskExecutor", "open_pool", "spmd"]
 
@@ -62,6 +65,8 @@ class Options:
     get_if_exists: bool = False
     concurrency: int = 1
     buffersize: int | None = None
+    retry_exceptions: tuple[type[Exception], ...] = ()
+    env: Environment = ()
 
     def override(self, changes: dict[str, Any]) -> Options:
         """The same with some changed; TypeError for names that do not exist."""
@@ -88,6 +93,7 @@ class Options:
             if changes["restarts"] is None or changes["restarts"] < 0:
                 raise ValueError(f"restarts={restarts!r}: it must be 0 or more")
         check_counts(changes)
+        check_values(changes)
         if "checkpoint" in changes:
             checkpoint = changes["checkpoint"]
             changes["checkpoint"] = 0 if checkpoint is None else whole(checkpoint)
@@ -184,6 +190,10 @@ class TaskExecutor(MapCalls, concurrent.futures.Executor):
         if self._was_closed():
             raise ClosedError(SHUT_DOWN)
         options = self._options
+        if options.env:
+            refuse_env(options.env, "submit")
+        if options.retry_exceptions and not isinstance(fn, Fixed):
+            fn = Fixed(fn, again=options.retry_exceptions)  # type: ignore[assignment]
         flags = fn.flags if isinstance(fn, Fixed) else flags_of(fn)
         if flags:
             flags |= options.concurrency << CONCURRENCY_SHIFT
@@ -397,6 +407,8 @@ def open_pool(
         oid = runtime.memory.local_id(ref)
         setup = ref, initargs  # locks and queues go with the object that was passed
 
+    env, options = options.env, dataclasses.replace(options, env=())
+
     def own_it(pool: int) -> PoolExecutor:
         runtime.pool_sizes[pool] = count
         made = PoolExecutor(runtime, pool, options, setup, places)
@@ -404,7 +416,7 @@ def open_pool(
         made._dropped.atexit = False
         return made
 
-    return _start(runtime, places, max_tasks, oid, False, own_it, inheritance.descriptors)
+    return _start(runtime, places, max_tasks, oid, False, own_it, inheritance.descriptors, env)
 
 
 def _start(
@@ -415,6 +427,7 @@ def _start(
     exact: bool,
     owner: Callable[[int], T],
     descriptors: Sequence[int] = (),
+    env: Environment = (),
 ) -> T:
     """Workers of their own: what `owner` makes of their pool's number closes that pool."""
     own = runtime.tasks.node_number
@@ -429,7 +442,7 @@ def _start(
         runtime.submitter.queues.opened(value)
         return made
 
-    ask = OpenPool(here, max_tasks, setup, far, exact)
+    ask = OpenPool(here, max_tasks, setup, far, exact, env)
     opened: T | str = runtime.channel.call(ask, take, descriptors)
     if isinstance(opened, str):
         raise errors.NodeLostError(opened)
@@ -446,6 +459,7 @@ def spmd(
 ) -> list[Future[T]]:
     """Peers in a pool of their own, which closes with the last of them, over (node, weight)."""
     places = spread(size, weights)
+    env, options = options.env, dataclasses.replace(options, env=())
     opened: list[PoolExecutor] = []
 
     def own_it(pool: int) -> PoolExecutor:
@@ -453,9 +467,9 @@ def spmd(
         return opened[0]
 
     futures: list[Future[T]] = []
-    fixed: Any = Fixed(fn)
+    fixed: Any = Fixed(fn, again=options.retry_exceptions)
     try:
-        peers = _start(runtime, places, 0, 0, True, own_it)
+        peers = _start(runtime, places, 0, 0, True, own_it, env=env)
         for rank in range(size):
             futures.append(peers.submit(fixed, rank, *args))
     except BaseException:  # it does not pickle, say: no peer is left waiting for the others

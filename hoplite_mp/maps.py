@@ -15,6 +15,7 @@ from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.kinds import flags_of
 from hoplite_mp.client.mapping import Results, Run, chunks_of
 from hoplite_mp.client.memory import check_timeout
+from hoplite_mp.client.option_checks import refuse_env
 from hoplite_mp.client.progress import length_of, open_bar
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class MapCalls:
             raise TypeError("buffersize must be an integer or None")
         if buffersize is not None and buffersize < 1:
             raise ValueError(f"buffersize={buffersize!r}: it must be 1 or more, or None")
+        refuse_env(self._options.env, "map")
         check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         items: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
@@ -109,7 +111,7 @@ class MapCalls:
         chunksize = chunksize or 1
         chunked = chunksize > 1
         # What the function carries along is what it is now, for all items.
-        fixed: Any = Fixed(fn, chunked)
+        fixed: Any = Fixed(fn, chunked, self._options.retry_exceptions)
         if chunked:
             name = self._options.name or getattr(fn, "__name__", "map")
             view = self._view(self._options.override({"name": name}))

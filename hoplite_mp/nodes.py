@@ -14,6 +14,7 @@ from hoplite_mp import errors
 from hoplite_mp.client.describing import cluster_words
 from hoplite_mp.client.memory import format_bytes, whole
 from hoplite_mp.client.notebook import cluster_html, in_time
+from hoplite_mp.client.spreading import WORKERS_MAX
 from hoplite_mp.client.tracing import Trace
 from hoplite_mp.protocol.local import (
     AddWorkers,
@@ -44,14 +45,11 @@ __all__ = [
     "node_numbers",
     "other_places",
     "own_node",
-    "refusal",
     "shrink",
-    "spread",
     "standby_of",
     "working_places",
 ]
 
-WORKERS_MAX = 200
 # Between two looks at who is left. Lower costs round trips to the node, higher is waited for.
 LEAVING_LOOK_S = 0.02
 
@@ -369,24 +367,6 @@ def working_places(runtime: Runtime) -> list[tuple[int, int]]:
     """(number, workers) of all that have workers; this host if there are none."""
     found = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime) if one.workers]
     return found or [(runtime.tasks.node_number, 1)]
-
-
-def refusal(max_workers: Any) -> str:
-    """Of a number of workers; it begins with the words of the standard library."""
-    return (
-        f"max_workers must be greater than 0 and at most {WORKERS_MAX}, or None, "
-        f"not {max_workers!r}"
-    )
-
-
-def spread(count: int, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """`count` workers over (node, weight): (node, how many), none with 0. Each goes to the first
-    of those that have the fewest for their weight."""
-    given = dict.fromkeys((number for number, _ in places), 0)
-    for _ in range(count):
-        number, _ = min(places, key=lambda place: (given[place[0]] + 1) / place[1])
-        given[number] += 1
-    return [(number, workers) for number, workers in given.items() if workers]
 
 
 def other_places(runtime: Runtime, copies: Any, keep: Sequence[int] = ()) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp.client.kinds import FLAG_STREAM, is_async
+from hoplite_mp.client.option_checks import refuse_env
 from hoplite_mp.client.streams import Plan, Stream
 from hoplite_mp.client.submitter import FLAG_OWN_STACK
 from hoplite_mp.errors import ClosedError
@@ -90,6 +91,12 @@ class StreamCalls(TaskExecutor):
                 f"submit({name}, ...) gives; stream() is for generator functions"
             )
         options, runtime = self._options, self._runtime
+        refuse_env(options.env, "stream")
+        if options.retry_exceptions:
+            raise ValueError(
+                "retry_exceptions= is not for stream(): what a generator raises comes after the "
+                "items that it has yielded, and is raised there; catch it inside the generator"
+            )
         if runtime.pool_sizes.get(0) == 0:
             raise RuntimeError(
                 "this cluster was made with workers=0, so no generator can ever run: make it with "

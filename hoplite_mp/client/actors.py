@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["About", "ActorSetup", "Actors"]
 
@@ -67,6 +68,7 @@ class ActorSetup(NamedTuple):
     copy: bool
     checkpoint: int
     concurrency: int = 1
+    again: bytes = b""  # exceptions of its calls that count against `retries`
 
 
 class CallNumber(NamedTuple):
@@ -103,6 +105,8 @@ class Actors:
         get_if_exists: bool,
         detached: bool,
         nodes: Iterator[int],
+        env: Environment = (),
+        again: tuple[type[Exception], ...] = (),
     ) -> tuple[ObjectRef[Any], About]:
         """A new actor on the first of these nodes that does not leave the cluster; or the one of
         that name, with what its own handles know. NodeLostError: that one is gone, or all leave."""
@@ -116,6 +120,7 @@ class Actors:
                 about.copy,
                 about.checkpoint,
                 about.concurrency,
+                serial.encode_function(again) if again else b"",  # type: ignore[arg-type]
             )
         )
         ask = functools.partial(
@@ -128,6 +133,7 @@ class Actors:
             get_if_exists,
             detached,
             places=about.places,
+            env=env,
         )
         node = next(nodes)
         while True:

@@ -24,7 +24,7 @@ from hoplite_mp.protocol.local import BindPool, Collective
 from hoplite_mp.ref import ObjectRef, runtime_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from hoplite_mp.client.channel import Channel
     from hoplite_mp.config import Config
@@ -60,6 +60,9 @@ class Runtime:
         self.memory.wait_moved = self.submitter.waiting.wait_moved
         self.memory.drain = self.submitter.drain
         self.actors = Actors(self)
+        # In a worker of the common pool: what it does between two tasks because others call it to,
+        # while a task of its own waits for the same (`Cluster.run`).
+        self.take_part: Callable[[], None] | None = None
         self.own_pool = 0  # the pool whose tasks may be run in place
         # The Cluster over this runtime, made when first asked for; in a driver a weak reference,
         # called for it: who holds the Cluster decides how long it lives.

@@ -105,6 +105,7 @@ class Spares:
                 actor.begun,
                 wanted.audience,
                 wanted.places,
+                wanted.env,
             ),
         )
 

@@ -63,7 +63,7 @@ class Actors:
     def open(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         asker = self.asker(slot, request)
-        audience = self.node.workers.audience_of(slot) or self.node.driver_name(slot)
+        audience = self.node.audience_of(slot)
         wanted = Wanted(
             ask.setup,
             ask.about,
@@ -74,6 +74,7 @@ class Actors:
             ask.detached,
             audience,
             ask.places,
+            ask.env,
         )
         if ask.node == self.node.number:
             self.begin(asker, wanted)
@@ -162,7 +163,9 @@ class Actors:
         workers, identity = self.node.workers, opening.identity
         pool = None
         if not self.leaving:
-            pool = workers.open_next(1, NODE_SLOT, 0, wanted.setup, wanted.audience, actor=True)
+            pool = workers.open_next(
+                1, NODE_SLOT, 0, wanted.setup, wanted.audience, actor=True, env=wanted.env
+            )
         if pool is None:
             self._release_name(wanted.name, identity)
             self._discard(opening)

@@ -131,6 +131,7 @@ class FarActors:
             wanted.detached,
             wanted.audience,
             wanted.places,
+            wanted.env,
         )
         if not self.send(member.home, ask) and self.asking.pop(ask.number, None) is not None:
             asker.refused(f"node h{node} is gone", True)  # although the manager has not said so yet
@@ -377,6 +378,7 @@ class FarActors:
                 message.detached,
                 self.lan.guests.audience_here(home, message.audience),
                 message.places,
+                message.env,
             )
             self.node.actors.begin(asker, wanted)
 

@@ -47,6 +47,7 @@ class Guest:
     ended: bool = False
     unwanted: bool = False
     ready: bool = False  # a call of an actor: what it names is held here
+    pool: int = POOL
     late: bool = False  # a call that has come after its actor was closed
 
 
@@ -75,6 +76,8 @@ class Guests:
         # Is that the pool of an actor of this host? Then every other host may call it.
         self.is_actor: Callable[[int], bool] = lambda pool: False
         self.refuse_calls: Callable[[int], None] = lambda pool: None  # if the actor has ended
+        self.is_round: Callable[[int], bool] = lambda pool: False  # see node/rounds.py
+        self.arrived: Callable[[int], None] = lambda pool: None  # told of pools with a new task
         self.rows: dict[tuple[int, int], deque[tuple[Guest, RunTask]]] = {}
         self.notes = Notes()
         self.unposted: list[int] = []  # the ring of hints was full
@@ -88,7 +91,7 @@ class Guests:
         """Takes the task in; a double is ignored."""
         if message.task in self.by_task:
             return
-        guest = self.by_task[message.task] = Guest(peer, message.task, [])
+        guest = self.by_task[message.task] = Guest(peer, message.task, [], pool=message.pool)
         named = [message.function]
         if message.args:
             named += serial.read_refs(memoryview(message.args))
@@ -140,6 +143,7 @@ class Guests:
             self._fail(guest, error)
             return
         self._prefetch(message, holds)
+        self.arrived(pool)
         if self.is_actor(pool):
             self.refuse_calls(pool)
 
@@ -276,6 +280,14 @@ class Guests:
         elif self.tasks.cancel(guest.oid, True) == 2:
             self.interrupt(guest.oid, self.tasks.claimant(guest.oid))
 
+    def withdraw(self, pool: int) -> None:
+        """What has not begun of that pool's tasks is cancelled."""
+        for guest in [one for one in self.by_task.values() if one.pool == pool]:
+            if not guest.oid:
+                self.cancel(guest.task)
+            else:
+                self.tasks.cancel(guest.oid, False)
+
     def recall(self, peer: int, tasks: list[bytes]) -> None:
         """Those of them that have not begun go back to that host."""
         for task in tasks:
@@ -284,10 +296,11 @@ class Guests:
                 self._return(guest)
 
     def recall_all(self, peer: int) -> None:
-        """All that have not begun go back to that host, but calls of actors: nobody else can run
-        those."""
+        """All that have not begun go back to that host, but calls of actors and tasks of rounds:
+        nobody else can run those."""
         for guest in [one for one in self.by_task.values() if one.peer == peer]:
-            if not (guest.oid and self.is_actor(self.tasks.pool_of(guest.oid))):
+            pool = self.tasks.pool_of(guest.oid) if guest.oid else POOL
+            if not (self.is_actor(pool) or self.is_round(pool)):
                 self._return(guest)
 
     def give_back(self, oid: int) -> None:

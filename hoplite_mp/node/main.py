@@ -38,6 +38,7 @@ from hoplite_mp.node.point_to_point import PointToPoint
 from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.requests import Requests
 from hoplite_mp.node.results import Results
+from hoplite_mp.node.rounds import Rounds
 from hoplite_mp.node.store import Store
 from hoplite_mp.node.sweeper import Sweeper
 from hoplite_mp.node.tracing import Tracing
@@ -138,6 +139,7 @@ class Node:
         notes = self.tracing.recording.notes
         notes.public = self.operations.public
         self.store.notes = self.operations.notes = notes
+        self.rounds = Rounds(self)
         self.requests = Requests(self)
         self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
         self._request_decoder = msgspec.msgpack.Decoder(Request)
@@ -225,6 +227,12 @@ class Node:
         """Where lines for the driver in that slot are sent; 0: it is the one of this host."""
         return 0 if self.lan is None else self.lan.drivers.name_of(slot)
 
+    def audience_of(self, slot: int) -> int:
+        """Who hears what the client in that slot has others print: as for the task that runs there,
+        or the driver that it is."""
+        running = self.tasks.running(slot)
+        return (running and self.tasks.audience(running)) or self.driver_name(slot)
+
     def set_number(self, number: int) -> None:
         """The manager has let this node in."""
         self.number = number
@@ -276,7 +284,9 @@ class Node:
             return False
         out, err = made[:2], made[2:]
         self.connect(slot, mine, out[0], err[0], pool.audience)
-        message = self._encode(Spawn(slot, pool.number, pool.max_tasks, pool.setup, pool.audience))
+        message = self._encode(
+            Spawn(slot, pool.number, pool.max_tasks, pool.setup, pool.audience, pool.env)
+        )
         try:
             fds = [theirs.fileno(), out[1], err[1], *pool.descriptors]
             socket.send_fds(self.supervisor, [message], fds)
@@ -382,6 +392,7 @@ class Node:
         if self.lan is not None:
             self.lan.given.lose(slot)
         self.workers.exited(worker, message.code, again)
+        self.rounds.exited(slot)
         self.workers.close_owned(slot)
         self.client.unregister(slot)
         self.look()

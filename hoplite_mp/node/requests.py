@@ -11,6 +11,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.node.retries import Retries
 from hoplite_mp.protocol.actors import (
     ActorBegins,
     ActorFailed,
@@ -70,6 +71,8 @@ from hoplite_mp.protocol.local import (
     TracePiece,
 )
 from hoplite_mp.protocol.output import MarkLines
+from hoplite_mp.protocol.retries import TryAgain
+from hoplite_mp.protocol.rounds import BeginRound, EndRound, OpenRound, TakeRound
 
 if TYPE_CHECKING:
     from hoplite_mp.node.main import Node
@@ -148,6 +151,11 @@ class Requests:
             ActorMayEnd: node.actors.may_end,
             ActorStateAsked: node.actors.state_asked,
             KeepActorState: node.actors.keep_state,
+            TryAgain: Retries(node).ask,
+            OpenRound: node.rounds.open,
+            BeginRound: node.rounds.begin,
+            EndRound: node.rounds.end,
+            TakeRound: node.rounds.take,
             BindActor: node.actors.bind,
             MarkLines: lambda slot, request: node.output.mark_lines(
                 request.ask.number, node.driver_name(slot)
@@ -297,10 +305,16 @@ class Requests:
     def open_pool(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         workers = self.node.workers
-        audience = workers.audience_of(slot) or self.node.driver_name(slot)
+        audience = self.node.audience_of(slot)
         if ask.workers:
             number = workers.open_next(
-                ask.workers, slot, ask.max_tasks, ask.setup, audience, self.node.given
+                ask.workers,
+                slot,
+                ask.max_tasks,
+                ask.setup,
+                audience,
+                self.node.given,
+                env=ask.env,
             )
         else:
             number = workers.open_bound(slot, audience)

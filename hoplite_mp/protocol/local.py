@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from hoplite_mp.protocol.actors import ActorAsk
-from hoplite_mp.protocol.birth import Birth
+from hoplite_mp.protocol.birth import Birth, Environment
 from hoplite_mp.protocol.local_groups import (
     INBOX_MAX,
     TAG_MAX,
@@ -29,6 +29,8 @@ from hoplite_mp.protocol.local_groups import (
     GroupWritten,
 )
 from hoplite_mp.protocol.output import MarkLines
+from hoplite_mp.protocol.retries import TryAgain
+from hoplite_mp.protocol.rounds import RoundAsk
 from hoplite_mp.protocol.setup import SetUp, SetupFailed
 
 __all__ = [
@@ -199,6 +201,7 @@ class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
     setup: int
     far: list[tuple[int, int]] = []  # (node, workers there)
     exact: bool = False
+    env: Environment = ()
 
 
 class AddWorkers(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -339,6 +342,8 @@ Ask: TypeAlias = (
     | DumpRead
     | ActorAsk
     | MarkLines
+    | RoundAsk
+    | TryAgain
 )
 
 
@@ -437,6 +442,7 @@ class Spawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     max_tasks: int
     setup: int
     audience: int = 0
+    env: Environment = ()
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -39,6 +39,7 @@ from hoplite_mp.protocol.local import (
     ToSupervisor,
 )
 from hoplite_mp.supervisor.blas import BLAS_VARIABLES, blas_environment, limit_blas, note_given
+from hoplite_mp.supervisor.fresh import become_fresh
 from hoplite_mp.supervisor.processes import children, kill_group, leave, raise_descriptor_limit
 
 __all__ = ["main"]
@@ -238,6 +239,8 @@ class Supervisor:
             os.dup2(err_fd, 2)
             os.close(out_fd)
             os.close(err_fd)
+            if ask.env:
+                become_fresh(s, ask, rpc_fd, inherited, environment)
             for stream in (sys.stdout, sys.stderr):  # lines are shown as they come
                 stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             os.environ.update(environment)
