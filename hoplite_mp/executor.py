@@ -27,6 +27,7 @@ from hoplite_mp.client.losing import UnlessEnded
 from hoplite_mp.client.mapping import Results, Run, chunks_of
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, whole
 from hoplite_mp.client.progress import length_of, open_bar
+from hoplite_mp.client.sizes import Sized
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.nodes import WORKERS_MAX, node_numbers
 from hoplite_mp.protocol.local import POOL_BROKEN, ClosePool, OpenPool
@@ -103,7 +104,7 @@ class Options:
         return dataclasses.replace(self, **changes)
 
 
-class TaskExecutor(concurrent.futures.Executor):
+class TaskExecutor(Sized, concurrent.futures.Executor):
     """Submits to one pool of a cluster."""
 
     _runtime: Runtime

@@ -165,9 +165,11 @@ def begin(
     ports: str | None = None,
     tls: bool | None = None,
     config: Config | None = None,
+    passes_on: bool = False,
 ) -> Place:
     """Starts a cluster whose manager, and first node, end with this process. Arguments as of
-    `Cluster`; memory, ports and config also of the nodes that join. This process takes part."""
+    `Cluster`; memory, ports and config also of the nodes that join. passes_on: as of `take_part`.
+    This process takes part."""
     place = Place(
         secrets.token_hex(16),
         "",
@@ -179,7 +181,7 @@ def begin(
     )
     cluster = KeptCluster(listen=listen, **place.options)
     place = dataclasses.replace(place, address=str(cluster.address))
-    _begin_member(place, cluster, False)
+    _begin_member(place, cluster, passes_on)
     return place
 
 
@@ -205,7 +207,8 @@ def member_of(place: Place) -> Member | None:
     """What this process has of that cluster, if it takes part and has not lost it."""
     with _lock:
         member = _members.get(place.name)
-        if member is not None and member.lost is not None:
+        gone = member is not None and not member.cluster._runtime.client.usable
+        if member is not None and (member.lost is not None or gone):
             del _members[place.name]
             return None
         return member
