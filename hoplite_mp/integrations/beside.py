@@ -120,7 +120,15 @@ class Member:
         what this process has put stays as long as somebody holds it."""
         with _lock:
             self._users -= 1
-            if self._users or _members.get(self.place.name) is not self:
+            if self._users:
+                return
+        self.end()
+
+    def end(self) -> None:
+        """This process takes no part any more, whoever in it wanted that. In the process that has
+        begun the cluster it is the end of that."""
+        with _lock:
+            if _members.get(self.place.name) is not self:
                 return
             del _members[self.place.name]
             cluster = self.cluster
@@ -140,7 +148,10 @@ class Member:
                     raise errors.ManagerLostError("its node was on this host, with the manager")
                 found = _enter(self.place, REJOIN_S, self._passes_on)
             except HopliteError as error:
-                self.lost = error
+                with _lock:
+                    self.lost = error
+                    if _members.get(self.place.name) is self:
+                        del _members[self.place.name]
                 _log.warning("this process takes no part in the cluster any more: %s", error)
                 return
             with _lock:
@@ -207,9 +218,8 @@ def member_of(place: Place) -> Member | None:
     """What this process has of that cluster, if it takes part and has not lost it."""
     with _lock:
         member = _members.get(place.name)
-        gone = member is not None and not member.cluster._runtime.client.usable
-        if member is not None and (member.lost is not None or gone):
-            del _members[place.name]
+        if member is not None and not member.cluster._runtime.client.usable:
+            del _members[place.name]  # its Cluster has been shut down
             return None
         return member
 

@@ -66,7 +66,7 @@ class SchedulerSide(SchedulerPlugin):
         """Called by Dask when the scheduler ends."""
         member, self._member = self._member, None
         if member is not None:
-            await asyncio.to_thread(member.leave)
+            await asyncio.to_thread(member.end)
 
 
 class WorkerSide(WorkerPlugin):
