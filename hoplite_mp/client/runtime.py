@@ -144,6 +144,8 @@ class Runtime:
             self.channel.tell(ask)
             for hold in holds:
                 hold.keep()
+            if self.foreign is not None:  # such a process may do nothing else for a long time
+                self.submitter.collector.look_soon()
         except BaseException:  # Ctrl-C, say: the node may not have heard of it
             for hold in holds:
                 self.tasks.cancel(hold.oid, True)

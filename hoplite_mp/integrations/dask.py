@@ -36,6 +36,7 @@ from hoplite_mp.cluster import Cluster, current
 from hoplite_mp.collectives import operation_name
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.integrations import beside
+from hoplite_mp.integrations.carried import CarriedRef
 from hoplite_mp.integrations.dask_plugins import SchedulerSide, WorkerSide, host_of, place_of
 from hoplite_mp.integrations.dask_reduce import Sources, reduce_sources
 
@@ -71,7 +72,7 @@ def init(
 
     Args:
         listen: "host:port" for the manager, on the scheduler's host. Default: any free port, at
-            all addresses; only at the loopback one if the scheduler is there.
+            the addresses at which the scheduler listens.
         ports, memory, config: of each node, as of `Cluster`. The first call's count.
         tls: False sends everything in the clear.
 
@@ -116,7 +117,9 @@ async def _broadcast(client: Client, value: Any) -> Future:
     ref = await asyncio.to_thread(c.put, value)
     await c.broadcast(ref)
     key = f"broadcast-{uuid.uuid4().hex}"
-    answers = await client.run(_have, key, ref, on_error="return")
+    # It is held here until all have answered.
+    answers = await client.run(_have, key, CarriedRef(ref), on_error="return")
+    del ref
     who_has = [worker for worker, answer in answers.items() if isinstance(answer, int)]
     if not who_has:
         for answer in answers.values():
@@ -131,9 +134,9 @@ async def _broadcast(client: Client, value: Any) -> Future:
     return future
 
 
-async def _have(key: str, ref: Any, dask_worker: Any) -> int:
+async def _have(key: str, carried: CarriedRef, dask_worker: Any) -> int:
     """In each worker: the value becomes data of Dask's. Returns its size in bytes."""
-    value = await asyncio.to_thread(current().get, ref)
+    value = await asyncio.to_thread(current().get, carried.ref)
     answer = dask_worker.update_data({key: value})
     return int(answer["nbytes"][key])
 

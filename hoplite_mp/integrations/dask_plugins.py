@@ -10,7 +10,6 @@ It must never know: what users put, broadcast or reduce.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from typing import TYPE_CHECKING, Any
 
 from dask.tokenize import normalize_token
@@ -19,6 +18,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
 from hoplite_mp.integrations import beside
 from hoplite_mp.ref import ObjectRef
+from hoplite_mp.transport.addresses import Address
 
 if TYPE_CHECKING:
     from hoplite_mp.integrations.beside import Member, Place
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "SchedulerSide", "WorkerSide", "host_of", "place_of"]
 
 NAME = "hoplite_mp"
-ANYWHERE, ANYWHERE_6, HERE = "0.0.0.0:0", "[::]:0", "127.0.0.1:0"
 
 
 class SchedulerSide(SchedulerPlugin):
@@ -56,7 +55,7 @@ class SchedulerSide(SchedulerPlugin):
                 old = worker_plugin_name(before.place)
                 if old in scheduler.worker_plugins:
                     await scheduler.unregister_worker_plugin(None, name=old)
-            listen = self._options.get("listen") or _beside(scheduler.address)
+            listen = self._options.get("listen") or _listen_beside(scheduler)
             options = {**self._options, "listen": listen}
             place = await asyncio.to_thread(beside.begin, **options, passes_on=True)
             self._member = beside.member_of(place)
@@ -110,16 +109,11 @@ def host_of(address: str) -> str | None:
     return str(get_address_host(address))
 
 
-def _beside(address: str) -> str:
-    """Where to listen so that all who reach the scheduler reach the manager, too."""
-    host = host_of(address)
-    try:
-        number = ipaddress.ip_address((host or "127.0.0.1").partition("%")[0])
-    except ValueError:
-        return ANYWHERE
-    if number.is_loopback:
-        return HERE
-    return ANYWHERE if number.version == 4 else ANYWHERE_6
+def _listen_beside(scheduler: Any) -> str:
+    """Where to listen so that all who reach the scheduler reach the manager, too, and nobody else:
+    at the same addresses."""
+    host = host_of(scheduler.listen_address) or "127.0.0.1"
+    return str(Address(host, 0))
 
 
 @normalize_token.register(ObjectRef)

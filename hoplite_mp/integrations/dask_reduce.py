@@ -16,6 +16,7 @@ from distributed import Future, as_completed, worker_client
 
 from hoplite_mp.cluster import current
 from hoplite_mp.errors import HopliteError, NodeLostError, ObjectLostError, ReduceError
+from hoplite_mp.integrations.carried import CarriedRef
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class _Reducing:
         self.refs: dict[int, ObjectRef[Any]] = {}  # in the order in which they became ready
         self.failed: dict[int, BaseException] = {}
         self.tries = [0] * len(keys)
+        self.put: dict[int, Any] = {}  # the tasks that have put them, which hold them there
         self.under_way: dict[Any, int] = {}  # key of a task that puts -> its source
         self.completed = as_completed([])
 
@@ -69,7 +71,7 @@ class _Reducing:
                 value = c.get(c.reduce([self.refs[index] for index in chosen], op))
                 return value, tuple(chosen)
             except (ReduceError, ObjectLostError, NodeLostError):
-                lost = [index for index in chosen if not self._is_there(index)]
+                lost = [index for index in chosen if self._is_lost(self.refs[index])]
                 if not lost or attempt + 1 == ATTEMPTS_MAX:
                     raise
                 for index in lost:
@@ -97,7 +99,11 @@ class _Reducing:
             task = next(self.completed)
             index = self.under_way.pop(task.key)
             try:
-                self.refs[index] = task.result()
+                ref = task.result().ref
+                if ref._hold is None:
+                    raise ObjectLostError(f"{ref} is lost: the host that had it is gone")
+                self.refs[index] = ref
+                self.put[index] = task
             except Exception as error:  # whatever the user's task has raised
                 again = isinstance(error, ObjectLostError)  # its host went before the ref came
                 if again and self.tries[index] < ATTEMPTS_MAX:
@@ -105,12 +111,15 @@ class _Reducing:
                 else:
                     self.failed[index] = error
 
-    def _is_there(self, index: int) -> bool:
+    def _is_lost(self, ref: ObjectRef[Any]) -> bool:
+        """Has it been there, and is held by no living node?"""
+        c = current()
         with contextlib.suppress(HopliteError):
-            return bool(current().locations(self.refs[index]))
-        return False
+            done, _ = c.wait([ref], timeout=0)
+            return bool(done) and not c.locations(ref)
+        return True
 
 
-def _put(value: Any) -> ObjectRef[Any]:
+def _put(value: Any) -> CarriedRef:
     """In the worker that has the value. One that is in the store already is not copied."""
-    return value if isinstance(value, ObjectRef) else current().put(value)
+    return CarriedRef(value if isinstance(value, ObjectRef) else current().put(value))
