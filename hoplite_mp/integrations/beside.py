@@ -225,12 +225,18 @@ def member_of(place: Place) -> Member | None:
 
 
 def _begin_member(place: Place, cluster: Cluster, passes_on: bool) -> Member:
-    cluster._runtime.work_for_an_engine(passes_on)
+    _adapt(cluster, passes_on)
     member = Member(place, cluster, passes_on)
     with _lock:
         _members[place.name] = member
     member._follows.start()
     return member
+
+
+def _adapt(cluster: Cluster, passes_on: bool) -> None:
+    """This process does its work for an engine, and no node has workers of its own."""
+    cluster._runtime.work_for_an_engine(passes_on)
+    cluster._runtime.pool_sizes.setdefault(0, 0)  # so `submit` raises, and does not wait for ever
 
 
 def _enter(place: Place, wait_s: float, passes_on: bool) -> Cluster:
@@ -253,7 +259,7 @@ def _enter(place: Place, wait_s: float, passes_on: bool) -> Cluster:
             cluster = KeptCluster(address=place.address, **place.options)
             break
         time.sleep(LOOK_S)
-    cluster._runtime.work_for_an_engine(passes_on)
+    _adapt(cluster, passes_on)
     return cluster
 
 

@@ -231,6 +231,15 @@ def test_reduce_says_why_it_cannot(client: Client) -> None:
         hoplite_dask.reduce(client, [1])  # type: ignore[list-item]
 
 
+def test_tasks_are_the_engines(client: Client) -> None:
+    """The nodes have no workers; an executor brings its own."""
+    c = hoplite_dask.init(client)
+    with pytest.raises(RuntimeError, match="workers=0"):
+        c.submit(abs, -1)
+    with c.executor(1) as executor:
+        assert executor.submit(abs, -1).result() == 1
+
+
 def test_groups_of_tasks(client: Client) -> None:
     def member(rank: int) -> float:
         with hoplite_mp.current().group("tasks", size=3, rank=rank) as group:
