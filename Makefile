@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # What only the benchmarks over hosts compare with: torch, Open MPI, and nothing of ours.
 PEERS := .venv-peers
+# What only the tests of the front ends import: Ray, Dask and torch.
+ENGINES := .venv-engines
 ROOMS := hoplite_mp._shm hoplite_mp._tasks hoplite_mp._reduce hoplite_mp._engine hoplite_mp._pages
 # A change to one of these installs and compiles again; Python files are used where they lie.
 BUILD_INPUTS := pyproject.toml setup.py $(wildcard cext/*)
@@ -14,7 +16,8 @@ SANITIZE := .build-sanitize
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test bench bench-lan bench-deaths peers docs build debug sanitize tsan soak steady test-wheel clean
+.PHONY: help demo test bench bench-lan bench-deaths peers engines test-engines \
+        test-engines-short docs build debug sanitize tsan soak steady test-wheel clean
 
 help:
 	@echo "make demo      the main job on this host, on real data"
@@ -23,6 +26,9 @@ help:
 	@echo "make bench-lan the benchmarks over emulated hosts, Gloo beside them, as root"
 	@echo "make bench-deaths  what deaths in the middle cost, beside Gloo and Open MPI, as root"
 	@echo "make peers     the environment of the peers, which these two make by themselves"
+	@echo "make engines   the environment with Ray, Dask and torch, which the next two make by themselves"
+	@echo "make test-engines  the tests of the front ends to Ray, Dask and torch, all of them"
+	@echo "make test-engines-short  those that need one host and little time"
 	@echo "make docs      the documentation as a web site, into docs/_build"
 	@echo "make build     compile again what changed, in place"
 	@echo "make debug     compile in place without optimisation, with asserts"
@@ -31,7 +37,7 @@ help:
 	@echo "make soak      the tests that run for minutes"
 	@echo "make steady    the whole suite six times on this commit, three of them on a busy machine"
 	@echo "make test-wheel  the wheel in empty environments, with every Python that is found here"
-	@echo "make clean     remove everything that was built, keep $(VENV) and $(PEERS)"
+	@echo "make clean     remove everything that was built, keep $(VENV), $(PEERS), $(ENGINES)"
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/hoplite-mp demo
@@ -60,6 +66,15 @@ bench-deaths: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.lan.deaths_beside -n 8
 
 peers: $(PEERS)/.installed
+
+engines: $(ENGINES)/.installed
+
+# A later -m replaces the one of pyproject.toml.
+test-engines: $(ENGINES)/.installed
+	$(ENGINES)/bin/python -P -m pytest -m "long or not long" tests/engines
+
+test-engines-short: $(ENGINES)/.installed
+	$(ENGINES)/bin/python -P -m pytest -m "not long" tests/engines
 
 docs: $(VENV)/.installed-docs
 	rm -rf docs/_build
@@ -125,6 +140,19 @@ $(VENV)/.installed-%: $(BUILD_INPUTS) | $(VENV)/.made
 $(PEERS)/.installed: benchmarks/peers/requirements.txt
 	$(PYTHON) -m venv --clear $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
+# The package is used where it lies, with the modules that were compiled for $(VENV): installing it
+# would compile them again, which takes longer than all the rest.
+$(ENGINES)/.installed: pyproject.toml tests/engines/requirements.txt | $(VENV)/.installed-dev
+	$(PYTHON) -m venv $(ENGINES)
+	@$(PYTHON) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	    print(*p["dependencies"], *(r for extra in ("ray", "dask", "torch") \
+	        for r in p["optional-dependencies"][extra]), sep="\n")' >$(ENGINES)/needs.txt
+	$(ENGINES)/bin/python -m pip install --quiet --requirement $(ENGINES)/needs.txt \
+	    --requirement tests/engines/requirements.txt
+	@$(ENGINES)/bin/python -c 'import os, sysconfig; \
+	    open(sysconfig.get_path("purelib") + "/hoplite_mp.pth", "w").write(os.getcwd() + "\n")'
 	@touch $@
 
 $(VENV)/.made:

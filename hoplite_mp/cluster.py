@@ -116,6 +116,7 @@ class Cluster(
     """
 
     _attaches = True  # to a node of this host, if address= has one here
+    _joins = True  # with a node of its own, where address= has none on this host
     _stays = False  # this process is there for its node, so other drivers may rely on that
     _standby: tuple[str, ...] = ()  # where another manager may be, as of `hosting`
 
@@ -163,6 +164,7 @@ class Cluster(
             token=token,
             tls=tls,
             attaches=self._attaches,
+            joins=self._joins,
             stays=self._stays,
             standby=self._standby,
         )

@@ -319,6 +319,22 @@ class Config(metaclass=_Explained):
     """How long Cluster(hosts=) waits until all nodes have joined before NodeLostError.
     Higher: slow hosts get in. Lower: a program learns sooner that one is not there."""
 
+    # -- beside other engines ------------------------------------------------------------------
+
+    foreign_hold_s: float = 600.0
+    """integrations.ray and integrations.dask: how long a node holds an object after one of its
+    processes has pickled a ref to it for the engine, which may load the bytes late, often or never.
+    Each load takes a hold of its own; a load after that time is an ObjectLostError, unless somebody
+    else holds the object.
+    Higher: tasks may wait in the engine's queues for longer. Lower: memory of objects whose refs
+    are never loaded, or have been loaded and dropped, returns sooner."""
+
+    beside_idle_s: float = 15.0
+    """integrations.ray and integrations.dask: how long the node beside an engine's workers stays
+    after the last process of its host that used it has gone. Then it leaves in order.
+    Higher: a worker that is restarted finds its objects still on its host. Lower: a host that the
+    engine has given up gives its memory back sooner."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             _check(field.name, field.type, getattr(self, field.name))

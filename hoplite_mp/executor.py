@@ -25,6 +25,7 @@ from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, check_counts, flags_of
 from hoplite_mp.client.losing import UnlessEnded
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, whole
 from hoplite_mp.client.option_checks import check_values, refuse_env
+from hoplite_mp.client.sizes import Sized
 from hoplite_mp.client.spreading import WORKERS_MAX, refusal, spread
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.maps import MapCalls
@@ -105,7 +106,7 @@ class Options:
         return dataclasses.replace(self, **changes)
 
 
-class TaskExecutor(MapCalls, concurrent.futures.Executor):
+class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
     """Submits to one pool of a cluster."""
 
     _runtime: Runtime

@@ -8,12 +8,12 @@ what needs one goes through `runtime_hooks`, which the client room fills in.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ["ByRef", "ObjectRef", "RuntimeHooks", "by_ref", "runtime_hooks"]
+__all__ = ["ByRef", "Carried", "ObjectRef", "RuntimeHooks", "by_ref", "named", "runtime_hooks"]
 
 T = TypeVar("T")
 ID_BYTES = 16
@@ -22,16 +22,20 @@ ID_BYTES = 16
 class RuntimeHooks:
     """What a ref asks of the cluster of this process; these defaults stand for "there is none"."""
 
-    __slots__ = ("attach", "awaited", "contributors", "words")
+    __slots__ = ("attach", "attach_held", "awaited", "contributors", "hold_for", "words")
 
     contributors: Callable[[ObjectRef[Any]], tuple[int, ...] | None]
     attach: Callable[[bytes], object]
+    attach_held: Callable[[bytes, int, float], object]  # of bytes for which a node holds it
+    hold_for: Callable[[ObjectRef[Any]], tuple[int, float] | None]  # which node, so many seconds
     awaited: Callable[[ObjectRef[Any]], Generator[Any, None, Any]]
     words: Callable[[ObjectRef[Any]], str]  # known here without asking anybody; never raises
 
     def __init__(self) -> None:
         self.contributors = lambda ref: None
         self.attach = lambda object_id: None
+        self.attach_held = lambda object_id, node, seconds: None
+        self.hold_for = lambda ref: None
         self.words = lambda ref: ""
         self.awaited = _no_cluster
 
@@ -49,7 +53,8 @@ class ObjectRef(Generic[T]):
     A ref is hashable, immutable, and equal to every ref of the same object. It is passed to tasks
     in the place of the value. The object lives as long as any process holds a ref to it, whoever
     put it. `await ref` gives the value. A ref that was pickled by anything but this library holds
-    nothing while it is bytes.
+    nothing while it is bytes; inside `integrations.ray` and `integrations.dask` the sender's node
+    holds the object for `Config.foreign_hold_s` after pickling.
 
     Examples
     --------
@@ -128,9 +133,11 @@ class ObjectRef(Generic[T]):
     def __deepcopy__(self, memo: object) -> ObjectRef[T]:
         return self
 
-    def __reduce__(self) -> tuple[Callable[[bytes], ObjectRef[Any]], tuple[bytes]]:
+    def __reduce__(self) -> tuple[Callable[..., ObjectRef[Any]], tuple[Any, ...]]:
         # Only foreign picklers come here; our own writes an index into the payload's list of refs.
-        return _attach, (self._id,)
+        hold = self._hold
+        held = hold if type(hold) is Carried else runtime_hooks.hold_for(self)
+        return named(self) if held is None else (_attach_held, (self._id, *held))
 
 
 # Slot descriptors write past our own __setattr__, and twice as fast as object.__setattr__ does.
@@ -138,9 +145,28 @@ _set_id = ObjectRef.__dict__["_id"].__set__
 _set_hold = ObjectRef.__dict__["_hold"].__set__
 
 
+class Carried(NamedTuple):
+    """In place of a hold, in a process that passes a ref on and is in no cluster: until when the
+    bytes may be loaded is for who loads them."""
+
+    node: int
+    seconds: float
+
+
+def named(ref: ObjectRef[Any]) -> tuple[Callable[[bytes], ObjectRef[Any]], tuple[bytes]]:
+    """How a ref is written where it holds nothing."""
+    return _attach, (ref._id,)
+
+
 def _attach(object_id: bytes) -> ObjectRef[Any]:
     """Rebuild a ref that a foreign pickler carried: it takes a hold of its own, if it still can."""
     return ObjectRef(object_id, runtime_hooks.attach(object_id))
+
+
+def _attach_held(object_id: bytes, node: int, seconds: float) -> ObjectRef[Any]:
+    """The same from bytes for which that node has held the object. ObjectLostError: it is gone."""
+    hold = runtime_hooks.attach_held(object_id, node, seconds)
+    return ObjectRef(object_id, Carried(node, seconds) if hold is None else hold)
 
 
 class ByRef(Generic[T]):

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from hoplite_mp.client.network import Network
     from hoplite_mp.config import Config
 
-__all__ = ["enter"]
+__all__ = ["NoNodeHere", "enter"]
+
+
+class NoNodeHere(HopliteError):
+    """This host has no node of that cluster, and this process is not to bring one."""
 
 
 def enter(
@@ -34,12 +38,14 @@ def enter(
     token: str | Path | None,
     tls: bool | None,
     attaches: bool,
+    joins: bool,
     stays: bool,
     standby: Sequence[str] = (),
 ) -> tuple[Host, Network | None]:
     """The host, and what is known of its network if there is one; arguments as of `Cluster`.
 
-    attaches: to the node of this host, if it has one of the cluster. stays: this process is there
+    attaches: to the node of this host, if it has one of the cluster. joins: with a node of its own
+    if not; else NoNodeHere. stays: this process is there
     for its node, so drivers of this host may rely on that. standby: with listen=, where it is to
     be; with address=, where the manager may be, too. Raises why the cluster could not be joined.
     """
@@ -67,6 +73,8 @@ def enter(
             attached = attach(network, config)
             if attached is not None:
                 return attached, network
+        if not joins:
+            raise NoNodeHere(f"this host has no node of the cluster at {address}")
         network.open()
     host = Host(workers, config.memory_bytes, config, network)
     _await_standing(host)

@@ -15,11 +15,12 @@ from hoplite_mp import _shm, _tasks, serial
 from hoplite_mp.client.actors import Actors
 from hoplite_mp.client.calls import current_call
 from hoplite_mp.client.describing import ref_words
+from hoplite_mp.client.foreign import ForeignRefs, held_too_short
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
 from hoplite_mp.client.queues import HERE
 from hoplite_mp.client.submitter import KIND_OPERATION, Submitter
-from hoplite_mp.errors import ClosedError, ObjectLostError
+from hoplite_mp.errors import ClosedError, HopliteError, ObjectLostError
 from hoplite_mp.protocol.local import BindPool, Collective
 from hoplite_mp.ref import ObjectRef, runtime_hooks
 
@@ -67,6 +68,7 @@ class Runtime:
         # The Cluster over this runtime, made when first asked for; in a driver a weak reference,
         # called for it: who holds the Cluster decides how long it lives.
         self.face: Any = None
+        self.foreign: ForeignRefs | None = None  # in processes that take part for another engine
         self.dropped = False  # nobody holds it any more: it ends after what is pending
         self.setups: list[Any] = []  # initializers of pools that end with the cluster
         self.pool_sizes: dict[int, int] = {}
@@ -76,6 +78,12 @@ class Runtime:
         self.life: Any = None  # of client/promises.py, made when first asked for
         with _stack_lock:
             _stack.append(self)
+
+    def work_for_an_engine(self, passes_on: bool = False) -> None:
+        """From here on a ref that anything but this library pickles is held by the node for a
+        while: another engine carries the bytes. passes_on: as of ForeignRefs."""
+        if self.foreign is None:
+            self.foreign = ForeignRefs(self.memory, lambda: self.tasks.node_number, passes_on)
 
     @property
     def label(self) -> str:
@@ -140,6 +148,8 @@ class Runtime:
             self.channel.tell(ask)
             for hold in holds:
                 hold.keep()
+            if self.foreign is not None:  # such a process may do nothing else for a long time
+                self.submitter.collector.look_soon()
         except BaseException:  # Ctrl-C, say: the node may not have heard of it
             for hold in holds:
                 self.tasks.cancel(hold.oid, True)
@@ -242,6 +252,31 @@ def _attach(object_id: bytes) -> object:
     return memory.make_ref(object_id)._hold
 
 
+def _attach_held(object_id: bytes, node: int, seconds: float) -> object:
+    memory = _owner(object_id)
+    if memory is None:
+        return None
+    runtime = next(one for one in reversed(_stack) if one.memory is memory)
+    passes_on = runtime.foreign is not None and runtime.foreign.passes_on
+    try:
+        hold = _attach(object_id)
+    except HopliteError:  # this process has just lost its node
+        if passes_on:
+            return None
+        raise
+    if hold is None and not passes_on:
+        raise held_too_short(ObjectRef(object_id), node, seconds)
+    return hold
+
+
+def _hold_for(ref: ObjectRef[Any]) -> tuple[int, float] | None:
+    home = getattr(ref._hold, "home", 0)
+    for runtime in reversed(_stack):
+        if runtime.client.usable and runtime.client.home == home:
+            return None if runtime.foreign is None else runtime.foreign.hold_for(ref)
+    return None
+
+
 def _awaited(ref: ObjectRef[Any]) -> Generator[Any, None, Any]:
     from hoplite_mp.client.awaiting import value_of
 
@@ -271,5 +306,7 @@ _shm.closed_error = ClosedError
 runtime_hooks.contributors = _contributors
 runtime_hooks.words = _words
 runtime_hooks.attach = _attach
+runtime_hooks.attach_held = _attach_held
+runtime_hooks.hold_for = _hold_for
 runtime_hooks.awaited = _awaited
 serial.register_future_type(Future)

@@ -93,7 +93,7 @@ class _Call:
         self.workers.end()
 
 
-class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
+class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc,unused-ignore]
     """The backend "hoplite_mp" of joblib, which importing this module registers.
 
     Parameters

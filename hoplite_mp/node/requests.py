@@ -11,6 +11,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.node.foreign_holds import ForeignHolds
 from hoplite_mp.node.retries import Retries
 from hoplite_mp.protocol.actors import (
     ActorBegins,
@@ -25,6 +26,7 @@ from hoplite_mp.protocol.actors import (
     KeepActorState,
     OpenActor,
 )
+from hoplite_mp.protocol.foreign import HoldForeign, UsersOfNode
 from hoplite_mp.protocol.local import (
     ON_ITS_WAY,
     RESTORED,
@@ -96,6 +98,9 @@ class Requests:
         self.waiting_standing: list[tuple[int, int]] = []
         self.granted: dict[int, dict[int, Any]] = {}  # slot -> number -> holds not yet taken over
         self.latest: dict[int, int] = {}  # slot -> number of its last question
+        self.foreign_holds = ForeignHolds(
+            node.client.hold, node.config.foreign_hold_s, node.after, node.reply
+        )
         self._answers: dict[type, Any] = {
             Lease: self.lease,
             LeaseSpan: self.lease_span,
@@ -104,6 +109,8 @@ class Requests:
             GiveSpans: self.give_spans,
             Import: self.import_,
             Imported: self.imported,
+            HoldForeign: self.foreign_holds.asked,
+            UsersOfNode: self.users,
             DropForeign: lambda slot, request: node.imports.drop(request.ask.oid),
             Interrupt: self.interrupt,
             Collective: lambda slot, request: node.operations.asked(request.ask, slot),
@@ -408,6 +415,11 @@ class Requests:
             for member in node.lan.members.values()
         ]
         node.reply(slot, Reply(request.number, found))
+
+    def users(self, slot: int, request: Request) -> None:
+        lan = self.node.lan
+        there = 0 if lan is None else sum(not one.left for one in lan.drivers.by_slot.values())
+        self.node.reply(slot, Reply(request.number, there))
 
     def gone_nodes(self, slot: int, request: Request) -> None:
         lan, now = self.node.lan, time.monotonic()

@@ -15,6 +15,7 @@ import msgspec
 
 from hoplite_mp.protocol.actors import ActorAsk
 from hoplite_mp.protocol.birth import Birth, Environment
+from hoplite_mp.protocol.foreign import HoldForeign, UsersOfNode
 from hoplite_mp.protocol.local_groups import (
     INBOX_MAX,
     TAG_MAX,
@@ -344,6 +345,8 @@ Ask: TypeAlias = (
     | MarkLines
     | RoundAsk
     | TryAgain
+    | HoldForeign
+    | UsersOfNode
 )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hoplite_mp.ref import ByRef, ObjectRef
+from hoplite_mp.ref import ByRef, ObjectRef, named
 from hoplite_mp.serial.aside import SharedArray
 from hoplite_mp.serial.code import (
     Reduced,
@@ -83,7 +83,7 @@ def _reduce_ref(pickler: Any, ref: ObjectRef[Any]) -> Reduced:
     stream = pickler.stream
     if stream is None:
         pickler.holds_refs = True
-        return ref.__reduce__()
+        return named(ref)
     return load_ref, (stream.index_of(ref),)
 
 

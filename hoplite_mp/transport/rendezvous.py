@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Meeting", "anybody", "folders", "peer_of", "reach"]
+__all__ = ["Meeting", "Sole", "anybody", "folders", "peer_of", "reach"]
 
 FOLDER = "hoplite_mp"
 BACKLOG = 64  # drivers that come in the same moment; one more waits in connect()
+AGAIN_MAX = 100  # tries in one directory that others remove
 NAME = re.compile(r"[0-9a-f]{32}")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _TIMEVAL = struct.Struct("ll")
@@ -131,6 +132,60 @@ class Meeting:
                 os.unlink(self._name, dir_fd=self._place)
             os.rmdir(self._folder)  # if it was the last one's
         self.socket.close()
+        os.close(self._place)
+
+
+class Sole:
+    """Being the only process of this user on this host that does something: a locked file in the
+    directory. The kernel ends it with the process."""
+
+    def __init__(self, folder: str, place: int, name: str, fd: int) -> None:
+        self._folder = folder
+        self._place = place
+        self._name = name
+        self._fd = fd
+
+    @classmethod
+    def take(cls, name: str) -> Sole | None:
+        """None: another process is it. OSError: no directory can be used."""
+        why = OSError(errno.ENOENT, "no directory is fit for it")
+        # The last one of a directory removes it; who went on to the next directory because of that
+        # would be the sole one there.
+        for folder in [folder for folder in folders() for _ in range(AGAIN_MAX)]:
+            try:
+                place = _open(folder, logging.DEBUG, make=True)
+                if place is not None:
+                    return cls._lock(folder, place, f"{name}.lock")
+            except OSError as error:
+                why = error
+        raise why
+
+    @classmethod
+    def _lock(cls, folder: str, place: int, name: str) -> Sole | None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, place)
+            while True:
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                fd = os.open(name, flags, 0o600, dir_fd=place)
+                stack.callback(os.close, fd)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return None
+                try:
+                    named = os.stat(name, dir_fd=place, follow_symlinks=False).st_ino
+                except FileNotFoundError:
+                    continue
+                if named == os.fstat(fd).st_ino:  # else one that has just ended has removed it
+                    stack.pop_all()
+                    return cls(folder, place, name, fd)
+
+    def close(self) -> None:
+        """Somebody else may be it."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._name, dir_fd=self._place)
+            os.rmdir(self._folder)  # if it was the last one's
+        os.close(self._fd)
         os.close(self._place)
 
 

@@ -277,6 +277,7 @@ SOURCES: dict[str, str] = {
     "client/trace_file.py": "traces",
     "doctor/trial.py": OWN + ": a program that it has started",
     "ids.py": "frames; from nodes; from peers",
+    "integrations/beside.py": OWN + ": the keeper that it has started",
     "looking/dump.py": "a member's answer to a person who asked: shown, and nothing else",
     "manager/standby.py": OWN,
     "member.py": "payloads",

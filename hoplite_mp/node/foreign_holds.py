@@ -1,0 +1,113 @@
+"""Objects that this node holds because another engine carries refs to them as bytes.
+
+Why it exists: bytes hold nothing, and nobody tells how often they will be loaded, or whether. So a
+process that pickles a ref for an engine has its node hold the object for Config.foreign_hold_s. The
+hold is the node's own: it outlives the process, ends with its time, and goes with the node. Several
+picklings of one object are one hold, to the latest of their ends.
+It must never know: what engines do with the bytes, who loads them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.protocol.local import Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.protocol.local import Request
+
+__all__ = ["Deadlines", "ForeignHolds"]
+
+# How much later than its time a hold may end. Higher: fewer turns of the node's loop, when many
+# objects are pickled one after the other. Lower: their memory returns sooner.
+SLACK_S = 0.1
+
+
+class Deadlines:
+    """Keys with a deadline each, which may be put off. Time is an argument."""
+
+    def __init__(self) -> None:
+        self._until: dict[int, float] = {}
+        # One entry for each key, with a deadline that it has now or has had before.
+        self._heap: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def put_off(self, key: int, until: float) -> None:
+        """It ends then, or later if that has been said before."""
+        before = self._until.get(key)
+        if before is None:
+            heapq.heappush(self._heap, (until, key))
+        if before is None or until > before:
+            self._until[key] = until
+
+    def next(self) -> float | None:
+        """Nothing ends before this; None: nothing will end."""
+        return self._heap[0][0] if self._heap else None
+
+    def ended(self, now: float) -> list[int]:
+        """Those whose time is over, which are forgotten."""
+        found = []
+        while self._heap and self._heap[0][0] <= now:
+            _, key = self._heap[0]
+            until = self._until[key]
+            if until > now:  # put off since
+                heapq.heapreplace(self._heap, (until, key))
+                continue
+            heapq.heappop(self._heap)
+            del self._until[key]
+            found.append(key)
+        return found
+
+
+class ForeignHolds:
+    """All holds of this kind that one node has."""
+
+    def __init__(
+        self,
+        hold: Callable[[int], Any],
+        seconds: float,
+        after: Callable[[float, Callable[[], None]], None],
+        reply: Callable[[int, Reply], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """hold: a hold on that object, None if it is gone. seconds: how long. after: calls
+        something so many seconds later."""
+        self._hold = hold
+        self._seconds = seconds
+        self._after = after
+        self._reply = reply
+        self._now = now
+        self.holds: dict[int, Any] = {}
+        self._deadlines = Deadlines()
+        self._looks_at: float | None = None  # when it will be looked what has ended
+
+    def asked(self, slot: int, request: Request) -> None:
+        """A process has pickled a ref to an object."""
+        oid = request.ask.oid  # type: ignore[union-attr]
+        if oid not in self.holds and (hold := self._hold(oid)) is not None:
+            self.holds[oid] = hold
+        if oid in self.holds:
+            self._deadlines.put_off(oid, self._now() + self._seconds)
+            self._look_later()
+        if request.number:
+            seconds = self._seconds if oid in self.holds else 0.0
+            self._reply(slot, Reply(request.number, seconds))
+
+    def _look_later(self) -> None:
+        due = self._deadlines.next()
+        if due is None or (self._looks_at is not None and self._looks_at <= due + SLACK_S):
+            return
+        self._looks_at = due + SLACK_S
+        self._after(max(0.0, self._looks_at - self._now()), self._look)
+
+    def _look(self) -> None:
+        for oid in self._deadlines.ended(self._now()):
+            del self.holds[oid]
+        self._looks_at = None
+        self._look_later()
