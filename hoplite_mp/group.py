@@ -24,7 +24,7 @@ from hoplite_mp.protocol.local import GroupJoin, GroupLeave
 from hoplite_mp.splitting import peers_of, split_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hoplite_mp.client.runtime import Runtime
 
@@ -59,7 +59,8 @@ class Group(Messages):
 
     Arrays in, writable arrays out. Reductions take arrays, numbers and bools, the same shape and
     dtype on every rank; the other calls carry any picklable object as itself, each rank its own.
-    `out=`: a writable array of the result's shape and dtype that takes the result. Each call has an
+    `out=`: a writable array of the result's shape and dtype that takes the result; where the result
+    is a list, a list of them, of which those of dead ranks stay as they are. Each call has an
     `..._async` form that returns a Future. What a call raises, it raises on every rank: a different
     kind, op, root, shape or dtype is a ValueError, what cannot be reduced or pickled a TypeError, a
     rank without room in its store a StoreFullError; a dead root or, with strict=True, any dead peer
@@ -107,15 +108,18 @@ class Group(Messages):
         """root's x on every rank; x is ignored elsewhere."""
         return self._here(self._call, "broadcast", "", root, x, out)
 
-    def gather(self, x: Any, root: int = 0) -> list[Any] | None:
+    def gather(
+        self, x: Any, root: int = 0, *, out: Sequence[Array] | None = None
+    ) -> list[Any] | None:
         """At `root` the list of all x by rank, None for the dead; None elsewhere. Where None is an
-        x, too, `contributors` tells who is dead."""
-        result: list[Any] | None = self._here(self._call, "gather", "", root, x, None)
+        x, too, `contributors` tells who is dead. `out`: an array for each rank."""
+        result: list[Any] | None = self._here(self._call, "gather", "", root, x, out)
         return result
 
-    def allgather(self, x: Any) -> list[Any]:
-        """The list of all x by rank, None for the dead, on every rank."""
-        result: list[Any] = self._here(self._call, "allgather", "", 0, x, None)
+    def allgather(self, x: Any, *, out: Sequence[Array] | None = None) -> list[Any]:
+        """The list of all x by rank, None for the dead, on every rank. `out`: an array for each
+        rank."""
+        result: list[Any] = self._here(self._call, "allgather", "", 0, x, out)
         return result
 
     def reduce_scatter(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
@@ -123,9 +127,10 @@ class Group(Messages):
         result: Array = self._here(self._call, "reduce_scatter", op, 0, x, out)
         return result
 
-    def alltoall(self, parts: list[Any]) -> list[Any]:
-        """parts[j] goes to rank j; returns what each rank sent here, None for the dead."""
-        result: list[Any] = self._here(self._call, "alltoall", "", 0, parts, None)
+    def alltoall(self, parts: list[Any], *, out: Sequence[Array] | None = None) -> list[Any]:
+        """parts[j] goes to rank j; returns what each rank sent here, None for the dead. `out`: an
+        array for each rank."""
+        result: list[Any] = self._here(self._call, "alltoall", "", 0, parts, out)
         return result
 
     def scatter(self, parts: Any = NOTHING, root: int = 0, *, out: Array | None = None) -> Any:
@@ -175,9 +180,13 @@ class Group(Messages):
         given = self._call("split", "", 0, (color, key, self._identity), None)
         if color is None:
             return None
-        peers = peers_of(given, color)
-        ranks = [rank for rank, _ in peers]
         name = split_name(self.name, self._generation, call, color)
+        return self._of_peers(name, peers_of(given, color))
+
+    def _of_peers(self, name: str, peers: list[tuple[int, Any]]) -> Group:
+        """A Group of members of this one, given as (rank, identity) in the order of the new ranks,
+        the same on each of them. Nobody waits there for one that leaves this Group first."""
+        ranks = [rank for rank, _ in peers]
         ask = GroupJoin(
             name,
             len(peers),
