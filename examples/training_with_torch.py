@@ -30,11 +30,11 @@ def train(rank: int, folder: Path):
 
     from hoplite_mp.integrations.torch import DistributedDataParallel
 
-    note = folder / f"rank{rank}-{os.getpid()}"  # of the step, so that it can be killed in one
-    note.touch()
     model = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     group = hoplite_mp.current().group("training", RANKS, rank)
+    note = folder / f"rank{rank}-{os.getpid()}"  # of the step, so that it can be killed in one
+    note.touch()
     ddp = DistributedDataParallel(model, group=group, state={"optimizer": optimizer})
     began = ddp.step_number
     alone = set()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,8 +9,7 @@ import torch
 
 import hoplite_mp
 from hoplite_mp.integrations.torch import DistributedDataParallel
-from tests.collectives.helpers import eventually
-from tests.engines.torch_training import SIZE, Step, data_of, model_of, train
+from tests.engines.torch_training import DIES_AT, SIZE, Step, data_of, model_of, train
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +17,8 @@ if TYPE_CHECKING:
 
     from hoplite_mp import Cluster
 
-STEPS = 60
+STEPS = 40
+PATIENCE_S = 110
 ALL = tuple(range(SIZE))
 
 
@@ -28,16 +26,6 @@ ALL = tuple(range(SIZE))
 def cluster() -> Iterator[Cluster]:
     with hoplite_mp.Cluster(workers=0) as c:
         yield c
-
-
-def kill(folder: Path, victim: int) -> int:
-    """When it has made some steps."""
-    path = folder / f"step-{victim}"
-    eventually(lambda: path.exists() and int(path.read_text() or 0) >= 5, "the fifth step")
-    (came,) = folder.glob(f"comes-{victim}.*")
-    pid = int(came.name.split(".")[1])
-    os.kill(pid, signal.SIGKILL)
-    return pid
 
 
 def trained_alone() -> list[float]:
@@ -60,7 +48,7 @@ def trained_alone() -> list[float]:
 
 
 def test_it_trains_as_one_process_would(cluster: Cluster, tmp_path: Path) -> None:
-    found = [f.result(100) for f in cluster.spmd(train, SIZE, str(tmp_path), 10, None)]
+    found = [f.result(PATIENCE_S) for f in cluster.spmd(train, SIZE, str(tmp_path), 10, None)]
     assert [step.loss for step in found[0][1]] == pytest.approx(trained_alone(), rel=1e-4)
     assert len({digest for _, _, digest in found}) == 1
     assert all(step.contributors == ALL for _, steps, _ in found for step in steps)
@@ -69,9 +57,8 @@ def test_it_trains_as_one_process_would(cluster: Cluster, tmp_path: Path) -> Non
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_killed_rank_comes_back(cluster: Cluster, tmp_path: Path, victim: int) -> None:
     futures = cluster.spmd(train, SIZE, str(tmp_path), STEPS, victim)
-    killed = kill(tmp_path, victim)
-    found = [future.result(100) for future in futures]
-    assert killed not in {pid for pid, _, _ in found}
+    found = [future.result(PATIENCE_S) for future in futures]
+    assert len(list(tmp_path.glob(f"comes-{victim}.*"))) == 2, "another process came back"
     # Bit for bit the same weights and optimizer state at the end, and the same with buffers when
     # each step began: of all, also of the one that came back.
     assert len({digest for _, _, digest in found}) == 1
@@ -83,23 +70,22 @@ def test_a_killed_rank_comes_back(cluster: Cluster, tmp_path: Path, victim: int)
     survivor: list[Step] = found[1 - victim][1]
     assert [step.number for step in survivor] == list(range(STEPS))
     without = [step for step in survivor if step.contributors != ALL]
-    assert without, "steps were made while it was away"
+    assert without[0].number == DIES_AT
     assert {step.contributors for step in without} == {tuple(r for r in ALL if r != victim)}
     again: list[Step] = found[victim][1]
-    assert again[0].number > without[0].number
+    assert again[0].number >= STEPS // 2
     assert [step.number for step in again] == list(range(again[0].number, STEPS))
     assert survivor[-1].loss < survivor[0].loss / 2
 
 
 @pytest.mark.long
 def test_who_comes_back_too_late_is_told(cluster: Cluster, tmp_path: Path) -> None:
-    futures = cluster.spmd(train, SIZE, str(tmp_path), 10, None)
-    kill(tmp_path, 1)
+    futures = cluster.spmd(train, SIZE, str(tmp_path), 10, 1, True)
     for rank in (0, 2):
-        _, steps, _ = futures[rank].result(100)
+        _, steps, _ = futures[rank].result(PATIENCE_S)
         assert len(steps) == 10
     with pytest.raises(hoplite_mp.PeerLostError):
-        futures[1].result(100)
+        futures[1].result(PATIENCE_S)
 
 
 def unused(rank: int) -> list[Any]:
@@ -128,7 +114,7 @@ def unused(rank: int) -> list[Any]:
 
 
 def test_parameters_that_not_all_use(cluster: Cluster) -> None:
-    found = [f.result(100) for f in cluster.spmd(unused, SIZE)]
+    found = [f.result(PATIENCE_S) for f in cluster.spmd(unused, SIZE)]
     third = pytest.approx([1 / 3] * 2)
     for rank, (first, second, both, none, ranks) in enumerate(found):
         # no_sync() adds to the gradient of the rank alone, in place

@@ -1,8 +1,9 @@
-"""Ranks of a training run that tests kill: a small model, and notes of who is where in files."""
+"""Ranks of a training run of which one is killed: a small model, and notes in files."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import hoplite_mp
 
 SIZE = 3
-WAITS_S = 0.02  # of a step, so that a test finds the place where it wants to kill
+DIES_AT = 5  # the step in which one rank kills itself, between its forward and backward pass
 
 
 class Step(NamedTuple):
@@ -41,17 +42,21 @@ def data_of(rank: int, step: int) -> tuple[Any, Any]:
     return x, x.sum(1, keepdim=True) + 0.1 * x[:, :1] ** 2
 
 
-def train(rank: int, folder: str, steps: int, waits_for: int | None) -> Any:
+def train(rank: int, folder: str, steps: int, victim: int | None, late: bool = False) -> Any:
     """Returns (pid, what each step was, a digest of all weights and of the optimizer's state).
-    `waits_for`: in the middle of the steps the others wait until this rank has come back."""
+    `victim`: the rank that dies; the others wait in the middle of the steps until it has come back,
+    or, if it is to be `late`, it comes back when they have finished."""
     import torch
 
     from hoplite_mp.integrations.torch import DistributedDataParallel
 
     torch.set_num_threads(1)
     notes = Path(folder)
-    (notes / f"comes-{rank}.{os.getpid()}").touch()
+    again = bool(list(notes.glob(f"comes-{rank}.*")))
+    while again and late and len(list(notes.glob("ends-*"))) < SIZE - 1:
+        time.sleep(0.01)
     group = hoplite_mp.current().group("training", SIZE, rank)
+    (notes / f"comes-{rank}.{os.getpid()}").touch()  # its first call is waited for from now on
     model = model_of(rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     ddp = DistributedDataParallel(
@@ -62,18 +67,18 @@ def train(rank: int, folder: str, steps: int, waits_for: int | None) -> Any:
     model.register_forward_pre_hook(lambda *_: seen.append(digest_of(model, optimizer, True)))
     while ddp.step_number < steps:
         step = ddp.step_number
-        if waits_for is not None and step == steps // 2:
-            while len(list(notes.glob(f"comes-{waits_for}.*"))) < 2:
+        if victim is not None and not late and step == steps // 2:
+            while len(list(notes.glob(f"comes-{victim}.*"))) < 2:
                 time.sleep(0.01)
-            time.sleep(WAITS_S)
         x, y = data_of(rank, step)
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(ddp(x), y)
+        if rank == victim and not again and step == DIES_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
         loss.backward()
-        (notes / f"step-{rank}").write_text(str(step))
         optimizer.step()
         steps_made.append(Step(step, loss.item(), ddp.contributors, seen[-1]))
-        time.sleep(WAITS_S)
+    (notes / f"ends-{rank}").touch()
     return os.getpid(), steps_made, digest_of(model, optimizer, False)
 
 
