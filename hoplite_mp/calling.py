@@ -27,6 +27,7 @@ from hoplite_mp.contributions import (
     into,
     is_plain_array,
     mask_of,
+    outs_of,
 )
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.leading import MISTAKE, Leading
@@ -102,7 +103,7 @@ class Calling:
 
     # -- one call ------------------------------------------------------------------------------
 
-    def _call(self, kind: str, op: Any, root: int, x: Any, out: Array | None) -> Any:
+    def _call(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
         if not self._tasks.tracing:
             return self._make(kind, op, root, x, out)
         begun, failed = time.monotonic_ns(), True
@@ -114,7 +115,7 @@ class Calling:
             name = f"{kind} {self.name}".encode(errors="replace")
             self._tasks.note_group_call(name, (self.calls or 1) - 1, self.rank, begun, failed)
 
-    def _make(self, kind: str, op: Any, root: int, x: Any, out: Array | None) -> Any:
+    def _make(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
         if self._closed:
             raise ClosedError(f"group {self.name!r}: this member has left")
         self._memory.check()
@@ -341,9 +342,7 @@ class Calling:
 
     # -- reading the commit --------------------------------------------------------------------
 
-    def _take(
-        self, kind: str, op: str, root: int, result: ObjectRef[Any], out: Array | None
-    ) -> Any:
+    def _take(self, kind: str, op: str, root: int, result: ObjectRef[Any], out: Any) -> Any:
         read = self._memory.read
         local = self._memory.local_id
         mask, failed, text, data = read(local(result), FOREVER_NS, False)
@@ -371,10 +370,11 @@ class Calling:
             below = [rank for rank in sorted(data) if rank < self.rank + (kind == "scan")]
             arrays = [read(local(data[rank]), FOREVER_NS, False)[3][0] for rank in below]
             return self._folded(op, arrays, out)
+        outs = outs_of(kind, out, self.size)
         gathered: list[Any] = [None] * self.size
         for rank, ref in data.items():
             values = read(local(ref), FOREVER_NS, False)[3]
-            gathered[rank] = self._read(values[self.rank if kind in TARGETED else 0])
+            gathered[rank] = self._read(values[self.rank if kind in TARGETED else 0], outs[rank])
         return gathered
 
     def _folded(self, op: str, arrays: list[Array], out: Array | None) -> Array | None:

@@ -126,9 +126,13 @@ class Group(PeerCalls):
         given = self._call("split", "", 0, (color, key, self._identity), None)
         if color is None:
             return None
-        peers = peers_of(given, color)
-        ranks = [rank for rank, _ in peers]
         name = split_name(self.name, self._generation, call, color)
+        return self._of_peers(name, peers_of(given, color))
+
+    def _of_peers(self, name: str, peers: list[tuple[int, Any]]) -> Group:
+        """A Group of members of this one, given as (rank, identity) in the order of the new ranks,
+        the same on each of them. Nobody waits there for one that leaves this Group first."""
+        ranks = [rank for rank, _ in peers]
         ask = GroupJoin(
             name,
             len(peers),

@@ -20,7 +20,7 @@ from hoplite_mp.contributions import NOTHING
 from hoplite_mp.messaging import Messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hoplite_mp.client.runtime import Runtime
 
@@ -182,7 +182,9 @@ class PeerCalls(Messages):
         """
         return self._here(self._call, "broadcast", "", root, x, out)
 
-    def gather(self, x: Any, root: int = 0) -> list[Any] | None:
+    def gather(
+        self, x: Any, root: int = 0, *, out: Sequence[Array] | None = None
+    ) -> list[Any] | None:
         """Returns the x of all ranks at `root`.
 
         Parameters
@@ -191,6 +193,9 @@ class PeerCalls(Messages):
             Anything that pickles.
         root : int, optional
             The rank that receives them. Default: 0.
+        out : list of numpy.ndarray, optional
+            One writable array for each rank, at the root, of its value's shape and dtype, into which the
+            value goes; that of a dead rank stays as it is.
 
         Returns
         -------
@@ -211,16 +216,19 @@ class PeerCalls(Messages):
         >>> c.get(c.spmd(peer, 2))
         [['rank 0', 'rank 1'], None]
         """
-        result: list[Any] | None = self._here(self._call, "gather", "", root, x, None)
+        result: list[Any] | None = self._here(self._call, "gather", "", root, x, out)
         return result
 
-    def allgather(self, x: Any) -> list[Any]:
+    def allgather(self, x: Any, *, out: Sequence[Array] | None = None) -> list[Any]:
         """Returns the x of all ranks on every rank.
 
         Parameters
         ----------
         x : object
             Anything that pickles.
+        out : list of numpy.ndarray, optional
+            One writable array for each rank, of its value's shape and dtype, into which the
+            value goes; that of a dead rank stays as it is.
 
         Returns
         -------
@@ -235,7 +243,7 @@ class PeerCalls(Messages):
         >>> c.get(c.spmd(peer, 2))
         [[0, 10], [0, 10]]
         """
-        result: list[Any] = self._here(self._call, "allgather", "", 0, x, None)
+        result: list[Any] = self._here(self._call, "allgather", "", 0, x, out)
         return result
 
     def reduce_scatter(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
@@ -262,13 +270,16 @@ class PeerCalls(Messages):
         result: Array = self._here(self._call, "reduce_scatter", op, 0, x, out)
         return result
 
-    def alltoall(self, parts: list[Any]) -> list[Any]:
+    def alltoall(self, parts: list[Any], *, out: Sequence[Array] | None = None) -> list[Any]:
         """Sends parts[j] to rank j, and returns what each rank has sent here.
 
         Parameters
         ----------
         parts : list of object
             One for each rank.
+        out : list of numpy.ndarray, optional
+            One writable array for each rank, of its value's shape and dtype, into which the
+            value goes; that of a dead rank stays as it is.
 
         Returns
         -------
@@ -288,7 +299,7 @@ class PeerCalls(Messages):
         >>> c.get(c.spmd(peer, 2))
         [['0 to 0', '1 to 0'], ['0 to 1', '1 to 1']]
         """
-        result: list[Any] = self._here(self._call, "alltoall", "", 0, parts, None)
+        result: list[Any] = self._here(self._call, "alltoall", "", 0, parts, out)
         return result
 
     def scatter(self, parts: Any = NOTHING, root: int = 0, *, out: Array | None = None) -> Any:

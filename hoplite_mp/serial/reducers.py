@@ -32,6 +32,7 @@ from hoplite_mp.serial.code import (
     reduce_only_by_value,
 )
 from hoplite_mp.serial.dtypes import Array, dtype_name, raw_bytes
+from hoplite_mp.serial.layout import INBAND_BYTES_MAX
 from hoplite_mp.serial.lent import Lender
 from hoplite_mp.serial.reading import (
     load_array,
@@ -43,10 +44,7 @@ from hoplite_mp.serial.reading import (
     load_value,
     load_view,
 )
-
-# Below this an array inside a container stays in the stream: its own line in the buffer table,
-# alignment and memoryview would cost more than copying it.
-INBAND_BYTES_MAX = 1024
+from hoplite_mp.serial.tensors import handler_of
 
 CLASSES_MAX = 4096
 
@@ -252,6 +250,7 @@ def _learn_handler(cls: type) -> Handler | None:
         handler = _reduce_inherited
     else:
         handler = next((h for base, h in _HANDLERS_BY_BASE if issubclass(cls, base)), None)
+        handler = handler or handler_of(cls)
     if handler is None and cls.__flags__ & _HEAP_TYPE and not importable(cls):
         own_reduce = getattr(cls, "__reduce__", None) is not object.__reduce__
         own_reduce_ex = getattr(cls, "__reduce_ex__", None) is not object.__reduce_ex__

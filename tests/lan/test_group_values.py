@@ -38,6 +38,11 @@ VALUES = """
               [(one, r) if rank % 2 and rank < size // 2 * 2 else one
                for r, one in enumerate(drawn)])
     say("all", g.calls == 4 * len(names))
+    for n in (3, 100_000):
+        outs = [np.zeros(n) for _ in range(size)]
+        got = g.allgather(np.full(n, rank + 1.0), out=outs)
+        assert all(one is out and (out == r + 1).all() for r, (one, out) in
+                   enumerate(zip(got, outs, strict=True)))
 """
 
 
