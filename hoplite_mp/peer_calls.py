@@ -194,8 +194,8 @@ class PeerCalls(Messages):
         root : int, optional
             The rank that receives them. Default: 0.
         out : list of numpy.ndarray, optional
-            One writable array for each rank, at the root, of its value's shape and dtype, into which the
-            value goes; that of a dead rank stays as it is.
+            At the root: one writable array for each rank, of its value's shape and dtype, into
+            which the value goes; that of a dead rank stays as it is.
 
         Returns
         -------

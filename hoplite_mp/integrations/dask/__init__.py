@@ -37,8 +37,8 @@ from hoplite_mp.collectives import operation_name
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.integrations import beside
 from hoplite_mp.integrations.carried import CarriedRef
-from hoplite_mp.integrations.dask_plugins import SchedulerSide, WorkerSide, host_of, place_of
-from hoplite_mp.integrations.dask_reduce import Sources, reduce_sources
+from hoplite_mp.integrations.dask.plugins import SchedulerSide, WorkerSide, host_of, place_of
+from hoplite_mp.integrations.dask.reducing import Sources, reduce_sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
