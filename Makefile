@@ -47,7 +47,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml $(ROOMS)
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks

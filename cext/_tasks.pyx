@@ -255,16 +255,16 @@ cdef class Tasks:
             STORE64(&me.deadline_ns, 0)
         return before
 
-    def end(self, uint64_t before, bint failed) -> None:
+    def end(self, uint64_t before, int failed) -> None:  # -1: it failed, and is tried again
         cdef shm_client *me = client_of(self.c, self.slot)
         if me.deadline_ns and me.deadline_id == me.running:  # not that of a task around this one
             STORE64(&me.deadline_ns, 0)
         trace_pop(self.c, self.slot, OUTCOME_CANCELLED if self.void_task == me.running
                   else OUTCOME_FAILED if failed else OUTCOME_DONE)
         STORE64(&me.running, before)
-        if failed:
+        if failed > 0:
             me.tasks_failed += 1
-        else:
+        elif not failed:
             me.tasks_done += 1
 
     def aborted(self, uint64_t oid) -> bool:
@@ -311,7 +311,7 @@ cdef class Tasks:
 
     @property
     def retire(self) -> bool:
-        return LOAD32(&client_of(self.c, self.slot).retire) != 0
+        return LOAD32(&client_of(self.c, self.slot).retire) & 1
 
     def pool_state(self, unsigned pool) -> int:
         """0 free, 1 open, 2 closing, 3 broken, 4 an actor's that has ended."""

@@ -167,7 +167,7 @@ typedef struct {
     uint32_t blocked;      /* waits inside a task */
     uint64_t pad2[6];
     uint32_t task;         /* futex: a hint was posted */
-    uint32_t retire;       /* node: end when idle */
+    uint32_t retire;       /* node: 1 end when idle, 2 ask it what to run between two tasks */
     uint64_t running;      /* local id of the task that runs */
     uint64_t deadline_ns;  /* 0 = none */
     uint64_t deadline_id;  /* of the task with that deadline: `running`, or one around it */

@@ -1,5 +1,11 @@
 # What a client hands to Python: holds, read-only views of sealed payloads, writable blocks.
 
+cdef extern from "unistd.h" nogil:
+    long sysconf(int)
+    int _SC_PAGESIZE
+cdef extern from "shm_file.h" nogil:
+    int file_is_ours(shm_file *)
+
 # They refer to the client alone, which refers to none of them: no cycle goes through them. Were they
 # collected in cycles, a garbage cycle that has one would clear its client before it could let go.
 
@@ -29,6 +35,27 @@ cdef class Hold:
 
 @cython.final
 @cython.no_gc
+cdef class Private:
+    """A writable buffer over pages of the store that are this process's own once it has written to
+    them. It holds what pins the object, because pages that were not written to are the store's."""
+    cdef char *area
+    cdef uint64_t skipped   # of the first page
+    cdef Py_ssize_t size
+    cdef object pin
+
+    def __dealloc__(self):
+        if self.area != NULL:
+            munmap(self.area, self.skipped + self.size)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.area + self.skipped, self.size, 0, flags)
+
+    def __len__(self) -> int:
+        return self.size
+
+
+@cython.final
+@cython.no_gc
 cdef class View:
     """A read-only buffer over a sealed payload; it pins the object as long as it lives."""
     cdef Client client
@@ -46,6 +73,35 @@ cdef class View:
 
     def __len__(self) -> int:
         return self.size
+
+    def private(self, part):
+        """The bytes of `part`, a buffer over some of this payload, as a writable buffer without a
+        copy: a page that is written to is copied first, by the kernel, for this process alone.
+        None: the store's file is closed, or the kernel refuses (it counts mappings)."""
+        cdef Private made = Private.__new__(Private)
+        cdef Mapping map = self.client.map
+        cdef Py_buffer seen
+        cdef uint64_t start, skipped
+        cdef void *area
+        PyObject_GetBuffer(part, &seen, PyBUF_SIMPLE)
+        start = <uint64_t>(<char *>seen.buf - map.store)
+        made.size = seen.len
+        PyBuffer_Release(&seen)
+        if start < <uint64_t>(self.address - map.store) or \
+                start + made.size > <uint64_t>(self.address - map.store) + self.size:
+            raise ValueError("these bytes are no part of this payload")
+        if not made.size or not map.usable() or not file_is_ours(&map.file):
+            return None
+        skipped = start % <uint64_t>sysconf(_SC_PAGESIZE)
+        area = mmap(NULL, skipped + made.size, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_NORESERVE, map.file.fd, start - skipped)
+        if area == MAP_FAILED:
+            return None
+        made.area = <char *>area
+        made.skipped = skipped
+        made.pin = part
+        madvise(area, skipped + made.size, MADV_DONTDUMP)
+        return made
 
 
 @cython.final

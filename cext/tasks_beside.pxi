@@ -24,6 +24,11 @@ cdef class Beside:
         self.tasks = tasks
         self.slot = tasks.slot
 
+    @property
+    def called(self) -> bool:
+        """Has this worker's node something for it to run between two tasks? (`Cluster.run`)"""
+        return LOAD32(&client_of(self.c, self.slot).retire) & 2
+
     def word(self) -> int:
         """Read before a look at what has ended, handed to next() after."""
         return LOAD32(&client_of(self.c, self.slot).task)
@@ -54,15 +59,15 @@ cdef class Beside:
         r.started_ns = now_ns()
         trace_push_beside(self.c, self.slot, oid, r.name, r.started_ns)
 
-    def end(self, uint64_t oid, bint failed, uint64_t running) -> None:
-        """It has ended; `running`: one of those that still run, or 0."""
+    def end(self, uint64_t oid, int failed, uint64_t running) -> None:
+        """It has ended; `running`: one of those that still run, or 0. failed -1: it is tried again."""
         cdef shm_client *me = client_of(self.c, self.slot)
         trace_remove(self.c, self.slot, oid, OUTCOME_CANCELLED if self.tasks.void_task == oid
                      else OUTCOME_FAILED if failed else OUTCOME_DONE)
         STORE64(&me.running, running)
-        if failed:
+        if failed > 0:
             me.tasks_failed += 1
-        else:
+        elif not failed:
             me.tasks_done += 1
 
     def deadline(self, uint64_t oid, uint64_t at_ns) -> None:

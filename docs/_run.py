@@ -67,7 +67,8 @@ def drawing(spans: list[tuple[str, str, float, float]]) -> str:
     for tick in range(0, int(end) + 1, 20 if end < 300 else 100):
         x = LEFT + tick * scale
         parts.append(f'<path d="M{x:.0f} {TOP - 8}V{height - 8}" stroke="#ddd"/>')
-        parts.append(f'<text x="{x:.0f}" y="{TOP - 14}" fill="#555">{tick} ms</text>')
+        if x < WIDTH - 40:
+            parts.append(f'<text x="{x:.0f}" y="{TOP - 14}" fill="#555">{tick} ms</text>')
     for number, track in enumerate(tracks):
         parts.append(f'<text x="8" y="{TOP + ROW * number + 16}">{track}</text>')
     for track, name, begin, until in spans:

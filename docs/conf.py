@@ -33,14 +33,19 @@ suppress_warnings = ["config.cache"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 default_role = "py:obj"
+highlight_language = "text"  # a drawing is no program
 
 autodoc_member_order = "groupwise"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "inherited-members": False}
-napoleon_google_docstring = True
+autodoc_default_options = {"members": True}
+napoleon_google_docstring = False
+napoleon_numpy_docstring = True
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = f"hoplite_mp {release}"
 html_show_copyright = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]

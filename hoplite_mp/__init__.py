@@ -32,6 +32,10 @@ from hoplite_mp.group import Group as Group
 from hoplite_mp.ref import ObjectRef as ObjectRef
 from hoplite_mp.ref import by_ref as by_ref
 from hoplite_mp.serial import register_pickle_by_value as register_pickle_by_value
+from hoplite_mp.sync.locks import Event as Event
+from hoplite_mp.sync.locks import Lock as Lock
+from hoplite_mp.sync.locks import Semaphore as Semaphore
+from hoplite_mp.sync.queues import Queue as Queue
 
 if _TYPE_CHECKING:
     from hoplite_mp.errors import ActorLostError as ActorLostError
@@ -53,11 +57,13 @@ __all__ = [
     "Cluster",
     "Config",
     "ConfigError",
+    "Event",
     "Executor",
     "Future",
     "Group",
     "HopliteError",
     "HopliteTimeoutError",
+    "Lock",
     "ManagerLostError",
     "Node",
     "NodeLostError",
@@ -65,7 +71,9 @@ __all__ = [
     "ObjectRef",
     "PeerLostError",
     "ProtocolError",
+    "Queue",
     "ReduceError",
+    "Semaphore",
     "StoreFullError",
     "TaskError",
     "WorkerLostError",
@@ -84,6 +92,10 @@ for _name in (
     "Group",
     "Node",
     "ObjectRef",
+    "Event",
+    "Lock",
+    "Queue",
+    "Semaphore",
     "as_completed",
 ):
     globals()[_name].__module__ = "hoplite_mp"

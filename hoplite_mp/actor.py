@@ -14,46 +14,56 @@ import inspect
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.actor_method import ActorMethod
 from hoplite_mp.client.actors import About
 from hoplite_mp.client.kinds import (
-    CONCURRENCY_SHIFT,
-    FLAG_ASYNC,
-    FLAG_STREAM,
-    check_counts,
     is_async,
     yields,
 )
-from hoplite_mp.client.memory import check_timeout
 from hoplite_mp.client.runtime import runtime_of
-from hoplite_mp.client.streams import Plan, Stream
 from hoplite_mp.errors import ClosedError, ObjectLostError
-from hoplite_mp.executor import TIMEOUT_S_MAX
-from hoplite_mp.worker import checkpoints
-from hoplite_mp.worker.actor import call
+from hoplite_mp.nodes import working_places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
     from hoplite_mp.executor import Options
     from hoplite_mp.ref import ObjectRef
 
-__all__ = ["Actor", "ActorCalls", "ActorMethod"]
+__all__ = ["Actor", "ActorCalls"]
 
 _turns = itertools.count()
 
 
 class Actor:
-    """A handle to an actor, made by `Cluster.actor` and `Cluster.get_actor`.
+    """A handle to an actor, an object that lives in a process of its own.
 
-    Its attributes are the methods of the actor's class, each of which returns a Future when it is
-    called, and `handle(...)` if the class has `__call__`; every other name is an AttributeError.
+    Made by `Cluster.actor` and found by `Cluster.get_actor`. Its attributes are the methods of the
+    actor's class. Calling one runs it in the actor's process and returns a Future; a method that
+    yields returns an iterator of refs, as `Cluster.stream` does. `handle(...)` works if the class
+    has `__call__`. Every other name is an AttributeError: a handle has no data.
+
     The names of the class win, so what the library does with an actor are functions:
     `Actor.close(handle)`, `Actor.kill(handle)`, `Actor.restarts(handle)`.
+    `handle.method.options(timeout=, copy=, name=, buffersize=)` changes one call.
 
     Handles travel as arguments, results and inside objects, and are counted as refs are: the actor
     ends with its last handle, after the calls made so far.
+
+    Examples
+    --------
+    >>> class Counter:
+    ...     def __init__(self):
+    ...         self.value = 0
+    ...     def add(self, n):
+    ...         self.value += n
+    ...         return self.value
+    >>> counter = c.actor(Counter)
+    >>> [counter.add(n).result() for n in (1, 2, 3)]
+    [1, 3, 6]
+    >>> counter.add.options(timeout=10)(4).result()
+    10
     """
 
     __slots__ = ("__weakref__", "_about", "_cluster", "_identity")
@@ -113,23 +123,68 @@ class Actor:
 
     @staticmethod
     def close(handle: Actor) -> None:
-        """The actor ends after the calls made so far; later ones raise ActorLostError.
+        """Ends the actor after the calls made so far; later ones raise ActorLostError.
 
-        Returns at once. No effect on an actor that has ended.
+        Returns at once. It has no effect on an actor that has ended.
+
+        Parameters
+        ----------
+        handle : Actor
+            Which one.
+
+        Examples
+        --------
+        >>> numbers = c.actor(list, (3, 4))
+        >>> position = numbers.index(4)
+        >>> hoplite_mp.Actor.close(numbers)
+        >>> position.result()
+        1
         """
         identity = _identity_of(handle)
         runtime_of(identity).actors.end(identity, False)
 
     @staticmethod
     def kill(handle: Actor) -> None:
-        """The actor ends now: its process is killed, and the call that runs and those that wait
-        raise ActorLostError. Returns at once."""
+        """Ends the actor now: its process is killed.
+
+        The call that runs and those that wait raise ActorLostError. Returns at once.
+
+        Parameters
+        ----------
+        handle : Actor
+            Which one.
+
+        Examples
+        --------
+        >>> numbers = c.actor(list, (3, 4))
+        >>> hoplite_mp.Actor.kill(numbers)
+        >>> numbers.index(4).result()
+        Traceback (most recent call last):
+            ...
+        hoplite_mp.ActorLostError: ...
+        """
         identity = _identity_of(handle)
         runtime_of(identity).actors.end(identity, True)
 
     @staticmethod
     def restarts(handle: Actor) -> int:
-        """How often the actor's process has been started again after its death."""
+        """How often the actor's process was started again after its death.
+
+        Parameters
+        ----------
+        handle : Actor
+            Which one.
+
+        Returns
+        -------
+        int
+            At most `options(restarts=)`.
+
+        Examples
+        --------
+        >>> hoplite_mp.Actor.restarts(c.actor(list))
+        0
+        """
         identity = _identity_of(handle)
         return runtime_of(identity).actors.restarts(identity)
 
@@ -154,111 +209,6 @@ def _handle(identity: ObjectRef[Any], about: About) -> Actor:
 def _arrived(identity: ObjectRef[Any], about: tuple[Any, ...]) -> Actor:
     """Named in streams."""
     return _handle(identity, About(*about))
-
-
-class ActorMethod:
-    """A method of an actor: calling it submits, and returns a Future."""
-
-    __slots__ = ("_about", "_buffersize", "_copy", "_identity", "_label", "_method", "_timeout")
-
-    def __init__(self, identity: ObjectRef[Any], about: About, method: str) -> None:
-        self._identity = identity
-        self._about = about
-        self._method = method
-        self._timeout = about.timeout
-        self._copy = about.copy
-        self._buffersize = about.buffersize
-        self._label = f"{about.class_name}.{method}"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs in the actor's process, behind the calls that this process has made before.
-
-        Returns a Future; of a method that yields an iterator of refs, as from `Cluster.stream`."""
-        about = self._about
-        if self._method not in about.streams:
-            many = about.concurrency << CONCURRENCY_SHIFT
-            alone = about.checkpoint > 0  # its coroutines run one at a time, as its methods do
-            flags = FLAG_ASYNC | many if self._method in about.asyncs and not alone else 0
-            return self._submit(flags, (self._method, *args), kwargs)
-        runtime = runtime_of(self._identity)
-
-        def begin(plan: Plan) -> Future[Any]:
-            return self._submit(FLAG_STREAM, (tuple(plan), self._method, *args), kwargs)
-
-        face = None if runtime.face is None else runtime.face()
-        return Stream(runtime, begin, about.retries, self._buffersize, self._label, face)
-
-    def _submit(self, flags: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        identity = self._identity
-        actors = runtime_of(identity).actors
-        numbered = self._about.checkpoint > 0 and not flags & FLAG_STREAM
-        return (actors.submit_numbered if numbered else actors.submit)(
-            identity,
-            self._about,
-            checkpoints.call if numbered else call,
-            args,
-            kwargs,
-            self._timeout,
-            self._copy,
-            self._label,
-            flags,
-        )
-
-    def options(self, **changes: Any) -> ActorMethod:
-        """The same method with another timeout=, copy=, name= or buffersize=; TypeError for other
-        names.
-
-        timeout: seconds of running, then the actor's process is killed, as at a death. copy: the
-        result, and values of refs among the arguments, are writable. name: shown in errors.
-        """
-        unknown = sorted(changes.keys() - {"timeout", "copy", "name", "buffersize"})
-        if unknown:
-            raise TypeError(
-                f"unknown option{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} of an "
-                "actor's method; there are buffersize, copy, name, timeout"
-            )
-        changed = ActorMethod(self._identity, self._about, self._method)
-        changed._timeout, changed._copy, changed._label = self._timeout, self._copy, self._label
-        check_counts(changes)
-        changed._buffersize = changes.get("buffersize", self._buffersize)
-        if "timeout" in changes:
-            timeout = changes["timeout"]
-            check_timeout(timeout)
-            if timeout is not None and not timeout > 0:
-                raise ValueError(f"timeout={timeout!r}: it must be seconds above 0, or None")
-            changed._timeout = (
-                None if timeout is None or timeout > TIMEOUT_S_MAX else float(timeout)
-            )
-        if "copy" in changes:
-            changed._copy = bool(changes["copy"])
-        if changes.get("name") is not None:
-            if not isinstance(changes["name"], str):
-                raise TypeError(f"name={changes['name']!r}: it must be a text, or None")
-            changed._label = changes["name"]
-        return changed
-
-    def __repr__(self) -> str:
-        return f"<method {self._label} of an Actor>"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _method_arrived, (
-            self._identity,
-            tuple(self._about),
-            self._method,
-            {
-                "timeout": self._timeout,
-                "copy": self._copy,
-                "name": self._label,
-                "buffersize": self._buffersize,
-            },
-        )
-
-
-def _method_arrived(
-    identity: ObjectRef[Any], about: tuple[Any, ...], method: str, options: dict[str, Any]
-) -> ActorMethod:
-    """Named in streams."""
-    return ActorMethod(identity, About(*about), method).options(**options)
 
 
 @functools.cache
@@ -293,19 +243,61 @@ class ActorCalls:
     def actor(self, cls: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Actor:
         """Makes `cls(*args, **kwargs)` in a process of its own, and returns a handle at once.
 
-        A method call on the handle runs there and returns a Future; calls of one process run in
-        the order in which they were made, one at a time. Refs and Futures among the arguments are
-        resolved as in `submit`. What the constructor raises, every call raises.
+        A method call on the handle runs there and returns a Future. Calls of one process run in the
+        order in which they were made, one at a time (`options(concurrency=n)`: up to n). What the
+        constructor raises, every call raises.
 
-        Of `options`: name: find it with `get_actor`, ValueError if it is taken, or with
-        get_if_exists=True the one that has it. detached=True: it lives without handles until it is
-        closed or killed or the cluster ends. restarts=n: after the death of its process the
-        constructor runs again, up to n times, on another host if this one is gone (of those that
-        node= names, if it was given); calls that had not begun go on, the one that ran raises
-        ActorLostError unless retries= was given. checkpoint=k: after every k calls its state
-        (pickle) is kept on two hosts, and it begins again with that; a call that is tried again is
-        applied once. With checkpoint=1 no result is given out before the state after it is kept.
-        timeout, copy: of its calls.
+        Parameters
+        ----------
+        cls : type
+            The class of the object.
+        *args, **kwargs
+            Of its constructor. Refs and Futures among them are resolved as in `submit`.
+
+        Returns
+        -------
+        Actor
+            The actor ends with its last handle, after the calls made so far.
+
+        Raises
+        ------
+        TypeError
+            `cls` is no class.
+        ValueError
+            The name is taken, or `checkpoint` is given with a `concurrency` above 1.
+
+        Notes
+        -----
+        These options are for actors:
+
+        name : str
+            `get_actor` finds it by this name, in the whole cluster.
+        get_if_exists : bool
+            True: if the name is taken, the handle is of the actor that has it.
+        detached : bool
+            True: it lives without handles, until it is closed or killed or the cluster ends.
+        restarts : int
+            How often the constructor runs again after the death of the process, on another host if
+            this one is gone. Calls that had not begun go on; the one that ran raises ActorLostError
+            unless `retries` was given.
+        checkpoint : int
+            After every so many calls the state (its pickle) is kept on two hosts, and a restart
+            begins with it. A call that is tried again is applied once. With 1, no result is given
+            out before the state after it is kept.
+        timeout, copy
+            Of its calls, as in `options`.
+
+        Examples
+        --------
+        >>> class Model:
+        ...     def __init__(self, size):
+        ...         self.weights = np.zeros(size)
+        ...     def apply(self, gradient):
+        ...         self.weights -= 0.5 * gradient
+        ...         return self.weights
+        >>> model = c.options(restarts=1).actor(Model, 2)
+        >>> model.apply(np.ones(2)).result()
+        array([-0.5, -0.5])
         """
         if not isinstance(cls, type):
             raise TypeError(f"an actor is made from a class, not from a {type(cls).__name__}")
@@ -316,7 +308,6 @@ class ActorCalls:
                 "cannot be kept; leave one of them out"
             )
         runtime = self._runtime
-        places = options.node or (runtime.tasks.node_number,)
         about = About(
             cls.__qualname__.rpartition("<locals>.")[2],
             options.name or "",
@@ -339,12 +330,48 @@ class ActorCalls:
                 about,
                 options.get_if_exists,
                 options.detached,
-                places[next(_turns) % len(places)],
+                self._actor_places(),
+                options.env,
+                options.retry_exceptions,
             )
         )
 
+    def _actor_places(self) -> Iterator[int]:
+        """Nodes for an actor: those that node= names, each in turn; else this one, and if that
+        leaves the cluster those that have workers."""
+        runtime, named = self._runtime, self._options.node
+        if named:
+            first = next(_turns) % len(named)
+            yield from (*named[first:], *named[:first])
+            return
+        own = runtime.tasks.node_number
+        yield own
+        yield from (number for number, _ in working_places(runtime) if number != own)
+
     def get_actor(self, name: str) -> Actor:
-        """The living actor of that name, in the whole cluster. LookupError: there is none."""
+        """The living actor of that name, in the whole cluster.
+
+        Parameters
+        ----------
+        name : str
+            As of `options(name=)` when the actor was made.
+
+        Returns
+        -------
+        Actor
+            A further handle.
+
+        Raises
+        ------
+        LookupError
+            There is none, or it has ended.
+
+        Examples
+        --------
+        >>> first = c.options(name="words").actor(dict, a=1)
+        >>> c.get_actor("words").get("a").result()
+        1
+        """
         if not isinstance(name, str) or not name:
             raise TypeError(f"name={name!r}: it must be a text that is not empty")
         found = self._runtime.actors.find(name)

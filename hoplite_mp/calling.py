@@ -27,6 +27,7 @@ from hoplite_mp.contributions import (
     into,
     is_plain_array,
     mask_of,
+    outs_of,
 )
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.leading import MISTAKE, Leading
@@ -83,13 +84,26 @@ class Calling:
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """Ranks that are members now."""
+        """Ranks that are members now, sorted.
+
+        Returns
+        -------
+        tuple of int
+            It may change at any time; `contributors` are those of the last finished call.
+
+        Examples
+        --------
+        >>> with c.group("living", size=1) as g:
+        ...     g.barrier()
+        ...     print(g.alive)
+        (0,)
+        """
         mask = self._board.look()[1]
         return tuple(rank for rank in range(self.size) if mask >> rank & 1)
 
     # -- one call ------------------------------------------------------------------------------
 
-    def _call(self, kind: str, op: Any, root: int, x: Any, out: Array | None) -> Any:
+    def _call(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
         if not self._tasks.tracing:
             return self._make(kind, op, root, x, out)
         begun, failed = time.monotonic_ns(), True
@@ -101,7 +115,7 @@ class Calling:
             name = f"{kind} {self.name}".encode(errors="replace")
             self._tasks.note_group_call(name, (self.calls or 1) - 1, self.rank, begun, failed)
 
-    def _make(self, kind: str, op: Any, root: int, x: Any, out: Array | None) -> Any:
+    def _make(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
         if self._closed:
             raise ClosedError(f"group {self.name!r}: this member has left")
         self._memory.check()
@@ -186,22 +200,38 @@ class Calling:
         """The number of the next call; the first one waits for all, or for being let in."""
         if self.calls is not None:
             return self.calls
-        wait_s = self._timeout if timeout is None else timeout
-        if wait_s is None:
-            wait_s = self._runtime.config.group_wait_s
-
-        def admitted() -> int:
-            return int(self._board.member(self.rank)[1])
-
-        self._wait(admitted, time.monotonic_ns() + int(wait_s * 1e9), self._not_full)
+        wait_ns = self._whole_ns() if timeout is None else int(timeout * 1e9)
+        self._wait(self._admitted, time.monotonic_ns() + wait_ns, self._not_full)
         if self.calls is None:  # else another thread has made the first call meanwhile
-            self.calls = admitted() - 1
+            self.calls = self._admitted() - 1
         return self.calls
+
+    def _admitted(self) -> int:
+        """The first call of this member + 1; 0: the group is not whole, or has not let it in.
+        PeerLostError: this member has come back, and nobody else will."""
+        _, start, _, client = self._board.member(self.rank)
+        if client != self._identity[1] or self._board.generation() != self._generation:
+            _, why = self._why_not()
+            raise PeerLostError(why or f"group {self.name!r} has ended")
+        return int(start)
+
+    def _why_not(self) -> tuple[bool, str]:
+        """Is this member none any more, and why; or else why another one was refused."""
+        ask = GroupRefusal(self.name, self._generation, self.rank)
+        over, why = self._runtime.channel.call(ask).value
+        return over, why
+
+    def _whole_ns(self) -> int:
+        """How long a group may take to be whole."""
+        wait_s = self._runtime.config.group_wait_s if self._timeout is None else self._timeout
+        return int(wait_s * 1e9)
 
     def _not_full(self) -> str:
         _, alive, joining, *_ = self._board.look()
         came = (alive | joining).bit_count()
-        refusal = self._runtime.channel.call(GroupRefusal(self.name)).value
+        over, refusal = self._why_not()
+        if over:
+            raise PeerLostError(refusal)
         why = f"; one was refused: {refusal}" if refusal else ""
         return f"{came} of {self.size} members came{why}"
 
@@ -312,9 +342,7 @@ class Calling:
 
     # -- reading the commit --------------------------------------------------------------------
 
-    def _take(
-        self, kind: str, op: str, root: int, result: ObjectRef[Any], out: Array | None
-    ) -> Any:
+    def _take(self, kind: str, op: str, root: int, result: ObjectRef[Any], out: Any) -> Any:
         read = self._memory.read
         local = self._memory.local_id
         mask, failed, text, data = read(local(result), FOREVER_NS, False)
@@ -342,10 +370,11 @@ class Calling:
             below = [rank for rank in sorted(data) if rank < self.rank + (kind == "scan")]
             arrays = [read(local(data[rank]), FOREVER_NS, False)[3][0] for rank in below]
             return self._folded(op, arrays, out)
+        outs = outs_of(kind, out, self.size)
         gathered: list[Any] = [None] * self.size
         for rank, ref in data.items():
             values = read(local(ref), FOREVER_NS, False)[3]
-            gathered[rank] = self._read(values[self.rank if kind in TARGETED else 0])
+            gathered[rank] = self._read(values[self.rank if kind in TARGETED else 0], outs[rank])
         return gathered
 
     def _folded(self, op: str, arrays: list[Array], out: Array | None) -> Array | None:

@@ -14,36 +14,18 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from hoplite_mp.actor import ActorCalls
 from hoplite_mp.client.entering import enter
-from hoplite_mp.client.futures import Future
-from hoplite_mp.client.memory import STATE, deadline_ns
 from hoplite_mp.client.runtime import Runtime, current_runtime
-from hoplite_mp.collectives import CollectiveCalls, as_refs, keep_copies
+from hoplite_mp.collectives import CollectiveCalls
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.ending import Ending
 from hoplite_mp.errors import ClosedError, ConfigError
+from hoplite_mp.everywhere import EverywhereCalls
 from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
-from hoplite_mp.group import Group
-from hoplite_mp.group import join as join_group
-from hoplite_mp.nesting import NESTS, as_ref, in_nest
-from hoplite_mp.nodes import (
-    WORKERS_MAX,
-    Looking,
-    Node,
-    grow,
-    list_nodes,
-    named_places,
-    node_id,
-    other_places,
-    own_node,
-    shrink,
-    working_places,
-)
-from hoplite_mp.protocol.local import Locate
-from hoplite_mp.ref import ObjectRef
+from hoplite_mp.group import GroupCalls
+from hoplite_mp.nodes import WORKERS_MAX, Node, NodeCalls, named_places, working_places
+from hoplite_mp.objects import ObjectCalls
 from hoplite_mp.store.limits import cpu_count
 from hoplite_mp.streaming import StreamCalls
 
@@ -52,49 +34,91 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hoplite_mp.client.far_hosts import FarHosts
+    from hoplite_mp.client.futures import Future
     from hoplite_mp.client.launch import Host
 
 __all__ = ["Cluster", "Node", "current"]
 
 T = TypeVar("T")
-Array = np.ndarray[Any, np.dtype[Any]]
 SPMD_SIZE_MAX = 200
 
 
-class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExecutor):
+class Cluster(
+    Ending,
+    ActorCalls,
+    CollectiveCalls,
+    EverywhereCalls,
+    GroupCalls,
+    NodeCalls,
+    ObjectCalls,
+    StreamCalls,
+    TaskExecutor,
+):
     """Processes that share immutable objects; a `concurrent.futures.Executor`.
 
-    Args:
-        workers: worker processes on this host; None: as many as CPUs this process may use
-            (affinity, control group); 0: none.
-        memory: limit of this host's store, bytes or "2GiB"; allocated as needed. Default: a third
-            of the smaller of RAM and the control group's limit.
-        spill_dir: directory on a disk for what does not fit; default: the first suitable of
-            TMPDIR, /var/tmp and the working directory.
-        config: every other limit; an argument here wins over it.
+    Parameters
+    ----------
+    workers : int, optional
+        Worker processes on this host, 0 to 200. Default: as many as CPUs this process may use
+        (affinity, control group). 0: none here.
+    address : str, optional
+        "host:port" of a running cluster, which this process joins. If this host has a node of that
+        cluster (`hoplite-mp up` or `join`, or `listen=`, of the same user), this process takes part
+        through that node and shares its memory and workers; `memory`, `ports` and `spill_dir` are
+        then those of that node. Otherwise, or if `workers` asks for some, it joins with a node of
+        its own.
+    hosts : sequence of str, optional
+        Names for ssh ("a", "user@b"). A node is started on each, and ends with this cluster.
+        `Config.hosts_command` is the command that starts it.
+    listen : str, optional
+        "host:port" where other hosts can join this cluster; [ ] around IPv6 numbers.
+    ports : str, optional
+        "A-B": where this host's node listens for other nodes. Default: any free port.
+    token : str or pathlib.Path, optional
+        The cluster's secret, or the file to read it from. Default: HOPLITE_MP_TOKEN, then the file
+        HOPLITE_MP_TOKEN_FILE, then ``~/.config/hoplite_mp/token``. A cluster that listens makes
+        that file if it is missing.
+    tls : bool, optional
+        False sends everything between hosts in the clear. Default: encrypted.
+    memory : int or str, optional
+        Limit of this host's store, in bytes or as "2GiB"; allocated as it is needed. Default: a
+        third of the smaller of RAM and the control group's limit.
+    spill_dir : str or pathlib.Path, optional
+        Directory on a disk for objects that do not fit into memory. Default: the first suitable of
+        TMPDIR, /var/tmp and the working directory.
+    config : Config, optional
+        Every other limit. An argument given here wins over it.
 
-        hosts: names for ssh ("a", "user@b"), on each of which a node is started; it ends with this
-            cluster. Config.hosts_command is the command. NodeLostError: one could not be started.
-        listen: "host:port" where other hosts can join this cluster; [ ] around IPv6 numbers.
-        address: "host:port" of a running cluster. If this host has a node of it (`hoplite-mp up` or
-            `join`, or `listen=`, of the same user), this process takes part through that, and
-            shares its memory and workers; memory=, ports= and spill_dir= are then that node's.
-            Else, or if workers= asks for some, it joins with a node of its own. AuthError,
-            ManagerLostError (after Config.connect_timeout_s), ProtocolError.
-        ports: "A-B", where this host's node listens for others; default: any free one.
-        token: the cluster's secret, or a Path to read it from; else HOPLITE_MP_TOKEN,
-            HOPLITE_MP_TOKEN_FILE, ~/.config/hoplite_mp/token (made by who listens).
-        tls: False sends everything in the clear.
+    Raises
+    ------
+    ConfigError
+        Arguments that exclude each other, or a limit that is out of its range.
+    AuthError
+        `address`: the cluster has another token.
+    ManagerLostError
+        `address`: nobody answered there for `Config.connect_timeout_s` seconds.
+    ProtocolError
+        `address`: another version of this library, or something else, answers there.
+    NodeLostError
+        `hosts`: a node could not be started.
+
+    Notes
+    -----
+    Leaving `with` waits for all submitted tasks. Leaving it by an exception cancels tasks that
+    wait, interrupts those that run, and kills what has not ended after `Config.cancel_grace_s`.
+
+    Examples
+    --------
+    >>> with hoplite_mp.Cluster(workers=1) as small:
+    ...     future = small.submit(pow, 2, 10)
+    ...     print(future.result())
+    1024
     """
 
     _attaches = True  # to a node of this host, if address= has one here
     _joins = True  # with a node of its own, where address= has none on this host
     _stays = False  # this process is there for its node, so other drivers may rely on that
     _standby: tuple[str, ...] = ()  # where another manager may be, as of `hosting`
-    submit = TaskExecutor.submit
-    map = TaskExecutor.map
-    stats, trace = Looking.stats, Looking.trace
-    shutdown = Ending.shutdown
 
     def __init__(
         self,
@@ -181,12 +205,24 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
 
     @property
     def address(self) -> str | None:
-        """Where others can join ("ip:port"); None if this cluster is of one host."""
+        """Where others can join, "ip:port"; None if this cluster is of one host.
+
+        Examples
+        --------
+        >>> c.address is None
+        True
+        """
         return None if self._network is None else self._network.address
 
     @property
     def token_file(self) -> Path | None:
-        """The file with the token that others need, if it came from one."""
+        """The file with the token that others need to join; None if the token came from elsewhere.
+
+        Examples
+        --------
+        >>> c.token_file is None
+        True
+        """
         return None if self._network is None else self._network.token.file
 
     @classmethod
@@ -200,105 +236,73 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
             runtime.face = lambda: face  # a worker's lives as long as the worker
         found = runtime.face()
         if found is None:
-            raise ClosedError("this cluster ends: nobody holds it any more")
+            raise ClosedError(
+                "this cluster is ending, because nothing in the program refers to it any more"
+            )
         return found  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:  # where it arrives it is current(), so viewed
         return _arrived, (self._options,)
 
-    # -- objects -------------------------------------------------------------------------------
-
-    def put(self, value: T, copies: int = 1) -> ObjectRef[T]:
-        """Stores an immutable value: arrays and other buffers are copied in once, out never.
-
-        Waits up to Config.put_wait_s for room, then StoreFullError; at once for more than the
-        limit. An array of `empty()` is published without a copy and becomes read-only.
-
-        copies: on how many nodes it is then held, this one among them, so that it outlives the
-        death of one less; it returns when all have it, others in place of those that die meanwhile.
-        ValueError: there are fewer nodes. A copy that is lost later is not replaced.
-        """
-        to = other_places(self._runtime, copies)
-        ref = self._runtime.memory.put(value)
-        keep_copies(self._runtime, ref, copies, to)
-        return ref
-
-    def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Array:
-        """A writable array inside the store, uninitialised. `put(a)`, or returning it from a task,
-        publishes it without a copy and makes it read-only; never published, it is freed with the
-        last array over it. Views of it that were made before stay writable: do not use them."""
-        return self._runtime.memory.empty(shape, dtype, order)
-
-    def get(self, refs: Any, timeout: float | None = None, copy: bool = False) -> Any:
-        """The value of a ref or Future, or a list for several, in order; read-only. Any nesting of
-        list, tuple and dict (these very types) gives the same nesting of values.
-
-        Raises the first failure in that order: the task's own exception, CancelledError,
-        ObjectLostError, ReduceError; HopliteTimeoutError after `timeout` seconds (0 polls).
-        copy=True: writable copies.
-        """
-        memory = self._runtime.memory
-        memory.check()
-        deadline = deadline_ns(timeout)
-
-        def read(ref: ObjectRef[Any]) -> Any:
-            return memory.read(memory.local_id(ref), deadline, copy)
-
-        if isinstance(refs, (ObjectRef, Future)):
-            (ref,) = as_refs(refs)
-            return read(ref)
-        if type(refs) not in NESTS:
-            return [read(ref) for ref in as_refs(refs)]
-        return in_nest(in_nest(refs, as_ref), read)  # all are refs before anything is waited for
-
-    def wait(
-        self, refs: Any, num: int | None = None, timeout: float | None = None
-    ) -> tuple[list[Any], list[Any]]:
-        """(done, not done), each in the given order; returns when `num` (default: all) are done,
-        ready or failed, or at the timeout."""
-        memory, submitter = self._runtime.memory, self._runtime.submitter
-        memory.check()
-        given = [refs] if isinstance(refs, (ObjectRef, Future)) else list(refs)
-        oids = [memory.local_id(ref) for ref in as_refs(given)]
-        wanted = len(oids) if num is None else num
-        if not 0 <= wanted <= len(oids):
-            raise ValueError(f"num={num!r}: it must be from 0 to the number of refs, {len(oids)}")
-        if wanted:
-            submitter.waiting.wait_many(oids, wanted, deadline_ns(timeout))
-        flags = [submitter.tasks.done(oid) for oid in oids]
-        done = [ref for ref, flag in zip(given, flags, strict=True) if flag]
-        return done, [ref for ref, flag in zip(given, flags, strict=True) if not flag]
-
-    def delete(self, refs: Any) -> None:
-        """Drops objects now: later gets fail with ObjectLostError. Arrays in use keep their memory;
-        tasks and reductions that still need a ref see a failed source."""
-        memory = self._runtime.memory
-        memory.check()
-        for ref in as_refs(refs):
-            memory.delete(ref)
-
-    def locations(self, ref: Any) -> list[str]:
-        """Ids of the nodes that hold the whole value."""
-        memory = self._runtime.memory
-        memory.check()
-        (one,) = as_refs(ref)
-        oid = memory.local_id(one)
-        if memory.client.state(oid) not in _HELD:
-            return []
-        return [node_id(number) for number in self._runtime.channel.call(Locate(oid)).value]
-
     # -- tasks ---------------------------------------------------------------------------------
 
     def options(self, **changes: Any) -> Cluster:
-        """A view of this cluster with other defaults for submit, map and executor.
+        """A view of this cluster with other defaults for its tasks and actors.
 
-        node: a node, its id, or a list of them, to run on and nowhere else. retries: how often a
-        task is run again after the death of its worker, never after an exception. timeout: seconds
-        of running, then the worker is killed and the task fails with HopliteTimeoutError. copy:
-        results, and values of refs among the arguments, are writable. name: shown in errors.
-        concurrency: how many `async def` tasks one worker runs at a time, or calls its actor.
-        buffersize: how many items a stream may be ahead of its reader. What only actors have
-        stands at `actor`. Later options override; unknown names are a TypeError.
+        They are those of `submit`, `map`, `stream`, `executor`, `spmd` and `actor`. The view is the
+        same cluster: it shares workers and objects. Later options override earlier ones.
+
+        Parameters
+        ----------
+        node : Node, str, or a list of them, optional
+            Run on these nodes and nowhere else. Default: anywhere.
+        retries : int, optional
+            How often a task runs again after the death of its worker or host, 0 to 127; after an
+            exception only if it is among `retry_exceptions`. Default: `Config.retries`, 3; 0 for
+            actors.
+        retry_exceptions : class or tuple of classes, optional
+            Subclasses of Exception that count as deaths do. The last one is raised as itself; in
+            `map` the failed item alone is tried again. Default: none.
+        timeout : float, optional
+            Seconds that a task may run. After that its worker is killed and replaced, and the task
+            fails with HopliteTimeoutError. Default: no limit.
+        copy : bool, optional
+            True: results, and the values of refs among the arguments, are writable copies. Default:
+            False.
+        name : str, optional
+            Shown in errors and traces; of an actor, the name that `get_actor` finds.
+        concurrency : int, optional
+            How many `async def` tasks one worker runs at a time, or how many calls an actor.
+            Default: 1.
+        buffersize : int, optional
+            How many items a stream may be ahead of its reader. Default: as many as fit into
+            `Config.stream_bytes_max` bytes.
+        env : dict, optional
+            Of `executor`, `actor` and `spmd`: changes of the environment of their processes, made
+            before anything is imported there; a value of None removes the variable. Such a process
+            starts in about 0.2 s instead of 1 ms. With other calls it is a ValueError.
+        restarts, checkpoint, detached, get_if_exists
+            For actors alone; see `actor`.
+
+        Returns
+        -------
+        Cluster
+            The view.
+
+        Raises
+        ------
+        TypeError
+            An option that does not exist.
+        ValueError
+            A value that is not allowed, or a node that has never been in the cluster.
+        NodeLostError
+            `node`: it was in the cluster, and is gone.
+
+        Examples
+        --------
+        >>> careful = c.options(retries=0, timeout=60)
+        >>> careful.submit(sum, [1, 2, 3]).result()
+        6
         """
         return self._view(self._options.override(self._resolved(changes)))
 
@@ -318,10 +322,46 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
         max_tasks_per_child: int | None = None,
         **options: Any,
     ) -> PoolExecutor:
-        """An Executor with workers of its own; they end at its shutdown.
+        """An executor on this cluster with worker processes of its own.
 
-        node: where they are, a node or several that share them evenly; None: this host.
-        max_workers: None: as many as CPUs here, or as those nodes have workers.
+        Its workers end at its shutdown. Options are those of `options`, besides the arguments
+        below.
+
+        Parameters
+        ----------
+        max_workers : int, optional
+            How many workers, 1 to 200. Default: as many as CPUs here, or, with `node=`, as many as
+            those nodes have workers.
+        initializer : callable, optional
+            Runs in each worker before its first task, and in each worker that replaces a dead one.
+        initargs : tuple, optional
+            Its arguments.
+        max_tasks_per_child : int, optional
+            After so many tasks a worker is replaced by a new one. Default: never.
+        **options
+            As of `options`. `node`: one or several nodes that share the workers evenly. Default:
+            this host.
+
+        Returns
+        -------
+        concurrent.futures.Executor
+            With `submit`, `map`, `options` and `shutdown`, for `with`.
+
+        Raises
+        ------
+        ValueError
+            A number of workers or tasks that is not allowed.
+        NodeLostError
+            A node has gone before its workers had started.
+
+        Examples
+        --------
+        >>> def load(scale):
+        ...     global factor
+        ...     factor = scale
+        >>> with c.executor(1, initializer=load, initargs=(3,)) as pool:
+        ...     print(pool.submit(lambda x: x * factor, 5).result())
+        15
         """
         self._runtime.memory.check()
         places = named_places(self._runtime, options.pop("node", None), self._options.node)
@@ -342,11 +382,40 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
     def spmd(
         self, fn: Callable[..., T], size: int, *args: Any, node: Any = None
     ) -> list[Future[T]]:
-        """`size` peers in processes of their own, all at once: `fn(rank, *args)`. Refs among args
-        arrive as values, as for `submit`; `by_ref(ref)` hands a ref over.
-        node: where they are, a node or several; None: all that have workers, in proportion. One
-        that dies begins again like any task (`options(retries=0)`: it does not), and may join its
-        Group again as long as that lives.
+        """Starts `size` peers at once, each in a process of its own, as `fn(rank, *args)`.
+
+        The peers usually become members of one Group. A peer that dies begins again like any task
+        (`options(retries=0)`: it does not), and may join its Group again as long as that lives.
+
+        Parameters
+        ----------
+        fn : callable
+            Runs in each peer. Its first argument is the rank, 0 to size - 1.
+        size : int
+            How many peers, 1 to 200.
+        *args
+            Further arguments, the same for every peer. Refs arrive as their values, as for
+            `submit`; `by_ref(ref)` hands over the ref.
+        node : Node, str, or a list of them, optional
+            Where the peers run. Default: all nodes that have workers, in proportion to these.
+
+        Returns
+        -------
+        list of Future
+            The peers' results, by rank.
+
+        Raises
+        ------
+        ValueError
+            A size that is not allowed, or a node that has never been in the cluster.
+
+        Examples
+        --------
+        >>> def peer(rank, scale):
+        ...     g = hoplite_mp.current().group("spmd", size=2, rank=rank)
+        ...     return float(g.allreduce(scale * rank))
+        >>> [future.result() for future in c.spmd(peer, 2, 10.0)]
+        [10.0, 10.0]
         """
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= SPMD_SIZE_MAX:
             raise ValueError(f"size={size!r}: it must be from 1 to {SPMD_SIZE_MAX}")
@@ -355,53 +424,6 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
         weights = [(number, 1) for number, _ in places] or working_places(self._runtime)
         options = dataclasses.replace(self._options, node=None)
         return spmd(self._runtime, options, fn, size, args, weights)
-
-    def group(
-        self,
-        name: str,
-        size: int,
-        rank: int | None = None,
-        *,
-        strict: bool = False,
-        timeout: float | None = None,
-    ) -> Group:
-        """Becomes a member of the Group `name`; the first call waits for all `size`.
-
-        rank=None takes the lowest free one. timeout: seconds for each call (None: as long as the
-        peers live; a group that does not fill raises after Config.group_wait_s). ValueError: wrong
-        size, taken rank, one too many. PeerLostError: its process died, and the others have left.
-        """
-        member = join_group(self._runtime, name, size, rank, strict, timeout)
-        member._cluster = self
-        return member
-
-    # -- looking -------------------------------------------------------------------------------
-
-    @property
-    def nodes(self) -> list[Node]:
-        """Living nodes in order of joining."""
-        return list_nodes(self._runtime, memory=True)
-
-    @property
-    def here(self) -> Node:
-        """The node of this process: in a task, of the worker that runs it."""
-        return own_node(self._runtime)
-
-    def add_workers(self, n: int, node: Any = None) -> None:
-        """`n` workers more for the cluster's tasks, on this host or on `node`, while work runs."""
-        grow(self._runtime, n, node)
-
-    def remove_node(self, node: Any) -> None:
-        """Lets a node, or several, leave in order, and returns when they are gone.
-
-        It takes no more tasks; what runs there is run to its end, results that only it holds are
-        fetched by others. Its actors finish the calls made so far; later ones raise ActorLostError.
-        Objects that were `put` on it are lost with it, unless copies are elsewhere.
-        `hoplite-mp join` ends there with exit code 0; a program that is connected through that node
-        loses its cluster. ValueError: that of the manager, with which the whole cluster would end,
-        and the caller's own, which leaves by `shutdown`.
-        """
-        shrink(self._runtime, node)
 
 
 class ApartCluster(Cluster):
@@ -426,9 +448,6 @@ class _View(Cluster):
         return self._base.__exit__(kind, value, traceback)
 
 
-_HELD = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
-
-
 def _arrived(options: Options) -> Cluster:
     """Named in streams: the cluster, or a view of it, where it has come to."""
     cluster = current()
@@ -436,5 +455,23 @@ def _arrived(options: Options) -> Cluster:
 
 
 def current() -> Cluster:
-    """Inside a task the same cluster; elsewhere the innermost open one, else ClosedError."""
+    """The cluster of the caller.
+
+    Returns
+    -------
+    Cluster
+        Inside a task the cluster that runs it; elsewhere the one that was opened last and is open.
+
+    Raises
+    ------
+    ClosedError
+        There is none.
+
+    Examples
+    --------
+    >>> def count():
+    ...     return len(hoplite_mp.current().nodes)
+    >>> c.submit(count).result()
+    1
+    """
     return Cluster._of(current_runtime())

@@ -58,7 +58,7 @@ class _Explained(type):
         import inspect
         import textwrap
 
-        own = cls.__dict__.get("__doc__") or ""
+        own = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
         try:
             tree = ast.parse(inspect.getsource(sys.modules[__name__]))
         except (KeyError, OSError, SyntaxError, TypeError):  # there is no source here
@@ -79,7 +79,19 @@ class _Explained(type):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(metaclass=_Explained):
-    """The limits of one cluster. Immutable: `dataclasses.replace` makes a changed copy."""
+    """The limits of one cluster. Immutable: `dataclasses.replace` makes a changed copy.
+
+    Raises
+    ------
+    ConfigError
+        A value of the wrong type, or out of its range; the message says what is allowed.
+
+    Examples
+    --------
+    >>> config = hoplite_mp.Config(retries=0, silence_s=5)
+    >>> config.retries
+    0
+    """
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -105,6 +117,12 @@ class Config(metaclass=_Explained):
     unless options(buffersize=) says how many items; each counts at least 4 KiB.
     Higher: the generator and its reader disturb each other less. Lower: less of the store is taken
     by each stream."""
+
+    queue_item_bytes_max: int = 16 * KIB
+    """Items of a Queue up to this size travel in its messages, and lie in its actor's memory;
+    larger ones are objects in the store of the host that has put them.
+    Higher: fewer objects, and fewer items that are lost with a host. Lower: less passes through the
+    actor, which copies it twice, and for which all who use the queue wait."""
 
     put_wait_s: float = 10.0
     """How long a put waits for room in a full store before StoreFullError.
@@ -328,15 +346,32 @@ class Config(metaclass=_Explained):
         if self.silence_s < 3 * self.beat_interval_s:
             raise ConfigError(
                 f"silence_s={self.silence_s:g} is too short: hosts say each beat_interval_s="
-                f"{self.beat_interval_s:g} that they live; at least three times that"
+                f"{self.beat_interval_s:g} that they live; at least three of that"
             )
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Config:
-        """The limits from `overrides`, else from `HOPLITE_MP_<FIELD>`, else the defaults.
+        """The limits from `overrides`, from ``HOPLITE_MP_<FIELD>``, or else the defaults.
 
-        An override of None means "not given". In the environment "none" stands for None, and
-        every number of bytes may have a unit: `HOPLITE_MP_MEMORY_BYTES=2GiB`.
+        In the environment "none" stands for None, and every number of bytes may have a unit:
+        `HOPLITE_MP_MEMORY_BYTES=2GiB`.
+
+        Parameters
+        ----------
+        **overrides
+            Fields by their names; None means "not given".
+
+        Raises
+        ------
+        ConfigError
+            A value that is not allowed; the message names the field or the variable.
+        TypeError
+            A field that does not exist.
+
+        Examples
+        --------
+        >>> hoplite_mp.Config.from_environment(put_wait_s=2.0).put_wait_s
+        2.0
         """
         values = {name: value for name, value in overrides.items() if value is not None}
         for field in fields(cls):

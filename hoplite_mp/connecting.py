@@ -72,15 +72,39 @@ def _takes_arguments_of(
 
 @_takes_arguments_of(Cluster)
 def connect(*args: Any, **kwargs: Any) -> Connecting:
-    """Opens a Cluster without blocking the event loop; takes the arguments of `Cluster`.
+    """Opens a Cluster without blocking the event loop.
 
-        async with hoplite_mp.connect() as c:
-            print(await c.submit(pow, 2, 10))
+    Parameters
+    ----------
+    *args, **kwargs
+        Those of `Cluster`.
 
+    Returns
+    -------
+    awaitable
+        For `async with`, or `await`, which gives the Cluster.
+
+    Raises
+    ------
+    RuntimeError
+        It was awaited or entered twice.
+
+    Notes
+    -----
     Leaving `async with` does what leaving `with` does, in a thread: it waits for all submitted
-    tasks; by an exception (also if the leaving is cancelled) it cancels what waits and interrupts
-    what runs. `c = await hoplite_mp.connect()` is closed by `await asyncio.to_thread(c.shutdown)`,
-    or at interpreter exit. What is cancelled while it opens is closed as soon as it is open.
+    tasks; by an exception, or if the leaving is cancelled, it cancels tasks that wait and
+    interrupts those that run. A cluster of `c = await hoplite_mp.connect()` is closed by `await
+    asyncio.to_thread(c.shutdown)`, or at interpreter exit. If the opening is cancelled, the cluster
+    is closed as soon as it is open.
+
+    Examples
+    --------
+    >>> import asyncio
+    >>> async def main():
+    ...     async with hoplite_mp.connect(workers=1) as small:
+    ...         return await small.submit(pow, 2, 10)
+    >>> asyncio.run(main())
+    1024
     """
     return Connecting(functools.partial(Cluster, *args, **kwargs))
 

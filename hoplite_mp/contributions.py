@@ -29,6 +29,7 @@ __all__ = [
     "into",
     "is_plain_array",
     "mask_of",
+    "outs_of",
     "shortened",
 ]
 
@@ -72,6 +73,16 @@ def _one_for_each(kind: str, x: Any, size: int) -> list[Any]:
     if len(parts) != size:
         raise ValueError(f"{kind} needs {size} parts, one for each rank: {len(parts)}")
     return parts
+
+
+def outs_of(kind: str, out: Any, size: int) -> list[Any]:
+    """The `out` of a call whose result is a list: an array for each rank, or nothing for each."""
+    if out is None:
+        return [None] * size
+    outs = list(out) if isinstance(out, (list, tuple)) else []
+    if len(outs) != size:
+        raise ValueError(f"out of {kind} must be a list of {size} arrays, one for each rank")
+    return outs
 
 
 def reducible(kind: str, x: Any) -> Array:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.client.spreading import refusal
 from hoplite_mp.cluster import Cluster
-from hoplite_mp.executor import Options, TaskExecutor, open_pool, refusal
+from hoplite_mp.executor import Options, TaskExecutor, open_pool
 from hoplite_mp.nodes import WORKERS_MAX
 from hoplite_mp.store.limits import cpu_count
 
@@ -23,15 +24,38 @@ __all__ = ["Executor"]
 class Executor(TaskExecutor):
     """The one-line replacement of `concurrent.futures.ProcessPoolExecutor`.
 
-    Owns a cluster of this host; survives a worker's death (the task runs again). Results are
-    writable. What does not pickle fails its Future, with what pickle raised. Arguments as there,
-    but for `mp_context`, which must be None: workers are neither forked nor spawned from this
-    process.
+    Owns a cluster of this host. A worker's death breaks nothing: the task runs again in another
+    one. Results are writable. A task whose arguments do not pickle fails its Future, with what
+    pickle raised.
+
+    Parameters
+    ----------
+    max_workers : int, optional
+        Worker processes, 1 to 200. Default: as many as CPUs this process may use.
+    initializer : callable, optional
+        Runs in each worker before its first task.
+    initargs : tuple, optional
+        Its arguments.
+    max_tasks_per_child : int, optional
+        After so many tasks a worker is replaced. Default: never.
+    mp_context : None
+        There for the signature: workers are neither forked nor spawned from this process.
+
+    Raises
+    ------
+    ValueError
+        A number of workers or tasks that is not allowed.
+    TypeError
+        `mp_context` is not None, or `initializer` cannot be called.
+
+    Examples
+    --------
+    >>> with hoplite_mp.Executor(max_workers=1) as pool:
+    ...     print(sum(pool.map(abs, range(-3, 0))))
+    6
     """
 
     _pickles_later = True
-    submit = TaskExecutor.submit  # here too, so that the pages of the API show them
-    map = TaskExecutor.map
 
     def __init__(
         self,
@@ -72,7 +96,24 @@ class Executor(TaskExecutor):
                 raise
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As in the standard library."""
+        """As in the standard library: takes no new tasks, and ends the workers.
+
+        Parameters
+        ----------
+        wait : bool, optional
+            True returns when all tasks are done and all processes are gone. Default: True.
+        cancel_futures : bool, optional
+            True cancels all tasks that have not begun. Default: False.
+
+        Examples
+        --------
+        >>> pool = hoplite_mp.Executor(max_workers=1)
+        >>> pool.shutdown()
+        >>> pool.submit(abs, -1)
+        Traceback (most recent call last):
+            ...
+        hoplite_mp.ClosedError: cannot schedule new futures after shutdown: ...
+        """
         self._closed = True
         self._cluster.shutdown(wait, cancel_futures=cancel_futures)
 

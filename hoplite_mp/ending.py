@@ -56,10 +56,25 @@ class Ending:
         weakref.finalize(self, _drop, keeper).atexit = False  # then _close_all ends it
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As in the standard library: no new tasks, then the end of the cluster made here.
+        """Takes no new tasks, waits for those submitted, and ends the cluster that was made here.
 
-        wait=True returns when all tasks are done and all processes are gone; wait=False returns at
-        once and does the same behind your back. Afterwards calls raise ClosedError.
+        A cluster that was reached by `address=` lives on. Afterwards calls raise ClosedError.
+
+        Parameters
+        ----------
+        wait : bool, optional
+            True returns when all tasks are done and all processes are gone. False returns at once,
+            and the same happens in the background. Default: True.
+        cancel_futures : bool, optional
+            True cancels all tasks that have not begun. Default: False.
+
+        Examples
+        --------
+        >>> small = hoplite_mp.Cluster(workers=1)
+        >>> future = small.submit(pow, 2, 4)
+        >>> small.shutdown()
+        >>> future.result()
+        16
         """
         if self._host is None:
             return

@@ -33,62 +33,145 @@ __all__ = [
 
 
 class HopliteError(Exception):
-    """Base of all errors of this library; catch it to catch them all."""
+    """Base of all errors of this library; catch it to catch them all.
+
+    Examples
+    --------
+    >>> try:
+    ...     c.empty(10**15)
+    ... except hoplite_mp.HopliteError as error:
+    ...     print(type(error).__name__)
+    StoreFullError
+    """
 
 
 class ClosedError(HopliteError, RuntimeError):
-    """The cluster, executor or group was closed before this call, or a fork left it behind.
+    """The cluster, executor or Group was closed, or belongs to the parent of a fork.
 
-    Your doing: keep the `with` block open for as long as its objects are used.
+    Your program's doing: keep the `with` block open for as long as its objects are used.
+
+    Examples
+    --------
+    >>> pool = c.executor(1)
+    >>> pool.shutdown()
+    >>> pool.submit(abs, -1)
+    Traceback (most recent call last):
+        ...
+    hoplite_mp.ClosedError: cannot schedule new futures after shutdown: ...
     """
 
 
 class ConfigError(HopliteError, ValueError):
     """A limit has a value that cannot work; the message names the field and what is allowed.
 
-    Your doing, in an argument or in the environment.
+    Your program's doing, in an argument or in the environment.
+
+    Examples
+    --------
+    >>> hoplite_mp.Config(retries=-1)
+    Traceback (most recent call last):
+        ...
+    hoplite_mp.ConfigError: retries=-1 is not allowed: a whole number from 0 ...
     """
 
 
 class TaskError(HopliteError, RuntimeError):
-    """A task raised an exception that could not be pickled; this one carries its text instead.
+    """A task raised an exception that does not pickle; this one carries its text instead.
 
     The task's doing. An exception that pickles arrives as itself.
+
+    Examples
+    --------
+    >>> import threading
+    >>> def failing():
+    ...     raise RuntimeError("out of paper", threading.Lock())
+    >>> c.submit(failing).result()
+    Traceback (most recent call last):
+        ...
+    hoplite_mp.TaskError: ...out of paper...
     """
 
 
 class ObjectLostError(HopliteError, LookupError):
-    """The object is gone: deleted, or no living process holds its bytes.
+    """The object is gone: it was deleted, or no living process holds its bytes.
 
-    Yours if you deleted it, otherwise the world's: whoever held it died.
+    Your program's doing if it called `delete`; otherwise those who held it have died.
+
+    Examples
+    --------
+    >>> ref = c.put(1)
+    >>> c.delete(ref)
+    >>> c.get(ref)
+    Traceback (most recent call last):
+        ...
+    hoplite_mp.ObjectLostError: ...
     """
 
 
 class PeerLostError(HopliteError, ConnectionError):
-    """A member of a group died in a call that cannot do without it.
+    """A member of a Group has died or left, in a call that cannot do without it.
 
-    The world's doing: it was the root, or the group is strict.
+    It was the root or the sender, or the Group is strict. Nobody's fault but that of what killed
+    it.
+
+    Examples
+    --------
+    >>> def peer(rank):
+    ...     g = hoplite_mp.current().group("peers", 2, rank)
+    ...     g.barrier()
+    ...     if rank == 1:
+    ...         g.recv(source=0)  # which leaves without sending
+    >>> c.spmd(peer, 2)[1].result()
+    Traceback (most recent call last):
+        ...
+    hoplite_mp.PeerLostError: group 'peers': ...
     """
 
 
 class ManagerLostError(HopliteError, ConnectionError):
-    """The manager does not answer: nobody is there, or it died.
+    """The manager does not answer: nobody is at that address, or it has died.
 
-    The world's doing; check the address and whether the cluster still runs.
+    Check the address, and whether the cluster still runs.
+
+    Examples
+    --------
+    >>> nobody = dict(address="127.0.0.1:1", token="0123456789abcdef0123456789abcdef")
+    >>> hoplite_mp.Cluster(**nobody, config=hoplite_mp.Config(connect_timeout_s=0.1))
+    Traceback (most recent call last):
+        ...
+    hoplite_mp.ManagerLostError: ...
     """
 
 
 class StoreFullError(HopliteError, MemoryError):
-    """The store had no room for the bytes until the deadline of the put.
+    """The store had no room for the bytes, or not in time.
 
-    Yours to balance: free arrays and refs, or raise the limit.
+    The message says who holds the memory. Free arrays and refs, or raise the limit.
+
+    Examples
+    --------
+    >>> c.empty(10**15)
+    Traceback (most recent call last):
+        ...
+    hoplite_mp.StoreFullError: ...
     """
 
 
 class HopliteTimeoutError(HopliteError, TimeoutError):
-    """What was waited for did not happen within the timeout that you gave.
+    """What was waited for did not happen within the timeout that was given.
 
-    Nobody's fault: what was waited for goes on and may be waited for again.
+    What was waited for goes on, and may be waited for again.
+
+    Examples
+    --------
+    >>> import time
+    >>> future = c.submit(time.sleep, 60)
+    >>> future.result(timeout=0.01)
+    Traceback (most recent call last):
+        ...
+    hoplite_mp.HopliteTimeoutError: the result of sleep() was not ready within ...
+    >>> future.cancel(force=True)
+    True
     """
 
 
@@ -96,20 +179,40 @@ class ReduceError(HopliteError, RuntimeError):
     """Too few sources of a collective succeeded; `__cause__` is the first failure.
 
     The doing of the tasks that made the sources.
+
+    Examples
+    --------
+    >>> parts = [c.put(1), c.submit(divmod, 1, 0)]
+    >>> c.get(c.reduce(parts, num=2))
+    Traceback (most recent call last):
+        ...
+    hoplite_mp.ReduceError: ...
+    >>> int(c.get(c.reduce(parts, num=1)))
+    1
     """
 
 
 class ProtocolError(HopliteError, ConnectionError):
     """The other side of a connection sent what it must not send.
 
-    The peer's doing: another version, or something that is no hoplite_mp at all.
+    It has another version of this library, or is something else altogether.
+
+    Examples
+    --------
+    >>> issubclass(hoplite_mp.ProtocolError, ConnectionError)
+    True
     """
 
 
 class AuthError(HopliteError, PermissionError):
     """The token is wrong or missing.
 
-    Your doing: give every process of the cluster the same token.
+    Give every process of the cluster the same token.
+
+    Examples
+    --------
+    >>> issubclass(hoplite_mp.AuthError, PermissionError)
+    True
     """
 
 
@@ -130,23 +233,45 @@ LOST = {
         "",
         """A worker died while it ran the task, and the task's retries are used up.
 
-    Caught by `except BrokenProcessPool`, too; but the pool goes on, with another worker. The
-    world's doing (a kill, memory running out) or the task's (a crash in compiled code).
+    `except BrokenProcessPool` catches it, too; but the pool goes on, with another worker. The cause
+    is outside of the program (a kill, memory that runs out) or in the task (a crash in compiled
+    code).
+
+    Examples
+    --------
+    >>> import os
+    >>> c.options(retries=0).submit(os._exit, 1).result()
+    Traceback (most recent call last):
+        ...
+    hoplite_mp.WorkerLostError: ...
     """,
     ),
     "ActorLostError": (
         "WorkerLostError",
         """The actor's process has ended, and its state with it; or it was closed, or killed.
 
-    The world's doing, or the class's own (a crash in compiled code). `options(restarts=)` begins
-    it anew.
+    `options(restarts=)` begins it anew.
+
+    Examples
+    --------
+    >>> numbers = c.actor(list, (1, 2))
+    >>> hoplite_mp.Actor.kill(numbers)
+    >>> numbers.index(2).result()
+    Traceback (most recent call last):
+        ...
+    hoplite_mp.ActorLostError: ...
     """,
     ),
     "NodeLostError": (
         "WorkerLostError",
         """A whole node is gone, with its store and its workers.
 
-    The world's doing: the host, its network or its node process failed.
+    The host, its network or its node process has failed.
+
+    Examples
+    --------
+    >>> issubclass(hoplite_mp.NodeLostError, hoplite_mp.WorkerLostError)
+    True
     """,
     ),
 }

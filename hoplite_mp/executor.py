@@ -15,7 +15,6 @@ import itertools
 import logging
 import os
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,24 +23,25 @@ from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.inheriting import Inheritance, put_setup
 from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, check_counts, flags_of
 from hoplite_mp.client.losing import UnlessEnded
-from hoplite_mp.client.mapping import Results, Run, chunks_of
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, whole
-from hoplite_mp.client.progress import length_of, open_bar
+from hoplite_mp.client.option_checks import check_values, refuse_env
+from hoplite_mp.client.sizes import Sized
+from hoplite_mp.client.spreading import WORKERS_MAX, refusal, spread
 from hoplite_mp.errors import ClosedError
-from hoplite_mp.nodes import WORKERS_MAX, node_numbers
+from hoplite_mp.maps import MapCalls
+from hoplite_mp.nodes import node_numbers
 from hoplite_mp.protocol.local import POOL_BROKEN, ClosePool, OpenPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["Options", "PoolExecutor", "TaskExecutor", "open_pool", "spmd"]
 
 T = TypeVar("T")
-CHUNKS_PER_WORKER = 16  # of map(chunksize=None): enough to balance, few enough to be cheap
-CHUNK_ITEMS_MAX = 256
 RETRIES_MAX = 127
 COMMON_POOL = 0
 _turns = itertools.count()
@@ -66,6 +66,8 @@ class Options:
     get_if_exists: bool = False
     concurrency: int = 1
     buffersize: int | None = None
+    retry_exceptions: tuple[type[Exception], ...] = ()
+    env: Environment = ()
 
     def override(self, changes: dict[str, Any]) -> Options:
         """The same with some changed; TypeError for names that do not exist."""
@@ -92,6 +94,7 @@ class Options:
             if changes["restarts"] is None or changes["restarts"] < 0:
                 raise ValueError(f"restarts={restarts!r}: it must be 0 or more")
         check_counts(changes)
+        check_values(changes)
         if "checkpoint" in changes:
             checkpoint = changes["checkpoint"]
             changes["checkpoint"] = 0 if checkpoint is None else whole(checkpoint)
@@ -103,7 +106,7 @@ class Options:
         return dataclasses.replace(self, **changes)
 
 
-class TaskExecutor(concurrent.futures.Executor):
+class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
     """Submits to one pool of a cluster."""
 
     _runtime: Runtime
@@ -125,7 +128,20 @@ class TaskExecutor(concurrent.futures.Executor):
         return self._closed or (self._parent is not None and self._parent._was_closed())
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As in the standard library; of a view: of what it is a view of."""
+        """As in the standard library; of a view, it shuts down what the view is of.
+
+        Parameters
+        ----------
+        wait : bool, optional
+            True returns when all tasks are done. Default: True.
+        cancel_futures : bool, optional
+            True cancels all tasks that have not begun. Default: False.
+
+        Examples
+        --------
+        >>> pool = c.executor(1)
+        >>> pool.shutdown()
+        """
         if self._parent is not None:
             self._parent.shutdown(wait, cancel_futures=cancel_futures)
 
@@ -137,13 +153,48 @@ class TaskExecutor(concurrent.futures.Executor):
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Runs `fn(*args, **kwargs)` in a worker.
 
-        A ref or Future among the arguments (or inside list, tuple, dict, set) is replaced by its
-        value, for which the task waits; arrays passed by value are the task's own. The Future has
-        `.ref`, valid at once. A task whose worker dies runs again, `retries` times.
+        Parameters
+        ----------
+        fn : callable
+            A function of a module is named, any other one travels by value. An `async def` function
+            runs in the event loop of its worker.
+        *args, **kwargs
+            A ref or Future among them, or inside list, tuple, dict or set, is replaced by its
+            value, for which the task waits. Arrays passed by value are the task's own, writable.
+
+        Returns
+        -------
+        Future
+            Its `.ref` names the result, and is valid at once.
+
+        Raises
+        ------
+        ClosedError
+            The cluster or executor was shut down.
+        TypeError
+            `fn` is a generator function, for which there is `stream`.
+        RuntimeError
+            There are no workers at all.
+
+        Notes
+        -----
+        A task whose worker or host dies runs again, up to `options(retries=)` times, so it may run
+        more than once. An exception is never retried.
+
+        Examples
+        --------
+        >>> data = c.put(np.arange(10))
+        >>> total = c.submit(np.sum, data)
+        >>> int(c.submit(np.multiply, total, 2).result())
+        90
         """
         if self._was_closed():
             raise ClosedError(SHUT_DOWN)
         options = self._options
+        if options.env:
+            refuse_env(options.env, "submit")
+        if options.retry_exceptions and not isinstance(fn, Fixed):
+            fn = Fixed(fn, again=options.retry_exceptions)  # type: ignore[assignment]
         flags = fn.flags if isinstance(fn, Fixed) else flags_of(fn)
         if flags:
             flags |= options.concurrency << CONCURRENCY_SHIFT
@@ -205,59 +256,6 @@ class TaskExecutor(concurrent.futures.Executor):
             return self._pool
         return self._runtime.bound_pool(numbers[next(_turns) % len(numbers)])
 
-    def map(
-        self,
-        fn: Callable[..., T],
-        *iterables: Iterable[Any],
-        timeout: float | None = None,
-        chunksize: int | None = None,
-        buffersize: int | None = None,
-        ordered: bool = True,
-        progress: bool | str = False,
-    ) -> Results[T]:
-        """As `concurrent.futures.Executor.map` of Python 3.14, with two differences: what it
-        returns is for `for` and for `async for`, and there are more arguments.
-
-        chunksize=None chooses; ordered=False yields results as they come. `timeout`: seconds from
-        this call, then HopliteTimeoutError. buffersize: how many results may be under way before
-        the iterables are read further; None reads them at once. progress: True, or a text before
-        it: a bar of tqdm on stderr, or in the notebook, that counts items that are done, drawn
-        whenever a result is asked for or waited for; it needs the extra `progress`.
-        """
-        if chunksize is not None and chunksize < 1:
-            raise ValueError(f"chunksize={chunksize!r}: it must be 1 or more")
-        if buffersize is not None and not isinstance(buffersize, int):
-            raise TypeError("buffersize must be an integer or None")
-        if buffersize is not None and buffersize < 1:
-            raise ValueError(f"buffersize={buffersize!r}: it must be 1 or more, or None")
-        check_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        items: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
-        if buffersize is None:
-            items = list(items)
-            if chunksize is None and not flags_of(fn):  # what awaits is to run beside others
-                chunksize = self._chunksize(len(items))
-        total = length_of(iterables if buffersize else [items])
-        chunksize = chunksize or 1
-        chunked = chunksize > 1
-        # What the function carries along is what it is now, for all items.
-        fixed: Any = Fixed(fn, chunked)
-        if chunked:
-            name = self._options.name or getattr(fn, "__name__", "map")
-            view = self._view(self._options.override({"name": name}))
-            chunks = chunks_of(items, chunksize)
-            futures = ((view.submit(fixed, chunk), len(chunk)) for chunk in chunks)
-            limit = None if buffersize is None else max(1, buffersize // chunksize)
-        else:
-            futures = ((self.submit(fixed, *args), 1) for args in items)
-            limit = buffersize
-        bar = open_bar(progress, total)
-        return Results(Run(futures, limit, deadline, ordered, self, bar), chunked)
-
-    def _chunksize(self, count: int) -> int:
-        workers = self._runtime.pool_sizes.get(self._pool, self._runtime.pool_sizes.get(0, 1))
-        return max(1, min(count // (CHUNKS_PER_WORKER * max(1, workers)), CHUNK_ITEMS_MAX))
-
     def _view(self, options: Options) -> TaskExecutor:
         view = TaskExecutor()
         view._runtime, view._pool, view._options = self._runtime, self._pool, options
@@ -298,7 +296,7 @@ class PoolExecutor(TaskExecutor):
         self._setup = setup  # the initializer's object is held as long as workers may start
 
     def options(self, **changes: Any) -> TaskExecutor:
-        """The same workers with other defaults."""
+        """The same workers with other defaults; see `Cluster.options`."""
         return self._view(self._options.override(self._resolved(changes)))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -409,30 +407,17 @@ def open_pool(
         ref = put_setup(runtime, initializer, tuple(initargs), inheritance if alone else None)
         oid = runtime.memory.local_id(ref)
         setup = ref, initargs  # locks and queues go with the object that was passed
-    pool = _start(runtime, places, max_tasks, oid, False, inheritance.descriptors)
-    runtime.pool_sizes[pool] = count
-    made = PoolExecutor(runtime, pool, options, setup, places)
-    made._dropped = weakref.finalize(made, _drop_pool, os.getpid(), runtime, pool, setup)
-    made._dropped.atexit = False
-    return made
 
+    env, options = options.env, dataclasses.replace(options, env=())
 
-def refusal(max_workers: Any) -> str:
-    """Of a number of workers; it begins with the words of the standard library."""
-    return (
-        f"max_workers must be greater than 0 and at most {WORKERS_MAX}, or None, "
-        f"not {max_workers!r}"
-    )
+    def own_it(pool: int) -> PoolExecutor:
+        runtime.pool_sizes[pool] = count
+        made = PoolExecutor(runtime, pool, options, setup, places)
+        made._dropped = weakref.finalize(made, _drop_pool, os.getpid(), runtime, pool, setup)
+        made._dropped.atexit = False
+        return made
 
-
-def spread(count: int, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """`count` workers over (node, weight): (node, how many), none with 0. Each goes to the first
-    of those that have the fewest for their weight."""
-    given = dict.fromkeys((number for number, _ in places), 0)
-    for _ in range(count):
-        number, _ = min(places, key=lambda place: (given[place[0]] + 1) / place[1])
-        given[number] += 1
-    return [(number, workers) for number, workers in given.items() if workers]
+    return _start(runtime, places, max_tasks, oid, False, own_it, inheritance.descriptors, env)
 
 
 def _start(
@@ -441,17 +426,28 @@ def _start(
     max_tasks: int,
     setup: int,
     exact: bool,
+    owner: Callable[[int], T],
     descriptors: Sequence[int] = (),
-) -> int:
+    env: Environment = (),
+) -> T:
+    """Workers of their own: what `owner` makes of their pool's number closes that pool."""
     own = runtime.tasks.node_number
     here = sum(workers for number, workers in places if number == own)
     far = [place for place in places if place[0] != own]
-    ask = OpenPool(here, max_tasks, setup, far, exact)
-    opened = runtime.channel.call(ask, descriptors=descriptors).value
+
+    def take(value: int | str, number: int, seen: list[int]) -> T | str:
+        if isinstance(value, str):
+            return value
+        made = owner(value)
+        seen[0] = number
+        runtime.submitter.queues.opened(value)
+        return made
+
+    ask = OpenPool(here, max_tasks, setup, far, exact, env)
+    opened: T | str = runtime.channel.call(ask, take, descriptors)
     if isinstance(opened, str):
         raise errors.NodeLostError(opened)
-    runtime.submitter.queues.opened(int(opened))
-    return int(opened)
+    return opened
 
 
 def spmd(
@@ -464,17 +460,24 @@ def spmd(
 ) -> list[Future[T]]:
     """Peers in a pool of their own, which closes with the last of them, over (node, weight)."""
     places = spread(size, weights)
-    pool = _start(runtime, places, 0, 0, True)
-    peers = PoolExecutor(runtime, pool, options, None, places)
+    env, options = options.env, dataclasses.replace(options, env=())
+    opened: list[PoolExecutor] = []
+
+    def own_it(pool: int) -> PoolExecutor:
+        opened.append(PoolExecutor(runtime, pool, options, None, places))
+        return opened[0]
+
     futures: list[Future[T]] = []
-    fixed: Any = Fixed(fn)
+    fixed: Any = Fixed(fn, again=options.retry_exceptions)
     try:
+        peers = _start(runtime, places, 0, 0, True, own_it, env=env)
         for rank in range(size):
             futures.append(peers.submit(fixed, rank, *args))
     except BaseException:  # it does not pickle, say: no peer is left waiting for the others
         for future in futures:
             future.cancel(force=True)
-        peers._close(True)
+        for one in opened:
+            one._close(True)
         raise
     left = [size]
     lock = threading.Lock()
@@ -485,7 +488,7 @@ def spmd(
             if left[0]:
                 return
         with UnlessEnded():  # else it has gone with its cluster
-            _end_pool(runtime, pool)
+            _end_pool(runtime, peers._pool)
 
     for future in futures:
         future.add_done_callback(done)

@@ -1,69 +1,72 @@
 """Group: peers that call together, and send each other messages.
 
 Why it exists: in synchronous training nobody should ask a manager at each step. This is what a user
-sees of it: one method for each kind of call, each with its form that returns a Future.
-It must never know: how a call is made (`calling`), how a message arrives (`inbox`), other groups,
-who starts peers.
+sees of it: how a member joins and leaves, and how a Group is split. The calls themselves are in
+`peer_calls`, the messages in `messaging`.
+It must never know: how a call is made (`calling`), how a message arrives (`inbox`), who starts
+peers.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import functools
-import inspect
-import threading
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp.client.memory import check_timeout
-from hoplite_mp.contributions import NOTHING
 from hoplite_mp.errors import PeerLostError
-from hoplite_mp.messaging import Messages
+from hoplite_mp.peer_calls import PeerCalls
 from hoplite_mp.protocol.local import GroupJoin, GroupLeave
 from hoplite_mp.splitting import peers_of, split_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hoplite_mp.client.runtime import Runtime
 
-__all__ = ["Group", "join"]
+__all__ = ["Group", "GroupCalls", "join"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
 NAME_CHARS_MAX = 1024
 PLACE_MAX = 1 << 31
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def _in_background(
-    call: Callable[Concatenate[Group, P], R],
-) -> Callable[Concatenate[Group, P], concurrent.futures.Future[R]]:
-    """The form of a call that returns a Future."""
+class Group(PeerCalls):
+    """One member of a Group; made by `Cluster.group`.
 
-    def later(group: Group, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[R]:
-        return group._background(functools.partial(call, group), args, kwargs)
+    A Group belongs to one thread at a time. Calls are matched by their order: every member makes
+    the same calls. Arrays go in, writable arrays come out. Reductions take arrays, numbers and
+    bools, of the same shape and dtype on every rank; the other calls carry any object that pickles,
+    each rank its own. Each call has an ``..._async`` form that returns a Future, which can be
+    awaited.
 
-    name = call.__name__
-    later.__name__, later.__qualname__ = f"{name}_async", f"Group.{name}_async"
-    later.__doc__ = f"`{name}` in the background; its result, or what it raises, is the Future's."
-    form = inspect.signature(call)
-    result = f"concurrent.futures.Future[{form.return_annotation}]"
-    later.__signature__ = form.replace(return_annotation=result)  # type: ignore[attr-defined]
-    return later
+    A call completes among the ranks that live, and all of them get the same result and the same
+    `contributors`.
 
+    Raises
+    ------
+    ValueError
+        On every rank: the ranks gave different kinds of call, ops, roots, shapes or dtypes.
+    TypeError
+        On every rank: something that cannot be reduced, or does not pickle.
+    StoreFullError
+        On every rank: one rank has no room in its store.
+    PeerLostError
+        The root is dead or, with `strict=True`, any rank is.
+    HopliteTimeoutError
+        The call took longer than `timeout` seconds, or the Group did not fill within
+        `Config.group_wait_s`.
 
-class Group(Messages):
-    """One member of a Group; belongs to one thread at a time.
-
-    Arrays in, writable arrays out. Reductions take arrays, numbers and bools, the same shape and
-    dtype on every rank; the other calls carry any picklable object as itself, each rank its own.
-    `out=`: a writable array of the result's shape and dtype that takes the result. Each call has an
-    `..._async` form that returns a Future. What a call raises, it raises on every rank: a different
-    kind, op, root, shape or dtype is a ValueError, what cannot be reduced or pickled a TypeError, a
-    rank without room in its store a StoreFullError; a dead root or, with strict=True, any dead peer
-    is a PeerLostError.
+    Examples
+    --------
+    >>> def train(rank):
+    ...     g = hoplite_mp.current().group("run-1", size=2, rank=rank)
+    ...     weights = np.zeros(2)
+    ...     for step in range(3):
+    ...         weights -= 0.5 * g.allreduce(weights - rank, op="mean")
+    ...     return weights
+    >>> c.spmd(train, 2)[0].result()
+    array([0.4375, 0.4375])
+    >>> with c.group("background", size=1) as g:
+    ...     g.allgather_async("x").result()
+    ['x']
     """
 
     rank: int
@@ -81,103 +84,55 @@ class Group(Messages):
         self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
     ) -> None:
         super().__init__(runtime, name, size, place, strict, timeout)
-        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         runtime.task_leaves.append(self.close)
 
-    # What a user sees of a Group stands in one place, wherever it is written.
-    alive = Messages.alive
-    send, recv, recv_async = Messages.send, Messages.recv, Messages.recv_async
-    sendrecv, probe = Messages.sendrecv, Messages.probe
-
-    # -- the calls -----------------------------------------------------------------------------
-
-    def allreduce(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
-        """The reduction of every living rank's x, on every rank."""
-        result: Array = self._here(self._call, "allreduce", op, 0, x, out)
-        return result
-
-    def reduce(
-        self, x: Any, op: Any = "sum", root: int = 0, *, out: Array | None = None
-    ) -> Array | None:
-        """The reduction at `root`; None elsewhere."""
-        result: Array | None = self._here(self._call, "reduce", op, root, x, out)
-        return result
-
-    def broadcast(self, x: Any = NOTHING, root: int = 0, *, out: Array | None = None) -> Any:
-        """root's x on every rank; x is ignored elsewhere."""
-        return self._here(self._call, "broadcast", "", root, x, out)
-
-    def gather(self, x: Any, root: int = 0) -> list[Any] | None:
-        """At `root` the list of all x by rank, None for the dead; None elsewhere. Where None is an
-        x, too, `contributors` tells who is dead."""
-        result: list[Any] | None = self._here(self._call, "gather", "", root, x, None)
-        return result
-
-    def allgather(self, x: Any) -> list[Any]:
-        """The list of all x by rank, None for the dead, on every rank."""
-        result: list[Any] = self._here(self._call, "allgather", "", 0, x, None)
-        return result
-
-    def reduce_scatter(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
-        """Slice `rank` of the reduction, cut as np.array_split(axis=0) by size."""
-        result: Array = self._here(self._call, "reduce_scatter", op, 0, x, out)
-        return result
-
-    def alltoall(self, parts: list[Any]) -> list[Any]:
-        """parts[j] goes to rank j; returns what each rank sent here, None for the dead."""
-        result: list[Any] = self._here(self._call, "alltoall", "", 0, parts, None)
-        return result
-
-    def scatter(self, parts: Any = NOTHING, root: int = 0, *, out: Array | None = None) -> Any:
-        """parts[rank] of root's list of one value for each rank; parts is ignored elsewhere.
-        ValueError: another number of parts; PeerLostError: the root is dead."""
-        return self._here(self._call, "scatter", "", root, parts, out)
-
-    def scan(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
-        """The reduction, from left to right, of x of every living rank up to this one."""
-        result: Array = self._here(self._call, "scan", op, 0, x, out)
-        return result
-
-    def exscan(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array | None:
-        """The reduction of x of every living rank below this one; None on the lowest of them, which
-        leaves `out` as it is."""
-        result: Array | None = self._here(self._call, "exscan", op, 0, x, out)
-        return result
-
     def split(self, color: int | None, key: int = 0) -> Group | None:
-        """A Group of the ranks that give the same color, ordered by key, then by rank here; with
-        color None the call is made, but no Group is joined, and None is returned.
+        """A Group of the ranks that give the same color.
 
-        Every living rank makes the call. The new Group has this one's `strict` and `timeout`, is
-        independent of it, and is closed like any other. Who dies before it has joined is a dead
-        rank of the new Group. TypeError: color or key is no integer.
+        Every living rank makes the call. The new Group has the `strict` and `timeout` of this one,
+        is independent of it, and is closed like any other. A member that dies before it has joined
+        is a dead rank of the new Group.
+
+        Parameters
+        ----------
+        color : int or None
+            Ranks of one color form one Group. None: the call is made, but no Group is joined.
+        key : int, optional
+            The new ranks are in the order of the keys, then of the ranks here. Default: 0.
+
+        Returns
+        -------
+        Group or None
+            None if `color` is None.
+
+        Raises
+        ------
+        TypeError
+            `color` or `key` is no integer.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("split", 2, rank)
+        ...     mine = g.split(color=0, key=-rank)
+        ...     return mine.rank, mine.allgather(rank)
+        >>> c.get(c.spmd(peer, 2))
+        [(1, [1, 0]), (0, [1, 0])]
         """
         return self._here(self._split, color, key)  # type: ignore[no-any-return]
-
-    def barrier(self) -> None:
-        """Returns when every living rank has called it."""
-        self._here(self._call, "barrier", "", 0, None, None)
-
-    allreduce_async = _in_background(allreduce)
-    reduce_async = _in_background(reduce)
-    broadcast_async = _in_background(broadcast)
-    gather_async = _in_background(gather)
-    allgather_async = _in_background(allgather)
-    reduce_scatter_async = _in_background(reduce_scatter)
-    alltoall_async = _in_background(alltoall)
-    scatter_async = _in_background(scatter)
-    scan_async = _in_background(scan)
-    exscan_async = _in_background(exscan)
-    barrier_async = _in_background(barrier)
 
     def _split(self, color: Any, key: Any) -> Group | None:
         call = self._begin()
         given = self._call("split", "", 0, (color, key, self._identity), None)
         if color is None:
             return None
-        peers = peers_of(given, color)
-        ranks = [rank for rank, _ in peers]
         name = split_name(self.name, self._generation, call, color)
+        return self._of_peers(name, peers_of(given, color))
+
+    def _of_peers(self, name: str, peers: list[tuple[int, Any]]) -> Group:
+        """A Group of members of this one, given as (rank, identity) in the order of the new ranks,
+        the same on each of them. Nobody waits there for one that leaves this Group first."""
+        ranks = [rank for rank, _ in peers]
         ask = GroupJoin(
             name,
             len(peers),
@@ -190,21 +145,20 @@ class Group(Messages):
         made._cluster = self._cluster
         return made
 
-    def _background(
-        self, call: Callable[..., Any], args: Any, kwargs: Any
-    ) -> concurrent.futures.Future[Any]:
-        """Calls are matched by their order, so one thread makes them in order."""
-        if self._thread is None:
-            self._thread = concurrent.futures.ThreadPoolExecutor(1, "hoplite_mp group")
-        return self._thread.submit(_marked, self._thread, call, args, kwargs)
-
-    def _here(self, call: Callable[..., Any], *args: Any) -> Any:
-        if self._thread is not None and not getattr(_inside, "now", False):
-            return self._background(call, args, {}).result()
-        return call(*args)
-
     def close(self) -> None:
-        """Leaves the group; happens by itself at the end of the task."""
+        """Leaves the Group; this happens by itself at the end of the task.
+
+        When all members have left, the name is free.
+
+        Examples
+        --------
+        >>> g = c.group("closed", size=1)
+        >>> g.close()
+        >>> g.barrier()
+        Traceback (most recent call last):
+            ...
+        hoplite_mp.ClosedError: group 'closed': ...
+        """
         if self._closed:
             return
         if self._thread is not None:
@@ -224,17 +178,6 @@ class Group(Messages):
         self.close()
 
 
-_inside = threading.local()  # .now: this is the thread that makes the calls in the background
-
-
-def _marked(pool: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    _inside.now = True
-    try:
-        return call(*args, **kwargs)
-    finally:
-        _inside.now = False
-
-
 def join(
     runtime: Runtime, name: str, size: int, rank: int | None, strict: bool, timeout: float | None
 ) -> Group:
@@ -248,10 +191,67 @@ def join(
         if isinstance(value, bool) or not isinstance(value, (int, np.integer, type(None))):
             raise TypeError(f"{what}={value!r}: it must be an integer")
         if value is not None and abs(int(value)) > PLACE_MAX:
-            raise ValueError(f"{what}={value!r}: no group is as large")
+            raise ValueError(f"{what}={value!r}: no group can be that large")
     check_timeout(timeout)
     ask = GroupJoin(name, int(size), None if rank is None else int(rank))
     place = runtime.channel.call(ask).value
     if isinstance(place, str):
         raise PeerLostError(place)
     return Group(runtime, name, int(size), place, strict, timeout)
+
+
+class GroupCalls:
+    """The part of `Cluster` that joins Groups."""
+
+    _runtime: Runtime
+
+    def group(
+        self,
+        name: str,
+        size: int,
+        rank: int | None = None,
+        *,
+        strict: bool = False,
+        timeout: float | None = None,
+    ) -> Group:
+        """Becomes a member of the Group `name`.
+
+        Returns at once; the first call of the Group waits for all members.
+
+        Parameters
+        ----------
+        name : str
+            The same for all members.
+        size : int
+            How many members the Group has, 1 to `Config.group_members_max`.
+        rank : int, optional
+            This member's place, 0 to size - 1. Default: the lowest one that is free.
+        strict : bool, optional
+            True: a call in which a member is missing raises PeerLostError. Default: it completes
+            among the survivors.
+        timeout : float, optional
+            Seconds for each call. Default: no limit, as long as the other members live. A Group
+            that does not fill raises after `Config.group_wait_s` in any case.
+
+        Returns
+        -------
+        Group
+            To be closed by `close()` or `with`; it closes itself at the end of the task.
+
+        Raises
+        ------
+        ValueError
+            Another size than the others gave, a rank that is taken, or one member too many.
+        PeerLostError
+            This task was a member before its process died, and the Group has ended meanwhile. If it
+            had left the Group before that, the first call raises this.
+
+        Examples
+        --------
+        >>> with c.group("alone", size=1) as g:
+        ...     print(g.rank, g.allgather("x"))
+        0 ['x']
+        """
+        member = join(self._runtime, name, size, rank, strict, timeout)
+        member._cluster = self
+        return member

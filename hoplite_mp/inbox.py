@@ -164,7 +164,7 @@ class Inbox:
         except ObjectLostError as error:
             self._received(receive, found)
             raise PeerLostError(
-                f"rank {found.source} is lost, and with it a message that had not come whole: "
+                f"rank {found.source} is lost, and with it a message that had arrived in part: "
                 f"{error}"
             ) from error
         except (StoreFullError, HopliteTimeoutError):

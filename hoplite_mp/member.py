@@ -16,7 +16,7 @@ import numpy as np
 
 from hoplite_mp import serial
 from hoplite_mp.client.memory import FOREVER_NS
-from hoplite_mp.contributions import PREFIXES, TARGETED, into, is_plain_array
+from hoplite_mp.contributions import PREFIXES, TARGETED, into, is_plain_array, outs_of
 from hoplite_mp.leading import MISTAKE
 from hoplite_mp.protocol.group_calls import PIECE_BYTES_MAX
 from hoplite_mp.protocol.local import GroupCall, GroupWritten
@@ -190,7 +190,7 @@ class HostsMember:
             self._rates.append(self._written / (time.monotonic() - self._begun))
             self._written = 0
 
-    def take(self, kind: str, op: str, root: int, data: Any, out: Array | None) -> Any:
+    def take(self, kind: str, op: str, root: int, data: Any, out: Any) -> Any:
         """What a call returns, out of what the node has made of it."""
         if kind in ("allreduce", "reduce"):
             return self._taken(data[0], out)
@@ -207,12 +207,13 @@ class HostsMember:
         if kind in PREFIXES:
             return self._folded(kind, op, own, data, out)
         target = self.rank if kind == "alltoall" else -1
+        outs = outs_of(kind, out, self.size)
         gathered: list[Any] = [None] * self.size
         for source in range(self.size):
             if source == self.rank and own is not None:
-                gathered[source] = own
+                gathered[source] = own if outs[source] is None else into(own, outs[source])
             elif (source, target) in data:
-                gathered[source] = self._taken(data[source, target], None)
+                gathered[source] = self._taken(data[source, target], outs[source])
         return gathered
 
     def _folded(

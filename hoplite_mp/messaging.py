@@ -8,7 +8,6 @@ It must never know: how a message travels, which nodes there are.
 
 from __future__ import annotations
 
-import concurrent.futures
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import serial
 from hoplite_mp.calling import Calling
 from hoplite_mp.client.memory import FOREVER_NS, deadline_ns, whole
+from hoplite_mp.client.thread_futures import ThreadFuture
 from hoplite_mp.errors import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp.inbox import Inbox, Receive
 from hoplite_mp.protocol.local import TAG_MAX, GroupSend
@@ -38,15 +38,43 @@ class Messages(Calling):
         self._later: list[Receive] = []  # those that the thread waits for, in order
         self._later_lock = threading.Lock()
         self._later_thread: threading.Thread | None = None
+        self._whole_by: int | None = None  # until then it waits for the group to be whole
 
     def send(self, x: Any, to: int, tag: int = 0) -> None:
-        """Sends any picklable object to a rank, this one too. Returns when x may be used again: the
-        message is kept, in the store or its spill file, until it is received; it goes when the
-        receiver leaves or dies.
+        """Sends an object to a rank, this one too.
 
-        Messages from one rank to another arrive in the order in which they were sent. ValueError:
-        no such rank, tag below 0. PeerLostError: that rank has left or died. StoreFullError: there
-        is no room for it.
+        Returns when x may be used again: the message is kept, in the store or its spill file, until
+        it is received. It goes when the receiver leaves or dies. Messages from one rank to another
+        arrive in the order in which they were sent.
+
+        Parameters
+        ----------
+        x : object
+            Anything that pickles.
+        to : int
+            The rank that receives it.
+        tag : int, optional
+            From 0; `recv` can ask for it. Default: 0.
+
+        Raises
+        ------
+        ValueError
+            There is no such rank, or the tag is not allowed.
+        PeerLostError
+            That rank has left or died.
+        StoreFullError
+            There is no room for the message.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("send", 2, rank)
+        ...     if rank == 0:
+        ...         g.send(np.arange(3), to=1, tag=7)
+        ...     else:
+        ...         return g.recv(source=0, tag=7)
+        >>> c.spmd(peer, 2)[1].result()
+        array([0, 1, 2])
         """
         target, tag = self._rank(to, "to"), _tag(tag)
         self._check()
@@ -67,14 +95,44 @@ class Messages(Calling):
         timeout: float | None = None,
         with_source: bool = False,
     ) -> Any:
-        """The next message from `source` with `tag`, None for any; `with_source=True`: (value, rank
-        that has sent it). Arrays are writable, and this process's own.
+        """Waits for a message and returns it.
 
-        Of one source the message that was sent first is received first. timeout: seconds (None:
-        that of the Group). HopliteTimeoutError: nothing has come by then. PeerLostError: the source
-        (with None: every other rank) has left or died, and what it had sent has been received; of a
-        dead rank whose host lives that is everything that its `send` has returned for.
-        RuntimeError: nobody else can send what is waited for.
+        Of one source the message that was sent first is received first.
+
+        Parameters
+        ----------
+        source : int, optional
+            The rank that has sent it. Default: any.
+        tag : int, optional
+            The tag with which it was sent. Default: any.
+        timeout : float, optional
+            Seconds to wait; 0 polls. Default: that of the Group.
+        with_source : bool, optional
+            True: returns (value, rank that has sent it). Default: False.
+
+        Returns
+        -------
+        object
+            This process's own; arrays are writable.
+
+        Raises
+        ------
+        HopliteTimeoutError
+            Nothing has come in time.
+        PeerLostError
+            The source (or, without one, every other rank) has left or died, and what it had sent
+            has been received. Of a dead rank whose host lives that is everything for which its
+            `send` has returned.
+        RuntimeError
+            Only this rank could send what it waits for.
+
+        Examples
+        --------
+        >>> g = c.group("to myself", size=1)
+        >>> g.send("hello", to=0)
+        >>> g.recv(with_source=True)
+        ('hello', 0)
+        >>> g.close()
         """
         receive = self._receive(source, tag, timeout)
         self._post(receive)
@@ -98,7 +156,33 @@ class Messages(Calling):
         timeout: float | None = None,
         with_source: bool = False,
     ) -> Any:
-        """`send(x, to, tag)`, then `recv(source, recv_tag, timeout, with_source)`."""
+        """`send(x, to, tag)`, then `recv(source, recv_tag, timeout, with_source)`.
+
+        Parameters
+        ----------
+        x, to, tag
+            As of `send`.
+        source, recv_tag, timeout, with_source
+            As of `recv`.
+
+        Returns
+        -------
+        object
+            As of `recv`.
+
+        Raises
+        ------
+        ValueError, PeerLostError, StoreFullError, HopliteTimeoutError
+            As of `send` and `recv`.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("sendrecv", 2, rank)
+        ...     return g.sendrecv(f"from {rank}", to=1 - rank)
+        >>> c.get(c.spmd(peer, 2))
+        ['from 1', 'from 0']
+        """
         self._receive(source, recv_tag, timeout)  # what is wrong with it is known before it is sent
         self.send(x, to, tag)
         return self.recv(source, recv_tag, timeout, with_source)
@@ -106,8 +190,33 @@ class Messages(Calling):
     def probe(
         self, source: int | None = None, tag: int | None = None, timeout: float | None = None
     ) -> tuple[int, int] | None:
-        """(source, tag) of the message that such a `recv` would return, which is left where it is.
-        timeout: seconds, after which None is returned; 0: only looks. Errors as of `recv`."""
+        """Looks for the message that such a `recv` would return, and leaves it where it is.
+
+        Parameters
+        ----------
+        source, tag
+            As of `recv`.
+        timeout : float, optional
+            Seconds to wait; 0 only looks. Default: that of the Group.
+
+        Returns
+        -------
+        (source, tag) : tuple of int, or None
+            None if nothing has come in time.
+
+        Raises
+        ------
+        PeerLostError, RuntimeError
+            As of `recv`.
+
+        Examples
+        --------
+        >>> g = c.group("probe", size=1)
+        >>> g.send("hello", to=0, tag=3)
+        >>> g.probe(timeout=0)
+        (0, 3)
+        >>> g.close()
+        """
         receive = self._receive(source, tag, timeout)
         self._post(receive, probes=True)
         found: list[Any] = []
@@ -135,24 +244,48 @@ class Messages(Calling):
         tag: int | None = None,
         timeout: float | None = None,
         with_source: bool = False,
-    ) -> concurrent.futures.Future[Any]:
-        """`recv` as a Future, posted now: receives are served in the order in which they were made.
-        `cancel()` works until a message has been found for it."""
+    ) -> ThreadFuture[Any]:
+        """Returns at once a Future of the message that `recv` would return.
+
+        Receives are served in the order in which they were made.
+
+        Parameters
+        ----------
+        source, tag, timeout, with_source
+            As of `recv`.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Can be awaited, too. `cancel()` works until a message has been found for it.
+
+        Examples
+        --------
+        >>> g = c.group("later", size=1)
+        >>> future = g.recv_async(tag=1)
+        >>> g.send("hello", to=0, tag=1)
+        >>> future.result()
+        'hello'
+        >>> g.close()
+        """
         receive = self._receive(source, tag, timeout)
         receive.with_source = with_source
-        receive.future = concurrent.futures.Future()
+        # The thread that waits for it does not count as blocked: the task may go on meanwhile.
+        future: ThreadFuture[Any] = ThreadFuture(self._runtime.submitter.waiting)
+        receive.future = future
         self._check()
-        self._begin()
         with self._later_lock:
             self._inbox.post(receive)
             self._later.append(receive)
+            if self._whole_by is None:
+                self._whole_by = time.monotonic_ns() + self._whole_ns()
             if self._later_thread is None:
                 self._later_thread = threading.Thread(
                     target=self._serve, name="hoplite_mp messages", daemon=True
                 )
                 self._later_thread.start()
         self._tasks.wake(self._runtime.client.slot)  # the thread may have to wait less long now
-        return receive.future
+        return future
 
     # -- how they wait -------------------------------------------------------------------------
 
@@ -221,6 +354,8 @@ class Messages(Calling):
                     return
             deadline = min(receive.deadline for receive in waiting)
             try:
+                if self.calls is None and not self._are_all_here(waiting):
+                    continue
                 self._wait(lambda: self._changed(waiting), deadline, str, counts=False)  # noqa: B023
             except HopliteTimeoutError:
                 pass
@@ -230,6 +365,35 @@ class Messages(Calling):
                 continue
             for receive in waiting:
                 self._serve_one(receive)
+
+    def _are_all_here(self, waiting: list[Receive]) -> bool:
+        """Waits until the group is whole, as the first call does; False: there is something else
+        to do before. Those whose time is over meanwhile fail."""
+        assert self._whole_by is not None, "set before anything is posted"
+        deadline = min(self._whole_by, *(receive.deadline for receive in waiting))
+
+        def look() -> bool:
+            self._check()
+            new = len(self._later) != len(waiting) or any(one.cancelled for one in waiting)
+            return new or self._admitted() > 0
+
+        try:
+            self._wait(look, deadline, self._not_full, counts=False)
+        except HopliteTimeoutError as error:
+            now = time.monotonic_ns()
+            for receive in waiting:
+                if now >= min(self._whole_by, receive.deadline):
+                    self._settle(receive, error)
+            return False
+        for receive in waiting:
+            if receive.cancelled:
+                self._settle(receive, None)
+        if not self._admitted():
+            return False
+        self._begin()
+        for receive in waiting:  # who has left before the group was whole is not missed
+            receive.ended = self._inbox.ended
+        return True
 
     def _changed(self, waiting: list[Receive]) -> bool:
         """Is there anything to do for the thread?"""

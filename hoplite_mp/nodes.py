@@ -14,8 +14,17 @@ from hoplite_mp import errors
 from hoplite_mp.client.describing import cluster_words
 from hoplite_mp.client.memory import format_bytes, whole
 from hoplite_mp.client.notebook import cluster_html, in_time
+from hoplite_mp.client.spreading import WORKERS_MAX
 from hoplite_mp.client.tracing import Trace
-from hoplite_mp.protocol.local import AddWorkers, DrainNode, GoneNodes, Members, Standing, Stats
+from hoplite_mp.protocol.local import (
+    AddWorkers,
+    DrainNode,
+    GoneNodes,
+    LeavingNodes,
+    Members,
+    Standing,
+    Stats,
+)
 
 if TYPE_CHECKING:
     import os
@@ -25,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "WORKERS_MAX",
-    "Looking",
     "Node",
+    "NodeCalls",
     "counters",
     "gone_nodes",
     "grow",
@@ -41,14 +50,33 @@ __all__ = [
     "working_places",
 ]
 
-WORKERS_MAX = 200
 # Between two looks at who is left. Lower costs round trips to the node, higher is waited for.
 LEAVING_LOOK_S = 0.02
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Node:
-    """A living host as it was when `nodes` was asked; memory in bytes."""
+    """A living host, as it was when `Cluster.nodes` was asked.
+
+    Attributes
+    ----------
+    id : str
+        "h0", "h1" and so on, in order of joining; never used again.
+    address : str
+        The IP address that it advertises to other nodes.
+    host : str
+        Its host name.
+    workers : int
+        Workers of its common pool.
+    memory_used, memory_total : int
+        Bytes of its store that are in use, and the store's limit.
+
+    Examples
+    --------
+    >>> node = c.nodes[0]
+    >>> node.id, node.workers
+    ('h0', 2)
+    """
 
     id: str
     address: str
@@ -76,10 +104,99 @@ def standby_of(runtime: Runtime) -> tuple[tuple[str, ...], int, bool, bool]:
     return tuple(standing[2]), standing[4], standing[5], standing[6]
 
 
-class Looking:
-    """The calls of a Cluster that only look."""
+class NodeCalls:
+    """The part of `Cluster` that is about its nodes."""
 
     _runtime: Runtime
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The living nodes, in order of joining.
+
+        Returns
+        -------
+        list of Node
+            As they are now; asking costs one round trip to each of them.
+
+        Examples
+        --------
+        >>> [node.workers for node in c.nodes]
+        [2]
+        """
+        return list_nodes(self._runtime, memory=True)
+
+    @property
+    def here(self) -> Node:
+        """The node of this process; in a task, of the worker that runs it.
+
+        Raises
+        ------
+        NodeLostError
+            The cluster has given this host up.
+
+        Examples
+        --------
+        >>> c.here.id
+        'h0'
+        """
+        return own_node(self._runtime)
+
+    def add_workers(self, n: int, node: Any = None) -> None:
+        """Starts more workers for the cluster's tasks, while work runs.
+
+        Parameters
+        ----------
+        n : int
+            How many, 1 to 200.
+        node : Node or str, optional
+            Where. Default: this host.
+
+        Raises
+        ------
+        ValueError
+            A number that is not allowed, or a node that has never been in the cluster.
+        NodeLostError
+            The node is gone.
+
+        Examples
+        --------
+        >>> with hoplite_mp.Cluster(workers=1) as small:
+        ...     small.add_workers(1)
+        ...     print(small.here.workers)
+        2
+        """
+        grow(self._runtime, n, node)
+
+    def remove_node(self, node: Any) -> None:
+        """Lets a node, or several, leave in order, and returns when they are gone.
+
+        A node that leaves takes no more tasks. Tasks that run there are run to their end, and
+        results that only this node holds are fetched by others. Its actors finish the calls made so
+        far; later calls raise ActorLostError. Objects that were `put` on it are lost with it,
+        unless copies are elsewhere. `hoplite-mp join` ends there with exit code 0, and a program
+        that is connected through that node loses its cluster.
+
+        Parameters
+        ----------
+        node : Node, str, or a list of them
+            Which nodes leave.
+
+        Raises
+        ------
+        ValueError
+            The manager's node, with which the whole cluster would end, or the caller's own, which
+            leaves by `shutdown`.
+        NodeLostError
+            The node is gone already.
+
+        Examples
+        --------
+        >>> c.remove_node(c.here)
+        Traceback (most recent call last):
+            ...
+        ValueError: h0 is the caller's own node: ...
+        """
+        shrink(self._runtime, node)
 
     def __repr__(self) -> str:
         return f"<hoplite_mp.Cluster: {cluster_words(self)}>"
@@ -96,22 +213,63 @@ class Looking:
         return cluster_html(words, network and network.address, nodes, here)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start, in total and by node id under "nodes"."""
+        """Counters since the start of the cluster.
+
+        Returns
+        -------
+        dict
+            `tasks_done`, `tasks_failed`, `tasks_retried`, `workers_lost`, `objects` (numbers);
+            `bytes_used`, `bytes_limit`, `bytes_spilled`, `bytes_sent`, `bytes_received` (bytes):
+            the sum over all nodes. "nodes" has the same counters for each node, by its id. A node
+            that does not answer is left out.
+
+        Examples
+        --------
+        >>> stats = c.stats()
+        >>> stats["bytes_used"] <= stats["bytes_limit"]
+        True
+        >>> sorted(stats["nodes"])
+        ['h0']
+        """
         found = counters(self._runtime)
         names = list(next(iter(found.values())))
         total = {name: sum(one.get(name, 0) for one in found.values()) for name in names}
         return {**total, "nodes": {node_id(number): one for number, one in found.items()}}
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
-        """`with c.trace("run.json"):` leaves a timeline of what the cluster did meanwhile, for
-        ui.perfetto.dev: tasks by worker, transfers of objects between nodes, collectives, calls of
-        Groups, spilling. What still runs at the end is in it, up to there; values up to 64 KiB
-        travel inside messages, and are not.
+        """A context manager that writes a timeline of what the cluster does meanwhile.
 
-        The file appears at the end, as a whole, also after an exception in the block. OSError at
-        the call: it cannot be made. RuntimeError: the cluster is being traced already; one at a
-        time. Each node keeps the latest Config.trace_events_max events; the file says how many it
-        has dropped, which nodes were lost, and how far their clocks can be trusted.
+        The file is for ui.perfetto.dev. It has tasks by worker, transfers of objects between nodes,
+        collectives, calls of Groups, and spilling. What still runs at the end is in it, up to
+        there. Values up to 64 KiB travel inside messages and are not in it. The file appears at the
+        end, as a whole, also after an exception in the block.
+
+        Parameters
+        ----------
+        path : path-like
+            The file to write, in the JSON trace event format.
+
+        Returns
+        -------
+        context manager
+
+        Raises
+        ------
+        OSError
+            The file cannot be made; raised by the call itself.
+        RuntimeError
+            The cluster is being traced already. There is one trace at a time.
+
+        Notes
+        -----
+        Each node keeps the latest `Config.trace_events_max` events. The file says how many were
+        dropped, which nodes were lost, and how far the clocks of the nodes can be trusted.
+
+        Examples
+        --------
+        >>> with c.trace("run.json"):
+        ...     c.submit(pow, 2, 3).result()
+        8
         """
         trace = Trace(self._runtime, path)
         trace.cluster = self  # held as long as that is
@@ -163,7 +321,7 @@ def node_numbers(
     """A Node, a node id, or a list of them, as numbers; NodeLostError for one that is gone,
     ValueError for one that has never been there.
 
-    `one`: the call that takes at most one node. `workers`: they must have some.
+    `one`: the call that takes at most one node. `workers`: they must have some, and be staying.
     """
     if nodes is None:
         return []
@@ -181,9 +339,12 @@ def node_numbers(
             if isinstance(node, Node) or _was_there(name, runtime.newest_node):
                 raise errors.NodeLostError(f"node {name!r} is gone: {has}")
             raise ValueError(f"there is no node {name!r}: {has}")
+        number = int(name.removeprefix("h"))
         if workers and not living[name].workers:
+            if number in runtime.channel.call(LeavingNodes()).value:
+                raise errors.NodeLostError(f"node {name!r} is leaving the cluster")
             raise ValueError(f"node {name!r} has no workers: no task can run there")
-        found.append(int(name.removeprefix("h")))
+        found.append(number)
     return found
 
 
@@ -252,7 +413,7 @@ def shrink(runtime: Runtime, node: Any) -> None:
     own = runtime.tasks.node_number
     if own in numbers:
         raise ValueError(
-            f"{node_id(own)} is the caller's own node: it goes with shutdown(), or with the "
+            f"{node_id(own)} is the caller's own node: it leaves by shutdown(), or with the "
             "`hoplite-mp join` that has started it"
         )
     for number in numbers:

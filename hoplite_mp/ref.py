@@ -48,12 +48,19 @@ runtime_hooks = RuntimeHooks()
 
 
 class ObjectRef(Generic[T]):
-    """The name of an object in the cluster: hashable, immutable, equal by object id.
+    """The name of an object in the cluster.
 
-    The object lives as long as one ref to it does, whoever put it. A ref that was pickled by
-    anything but this library holds nothing while it is bytes; inside `integrations.ray` and
-    `integrations.dask` the sender's node holds the object for Config.foreign_hold_s after pickling.
-    `await ref` gives the value.
+    A ref is hashable, immutable, and equal to every ref of the same object. It is passed to tasks
+    in the place of the value. The object lives as long as any process holds a ref to it, whoever
+    put it. `await ref` gives the value. A ref that was pickled by anything but this library holds
+    nothing while it is bytes; inside `integrations.ray` and `integrations.dask` the sender's node
+    holds the object for `Config.foreign_hold_s` after pickling.
+
+    Examples
+    --------
+    >>> ref = c.put([1, 2, 3])
+    >>> c.submit(len, ref).result()
+    3
     """
 
     __slots__ = ("__weakref__", "_hold", "_id")
@@ -69,12 +76,30 @@ class ObjectRef(Generic[T]):
 
     @property
     def id(self) -> str:
-        """The object id as 32 hexadecimal digits."""
+        """The object id as 32 hexadecimal digits.
+
+        Examples
+        --------
+        >>> len(c.put(0).id)
+        32
+        """
         return self._id.hex()
 
     @property
     def contributors(self) -> tuple[int, ...] | None:
-        """Which sources went into this reduction, sorted; None until it is ready."""
+        """Which sources went into this reduction; None until it is ready, and for other objects.
+
+        Returns
+        -------
+        tuple of int, or None
+            Sorted indices into the refs that `reduce` or `allreduce` was given.
+
+        Examples
+        --------
+        >>> total = c.reduce([c.put(1), c.put(2)])
+        >>> int(c.get(total)), total.contributors
+        (3, (0, 1))
+        """
         return runtime_hooks.contributors(self)
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -157,5 +182,25 @@ class ByRef(Generic[T]):
 
 
 def by_ref(x: T) -> ByRef[T]:
-    """Hand `x` to a task with its refs and Futures unresolved: the task receives `x`, with refs."""
+    """Hands `x` to a task with the refs inside it unresolved.
+
+    Parameters
+    ----------
+    x : object
+        A ref, a Future, or anything that has some inside.
+
+    Returns
+    -------
+    ByRef
+        To be given as an argument of a task. The task receives `x` itself; a Future inside it
+        arrives as its ref.
+
+    Examples
+    --------
+    >>> def kind(x):
+    ...     return type(x).__name__
+    >>> ref = c.put(1)
+    >>> c.submit(kind, ref).result(), c.submit(kind, hoplite_mp.by_ref(ref)).result()
+    ('int', 'ObjectRef')
+    """
     return ByRef(x)

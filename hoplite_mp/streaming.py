@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp.client.kinds import FLAG_STREAM, is_async
+from hoplite_mp.client.option_checks import refuse_env
 from hoplite_mp.client.streams import Plan, Stream
 from hoplite_mp.client.submitter import FLAG_OWN_STACK
 from hoplite_mp.errors import ClosedError
@@ -41,27 +42,45 @@ class StreamCalls(TaskExecutor):
     ) -> Stream[T]:
         """Runs the generator function `fn(*args, **kwargs)`, or an async one, in a worker.
 
-        Returns an iterator, for `for` and `async for`: a ref for each item that the function
-        yields, while it runs. Arguments are those of `submit`. The generator pauses when
-        `options(buffersize=n)` items have not been taken; None: items of Config.stream_bytes_max
-        bytes. While it pauses, another worker stands in for its own, and its `timeout=` does not
-        count. An exception is raised after the last item. Closing or dropping the iterator closes
-        the generator, at its next yield.
+        The generator pauses when `options(buffersize=n)` items have not been taken, or, by default,
+        items of `Config.stream_bytes_max` bytes. While it pauses, another worker stands in for its
+        own, and its `timeout=` does not count. Arrays of `current().empty(...)` that it yields are
+        published without a copy, and become read-only.
 
-        After a death of the worker or its host it runs again, up to `retries` times: items that it
-        had yielded before are computed and discarded, and one that was lost before it was taken is
-        replaced. So it must yield the same each time, or have `options(retries=0)`.
+        Parameters
+        ----------
+        fn : callable
+            Yields items.
+        *args, **kwargs
+            As of `submit`.
 
-        Arrays of `current().empty(...)` that it yields are published without a copy, and become
-        read-only.
+        Returns
+        -------
+        iterator of ObjectRef
+            For `for` and `async for`: a ref for each item, while the generator runs. Closing or
+            dropping it closes the generator, at its next yield. An exception of the generator is
+            raised after the last item.
+
+        Raises
+        ------
+        ClosedError
+            The cluster was shut down.
+        TypeError
+            `fn` is an async function without a yield.
+
+        Notes
+        -----
+        After a death of the worker or its host the generator runs again, up to `retries` times:
+        items that it had yielded before are computed and discarded, and one that was lost before it
+        was taken is replaced. So it must yield the same each time, or have `options(retries=0)`.
 
         Examples
         --------
         >>> def squares(n):
         ...     for i in range(n):
         ...         yield np.full(1000, i * i)
-        >>> for ref in c.stream(squares, 10):  # doctest: +SKIP
-        ...     print(c.get(ref).sum())
+        >>> [int(c.get(ref)[0]) for ref in c.stream(squares, 4)]
+        [0, 1, 4, 9]
         """
         if self._was_closed():
             raise ClosedError(SHUT_DOWN)
@@ -72,6 +91,12 @@ class StreamCalls(TaskExecutor):
                 f"submit({name}, ...) gives; stream() is for generator functions"
             )
         options, runtime = self._options, self._runtime
+        refuse_env(options.env, "stream")
+        if options.retry_exceptions:
+            raise ValueError(
+                "retry_exceptions= is not for stream(): what a generator raises comes after the "
+                "items that it has yielded, and is raised there; catch it inside the generator"
+            )
         if runtime.pool_sizes.get(0) == 0:
             raise RuntimeError(
                 "this cluster was made with workers=0, so no generator can ever run: make it with "

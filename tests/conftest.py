@@ -16,6 +16,7 @@ import os
 import signal
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -67,6 +68,14 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")
+
+
+@pytest.hookimpl(trylast=True)  # when those are out that are not selected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of few tests come first: those are the ones that take long. Processes that share the
+    files out (`--dist loadfile --no-loadscope-reorder`) then end at about the same time."""
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: tests[item.path])
 
 
 def pytest_report_header() -> str:

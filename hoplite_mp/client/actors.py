@@ -9,6 +9,7 @@ It must never know: what a handle looks like to a user, how a process is started
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import pickle
@@ -25,14 +26,15 @@ from hoplite_mp.protocol.actors import (
     FindActor,
     OpenActor,
 )
-from hoplite_mp.protocol.local import POOL_LEAVING
+from hoplite_mp.protocol.local import POOL_LEAVING, LeavingNodes
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["About", "ActorSetup", "Actors"]
 
@@ -66,6 +68,7 @@ class ActorSetup(NamedTuple):
     copy: bool
     checkpoint: int
     concurrency: int = 1
+    again: bytes = b""  # exceptions of its calls that count against `retries`
 
 
 class CallNumber(NamedTuple):
@@ -101,9 +104,12 @@ class Actors:
         about: About,
         get_if_exists: bool,
         detached: bool,
-        node: int,
+        nodes: Iterator[int],
+        env: Environment = (),
+        again: tuple[type[Exception], ...] = (),
     ) -> tuple[ObjectRef[Any], About]:
-        """A new actor; or the one of that name, with what its own handles know."""
+        """A new actor on the first of these nodes that does not leave the cluster; or the one of
+        that name, with what its own handles know. NodeLostError: that one is gone, or all leave."""
         memory = self._runtime.memory
         memory.check()
         arguments = memory.put_encoded(serial.encode_call(args, kwargs))
@@ -114,9 +120,11 @@ class Actors:
                 about.copy,
                 about.checkpoint,
                 about.concurrency,
+                serial.encode_function(again) if again else b"",  # type: ignore[arg-type]
             )
         )
-        ask = OpenActor(
+        ask = functools.partial(
+            OpenActor,
             memory.local_id(setup),
             pickle.dumps(tuple(about), 5),
             about.class_name,
@@ -124,11 +132,21 @@ class Actors:
             about.restarts,
             get_if_exists,
             detached,
-            node,
-            about.places,
+            places=about.places,
+            env=env,
         )
+        node = next(nodes)
         while True:
-            hold = take_over(memory, ask, int)
+            try:
+                hold = take_over(memory, ask(node=node), int)
+            except errors.NodeLostError:
+                if node not in self._runtime.channel.call(LeavingNodes()).value:
+                    raise
+                another = next(nodes, None)
+                if another is None:
+                    raise
+                node = another
+                continue
             if hold is not None:
                 if not detached:
                     self._opened[hold.oid] = None

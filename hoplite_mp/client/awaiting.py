@@ -29,10 +29,20 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.submitter import Submitter
+    from hoplite_mp.client.thread_futures import ThreadFuture
     from hoplite_mp.client.waiting import Waiting
     from hoplite_mp.ref import ObjectRef
 
-__all__ = ["Inbox", "counted", "ended", "in_thread", "inbox_here", "result_of", "value_of"]
+__all__ = [
+    "Inbox",
+    "counted",
+    "ended",
+    "in_thread",
+    "inbox_here",
+    "result_of",
+    "result_of_thread",
+    "value_of",
+]
 
 T = TypeVar("T")
 _AWAY = (STATE["SPILLED"], STATE["SPILLING"])
@@ -151,6 +161,20 @@ async def result_of(future: Future[T]) -> T:
     if not future.unread or _at_hand(submitter, future._oid, future._writable):
         return future.result()
     return await in_thread(submitter, future.result)
+
+
+async def result_of_thread(future: ThreadFuture[T], blocks: Waiting | None) -> T:
+    """The same for what a thread of this process settles. `blocks`: of a worker, whose task counts
+    as blocked meanwhile."""
+    if not future.done():
+        inbox = inbox_here()
+        waiter: asyncio.Future[None] = inbox.loop.create_future()
+        future.add_done_callback(lambda _: inbox.hand_over(waiter))
+        with contextlib.nullcontext() if blocks is None else counted(blocks):
+            await waiter
+    if future.cancelled():
+        raise asyncio.CancelledError("the call was cancelled")
+    return future.result()
 
 
 async def value_of(submitter: Submitter, ref: ObjectRef[T]) -> T:

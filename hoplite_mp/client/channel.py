@@ -94,7 +94,8 @@ class Channel:
                         raise self._ended()
                     reply = self._decoder.decode(self._packet[:nbytes])
                     if take is not None and reply.number == number and not reply.error:
-                        return take(reply.value, number, self._seen)
+                        taken = take(reply.value, number, self._seen)
+                        return taken
                     self._seen[0] = reply.number
                     if reply.number == number:
                         break

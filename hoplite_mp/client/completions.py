@@ -68,8 +68,20 @@ class Completions(Generic[T]):
         self.add(items)
 
     def add(self, more: Any) -> None:
-        """Further ones: a Future, a ref, or an iterable of them; from any thread, also while
-        another one iterates. One that is there already, and not given out yet, is left out."""
+        """Adds further ones; from any thread, also while another one iterates.
+
+        Parameters
+        ----------
+        more : Future, ObjectRef, or an iterable of them
+            One that is there already, and has not been given out yet, is left out.
+
+        Examples
+        --------
+        >>> running = hoplite_mp.as_completed([c.submit(abs, -1)])
+        >>> running.add(c.submit(abs, -2))
+        >>> sorted(future.result() for future in running)
+        [1, 2]
+        """
         if isinstance(more, (concurrent.futures.Future, ObjectRef)):
             more = (more,)
         elif not isinstance(more, Iterable) or isinstance(more, (str, bytes)):
@@ -296,11 +308,31 @@ def _not_one(given: Any) -> TypeError:
 
 
 def as_completed(futs: F | Iterable[F], timeout: float | None = None) -> Completions[F]:
-    """Futures and refs as they are done, each once, for `for` and `async for`.
+    """Yields Futures and refs as they are done, ready or failed.
 
-    As `concurrent.futures.as_completed`, and more: what it returns has `.add(more)`, for one or an
-    iterable of them, from any thread while it runs; it ends when all have been given out. Futures
-    of other executors are taken, too. HopliteTimeoutError when not all are done `timeout` seconds
-    after this call.
+    Parameters
+    ----------
+    futs : Future, ObjectRef, or an iterable of them
+        What to wait for; Futures of other executors, too. One that is given twice is yielded once.
+    timeout : float, optional
+        Seconds from this call. Default: no limit.
+
+    Returns
+    -------
+    iterator
+        For `for` and `async for`. `.add(more)` adds further ones while it runs, from any thread.
+
+    Raises
+    ------
+    HopliteTimeoutError
+        From the iterator: some are not done in time.
+    TypeError
+        Something else than a Future or a ref.
+
+    Examples
+    --------
+    >>> futures = [c.submit(pow, n, 2) for n in range(4)]
+    >>> sorted(future.result() for future in hoplite_mp.as_completed(futures))
+    [0, 1, 4, 9]
     """
     return Completions(futs, timeout)

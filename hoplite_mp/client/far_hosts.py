@@ -113,5 +113,5 @@ def checked_hosts(hosts: Any) -> list[str]:
     if isinstance(hosts, str) or not all(isinstance(host, str) and host for host in hosts):
         raise ValueError(f'hosts={hosts!r}: it must be a list of names, such as ["a", "user@b"]')
     if len(set(hosts)) != len(list(hosts)):
-        raise ValueError(f"hosts={hosts!r}: a host stands there twice")
+        raise ValueError(f"hosts={hosts!r}: a host is named twice")
     return list(hosts)

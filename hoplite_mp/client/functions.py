@@ -10,10 +10,11 @@ It must never know: tasks, workers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 import weakref
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -24,12 +25,12 @@ from hoplite_mp.client.kinds import flags_of, is_async
 from hoplite_mp.serial.code import importable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from hoplite_mp.client.memory import Memory
     from hoplite_mp.ref import ObjectRef
 
-__all__ = ["Fixed", "Functions"]
+__all__ = ["Chunked", "Exceptions", "Fixed", "Functions", "Tried"]
 
 _BY_IDENTITY = {types.FunctionType, types.BuiltinFunctionType, type}
 _IMMUTABLE = {
@@ -42,6 +43,9 @@ NOTHING = object()  # is to be held, but the function's object is to go soon aft
 Known = weakref.WeakKeyDictionary[
     Any, tuple["ObjectRef[Any]", "list[Any] | None", bytes, "list[Kept]"]
 ]
+# Of a function that is tried again, those that count as the death of its worker does.
+Exceptions: TypeAlias = tuple[type[Exception], ...]
+FORMS_MAX = 64  # (chunked, exceptions) whose functions are remembered apart
 _BY_NAME: list[Any] = []  # what is carried along by a function that readers import: nothing
 
 
@@ -51,7 +55,7 @@ class Functions:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._known: Known = weakref.WeakKeyDictionary()
-        self._chunked: Known = weakref.WeakKeyDictionary()
+        self._in_form: dict[tuple[bool, Exceptions], Known] = {}  # as anything but plain
         self._arrays = arrays = Arrays(memory)
         memory.keep = lambda: Look(arrays)
 
@@ -62,25 +66,35 @@ class Functions:
         """At the end of the cluster."""
         self._arrays.close()
 
-    def send(self, fn: Any, chunked: bool = False) -> tuple[ObjectRef[Any], Any]:
+    def _table(self, chunked: bool, again: Exceptions) -> Known:
+        if not chunked and not again:
+            return self._known
+        if len(self._in_form) > FORMS_MAX:
+            self._in_form.clear()
+        return self._in_form.setdefault((chunked, again), weakref.WeakKeyDictionary())
+
+    def send(
+        self, fn: Any, chunked: bool = False, again: Exceptions = ()
+    ) -> tuple[ObjectRef[Any], Any]:
         """The function as an object in the store; and, if that object is to go soon after the task
         is done, what to hold until then: refs that the function carries along are held by nobody
         else on the way. Without refs nothing is held, so that what the function is bound to goes
-        when its owner drops it. `chunked`: as a function of a list of arguments."""
+        when its owner drops it. `chunked`: as a function of a list of arguments. `again`: it is
+        tried again after these."""
         kind = type(fn)
         if kind is Fixed:
             sent: tuple[ObjectRef[Any], Any] | None = fn.sent
             if sent is None:
-                sent = fn.sent = self.send(fn.fn, fn.chunked)
+                sent = fn.sent = self.send(fn.fn, fn.chunked, fn.again)
             return sent
         look = Look(self._arrays)
         if kind not in _BY_IDENTITY:  # it may have a state, and an equality of its own
-            sending = _Chunked(fn) if chunked else fn
+            sending = _in_form(fn, chunked, again)
             encoded, beside, refs = serial.encode_with_aside(sending, look)
             ref = self._put(encoded, beside)
             look.used_by(fn)
             return ref, fn if refs else NOTHING
-        table = self._chunked if chunked else self._known
+        table = self._table(chunked, again)
         known = table.get(fn)
         if known is not None:
             ref, before, *_ = known
@@ -93,7 +107,7 @@ class Functions:
             now, constant = _BY_NAME, True
         else:
             now, constant = _carried(fn, look)
-        encoded, beside, refs = serial.encode_with_aside(_Chunked(fn) if chunked else fn, look)
+        encoded, beside, refs = serial.encode_with_aside(_in_form(fn, chunked, again), look)
         digest = serial.digest(b"".join((encoded, *[one._id for one in beside])))
         if known is None or known[2] != digest:
             ref = self._put(encoded, beside)
@@ -111,23 +125,47 @@ class Functions:
 class Fixed:
     """A function as it is at one call that makes many tasks: it is looked at for the first."""
 
-    def __init__(self, fn: Any, chunked: bool = False) -> None:
+    def __init__(self, fn: Any, chunked: bool = False, again: Exceptions = ()) -> None:
         self.fn = fn
         self.chunked = chunked
+        self.again = again
         self.sent: tuple[ObjectRef[Any], Any] | None = None
         self.flags = flags_of(fn)
         self.__name__ = getattr(fn, "__name__", None) or type(fn).__name__
 
 
-class _Chunked:
-    """A function of a list of arguments, one call for each; made anew in the worker."""
+def _in_form(fn: Any, chunked: bool, again: Exceptions) -> Any:
+    if chunked:
+        return Chunked(fn, again)
+    return Tried(fn, again) if again else fn
 
-    def __init__(self, fn: Any) -> None:
+
+class Tried:
+    """A function of which some exceptions count as the death of its worker does; made anew in the
+    worker, which looks at them."""
+
+    def __init__(self, fn: Any, again: Exceptions) -> None:
         self.fn = fn
+        self.again = again
         self.__qualname__ = getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
     def __reduce__(self) -> Any:
-        return _Chunked, (self.fn,)
+        return Tried, (self.fn, self.again)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+
+class Chunked:
+    """A function of a list of arguments, one call for each; made anew in the worker."""
+
+    def __init__(self, fn: Any, again: Exceptions = ()) -> None:
+        self.fn = fn
+        self.again = again  # an item that raises one of these is tried again, and no other one
+        self.__qualname__ = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+    def __reduce__(self) -> Any:
+        return Chunked, (self.fn, self.again)
 
     def __call__(self, chunk: list[tuple[Any, ...]]) -> Any:
         if is_async(self.fn):
@@ -136,6 +174,47 @@ class _Chunked:
 
     async def _one_by_one(self, chunk: list[tuple[Any, ...]]) -> list[Any]:
         return [await self.fn(*args) for args in chunk]
+
+    def with_tries(self, may: Callable[[int], bool], anew: Callable[[], list[Any]]) -> Any:
+        """In place of this one. may: may an item be tried again that has failed so often? anew: the
+        chunk as it was sent, since an item may have changed its arguments."""
+        if is_async(self.fn):
+            return functools.partial(self._one_by_one_tried, may, anew)
+        return functools.partial(self._tried, may, anew)
+
+    def _tried(
+        self, may: Callable[[int], bool], anew: Callable[[], list[Any]], chunk: list[Any]
+    ) -> list[Any]:
+        results = []
+        for index, args in enumerate(chunk):
+            failures = 0
+            while True:
+                try:
+                    results.append(self.fn(*args))
+                    break
+                except self.again:
+                    failures += 1
+                    if not may(failures):
+                        raise
+                args = anew()[index]
+        return results
+
+    async def _one_by_one_tried(
+        self, may: Callable[[int], bool], anew: Callable[[], list[Any]], chunk: list[Any]
+    ) -> list[Any]:
+        results = []
+        for index, args in enumerate(chunk):
+            failures = 0
+            while True:
+                try:
+                    results.append(await self.fn(*args))
+                    break
+                except self.again:
+                    failures += 1
+                    if not may(failures):
+                        raise
+                args = anew()[index]
+        return results
 
 
 def _carried(fn: Any, look: Look) -> tuple[list[Any], bool]:

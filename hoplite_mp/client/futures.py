@@ -34,12 +34,16 @@ _PENDING, _FINISHED, _CANCELLED = "PENDING", "FINISHED", "CANCELLED_AND_NOTIFIED
 
 
 class Future(concurrent.futures.Future[T]):
-    """The result of a task, on its way. `.ref` names the result as an object. `await future` gives
-    its value, in any event loop.
+    """The result of a task that was submitted; a `concurrent.futures.Future`.
 
-    `cancel()` as in the standard library; `cancel(force=True)` also interrupts a running task:
-    the Future is cancelled at once, the worker gets a KeyboardInterrupt and, if it does not end
-    within `Config.cancel_grace_s`, is killed and replaced. Dropping a Future cancels nothing.
+    `await future` gives its value, in any event loop. Dropping a Future cancels nothing.
+
+    Examples
+    --------
+    >>> future = c.submit(pow, 2, 5)
+    >>> future.add_done_callback(lambda done: None)
+    >>> future.result(), future.done()
+    (32, True)
     """
 
     # The base class's __init__ is not called: see `_condition`.
@@ -117,20 +121,51 @@ class Future(concurrent.futures.Future[T]):
 
     @property
     def ref(self) -> ObjectRef[T]:
-        """The result as an object: valid at once, also after cancel and failure."""
+        """The result as an object: valid at once, also after cancel and failure.
+
+        Examples
+        --------
+        >>> future = c.submit(np.ones, 3)
+        >>> c.get(future.ref)
+        array([1., 1., 1.])
+        """
         memory = self._submitter.memory
         return ObjectRef(memory.public_id(self._oid), self._hold)
 
     def done(self) -> bool:
+        """Whether the task has ended: with a value, by an exception, or cancelled.
+
+        Examples
+        --------
+        >>> future = c.submit(abs, -1)
+        >>> c.wait(future)[1], future.done()
+        ([], True)
+        """
         return self._state is not _PENDING or self._submitter.is_done(self._oid)
 
     def running(self) -> bool:
+        """Whether a worker runs the task now.
+
+        Examples
+        --------
+        >>> future = c.submit(abs, -1)
+        >>> future.result(), future.running()
+        (1, False)
+        """
         return (
             self._state is _PENDING
             and self._submitter.memory.client.state(self._oid) == STATE["CLAIMED"]
         )
 
     def cancelled(self) -> bool:
+        """Whether the task was cancelled.
+
+        Examples
+        --------
+        >>> future = c.submit(abs, -1)
+        >>> future.result(), future.cancelled()
+        (1, False)
+        """
         if self._state is _PENDING:
             client = self._submitter.memory.client
             state = client.state(self._oid)
@@ -141,7 +176,29 @@ class Future(concurrent.futures.Future[T]):
         return self._state is _CANCELLED
 
     def cancel(self, *, force: bool = False) -> bool:
-        """False if it runs (without `force`) or is finished."""
+        """Cancels the task.
+
+        Parameters
+        ----------
+        force : bool, optional
+            True also interrupts a task that runs: the Future is cancelled at once, the worker gets
+            a KeyboardInterrupt and, if it has not ended after `Config.cancel_grace_s` seconds, is
+            killed and replaced. Default: False, as in the standard library.
+
+        Returns
+        -------
+        bool
+            False if the task runs (without `force`) or has ended.
+
+        Examples
+        --------
+        >>> import time
+        >>> future = c.submit(time.sleep, 60)
+        >>> future.cancel(force=True)
+        True
+        >>> future.cancelled()
+        True
+        """
         if self.cancelled():
             return True
         if self._state is not _PENDING:
@@ -149,7 +206,34 @@ class Future(concurrent.futures.Future[T]):
         return self._submitter.cancel(self._oid, force)
 
     def result(self, timeout: float | None = None) -> T:
-        """The value; raises the task's exception, CancelledError, or HopliteTimeoutError."""
+        """Waits for the value of the task.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait; 0 polls. Default: no limit.
+
+        Returns
+        -------
+        object
+            The value, read-only unless `options(copy=True)`.
+
+        Raises
+        ------
+        HopliteTimeoutError
+            The task has not ended in time.
+        CancelledError
+            It was cancelled.
+        Exception
+            Whatever the task raised; the remote traceback is its `__cause__`.
+
+        Examples
+        --------
+        >>> c.submit(int, "x").result()
+        Traceback (most recent call last):
+            ...
+        ValueError: invalid literal for int() with base 10: 'x'
+        """
         self._fetch(timeout)
         if self._error is not None:
             try:
@@ -159,6 +243,30 @@ class Future(concurrent.futures.Future[T]):
         return self._value  # type: ignore[no-any-return]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits for the end of the task, and returns what it raised.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait; 0 polls. Default: no limit.
+
+        Returns
+        -------
+        BaseException or None
+            None if it returned a value.
+
+        Raises
+        ------
+        HopliteTimeoutError
+            The task has not ended in time.
+        CancelledError
+            It was cancelled.
+
+        Examples
+        --------
+        >>> c.submit(divmod, 1, 0).exception()
+        ZeroDivisionError('integer division or modulo by zero')
+        """
         self._fetch(timeout)
         return self._error
 

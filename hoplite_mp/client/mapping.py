@@ -214,7 +214,7 @@ class _InLoop(Generic[T]):
         import asyncio
 
         if self._busy:
-            raise RuntimeError("another task takes the next result of this map() just now")
+            raise RuntimeError("another task is waiting for the next result of this map() already")
         self._busy = True
         try:
             while not self._chunk:

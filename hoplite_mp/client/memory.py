@@ -323,7 +323,7 @@ class Memory:
         self.check()
         kind = np.dtype(dtype)
         if kind.hasobject:
-            raise TypeError(f"an array of {kind} holds Python objects: it cannot lie in the store")
+            raise TypeError(f"an array of {kind} holds Python objects: the store cannot hold it")
         dims = tuple(int(n) for n in (shape if hasattr(shape, "__iter__") else (shape,)))
         if any(n < 0 for n in dims):
             raise ValueError(f"negative dimensions are not allowed: {dims}")
@@ -331,7 +331,7 @@ class Memory:
         for n in dims:
             nbytes *= n
         if nbytes >= SIZE_BYTES_MAX:
-            raise StoreFullError(f"empty of {nbytes} bytes: no store is as large")
+            raise StoreFullError(f"empty of {nbytes} bytes: no store can be that large")
         prefix = PREFIX_BIG if nbytes > self.config.small_object_bytes_max else PREFIX_SMALL
         block: Any = self.client.block_of(self.allocate(prefix + nbytes), prefix + nbytes)
         return np.ndarray(dims, kind, buffer=block, offset=prefix, order=_order(order))

@@ -79,13 +79,18 @@ class Printer:
         longer than CELL_WAIT_S."""
         number, event = next(self._numbers), threading.Event()
         self._awaited[number] = event
-        try:
-            self._ask(number)
+
+        def ask() -> None:
+            try:
+                self._ask(number)
+            except Exception:  # closed, or its node is gone: nothing comes any more
+                event.set()
+
+        # In a thread, as another one may be in the middle of a question to the node, for long.
+        with contextlib.suppress(RuntimeError):  # there is none: lines come when they come
+            threading.Thread(target=ask, daemon=True, name="hoplite cell").start()
             event.wait(CELL_WAIT_S)
-        except Exception:  # closed, or its node is gone: nothing comes any more
-            pass
-        finally:
-            self._awaited.pop(number, None)
+        self._awaited.pop(number, None)
 
     def end(self) -> None:
         """No lines come any more. In any thread."""

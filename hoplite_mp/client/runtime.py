@@ -26,7 +26,7 @@ from hoplite_mp.protocol.local import BindPool, Collective
 from hoplite_mp.ref import ObjectRef, runtime_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from hoplite_mp.client.channel import Channel
     from hoplite_mp.config import Config
@@ -62,6 +62,9 @@ class Runtime:
         self.memory.wait_moved = self.submitter.waiting.wait_moved
         self.memory.drain = self.submitter.drain
         self.actors = Actors(self)
+        # In a worker of the common pool: what it does between two tasks because others call it to,
+        # while a task of its own waits for the same (`Cluster.run`).
+        self.take_part: Callable[[], None] | None = None
         self.own_pool = 0  # the pool whose tasks may be run in place
         # The Cluster over this runtime, made when first asked for; in a driver a weak reference,
         # called for it: who holds the Cluster decides how long it lives.
@@ -73,6 +76,7 @@ class Runtime:
         self.newest_node = 0  # the highest number of a node that this process has heard of
         self.bound: dict[int, int] = {}  # number of a node -> the pool of its tasks
         self.process_leaves: list[Any] = []  # of the one task that runs, if it is alone
+        self.life: Any = None  # of client/promises.py, made when first asked for
         with _stack_lock:
             _stack.append(self)
 
@@ -145,6 +149,8 @@ class Runtime:
             self.channel.tell(ask)
             for hold in holds:
                 hold.keep()
+            if self.foreign is not None:  # such a process may do nothing else for a long time
+                self.submitter.collector.look_soon()
         except BaseException:  # Ctrl-C, say: the node may not have heard of it
             for hold in holds:
                 self.tasks.cancel(hold.oid, True)
@@ -208,7 +214,7 @@ def runtime_of(ref: ObjectRef[Any]) -> Runtime:
         if runtime.client.usable and runtime.client.home == home:
             return runtime
     if not home:
-        raise ObjectLostError(f"{ref} is gone, or no cluster of its is open in this process")
+        raise ObjectLostError(f"{ref} is gone, or its cluster is not open in this process")
     raise ClosedError("the cluster of this object is closed")
 
 
@@ -301,7 +307,7 @@ def _words(ref: ObjectRef[Any]) -> str:
 def _fetch(object_id: bytes) -> Any:
     memory = _owner(object_id)
     if memory is None:
-        raise ClosedError("no cluster is open in this process: its arrays cannot be had")
+        raise ClosedError("no cluster is open in this process: its arrays cannot be read")
     ref = memory.make_ref(object_id)  # holds it while it is read
     return memory.read(memory.local_id(ref), FOREVER_NS, False)
 

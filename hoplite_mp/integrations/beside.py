@@ -120,7 +120,15 @@ class Member:
         what this process has put stays as long as somebody holds it."""
         with _lock:
             self._users -= 1
-            if self._users or _members.get(self.place.name) is not self:
+            if self._users:
+                return
+        self.end()
+
+    def end(self) -> None:
+        """This process takes no part any more, whoever in it wanted that. In the process that has
+        begun the cluster it is the end of that."""
+        with _lock:
+            if _members.get(self.place.name) is not self:
                 return
             del _members[self.place.name]
             cluster = self.cluster
@@ -140,7 +148,10 @@ class Member:
                     raise errors.ManagerLostError("its node was on this host, with the manager")
                 found = _enter(self.place, REJOIN_S, self._passes_on)
             except HopliteError as error:
-                self.lost = error
+                with _lock:
+                    self.lost = error
+                    if _members.get(self.place.name) is self:
+                        del _members[self.place.name]
                 _log.warning("this process takes no part in the cluster any more: %s", error)
                 return
             with _lock:
@@ -165,9 +176,11 @@ def begin(
     ports: str | None = None,
     tls: bool | None = None,
     config: Config | None = None,
+    passes_on: bool = False,
 ) -> Place:
     """Starts a cluster whose manager, and first node, end with this process. Arguments as of
-    `Cluster`; memory, ports and config also of the nodes that join. This process takes part."""
+    `Cluster`; memory, ports and config also of the nodes that join. passes_on: as of `take_part`.
+    This process takes part."""
     place = Place(
         secrets.token_hex(16),
         "",
@@ -179,7 +192,7 @@ def begin(
     )
     cluster = KeptCluster(listen=listen, **place.options)
     place = dataclasses.replace(place, address=str(cluster.address))
-    _begin_member(place, cluster, False)
+    _begin_member(place, cluster, passes_on)
     return place
 
 
@@ -205,19 +218,25 @@ def member_of(place: Place) -> Member | None:
     """What this process has of that cluster, if it takes part and has not lost it."""
     with _lock:
         member = _members.get(place.name)
-        if member is not None and member.lost is not None:
-            del _members[place.name]
+        if member is not None and not member.cluster._runtime.client.usable:
+            del _members[place.name]  # its Cluster has been shut down
             return None
         return member
 
 
 def _begin_member(place: Place, cluster: Cluster, passes_on: bool) -> Member:
-    cluster._runtime.work_for_an_engine(passes_on)
+    _adapt(cluster, passes_on)
     member = Member(place, cluster, passes_on)
     with _lock:
         _members[place.name] = member
     member._follows.start()
     return member
+
+
+def _adapt(cluster: Cluster, passes_on: bool) -> None:
+    """This process does its work for an engine, and no node has workers of its own."""
+    cluster._runtime.work_for_an_engine(passes_on)
+    cluster._runtime.pool_sizes.setdefault(0, 0)  # so `submit` raises, and does not wait for ever
 
 
 def _enter(place: Place, wait_s: float, passes_on: bool) -> Cluster:
@@ -240,7 +259,7 @@ def _enter(place: Place, wait_s: float, passes_on: bool) -> Cluster:
             cluster = KeptCluster(address=place.address, **place.options)
             break
         time.sleep(LOOK_S)
-    cluster._runtime.work_for_an_engine(passes_on)
+    _adapt(cluster, passes_on)
     return cluster
 
 

@@ -94,13 +94,34 @@ class _Call:
 
 
 class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc,unused-ignore]
-    """The backend "hoplite_mp" of joblib.
+    """The backend "hoplite_mp" of joblib, which importing this module registers.
 
-    Args:
-        cluster: an open Cluster, or a view of one by `options()`; None: one of this host, which is
-            kept open for later calls (`shutdown()` ends it), and inside a task that task's own.
-        initializer, initargs: as of ProcessPoolExecutor; the workers are then this backend's own.
-        options: `retries`, `node`, `name` as of `Cluster.options`.
+    Parameters
+    ----------
+    cluster : Cluster, optional
+        An open cluster, or a view of one by `options()`. Default: one of this host, which is kept
+        open for later calls until `shutdown()`; inside a task that task's own.
+    initializer : callable, optional
+        Runs in each worker before its first task; the workers are then this backend's own.
+    initargs : tuple, optional
+        Its arguments.
+    **options
+        `retries`, `node`, `name`, as of `Cluster.options`.
+
+    Raises
+    ------
+    TypeError
+        An option that does not exist.
+    ValueError
+        `mmap_mode="r+"`, which only files can have.
+
+    Examples
+    --------
+    >>> import joblib
+    >>> import hoplite_mp.integrations.joblib
+    >>> with joblib.parallel_config(backend="hoplite_mp", cluster=c, n_jobs=2):
+    ...     joblib.Parallel()(joblib.delayed(pow)(n, 2) for n in range(4))
+    [0, 1, 4, 9]
     """
 
     supports_retrieve_callback = True
@@ -291,8 +312,8 @@ def _under_way(parallel: Any) -> bool:
 def _check_options(options: dict[str, Any]) -> None:
     if "timeout" in options:
         raise ValueError(
-            "timeout= is that of joblib.Parallel; of a batch of tasks, whose size changes, it "
-            "would mean nothing"
+            "timeout= is an argument of joblib.Parallel; for a backend it would limit batches of "
+            "tasks, whose size changes"
         )
     if unknown := sorted(set(options) - {*OPTIONS}):
         raise TypeError(

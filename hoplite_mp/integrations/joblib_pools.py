@@ -277,8 +277,21 @@ def _lease_own(wanted: Wanted) -> Lease:
 
 
 def shutdown(wait: bool = True) -> None:
-    """Ends the workers that Parallel calls without `cluster=` have started, when their tasks are
-    done. The next call starts new ones. At interpreter exit this happens by itself."""
+    """Ends the workers that calls of joblib without `cluster=` have started.
+
+    They end when their tasks are done. The next call starts new ones. At interpreter exit this
+    happens by itself.
+
+    Parameters
+    ----------
+    wait : bool, optional
+        True returns when they have ended. Default: True.
+
+    Examples
+    --------
+    >>> import hoplite_mp.integrations.joblib
+    >>> hoplite_mp.integrations.joblib.shutdown()
+    """
     global _own
     with _lock:
         own, _own = _own, None

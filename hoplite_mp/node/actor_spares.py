@@ -1,17 +1,16 @@
-"""What begins an actor again when its host is gone: kept on a second host, and used there.
+"""What begins an actor again when its host is gone: kept on a second host.
 
 Why it exists: an actor with restarts left must outlive its host. Its node tells one other host what
 it was made from and what state its process has kept last; that host, its *spare*, holds these
 objects with all that they name. When the actor's host is lost the manager names the spare as the
-home of the actor's identity (node/homes.py); the spare starts a process, and calls of all hosts go
-there from then on.
+home of the actor's identity (node/homes.py), and the spare begins it again (node/actor_moves.py).
 
 Invariant: no other host takes the place of a spare before the manager has said that this one is
 gone. Else a host that is cut off could go on with states that its former spare, which has begun the
 actor meanwhile, has never seen.
 
 An identity has no header at the spare as long as its host lives, so a spare keeps no actor alive.
-It must never know: what calls do, how their order is kept.
+It must never know: what calls do, how an actor begins again.
 """
 
 from __future__ import annotations
@@ -19,25 +18,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import errors, serial
+from hoplite_mp import serial
 from hoplite_mp.client.memory import STATE
-from hoplite_mp.node.actor_records import Actor, Wanted
 from hoplite_mp.node.guests import NO_OBJECT
 from hoplite_mp.node.places import ROOM_LOOK_S
-from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.fields import NODES_MAX
 from hoplite_mp.protocol.messages import ActorNameClaimed
-from hoplite_mp.protocol.peers import ActorFound, ActorKept, ActorSought, DropActor, KeepActor
+from hoplite_mp.protocol.peers import ActorKept, ActorSought, DropActor, KeepActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from hoplite_mp.node.imports import Import
+    from hoplite_mp.node.actor_records import Actor
     from hoplite_mp.node.lan import Lan
     from hoplite_mp.node.main import Node
     from hoplite_mp.protocol.messages import Member, NodeToManager
 
-__all__ = ["Spares"]
+__all__ = ["Bringing", "Spare", "Spares"]
 
 
 @dataclass(slots=True)
@@ -66,7 +63,6 @@ class Spares:
         # Identity -> number of its spare, which this node has lost, and the manager perhaps not.
         self.unsure: dict[int, int] = {}
         self.kept: dict[bytes, Spare] = {}  # by identity
-        self.sought: dict[bytes, list[int]] = {}  # homes of the hosts that wait for an answer
         self._last = 0
 
     # -- actors of this host -------------------------------------------------------------------
@@ -105,10 +101,11 @@ class Spares:
                 actor.label,
                 actor.restarts_left,
                 actor.restarts,
-                wanted.detached,
+                wanted.detached and actor.hold is not None,  # it was not closed
                 actor.begun,
                 wanted.audience,
                 wanted.places,
+                wanted.env,
             ),
         )
 
@@ -164,7 +161,7 @@ class Spares:
                 if spare is not None and spare.home == home:
                     del self.kept[message.identity]
             case ActorSought():
-                self._seek(home, message.identity)
+                self.lan.actor_moves.sought(home, message.identity)
             case _:
                 return False
         return True
@@ -172,6 +169,8 @@ class Spares:
     def _take(self, home: int, message: KeepActor) -> None:
         before = self.kept.get(message.identity)
         number = self.lan.peers.number_of(home)
+        if before is not None and before.home != home:
+            before = None  # of an earlier life of the actor: that state is older
         if before is not None and not before.whole:
             before = before.before
         spare = Spare(home, -1 if number is None else number, message, before=before)
@@ -181,11 +180,11 @@ class Spares:
 
         def done() -> None:
             # If its host has died meanwhile, what was on the way has failed.
-            if all(self._with_payload(one) for one in named):
+            if all(self.with_payload(one) for one in named):
                 spare.before, spare.whole = None, True
             self.send(home, ActorKept(message.number))
 
-        _Bringing(self.node, spare.holds, done).bring(named)
+        Bringing(self.node, spare.holds, done).bring(named)
 
     def number_of(self, identity: bytes, home: int) -> int | None:
         """Of what is here of an actor of that host: the highest one is the newest. None: there is
@@ -231,8 +230,6 @@ class Spares:
         for identity in [one for one, at in self.at.items() if at == home]:
             del self.at[identity]
             self.unsure[identity] = number
-        for waiting in self.sought.values():
-            waiting[:] = [one for one in waiting if one != home]
 
     def are_gone(self, numbers: Collection[int]) -> None:
         """The manager says so: actors whose spares they were get others."""
@@ -242,106 +239,24 @@ class Spares:
             if actor is not None:
                 self.keep(actor)
 
-    def moved(self, one: Import) -> None:
-        """That object, an identity perhaps, has another home."""
-        spare = self.kept.get(one.object)
-        if one.home == self.client.home:
-            if spare is not None:
-                del self.kept[one.object]
-                if spare.what.detached or self._is_held(one.oid):
-                    self._begin_again(one, spare)
-            for home in self.sought.pop(one.object, ()):
-                self._seek(home, one.object)
-        elif spare is not None and spare.home != one.home:
-            del self.kept[one.object]
-        self.lan.far_actors.moved(one)
+    def take_over(self, object_id: bytes, home: int) -> Spare | None:
+        """That object, an identity perhaps, has this home now. What is here to begin it from, if
+        this host is its home."""
+        spare = self.kept.get(object_id)
+        if spare is None or (home != self.client.home and spare.home == home):
+            return None
+        del self.kept[object_id]
+        return spare if home == self.client.home else None
 
-    def _begin_again(self, one: Import, spare: Spare) -> None:
-        """This host is the actor's from now on."""
-        what, actors, workers = spare.what, self.node.actors, self.node.workers
-        setup = self._with_payload(what.setup)
-        state = self._with_payload(what.state) if what.state != NO_OBJECT else 0
-        if spare.before is not None and not (setup and (state or what.state == NO_OBJECT)):
-            self._begin_again(one, spare.before)  # the last one was not all here yet
-            return
-        wanted = Wanted(
-            setup,
-            what.about,
-            what.class_name,
-            what.name,
-            what.restarts_left,
-            False,
-            what.detached,
-            self.lan.guests.audience_here(spare.home, what.audience),
-            what.places,
-        )
-        pool = self.lan.far_actors.give_up(one.oid) or workers.open_bound(NODE_SLOT, 0)
-        if pool is None:
-            return  # who calls it hears that it is gone
-        self.lan.delegation.forget_pool(pool)
-        actor = Actor(
-            one.oid,
-            pool,
-            what.name,
-            what.class_name,
-            max(0, what.restarts_left - 1),
-            wanted,
-            label=what.label,
-            restarts=what.restarts,
-        )
-        actors.by_pool[pool] = actors.by_identity[one.oid] = actor
-        if what.detached:
-            actor.hold = self.client.hold(one.oid)
-        if what.name:
-            claim = ActorNameClaimed(0, self.node.number, what.name, one.object, True)
-            self.node.send_manager(claim)
-        lost = f"node h{spare.number}, on which it ran, was lost"
-        why = "" if setup else ", and its constructor's arguments are gone"
-        if state == 0 and what.state != NO_OBJECT:
-            why = ", and the state that it had kept is gone"
-        if not what.restarts_left:
-            why = f"; it had been restarted {what.restarts} times"
-        if why:
-            error = errors.ActorLostError(f"{actor.title} has lost its state: {lost}{why}")
-            actors.end_with(actor, error)
-            return
-        actor.restarts += 1
-        actor.state = self.client.hold(state) if state else None
-        local = workers.pools[pool]
-        local.actor, local.target, local.setup, local.audience = True, 1, setup, wanted.audience
-        local.setup_hold = self.client.hold(setup)
-        workers.start_missing(local)
-        self.keep(actor)
-
-    def _is_held(self, identity: int) -> bool:
-        """Does anybody want the actor, here or elsewhere?"""
-        export = self.node.exports.exports.get(identity)
-        if export is not None and export.importers:
-            return True
-        return bool({*self.client.inspect(identity)["refs"]} - {NODE_SLOT})
-
-    def _with_payload(self, object_id: bytes) -> int:
+    def with_payload(self, object_id: bytes) -> int:
         """Where that object is here; 0: not at all, or without its bytes, or failed."""
         oid = self.node.imports.local(object_id)
         if not oid or oid in self.node.places or self.client.hold(oid) is None:
             return 0
         return oid if self.client.state(oid) in _WHOLE else 0
 
-    # -- where calls are to go -----------------------------------------------------------------
 
-    def _seek(self, home: int, identity: bytes) -> None:
-        """Another host's calls of that actor are to come here."""
-        oid = self.node.exports.own(identity)
-        actor = self.node.actors.by_identity.get(oid)
-        if actor is not None:
-            self.send(home, ActorFound(identity, actor.pool))
-        elif oid:
-            self.send(home, ActorFound(identity, 0))
-        else:  # that host has heard before this one where it is
-            self.sought.setdefault(identity, []).append(home)
-
-
-class _Bringing:
+class Bringing:
     """Objects of any host, with all that they name, on their way here."""
 
     def __init__(self, node: Node, holds: list[Any], done: Callable[[], None]) -> None:

@@ -63,7 +63,7 @@ class Actors:
     def open(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         asker = self.asker(slot, request)
-        audience = self.node.workers.audience_of(slot) or self.node.driver_name(slot)
+        audience = self.node.audience_of(slot)
         wanted = Wanted(
             ask.setup,
             ask.about,
@@ -74,6 +74,7 @@ class Actors:
             ask.detached,
             audience,
             ask.places,
+            ask.env,
         )
         if ask.node == self.node.number:
             self.begin(asker, wanted)
@@ -85,7 +86,7 @@ class Actors:
     def begin(self, asker: Asker, wanted: Wanted) -> None:
         """An actor on this host, unless another one has its name."""
         if self.leaving:
-            asker.refused(self._why_leaving())
+            asker.refused(self._why_leaving(), True)
             return
         identity = self.client.new(KIND_IDENTITY, STATE["CLAIMED"], NODE_SLOT, 0)
         opening = Opening(asker, wanted, identity)
@@ -162,11 +163,14 @@ class Actors:
         workers, identity = self.node.workers, opening.identity
         pool = None
         if not self.leaving:
-            pool = workers.open_next(1, NODE_SLOT, 0, wanted.setup, wanted.audience, actor=True)
+            pool = workers.open_next(
+                1, NODE_SLOT, 0, wanted.setup, wanted.audience, actor=True, env=wanted.env
+            )
         if pool is None:
             self._release_name(wanted.name, identity)
             self._discard(opening)
-            opening.asker.refused(self._why_leaving() if self.leaving else workers.why_none)
+            why = self._why_leaving() if self.leaving else workers.why_none
+            opening.asker.refused(why, self.leaving)
             return
         known = serial.encode((pool, wanted.about, self.public(identity)))
         self.node.results.store_value(identity, known, False)
@@ -231,6 +235,7 @@ class Actors:
         elif actor.ended is None:
             self.client.open_pool(actor.pool, POOL_CLOSING)
             self.node.tasks.wake_pool(actor.pool)
+            self.keep(actor)  # without its name, and not detached any more
 
     def restarts(self, slot: int, request: Request) -> None:
         identity = request.ask.identity  # type: ignore[union-attr]
@@ -331,6 +336,7 @@ class Actors:
             self._forget_name(actor)
             if actor.ended is None and self.node.tasks.pool_state(actor.pool) == POOL_OPEN:
                 self.client.open_pool(actor.pool, POOL_LEAVING)
+                self.keep(actor)  # without its name
 
     def _why_leaving(self) -> str:
         return f"node h{self.node.number} is leaving the cluster"

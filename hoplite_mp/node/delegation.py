@@ -256,6 +256,10 @@ class Delegation:
         if not self.send(runner.home, message):
             self.lose_runner(runner.home)
 
+    def send_to(self, oid: int, runner: Runner) -> None:
+        """That task, which is claimed here, goes to a runner that the caller has chosen."""
+        self._delegate(oid, [runner])
+
     def _public(self, oid: int) -> bytes:
         one = self.imports.by_oid.get(oid)
         return ids.pack_id(self.client.home, oid) if one is None else one.object

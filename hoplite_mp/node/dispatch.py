@@ -20,8 +20,11 @@ from hoplite_mp.protocol.peers import (
     CountersNow,
     Described,
     Drop,
+    EndFarRound,
     Evacuated,
     FarPoolOpened,
+    FarRoundEnded,
+    FarRoundOpened,
     Kept,
     LastLinesAsked,
     LastLinesSent,
@@ -31,6 +34,7 @@ from hoplite_mp.protocol.peers import (
     Located,
     MakeAgain,
     OpenFarPool,
+    OpenFarRound,
     Printed,
     PrintedTaken,
     Probe,
@@ -119,6 +123,8 @@ def take(lan: Lan, home: int, message: Any) -> None:
             lan.far_pools.opened(home, message)
         case CloseFarPool():
             lan.far_pools.closed(home, message)
+        case OpenFarRound() | FarRoundOpened() | EndFarRound() | FarRoundEnded():
+            node.rounds.receive(home, message)
         case Printed():
             lan.far_output.printed(home, message)
         case PrintedTaken():

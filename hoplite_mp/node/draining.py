@@ -41,6 +41,13 @@ class Draining:
         self.waiting: set[int] = set()  # homes of those who still need something of this node
         self.leaving: dict[int, bool] = {}  # others: home -> has it been told that it may go
 
+    @property
+    def numbers(self) -> list[int]:
+        """Of the nodes that leave, as far as this one knows."""
+        found = map(self.lan.peers.number_of, self.leaving)
+        own = [self.node.number] if self.going else []
+        return own + [number for number in found if number is not None]
+
     # -- the one that leaves -------------------------------------------------------------------
 
     def begin(self) -> None:

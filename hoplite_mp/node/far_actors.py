@@ -59,7 +59,7 @@ class FarAsker:
             self.far.given[self.home, self.number] = hold
 
     def refused(self, why: str, gone: bool = False) -> None:
-        self.far.send(self.home, ActorBegun(self.number, NO_IDENTITY, why))
+        self.far.send(self.home, ActorBegun(self.number, NO_IDENTITY, why, gone))
 
 
 @dataclass(slots=True)
@@ -131,9 +131,10 @@ class FarActors:
             wanted.detached,
             wanted.audience,
             wanted.places,
+            wanted.env,
         )
         if not self.send(member.home, ask) and self.asking.pop(ask.number, None) is not None:
-            asker.refused(f"node h{node} is gone")  # although the manager has not said so yet
+            asker.refused(f"node h{node} is gone", True)  # although the manager has not said so yet
 
     def begun(self, home: int, message: ActorBegun) -> None:
         """The answer of the node that was asked."""
@@ -141,7 +142,7 @@ class FarActors:
         if asker is None:
             return
         if message.identity == NO_IDENTITY:
-            asker.refused(message.error)
+            asker.refused(message.error, message.gone)
             return
 
         def done(holds: list[Any]) -> None:
@@ -206,6 +207,12 @@ class FarActors:
                 else:
                     self.send(one.home, EndActorThere(one.identity, False))
 
+    def _moves(self, one: Closing) -> bool:
+        """Will what waits to be sent to that actor go to another host?"""
+        found = self.node.imports.by_object.get(one.identity)
+        pool = None if found is None else self.by_identity.get(found.oid)
+        return pool is not None and self.bound[pool].ended is None and self.bound[pool].moves
+
     def ask_restarts(self, asker: Client, identity: int) -> None:
         one = self.node.imports.by_oid.get(identity)
         self._last += 1
@@ -257,21 +264,40 @@ class FarActors:
         waits = [other for other in self.closing if other.identity == one.object]
         for other in waits:  # calls that are to be sent before that
             other.home = one.home
-        ends = one.oid in self.ends and (self.ends[one.oid] or not waits)
-        if ends and not self.node.actors.end_here(one.oid, self.ends[one.oid]):
+        if one.home == self.node.client.home:
+            self.lan.actor_moves.when_known(one.object, lambda: self._is_here(one, bool(waits)))
+        else:
+            self._is_there(one, bool(waits))
+
+    def _is_here(self, one: Import, closes: bool) -> None:
+        """This host has begun it again, or nobody can."""
+        if self._ends(one, closes):
+            self.node.actors.end_here(one.oid, self.ends[one.oid])
+        actor = self.node.actors.by_identity.get(one.oid)
+        for client in self._counted(one):
+            self.node.reply(client.slot, Reply(client.number, actor.restarts if actor else 0))
+        pool = self.by_identity.get(one.oid)
+        if pool is not None and self.bound[pool].ended is None:
+            self._end(pool, self.bound[pool], NO_SPARE)
+
+    def _is_there(self, one: Import, closes: bool) -> None:
+        """Another host has, perhaps."""
+        if self._ends(one, closes):
             self.send(one.home, EndActorThere(one.object, self.ends[one.oid]))
-        for number, (_, client, identity) in list(self.counting.items()):
-            if identity == one.oid:
-                del self.counting[number]
-                if one.home == self.node.client.home:
-                    actor = self.node.actors.by_identity.get(identity)
-                    count = actor.restarts if actor is not None else 0
-                    self.node.reply(client.slot, Reply(client.number, count))
-                else:
-                    self.ask_restarts(client, identity)
+        for client in self._counted(one):
+            self.ask_restarts(client, one.oid)
         pool = self.by_identity.get(one.oid)
         if pool is not None and self.bound[pool].ended is None:
             self._seek(pool, self.bound[pool])
+
+    def _ends(self, one: Import, closes: bool) -> bool:
+        """Is its end to be told to its new host, other than behind calls that are still here?"""
+        return one.oid in self.ends and (self.ends[one.oid] or not closes)
+
+    def _counted(self, one: Import) -> list[Client]:
+        """Who waits for the number of its restarts."""
+        found = [n for n, (_, _, identity) in self.counting.items() if identity == one.oid]
+        return [self.counting.pop(number)[1] for number in found]
 
     def _seek(self, pool: int, bound: Bound) -> None:
         """Asks the host that counts the holders now where calls are to go."""
@@ -279,7 +305,9 @@ class FarActors:
         if one is None:
             return
         bound.home = one.home
-        if one.home == self.node.client.home or not (
+        if one.home == self.node.client.home:
+            self.lan.actor_moves.when_known(one.object, lambda: self._is_here(one, False))
+        elif not (
             self.send(one.home, ActorSought(one.object))
             or self.lan.recovering.homes.is_open(one.home)  # then another one will be named
         ):
@@ -333,7 +361,7 @@ class FarActors:
         """Another node wants an actor here."""
         asker = FarAsker(self, home, message.number)
         if self.lan.draining.going:
-            asker.refused(f"node h{self.node.number} is leaving the cluster")
+            asker.refused(f"node h{self.node.number} is leaving the cluster", True)
             return
 
         def ready(holds: list[Any]) -> None:
@@ -350,6 +378,7 @@ class FarActors:
                 message.detached,
                 self.lan.guests.audience_here(home, message.audience),
                 message.places,
+                message.env,
             )
             self.node.actors.begin(asker, wanted)
 
@@ -365,12 +394,11 @@ class FarActors:
             case ActorHeld():
                 self.given.pop((home, message.number), None)
             case EndActorThere():
-                oid = self._here(message.identity)
-                self.node.actors.end_here(oid, message.kill, message.unheld)
+                self.lan.actor_moves.when_known(message.identity, lambda: self._end_here(message))
             case RestartsAsked():
-                actor = self.node.actors.by_identity.get(self._here(message.identity))
-                count = actor.restarts if actor is not None else 0
-                self.send(home, RestartsTold(message.number, count))
+                self.lan.actor_moves.when_known(
+                    message.identity, lambda: self._tell_restarts(home, message)
+                )
             case ActorFound():
                 self._found(home, message)
             case RestartsTold():
@@ -381,12 +409,17 @@ class FarActors:
                 return False
         return True
 
-    def _here(self, identity: bytes) -> int:
-        return self.node.imports.own(identity)
+    def _end_here(self, message: EndActorThere) -> None:
+        oid = self.node.imports.own(message.identity)
+        self.node.actors.end_here(oid, message.kill, message.unheld)
+
+    def _tell_restarts(self, home: int, message: RestartsAsked) -> None:
+        actor = self.node.actors.by_identity.get(self.node.imports.own(message.identity))
+        self.send(home, RestartsTold(message.number, actor.restarts if actor else 0))
 
     def lose_peer(self, home: int) -> None:
         """That host is gone."""
-        self.closing = [one for one in self.closing if one.home != home]
+        self.closing = [one for one in self.closing if one.home != home or self._moves(one)]
         for number, (asked, asker) in list(self.asking.items()):
             if asked == home:
                 del self.asking[number]

@@ -41,7 +41,9 @@ def _block(node: Node, part: Part, index: int, object_id: bytes, nbytes: int) ->
         begun = part.left.copies.pop(object_id, None)
         payload = node.results.lease(nbytes) if begun is None else begun.payload
         if payload is None:
-            raise NotNow("what comes does not fit beside what is in use")
+            raise NotNow(
+                "the object that arrives does not fit into the store beside what is in use"
+            )
         part.blocks[index] = payload, nbytes
         part.come[object_id] = Ranges() if begun is None else begun.come
     return node.client.memory(part.blocks[index][0], nbytes)

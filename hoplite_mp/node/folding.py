@@ -77,7 +77,7 @@ class Folding:
             head, _, nbytes = self.shares.head(index)
             payload = self.node.results.lease(nbytes)
             if payload is None:
-                raise NotNow("its result does not fit beside what is in use")
+                raise NotNow("its result does not fit into the store beside what is in use")
             self.part.blocks[index] = payload, nbytes
             self.node.client.write(payload, head, [], [])
 

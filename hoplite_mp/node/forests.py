@@ -282,10 +282,14 @@ class Forests:
                 if oid in self.node.places:  # on its way from another host: that has its own end
                     part.until = time.monotonic() + self.node.config.put_wait_s
                 if self.node.store.restore(oid) is None:
-                    raise NotNow(f"source {index} does not fit beside what is in use")
+                    raise NotNow(
+                        f"source {index} does not fit into the store beside what is in use"
+                    )
                 got = self.client.view(oid)
                 if got in _AWAY:
-                    raise NotNow(f"source {index} does not fit beside what is in use")
+                    raise NotNow(
+                        f"source {index} does not fit into the store beside what is in use"
+                    )
             if isinstance(got, int):
                 gone.append(index)
             else:
@@ -341,7 +345,7 @@ class Forests:
                 continue
             payload = self.node.store.lease(nbytes, NODE_SLOT)
             if payload is None:
-                raise NotNow("what is gathered does not fit beside what is in use")
+                raise NotNow("what is gathered does not fit into the store beside what is in use")
             part.known.add(key)
             place.payload, place.filler = payload, self
             memory = self.client.memory(payload, nbytes)

@@ -12,16 +12,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks
+from hoplite_mp.node.group_tasks import GroupTasks
+from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.groups import NO_TASK, GroupEnd
-from hoplite_mp.protocol.local import GroupJoin, GroupLeave, Reply
+from hoplite_mp.protocol.local import GroupJoin, GroupLeave, GroupRefusal, Reply
 from hoplite_mp.protocol.messages import (
     GroupAdmitted,
     GroupClosed,
+    GroupGivenUp,
     GroupJoined,
     GroupJoinRequested,
     GroupLeft,
     GroupMembers,
     GroupRefused,
+    GroupTasksAsked,
     NodeToManager,
 )
 from hoplite_mp.protocol.reports import GroupHeld
@@ -69,10 +73,10 @@ class Groups:
         send: Callable[[NodeToManager], None],
         reply: Callable[[int, Reply], None],
         node: Callable[[], int] = lambda: 0,
-        task: Callable[[int], bytes] = lambda slot: NO_TASK,
+        task: Callable[[int], tuple[bytes, int]] = lambda slot: (NO_TASK, 0),
     ) -> None:
         """node: this node's number. task: that the process in a slot runs, by the id under which
-        all nodes know it."""
+        all nodes know it, and how often it had been tried before."""
         self.client = client
         self.tasks = tasks
         self.send = send
@@ -85,7 +89,12 @@ class Groups:
         self.asked: dict[int, GroupJoinRequested] = {}  # the same requests
         self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
         self.generations = 0  # the highest that was heard of
-        self.ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)  # for the next manager
+        # For the next manager: those with members that have died, and those that all have left.
+        self.ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
+        self.clean_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
+        self.awaited = GroupTasks(client, tasks, send, node)
+        # Why a member here is none any more: slot -> (generation of the group, rank) -> text.
+        self.given_up: dict[int, dict[tuple[int, int], str]] = {}
         self.hosts: GroupCalls | None = None  # set when there are other hosts
         self.messages: PointToPoint | None = None  # set by the node
         self._next = 1
@@ -94,9 +103,10 @@ class Groups:
         request, self._next = self._next, self._next + 1
         self.joining[request] = (slot, number, ask.name)
         generation = self.client.client_info(slot)["generation"]
+        task, tries = self.task(slot)
         self.asked[request] = GroupJoinRequested(
             request, self.node(), slot, generation, ask.name, ask.size, ask.rank, members_max,
-            self.task(slot), ask.parent, tuple(ask.founders),
+            task, ask.parent, tuple(ask.founders), tries,
         )  # fmt: skip
         self.send(self.asked[request])
 
@@ -107,8 +117,15 @@ class Groups:
         for known in self.known.values():
             if known.generation == ask.generation and known.here.get(ask.rank, (-1,))[0] == slot:
                 self._gone(known, ask.rank)
+        self.given_up.get(slot, {}).pop((ask.generation, ask.rank), None)
         generation = self.client.client_info(slot)["generation"]
         self.send(GroupLeft(ask.name, ask.generation, ask.rank, self.node(), slot, generation))
+
+    def why(self, slot: int, ask: GroupRefusal) -> tuple[bool, str]:
+        """Why nobody comes to that member's group: is the member none any more, and the reason; or
+        else why the last one was refused."""
+        over = self.given_up.get(slot, {}).get((ask.generation, ask.rank))
+        return (False, self.refused.get(ask.name, "")) if over is None else (True, over)
 
     def admitted(self, name: str, generation: int, rank: int) -> None:
         self.send(GroupAdmitted(name, generation, rank))
@@ -119,6 +136,7 @@ class Groups:
             for rank in [rank for rank, one in known.here.items() if one[0] == slot]:
                 self._gone(known, rank)
                 known.died.add(rank)
+        self.given_up.pop(slot, None)
         gone = [request for request, one in self.asked.items() if one.client == slot]
         for request in gone:
             del self.asked[request]
@@ -136,6 +154,7 @@ class Groups:
                 left, died = tuple(sorted(known.left)), tuple(sorted(known.died))
                 yield GroupHeld(self.node(), known.shown, here, left, died)
         yield from self.ends
+        yield from self.clean_ends
         yield from self.asked.values()
 
     def receive(self, message: Any) -> bool:
@@ -185,7 +204,7 @@ class Groups:
                 self.reply(slot, Reply(number, None, message.message))
         elif isinstance(message, GroupClosed):
             if message.end is not None:
-                self.ends.append(message.end)
+                (self.ends if message.end.dead else self.clean_ends).append(message.end)
             closed = self.known.pop(message.board, None)
             if self.messages is not None:
                 self.messages.closed(message.generation)
@@ -194,12 +213,30 @@ class Groups:
                 if self.hosts is not None:
                     self.hosts.closed(closed.generation)
                 closed.board.set_masks(0, 0, True)
+        elif isinstance(message, GroupTasksAsked):
+            self.awaited.ask(message.tasks)
+        elif isinstance(message, GroupGivenUp):
+            self._give_up(message)
         else:
             return False
         return True
 
+    def _give_up(self, message: GroupGivenUp) -> None:
+        """That member is to raise why its group will never be whole. It sees that another client
+        stands at its rank of the board, or that the board is another group's."""
+        known, rank, slot = self.known.get(message.board), message.rank, message.client
+        if known is None or known.generation != message.generation:
+            return
+        if known.here.get(rank) != (slot, message.client_generation):
+            return  # it has gone by itself
+        self.given_up.setdefault(slot, {})[message.generation, rank] = message.message
+        self._gone(known, rank)
+        known.board.set_client(rank, NODE_SLOT)
+        self.tasks.wake(slot)
+
     def look(self) -> None:
         """Lets go of a held result when all have begun the next call, so have read it."""
+        self.awaited.look()
         for known in self.known.values():
             if known.hold is not None:
                 _, alive, joining, _, call, _ = known.board.look()

@@ -8,6 +8,7 @@ It must never know: how messages travel, what tasks do, which host it would be b
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.layouts import layout_of, payload_layout
 from hoplite_mp.node.notes import Notes
+from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, TaskEnded
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ KIND_TASK, POOL = 2, 0
 POOL_CLOSING = 2
 NO_OBJECT = bytes(ids.ID_BYTES)
 
+_log = logging.getLogger("hoplite_mp")
+
 
 @dataclass(slots=True)
 class Guest:
@@ -43,6 +47,7 @@ class Guest:
     ended: bool = False
     unwanted: bool = False
     ready: bool = False  # a call of an actor: what it names is held here
+    pool: int = POOL
     late: bool = False  # a call that has come after its actor was closed
 
 
@@ -71,6 +76,8 @@ class Guests:
         # Is that the pool of an actor of this host? Then every other host may call it.
         self.is_actor: Callable[[int], bool] = lambda pool: False
         self.refuse_calls: Callable[[int], None] = lambda pool: None  # if the actor has ended
+        self.is_round: Callable[[int], bool] = lambda pool: False  # see node/rounds.py
+        self.arrived: Callable[[int], None] = lambda pool: None  # told of pools with a new task
         self.rows: dict[tuple[int, int], deque[tuple[Guest, RunTask]]] = {}
         self.notes = Notes()
         self.unposted: list[int] = []  # the ring of hints was full
@@ -84,7 +91,7 @@ class Guests:
         """Takes the task in; a double is ignored."""
         if message.task in self.by_task:
             return
-        guest = self.by_task[message.task] = Guest(peer, message.task, [])
+        guest = self.by_task[message.task] = Guest(peer, message.task, [], pool=message.pool)
         named = [message.function]
         if message.args:
             named += serial.read_refs(memoryview(message.args))
@@ -130,7 +137,19 @@ class Guests:
             payload = serial.encode_error(short, "").tobytes()
             self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
             return
-        oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, pool)
+        try:
+            self._post(guest, message, holds)
+        except Exception as error:  # no table, no queue: who has sent it does not wait for ever
+            self._fail(guest, error)
+            return
+        self._prefetch(message, holds)
+        self.arrived(pool)
+        if self.is_actor(pool):
+            self.refuse_calls(pool)
+
+    def _post(self, guest: Guest, message: RunTask, holds: list[Any]) -> None:
+        """It becomes a task of this host's."""
+        oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, message.pool)
         guest.oid, guest.holds = oid, [self.client.hold(oid, False), *holds]
         self.by_oid[oid] = guest
         self.imports.adopt(guest.task, oid)
@@ -139,21 +158,28 @@ class Guests:
             oid,
             holds[0].oid,
             message.args,
-            holds[-1].oid if with_args else 0,
+            holds[-1].oid if message.args_object != NO_OBJECT else 0,
             message.retries,
             message.timeout_ns,
             message.flags,
             message.name,
-            self.queue(pool),
+            self.queue(message.pool),
             True,
             self.audience_here(guest.peer, message.audience),
             message.tries,
         )
         if not posted:
             self.unposted.append(oid)
-        self._prefetch(message, holds)
-        if self.is_actor(pool):
-            self.refuse_calls(pool)
+
+    def _fail(self, guest: Guest, error: Exception) -> None:
+        """It cannot begin here."""
+        _log.error("a task of node %#x cannot begin", guest.peer, exc_info=error)
+        if guest.oid and self.client.take_over(guest.oid, NODE_SLOT):
+            self.results.store_error(guest.oid, error)  # of which its sender is told
+            return
+        self._forget(guest)
+        payload = serial.encode_error(error, "").tobytes()
+        self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
 
     def on_their_way(self, pool: int) -> bool:
         """Have calls come for that actor which wait for what they name?"""
@@ -254,6 +280,14 @@ class Guests:
         elif self.tasks.cancel(guest.oid, True) == 2:
             self.interrupt(guest.oid, self.tasks.claimant(guest.oid))
 
+    def withdraw(self, pool: int) -> None:
+        """What has not begun of that pool's tasks is cancelled."""
+        for guest in [one for one in self.by_task.values() if one.pool == pool]:
+            if not guest.oid:
+                self.cancel(guest.task)
+            else:
+                self.tasks.cancel(guest.oid, False)
+
     def recall(self, peer: int, tasks: list[bytes]) -> None:
         """Those of them that have not begun go back to that host."""
         for task in tasks:
@@ -262,10 +296,11 @@ class Guests:
                 self._return(guest)
 
     def recall_all(self, peer: int) -> None:
-        """All that have not begun go back to that host, but calls of actors: nobody else can run
-        those."""
+        """All that have not begun go back to that host, but calls of actors and tasks of rounds:
+        nobody else can run those."""
         for guest in [one for one in self.by_task.values() if one.peer == peer]:
-            if not (guest.oid and self.is_actor(self.tasks.pool_of(guest.oid))):
+            pool = self.tasks.pool_of(guest.oid) if guest.oid else POOL
+            if not (self.is_actor(pool) or self.is_round(pool)):
                 self._return(guest)
 
     def give_back(self, oid: int) -> None:

@@ -72,6 +72,7 @@ class Homes:
         self.numbers: dict[int, int] = {}  # of all hosts that have died, by home id
         # Told of an import that has another home now, which may be this host.
         self.has_moved: Callable[[Import], None] = lambda one: None
+        self.has_heard: Callable[[], None] = lambda: None  # told when all that was said is done
 
     def is_open(self, home: int) -> bool:
         """Is it just being found out where the objects of that home are?"""
@@ -125,7 +126,11 @@ class Homes:
         """The manager's word."""
         if isinstance(message, HomeTold):
             self._told(message)
-            return
+        else:
+            self._named_homes(message)
+        self.has_heard()
+
+    def _named_homes(self, message: HomesNamed) -> None:
         lost = self.holdings.lost_as(message.lost)
         if lost is None:
             return

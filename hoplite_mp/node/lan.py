@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp import errors
+from hoplite_mp.node.actor_moves import ActorMoves
 from hoplite_mp.node.actor_spares import Spares
 from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.dispatch import take
@@ -120,8 +121,12 @@ class Lan:
         self.guests.ends = self._printed
         self.guests.is_actor = node.actors.by_pool.__contains__
         self.guests.refuse_calls = node.actors.refuse_calls
+        self.guests.is_round = node.rounds.__contains__
+        self.guests.arrived = node.rounds.arrived
         self.delegation.sends_on = self.far_output.sent_on
-        self.kept = KeptCopies(node.results, node.imports, node.places, self.peers.send, node.after)
+        self.kept: KeptCopies = KeptCopies(
+            node.results, node.imports, node.places, self.peers.send, node.after
+        )
         self.links = Links(node, self.peers)
         self.guests.notes = self.links.notes = node.tracing.recording.notes
         self.given = GivenBlocks(node.store, node.client, self.links.engine)
@@ -140,11 +145,13 @@ class Lan:
         self.far_actors = FarActors(node, self)
         self.delegation.is_actor = self.far_actors.bound.__contains__
         self.spares = node.actors.spares = Spares(node, self)
-        self.locations = Locations(node, self.peers, self.kept)
+        self.actor_moves = ActorMoves(node, self)
+        self.locations: Locations = Locations(node, self.peers, self.kept)
         self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager)
         node.exports.elsewhere = self.locations.kept_at
         self.recovering = Recovering(node, self)
-        self.recovering.homes.has_moved = self.spares.moved
+        self.recovering.homes.has_moved = self.actor_moves.moved
+        self.recovering.homes.has_heard = self.actor_moves.look
         self.recovering.homes.holdings.spare = self.spares.number_of
         if not lan.manager:
             self._open()
@@ -354,6 +361,7 @@ class Lan:
         self.node.messages.lose_node(number)
         self.draining.lose_peer(member.home)
         self.far_pools.lose_peer(member.home)
+        self.node.rounds.lose_peer(member.home)
         self.far_actors.lose_peer(member.home)
         self.spares.lose_peer(member.home, number)
         self.far_output.lose_peer(member.home)

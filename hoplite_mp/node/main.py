@@ -8,6 +8,7 @@ It must never know: Python values, user code.
 from __future__ import annotations
 
 import contextlib
+import errno
 import heapq
 import logging
 import os
@@ -37,6 +38,7 @@ from hoplite_mp.node.point_to_point import PointToPoint
 from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.requests import Requests
 from hoplite_mp.node.results import Results
+from hoplite_mp.node.rounds import Rounds
 from hoplite_mp.node.store import Store
 from hoplite_mp.node.sweeper import Sweeper
 from hoplite_mp.node.tracing import Tracing
@@ -70,6 +72,7 @@ NODE_SLOT, DRIVER_SLOT = 0, 1
 OUTPUT_PATIENCE_S = 0.8
 # Of what comes with a request: so many bytes of descriptors, which are closed in what is executed.
 GIVEN_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
+CUT_OFF = "the node has too many open files for what came with it: raise `ulimit -n`"
 RECEIVE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 
@@ -136,6 +139,7 @@ class Node:
         notes = self.tracing.recording.notes
         notes.public = self.operations.public
         self.store.notes = self.operations.notes = notes
+        self.rounds = Rounds(self)
         self.requests = Requests(self)
         self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
         self._request_decoder = msgspec.msgpack.Decoder(Request)
@@ -209,15 +213,25 @@ class Node:
         else:
             self.imports.freed(oid)
 
-    def task_of(self, slot: int) -> bytes:
-        """The task that runs in that slot, by the id under which all nodes know it; b"": none."""
+    def task_of(self, slot: int) -> tuple[bytes, int]:
+        """The task that runs in that slot, by the id under which all nodes know it, and how often
+        it had been tried before; b"": none."""
         oid = self.tasks.running(slot)
+        if not oid:
+            return b"", 0
         one = self.imports.by_oid.get(oid)  # it comes from another host
-        return b"" if not oid else one.object if one else ids.pack_id(self.client.home, oid)
+        task = one.object if one else ids.pack_id(self.client.home, oid)
+        return task, self.client.inspect(oid)["tries"]
 
     def driver_name(self, slot: int) -> int:
         """Where lines for the driver in that slot are sent; 0: it is the one of this host."""
         return 0 if self.lan is None else self.lan.drivers.name_of(slot)
+
+    def audience_of(self, slot: int) -> int:
+        """Who hears what the client in that slot has others print: as for the task that runs there,
+        or the driver that it is."""
+        running = self.tasks.running(slot)
+        return (running and self.tasks.audience(running)) or self.driver_name(slot)
 
     def set_number(self, number: int) -> None:
         """The manager has let this node in."""
@@ -270,7 +284,9 @@ class Node:
             return False
         out, err = made[:2], made[2:]
         self.connect(slot, mine, out[0], err[0], pool.audience)
-        message = self._encode(Spawn(slot, pool.number, pool.max_tasks, pool.setup, pool.audience))
+        message = self._encode(
+            Spawn(slot, pool.number, pool.max_tasks, pool.setup, pool.audience, pool.env)
+        )
         try:
             fds = [theirs.fileno(), out[1], err[1], *pool.descriptors]
             socket.send_fds(self.supervisor, [message], fds)
@@ -285,11 +301,11 @@ class Node:
 
     def from_client(self, slot: int, sock: socket.socket) -> None:
         try:
-            nbytes, given, _, _ = sock.recvmsg_into([self._packet], GIVEN_BYTES, RECEIVE)
+            nbytes, given, flags, _ = sock.recvmsg_into([self._packet], GIVEN_BYTES, RECEIVE)
         except BlockingIOError:
             return
         except OSError:
-            nbytes, given = 0, []
+            nbytes, given, flags = 0, [], 0
         if not nbytes:
             self.handlers.pop(sock.fileno(), None)
             self.poll.unregister(sock)
@@ -300,6 +316,8 @@ class Node:
         data = self._packet[:nbytes]
         self.given = [fd for _, _, part in given for fd in memoryview(part).cast("i")]
         try:
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, CUT_OFF)
             self.requests.take(slot, self._request_decoder.decode(data))
         except Exception as error:  # one client's mistake is not the end of the host
             _log.exception("a request of client %d", slot)
@@ -374,6 +392,7 @@ class Node:
         if self.lan is not None:
             self.lan.given.lose(slot)
         self.workers.exited(worker, message.code, again)
+        self.rounds.exited(slot)
         self.workers.close_owned(slot)
         self.client.unregister(slot)
         self.look()

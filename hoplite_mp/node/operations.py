@@ -294,7 +294,9 @@ class Operations:
             self._no_room(operation, str(error))
             return
         if execution is None:
-            self._no_room(operation, "it and one source do not fit beside what is in use")
+            self._no_room(
+                operation, "it and one source do not fit into the store beside what is in use"
+            )
             return
         operation.plan = None
         threading.Thread(

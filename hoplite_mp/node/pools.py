@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hoplite_mp.config import Config
+    from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["Pool", "WorkerInfo"]
 
@@ -32,6 +33,7 @@ class WorkerInfo:
     verdict_oid: int = 0
     retiring: bool = False
     worked: bool = False
+    called: bool = False  # it is to ask what to run between two tasks (node/rounds.py)
     born: float = 0.0
     interrupted: int = 0  # a task to be interrupted as soon as the pid is known
 
@@ -47,6 +49,7 @@ class Pool:
     setup: int = 0
     actor: bool = False  # its one worker keeps a state, and nobody stands in for it
     audience: int = 0  # who hears what its workers print before their first task
+    env: Environment = ()  # changes of their environment
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     closing: bool = False
     broken: str = ""

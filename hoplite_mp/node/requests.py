@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.node.foreign_holds import ForeignHolds
+from hoplite_mp.node.retries import Retries
 from hoplite_mp.protocol.actors import (
     ActorBegins,
     ActorFailed,
@@ -54,6 +55,7 @@ from hoplite_mp.protocol.local import (
     Interrupt,
     Lease,
     LeaseSpan,
+    LeavingNodes,
     Locate,
     Members,
     OpenPool,
@@ -71,6 +73,8 @@ from hoplite_mp.protocol.local import (
     TracePiece,
 )
 from hoplite_mp.protocol.output import MarkLines
+from hoplite_mp.protocol.retries import TryAgain
+from hoplite_mp.protocol.rounds import BeginRound, EndRound, OpenRound, TakeRound
 
 if TYPE_CHECKING:
     from hoplite_mp.node.main import Node
@@ -89,6 +93,7 @@ class Requests:
         self.client = node.client
         self.store = node.store
         self.last_lease: dict[int, tuple[int, int]] = {}  # slot -> (number of the reply, payload)
+        self.last_pool: dict[int, tuple[int, int]] = {}  # the same, of pools
         self.last_span: dict[int, tuple[int, int]] = {}  # the same, of spans
         self.waiting_standing: list[tuple[int, int]] = []
         self.granted: dict[int, dict[int, Any]] = {}  # slot -> number -> holds not yet taken over
@@ -129,9 +134,10 @@ class Requests:
             Locate: self.locate,
             Members: self.members,
             GoneNodes: self.gone_nodes,
+            LeavingNodes: self.leaving_nodes,
             Standing: self.standing,
             GroupRefusal: lambda slot, request: node.reply(
-                slot, Reply(request.number, node.groups.refused.get(request.ask.name, ""))
+                slot, Reply(request.number, node.groups.why(slot, request.ask))
             ),
             SetUp: lambda slot, request: node.workers.set_up(slot),
             SetupFailed: self.setup_failed,
@@ -152,6 +158,11 @@ class Requests:
             ActorMayEnd: node.actors.may_end,
             ActorStateAsked: node.actors.state_asked,
             KeepActorState: node.actors.keep_state,
+            TryAgain: Retries(node).ask,
+            OpenRound: node.rounds.open,
+            BeginRound: node.rounds.begin,
+            EndRound: node.rounds.end,
+            TakeRound: node.rounds.take,
             BindActor: node.actors.bind,
             MarkLines: lambda slot, request: node.output.mark_lines(
                 request.ask.number, node.driver_name(slot)
@@ -166,6 +177,9 @@ class Requests:
         lost = self.last_span.pop(slot, None)
         if lost is not None and request.seen < lost[0]:
             self.store.give_span(lost[1], slot)
+        lost = self.last_pool.pop(slot, None)
+        if lost is not None and request.seen < lost[0]:
+            self.node.workers.close(lost[1], True)
         self._answers[type(request.ask)](slot, request)
 
     # -- memory --------------------------------------------------------------------------------
@@ -278,6 +292,7 @@ class Requests:
         self.latest.pop(slot, None)
         self.last_lease.pop(slot, None)
         self.last_span.pop(slot, None)
+        self.last_pool.pop(slot, None)
         self.node.tracing.forget_client(slot)
         self.node.waits.forget_client(slot)
         self.waiting_standing = [one for one in self.waiting_standing if one[0] != slot]
@@ -297,21 +312,34 @@ class Requests:
     def open_pool(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         workers = self.node.workers
-        audience = workers.audience_of(slot) or self.node.driver_name(slot)
+        audience = self.node.audience_of(slot)
         if ask.workers:
             number = workers.open_next(
-                ask.workers, slot, ask.max_tasks, ask.setup, audience, self.node.given
+                ask.workers,
+                slot,
+                ask.max_tasks,
+                ask.setup,
+                audience,
+                self.node.given,
+                env=ask.env,
             )
         else:
             number = workers.open_bound(slot, audience)
         if number is None or not ask.far or self.node.lan is None:
             error = "" if number is not None else workers.why_none
+            if number is not None:
+                self.last_pool[slot] = request.number, number
             self.node.reply(slot, Reply(request.number, number, error))
             return
 
-        reply = self.node.replier(slot)
+        line, reply = self.node.clients.get(slot), self.node.replier(slot)
 
         def done(error: str, lost: bool) -> None:
+            if not error and self.node.clients.get(slot) is line:
+                if self.latest.get(slot) != request.number:  # Ctrl-C: nobody waits for it
+                    workers.close(number, True)
+                    return
+                self.last_pool[slot] = request.number, number
             if lost:
                 reply(Reply(request.number, error))
             else:
@@ -397,6 +425,10 @@ class Requests:
         lan, now = self.node.lan, time.monotonic()
         gone = [] if lan is None else [(one, host, now - at) for one, host, at in lan.gone]
         self.node.reply(slot, Reply(request.number, gone))
+
+    def leaving_nodes(self, slot: int, request: Request) -> None:
+        leaving = [] if self.node.lan is None else self.node.lan.draining.numbers
+        self.node.reply(slot, Reply(request.number, leaving))
 
     def group_call(self, slot: int, request: Request) -> None:
         if self.node.groups.hosts is not None:

@@ -24,6 +24,7 @@ from hoplite_mp.protocol.local import POOL_BROKEN
 
 if TYPE_CHECKING:
     from hoplite_mp.node.main import Node
+    from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["Workers"]
 
@@ -71,8 +72,9 @@ class Workers:
         audience: int,
         descriptors: list[int] | None = None,
         actor: bool = False,
+        env: Environment = (),
     ) -> Pool:
-        pool = Pool(number, target, owner, max_tasks, setup, actor, audience)
+        pool = Pool(number, target, owner, max_tasks, setup, actor, audience, env)
         while descriptors:
             pool.descriptors.insert(0, descriptors.pop())
         if setup:
@@ -100,18 +102,17 @@ class Workers:
         audience: int,
         descriptors: list[int] | None = None,
         actor: bool = False,
+        env: Environment = (),
     ) -> int | None:
         """The number of a new pool; None if all are taken. `descriptors`, which are emptied: its
         workers inherit them."""
-        for number in range(1, POOLS_MAX):
-            if number not in self.pools:
-                pool = self.open(
-                    number, target, owner, max_tasks, setup, audience, descriptors, actor
-                )
-                if pool.workers:
-                    return number
-                self.close(number, False)  # no worker can be started
-                return None
+        number = self._unused()
+        if number is None:
+            return None
+        given = max_tasks, setup, audience, descriptors, actor, env
+        if self.open(number, target, owner, *given).workers:
+            return number
+        self.close(number, False)  # no worker can be started
         return None
 
     def grow(self, count: int) -> int:
@@ -128,16 +129,18 @@ class Workers:
 
     def open_bound(self, owner: int, audience: int) -> int | None:
         """A pool without workers on this host; None if all are taken."""
-        for number in range(1, POOLS_MAX):
-            if number not in self.pools:
-                self.open(number, 0, owner, 0, 0, audience)
-                return number
-        return None
+        number = self._unused()
+        if number is not None:
+            self.open(number, 0, owner, 0, 0, audience)
+        return number
+
+    def _unused(self) -> int | None:
+        return next((one for one in range(1, POOLS_MAX) if one not in self.pools), None)
 
     def desert(self, number: int, why: str) -> None:
         """That pool has no more workers on other hosts."""
         pool = self.pools.get(number)
-        if pool is not None and not pool.target:
+        if pool is not None and not pool.target and number not in self.node.rounds:
             self.break_bound(number, why)
 
     def break_bound(self, number: int, why: str) -> None:
@@ -175,6 +178,7 @@ class Workers:
             if pool.actor:
                 self.tasks.close_queues_to(pool.number)
             self.pools.pop(pool.number, None)
+            self.node.rounds.forget(pool.number)
             if self.node.lan is not None:
                 self.node.lan.delegation.forget_pool(pool.number)
             for here in (False, True):
@@ -357,9 +361,9 @@ class Workers:
             if header["state"] == "QUEUED" and header["pool"] == pool
         ]
 
-    def post_queued(self, pool: int) -> None:
-        """The dead one may have taken hints with it: all queued tasks are announced again."""
-        for oid in self.queued(pool):
+    def post_queued(self, pool: int, tasks: list[int] | None = None) -> None:
+        """The dead one may have taken hints with it: all queued tasks, or these, are announced."""
+        for oid in self.queued(pool) if tasks is None else tasks:
             here = self.node.lan is not None and self._is_bound(oid)
             if not self.tasks.post(oid, self.queue(pool, here)):
                 self.node.after(LOOK_AGAIN_S, lambda: self.post_queued(pool))
@@ -415,11 +419,6 @@ class Workers:
                 self.kill(worker, "cancelled")
 
         self.node.after(self.node.config.cancel_grace_s, end)
-
-    def audience_of(self, slot: int) -> int:
-        """Who hears what the task that runs there prints; for the driver itself 0."""
-        running = self.tasks.running(slot)
-        return self.tasks.audience(running) if running else 0
 
     def _runs(self, slot: int, oid: int) -> bool:
         return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)
@@ -494,6 +493,6 @@ class Workers:
                 worker = pool.workers[slot]
                 if not worker.retiring:
                     worker.retiring = True
-                    self.client.set_retire(slot, 1)
+                    self.client.set_retire(slot, 3 if worker.called else 1)
                     count -= 1
         self.tasks.wake_pool(pool.number)

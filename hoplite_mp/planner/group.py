@@ -20,20 +20,29 @@ This module must never know what members compute, nor where a board is.
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hoplite_mp.planner import cost, forest
 from hoplite_mp.planner.group_ends import GroupEnds
-from hoplite_mp.protocol.fields import RANKS_MAX
-from hoplite_mp.protocol.groups import NO_TASK, Founder, GroupEnd
+from hoplite_mp.planner.group_members import (
+    NO_REQUEST,
+    ON_ADMIT,
+    ON_JOIN,
+    Group,
+    Identity,
+    Member,
+    Phase,
+    Standing,
+)
+from hoplite_mp.planner.group_returns import Returns, ended_text
+from hoplite_mp.protocol.groups import NO_TASK
 from hoplite_mp.protocol.messages import (
     SHARES,
     GroupAdmitted,
     GroupClosed,
+    GroupGivenUp,
     GroupJoined,
     GroupJoinRequested,
     GroupLeft,
@@ -42,118 +51,31 @@ from hoplite_mp.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hoplite_mp.planner.plan import Send
     from hoplite_mp.planner.topology import Topology
+    from hoplite_mp.protocol.groups import GroupEnd, GroupTasksOver
     from hoplite_mp.protocol.messages import ManagerToNode, Stripe
     from hoplite_mp.protocol.reports import GroupHeld
-
-
-TASKS_MAX = 2 * RANKS_MAX  # of former members that one group remembers
-NO_REQUEST = -1  # of a member whose join was answered by a planner before this one
-
-
-class Identity(NamedTuple):
-    """One use of one client slot of one node: a process, never mistaken for the next one."""
-
-    node: int
-    client: int
-    generation: int
-
-
-class Standing(enum.Enum):
-    ALIVE = "the others count on it"
-    JOINING = "it waits to be admitted"
-
-
-class Phase(enum.Enum):
-    FORMING = "some rank has never been held"
-    FORMED = "all ranks were held at one time"
-
-
-# What a newcomer is, and what an admission makes of a member. A missing row changes nothing.
-ON_JOIN = {Phase.FORMING: Standing.ALIVE, Phase.FORMED: Standing.JOINING}
-ON_ADMIT = {Standing.JOINING: Standing.ALIVE}
-
-
-@dataclass(slots=True)
-class Member:
-    """Who holds a rank; `request` recognises a doubled call."""
-
-    identity: Identity
-    request: int
-    standing: Standing
-    task: bytes = NO_TASK
-
-
-@dataclass(slots=True)
-class Group:
-    """A group with at least one member. 0 <= rank < size for every rank in `members`."""
-
-    name: str
-    generation: int
-    board: int
-    size: int
-    phase: Phase = Phase.FORMING
-    members: dict[int, Member] = field(default_factory=dict)  # by rank
-    nodes: set[int] = field(default_factory=set)  # where the board is shown, also after leaving
-    shown: GroupMembers | None = None  # what these nodes were told last
-    versions: int = 0  # how often they were told
-    tasks: dict[bytes, None] = field(default_factory=dict)  # of all who ever were members
-    dead: dict[bytes, None] = field(default_factory=dict)  # of those who died, and came not again
-    left: bool = False  # has anybody left of its own accord?
-    parent: int = 0  # generation of the group that it comes out of
-    founders: tuple[Founder, ...] = ()  # by rank, of such a group
-    come: int = 0  # those who have joined, as bits
-
-    def take(self, rank: int, member: Member) -> None:
-        """A member more."""
-        self.members[rank] = member
-        self.come |= 1 << rank
-        if member.task:
-            self.dead.pop(member.task, None)
-            self.tasks[member.task] = None
-            if len(self.tasks) > TASKS_MAX:
-                del self.tasks[next(iter(self.tasks))]
-
-    def lose(self, ranks: Iterable[int]) -> None:
-        """These members have died."""
-        for rank in ranks:
-            self.die(self.members.pop(rank).task)
-
-    def die(self, task: bytes) -> None:
-        """A task of a member that is gone without leaving; it may be tried again."""
-        if task:
-            self.dead[task] = None
-            if len(self.dead) > TASKS_MAX:
-                del self.dead[next(iter(self.dead))]
-
-    @property
-    def end(self) -> GroupEnd | None:
-        """What there is to remember of it; None: nothing."""
-        if not self.tasks:
-            return None
-        return GroupEnd(self.name, self.generation, tuple(self.dead), tuple(self.tasks))
-
-    def mask(self, standing: Standing) -> int:
-        """The ranks of that standing as bits."""
-        return sum(1 << rank for rank, m in self.members.items() if m.standing is standing)
-
-    def free_rank(self) -> int | None:
-        """The lowest free rank."""
-        return next((rank for rank in range(self.size) if rank not in self.members), None)
 
 
 class Groups:
     """All groups of a cluster, by name."""
 
-    def __init__(self, boards_max: int, topology: Topology) -> None:
+    def __init__(
+        self,
+        boards_max: int,
+        topology: Topology,
+        node_of: Callable[[int], int | None] = lambda home: 0,
+    ) -> None:
+        """node_of: the living node of a host; None: there is none."""
         self._boards_max = boards_max
         self._topology = topology
         self._generation = 0  # groups made so far; the one number that outlives them
         self.groups: dict[str, Group] = {}
         self.ends = GroupEnds()
+        self.returns = Returns(node_of)
 
     def join(self, message: GroupJoinRequested) -> list[Send]:
         """Give the caller a rank, or say why not. Doubled calls get the same answer again."""
@@ -172,10 +94,23 @@ class Groups:
         assert rank is not None
         identity = Identity(message.node, message.client, message.client_generation)
         standing = ON_JOIN[group.phase]
-        group.take(rank, Member(identity, message.request, standing, message.task))
+        member = Member(identity, message.request, standing, message.task, message.tries)
+        self._take(group, rank, member)
         group.nodes.add(message.node)
         sends = self._settle(group)
+        if group.members.get(rank) is not member:
+            text = ended_text(group.name)
+            return [*sends, (message.node, GroupRefused(message.request, text, "ended"))]
         return [*sends, (message.node, _answer(group, rank, message.request))]
+
+    def _take(self, group: Group, rank: int, member: Member) -> None:
+        member.mates = self.ends.mates(group.name, member.task, member.run)
+        group.take(rank, member)
+
+    def tasks_over(self, message: GroupTasksOver) -> list[Send]:
+        """For some members perhaps nobody is left to wait for."""
+        self.returns.told(message)
+        return self._settle_forming()
 
     def admit(self, message: GroupAdmitted) -> list[Send]:
         """The living took a joining member in."""
@@ -195,7 +130,7 @@ class Groups:
             return []
         del group.members[message.rank]
         group.left = True
-        return self._settle(group) + self._settle_founded()
+        return self._settle(group) + self._settle_forming()
 
     def lose_client(self, node: int, client: int, generation: int) -> list[Send]:
         """This use of a slot is over, and all before it: out of all groups."""
@@ -207,18 +142,19 @@ class Groups:
                 if member.identity[:2] == (node, client) and member.identity[2] <= generation
             ]
             sends += self._remove(group, lost)
-        return sends + self._settle_founded()
+        return sends + self._settle_forming()
 
     def lose_node(self, node: int) -> list[Send]:
         """All members there are gone, and nothing is shown there any more."""
         sends: list[Send] = []
+        self.returns.lose_node(node)
         for group in list(self.groups.values()):
             if node not in group.nodes:
                 continue
             group.nodes.discard(node)
             group.lose([r for r, m in group.members.items() if m.identity.node == node])
             sends += self._settle(group)  # also if it had no member: nobody waits for its word
-        return sends + self._settle_founded()
+        return sends + self._settle_forming()
 
     def go_on(self, generations: int) -> None:
         """So many groups were made by a planner before this one."""
@@ -253,8 +189,9 @@ class Groups:
                 group.phase = Phase.FORMED if shown.formed else Phase.FORMING
                 group.shown, group.versions = shown, shown.version
                 if shown.past is not None:
-                    group.tasks.update(dict.fromkeys(shown.past.tasks))
+                    group.tasks.update(zip(shown.past.tasks, shown.past.runs, strict=True))
                     group.dead.update(dict.fromkeys(shown.past.dead))
+                    group.open = shown.past.open
                 group.left = shown.left
                 group.parent, group.founders, group.come = (
                     shown.parent,
@@ -272,12 +209,13 @@ class Groups:
                     standing = Standing.JOINING if joining else Standing.ALIVE
                     identity = Identity(one.node, client, generation)
                     task = _task_of(shown, rank)
-                    group.take(rank, Member(identity, NO_REQUEST, standing, task))
+                    tries = shown.tries[rank] if rank < len(shown.tries) else 0
+                    self._take(group, rank, Member(identity, NO_REQUEST, standing, task, tries))
             group.left = group.left or not set(one.left) <= set(one.died)
             for rank in one.died:
                 group.die(_task_of(shown, rank))
             if shown.first:  # the answer that made it whole may be the one that was not read
-                _give_back(group, one, unread)
+                self._give_back(group, one, unread)
         there = {one.node for one in held}
         for group in list(self.groups.values()):
             for rank, node in enumerate(group.shown.nodes if group.shown is not None else ()):
@@ -291,12 +229,42 @@ class Groups:
                     if one.shown.name == group.name and one.shown.version < group.versions
                 ]
             sends += told
-        return sends + self._settle_founded()
+        return sends + self._settle_forming()
 
-    def _settle_founded(self) -> list[Send]:
-        """Groups that come out of others: for some of them nobody may be left to wait for."""
-        found = [g for g in self.groups.values() if g.founders and g.phase is Phase.FORMING]
-        return [send for group in found for send in self._settle(group)]
+    def _give_back(self, group: Group, held: GroupHeld, unread: list[GroupJoinRequested]) -> None:
+        """Ranks that a node was told of go to its requests for them: they are in from call 0 on."""
+        assert group.shown is not None
+        for join in [join for join in unread if (join.node, join.name) == (held.node, group.name)]:
+            for rank, node in enumerate(group.shown.nodes):
+                if rank in held.left:  # that answer was read: it was the one before who had it
+                    continue
+                if node == held.node and rank not in group.members and join.rank in (None, rank):
+                    identity = Identity(join.node, join.client, join.client_generation)
+                    member = Member(identity, join.request, Standing.ALIVE, join.task, join.tries)
+                    self._take(group, rank, member)
+                    unread.remove(join)
+                    break
+
+    def _settle_forming(self) -> list[Send]:
+        """Those that come out of others, and those with members that came back: for some of them
+        nobody may be left to wait for."""
+        forming = [group for group in self.groups.values() if group.phase is Phase.FORMING]
+        awaited = {task for g in forming for m in g.members.values() for task in m.mates or ()}
+        self.returns.keep(awaited)
+        return [send for group in forming for send in self._settle(group)]
+
+    def _give_up(self, group: Group) -> list[Send]:
+        """Members of a group that is not whole who wait in vain are none any more."""
+        waits = {rank: (member.task, member.mates) for rank, member in group.members.items()}
+        mates = {task for _, some in waits.values() for task in some or ()}
+        sends = self.returns.ask(mates - {task for task, _ in waits.values()})
+        for rank in self.returns.hopeless(waits):
+            member = group.members.pop(rank)
+            group.tasks.pop(member.task, None)
+            node, client, client_generation = member.identity
+            about = group.name, group.generation, group.board, rank, client, client_generation
+            sends.append((node, GroupGivenUp(*about, ended_text(group.name))))
+        return sends
 
     def _remove(self, group: Group, ranks: list[int]) -> list[Send]:
         group.lose(ranks)
@@ -331,9 +299,13 @@ class Groups:
     def _settle(self, group: Group) -> list[Send]:
         """Apply the rules until nothing changes; tell what is new."""
         awaited = awaits_founders(group, self.groups.values())
+        forming = group.phase is Phase.FORMING and len(group.members) < group.size
+        return (self._give_up(group) if forming else []) + self._settled(group, awaited)
+
+    def _settled(self, group: Group, awaited: bool) -> list[Send]:
         if not group.members and not awaited:
             del self.groups[group.name]
-            end = group.end if group.dead and group.left and group.phase is Phase.FORMED else None
+            end = group.end if group.left and group.phase is Phase.FORMED else None
             if end is not None:
                 self.ends.add(end)
             return _to_all(group, GroupClosed(group.name, group.generation, group.board, end))
@@ -373,6 +345,10 @@ class Groups:
                 group.members[rank].task if rank in group.members else NO_TASK
                 for rank in range(group.size)
             ),
+            tries=tuple(
+                group.members[rank].tries if rank in group.members else 0
+                for rank in range(group.size)
+            ),
             past=group.end,
             left=group.left,
             parent=group.parent,
@@ -407,20 +383,6 @@ def awaits_founders(group: Group, groups: Iterable[Group]) -> bool:
         if here and not group.come >> rank & 1:
             return True
     return False
-
-
-def _give_back(group: Group, held: GroupHeld, unread: list[GroupJoinRequested]) -> None:
-    """Ranks that a node was told of go to its requests for them: they are in from call 0 on."""
-    assert group.shown is not None
-    for join in [join for join in unread if (join.node, join.name) == (held.node, group.name)]:
-        for rank, node in enumerate(group.shown.nodes):
-            if rank in held.left:  # that answer was read: it was the one before who had it
-                continue
-            if node == held.node and rank not in group.members and join.rank in (None, rank):
-                identity = Identity(join.node, join.client, join.client_generation)
-                group.take(rank, Member(identity, join.request, Standing.ALIVE, join.task))
-                unread.remove(join)
-                break
 
 
 def _task_of(shown: GroupMembers, rank: int) -> bytes:

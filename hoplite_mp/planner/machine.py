@@ -39,6 +39,7 @@ from hoplite_mp.protocol.messages import (
     GroupAdmitted,
     GroupJoinRequested,
     GroupLeft,
+    GroupTasksOver,
     HoldingsReported,
     HomeAsked,
     HostMeasured,
@@ -90,7 +91,7 @@ class Planner:
         self.topology = Topology()
         self.copies = Copies(self.membership, self.topology)
         self.reductions = Reductions(operations_max, self.membership, self.topology, self.copies)
-        self.groups = Groups(boards_max, self.topology)
+        self.groups = Groups(boards_max, self.topology, self.membership.node_of)
         self.homes = Homes(self.membership)
         self.actor_names = ActorNames()
         self.homes.concluded = self.actor_names.moved
@@ -346,6 +347,9 @@ class Planner:
     def _group_left(self, message: GroupLeft, now: float) -> list[Send]:
         return self.groups.leave(message)
 
+    def _group_tasks(self, message: GroupTasksOver, now: float) -> list[Send]:
+        return self.groups.tasks_over(message)
+
     # ---- actors
 
     def _actor_name(
@@ -390,6 +394,7 @@ _HANDLERS: dict[type, Callable[[Planner, Any, float], list[Send]]] = {
     GroupJoinRequested: Planner._group_join,
     GroupAdmitted: Planner._group_admitted,
     GroupLeft: Planner._group_left,
+    GroupTasksOver: Planner._group_tasks,
     ActorNameClaimed: Planner._actor_name,
     ActorNameAsked: Planner._actor_name,
     ActorNameReleased: Planner._actor_name,

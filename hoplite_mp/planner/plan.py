@@ -22,9 +22,11 @@ from hoplite_mp.protocol.messages import (
     Forget,
     GivenUp,
     GroupClosed,
+    GroupGivenUp,
     GroupJoined,
     GroupMembers,
     GroupRefused,
+    GroupTasksAsked,
     HomesNamed,
     HomeTold,
     Leave,
@@ -206,6 +208,14 @@ def _closed(m: GroupClosed) -> list[str]:
     return [f"board {m.board}: {m.name!r} #{m.generation} is closed"]
 
 
+def _tasks_asked(m: GroupTasksAsked) -> list[str]:
+    return [f"say when these tasks are over: {' '.join(map(_object, m.tasks))}"]
+
+
+def _given_up(m: GroupGivenUp) -> list[str]:
+    return [f"board {m.board}: rank {m.rank} of {m.name!r} #{m.generation} waits in vain"]
+
+
 def _name_held(m: ActorNameHeld) -> list[str]:
     holder = "nobody" if m.identity is None else _object(m.identity)
     return [f"request {m.request}: {m.name!r} is the name of {holder}"]
@@ -231,5 +241,7 @@ _DRAWN: dict[type, Callable[..., list[str]]] = {
     GroupJoined: _joined,
     GroupRefused: _refused,
     GroupClosed: _closed,
+    GroupTasksAsked: _tasks_asked,
+    GroupGivenUp: _given_up,
     ActorNameHeld: _name_held,
 }

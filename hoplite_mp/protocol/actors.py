@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from hoplite_mp.protocol.birth import Environment
+
 __all__ = [
     "ActorAsk",
     "ActorBegins",
@@ -42,6 +44,7 @@ class OpenActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     detached: bool
     node: int  # where it is to run
     places: tuple[int, ...] = ()  # to which it is bound; none: it may begin again on any node
+    env: Environment = ()  # changes of its process's environment
 
 
 class BindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):

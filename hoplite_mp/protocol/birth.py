@@ -8,9 +8,15 @@ It must never know: who applies it.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
-__all__ = ["Birth"]
+__all__ = ["Birth", "Environment"]
+
+# Changes of the environment of processes of their own (`options(env=)`): name and value, or None
+# for a variable that is removed.
+Environment: TypeAlias = tuple[tuple[str, str | None], ...]
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,8 @@ ADDRESSES_MAX = 64  # addresses that one node offers
 ADDRESS_CHARS_MAX = 256  # "ip:port", IPv6 in [ ]
 HOST_CHARS_MAX = 256  # a host's name, only for people
 LAYOUT_BYTES_MAX = 4096  # dtype, shape and order of a source, in words that only nodes know
+# Names and values of options(env=): they travel in the messages that start a process, one packet.
+ENV_BYTES_MAX = 32 << 10
 TREE_DEGREE_MAX = 1 << 10  # children of one node in a tree
 SHARES = 1 << 20  # an object's bytes are cut in this many shares, whatever its size
 
@@ -143,6 +145,19 @@ def indices(name: str, value: Any, count: int) -> None:
             between(f"index in {name}", index, 0, count - 1)
     if len(set(value)) != len(value):
         raise ValueError(f"{name} names an index twice: {value!r}")
+
+
+def environment(name: str, value: Any) -> None:
+    """Pairs of a variable and its value, or None."""
+    nbytes = 0
+    for pair in value:
+        variable, content = pair
+        if not isinstance(variable, str) or not (content is None or isinstance(content, str)):
+            raise ValueError(f"{name} must be pairs of texts, not {pair!r}")
+        if not variable or "=" in variable or "\0" in variable + (content or ""):
+            raise ValueError(f"{name} names no variable: {variable!r}")
+        nbytes += len(variable) + len(content or "")
+    between(f"characters of {name}", nbytes, 0, ENV_BYTES_MAX)
 
 
 def object_ids(name: str, value: Any, count_min: int = 1) -> None:

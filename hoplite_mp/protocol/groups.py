@@ -23,15 +23,20 @@ from hoplite_mp.protocol.fields import (
     between,
     counts,
     flags,
+    numbers,
     one_of,
     text,
 )
 from hoplite_mp.protocol.stripes import Stripe, whole_object
 
 NO_TASK = b""  # of a member that is no task: a thread of a driver
+ASKED_MAX = 1 << 12  # tasks in one GroupTasksAsked
 
 
 Founder: TypeAlias = tuple[int, int, int, int]
+# One run of a task: (node, client, client_generation) of its process, and how often the task had
+# been tried before. The same task has another run when it is tried again.
+Run: TypeAlias = tuple[int, int, int, int]
 
 
 def _founders(founders: tuple[Founder, ...]) -> None:
@@ -55,20 +60,36 @@ def _tasks(name: str, tasks: tuple[bytes, ...], count_max: int) -> None:
             raise ValueError(f"{name}: no id of a task: {task!r}")
 
 
+def _runs(runs: tuple[Run, ...], count: int) -> None:
+    if not isinstance(runs, tuple) or len(runs) != count:
+        raise ValueError(f"runs must be one for each of {count} tasks: {runs!r}")
+    for run in runs:
+        if not isinstance(run, tuple) or len(run) != 4:
+            raise ValueError(f"runs: not (node, client, generation, tries): {run!r}")
+        node, client, generation, tries = run
+        counts(node=node, client=client, client_generation=generation, tries=tries)
+
+
 class GroupEnd(Message, frozen=True):
-    """A Group that is over although tasks of members that have died may ask for it again: `dead`.
-    `tasks`: of all its members."""
+    """A Group that is over although tasks that were members, and are tried again, may ask for it
+    again. `tasks`: of all its members, `runs`: in which each of them was a member last, `dead`:
+    those that have not left, but died. `open`: somebody else was a member, too, a thread of a
+    driver, who may use the name again at any time."""
 
     name: str
     generation: int
     dead: tuple[bytes, ...]
     tasks: tuple[bytes, ...]
+    runs: tuple[Run, ...]
+    open: bool = False
 
     def __post_init__(self) -> None:
         text("name", self.name, NAME_CHARS_MAX)
         counts(generation=self.generation)
         _tasks("dead", self.dead, 2 * RANKS_MAX)
         _tasks("tasks", self.tasks, 2 * RANKS_MAX)
+        _runs(self.runs, len(self.tasks))
+        flags(open=self.open)
 
 
 # ---- node -> manager
@@ -78,7 +99,8 @@ class GroupJoinRequested(Message, frozen=True):
     """A client calls `group(name, size, rank)`; `request` is the node's own number for the call.
 
     `rank` None: the lowest free one. `members_max`: how many ranks a board of that node holds.
-    `task`: the id of the task that the caller runs in, the same when it is tried again.
+    `task`: the id of the task that the caller runs in, the same when it is tried again. `tries`:
+    how often it had been tried before.
     `founders`: of a group that comes out of another one, whose generation is `parent`: who gets
     which rank, as (rank in that one, node, client, client_generation). Nobody else is waited for,
     and a founder who is no member of that one any more has had his chance.
@@ -95,10 +117,11 @@ class GroupJoinRequested(Message, frozen=True):
     task: bytes = NO_TASK
     parent: int = 0
     founders: tuple[Founder, ...] = ()
+    tries: int = 0
 
     def __post_init__(self) -> None:
         _tasks("task", (self.task,), 1)
-        counts(parent=self.parent)
+        counts(parent=self.parent, tries=self.tries)
         _founders(self.founders)
         counts(request=self.request, node=self.node, client=self.client)
         counts(client_generation=self.client_generation)
@@ -141,7 +164,49 @@ class GroupLeft(Message, frozen=True):
         between("rank", self.rank, 0, RANKS_MAX - 1)
 
 
+class GroupTasksOver(Message, frozen=True):
+    """These tasks, for which GroupTasksAsked has asked that node, are over: finished, failed or
+    cancelled, and not tried again."""
+
+    node: int
+    tasks: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        counts(node=self.node)
+        _tasks("tasks", self.tasks, ASKED_MAX)
+
+
 # ---- manager -> node
+
+
+class GroupTasksAsked(Message, frozen=True):
+    """The node says when each of these tasks is over, of those that are at once. Their submitters
+    are processes of its host. A member of a Group waits for them that would wait in vain then."""
+
+    tasks: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        _tasks("tasks", self.tasks, ASKED_MAX)
+
+
+class GroupGivenUp(Message, frozen=True):
+    """That member waits for others in a group that can never be whole: it is none any more, and
+    the user is told why."""
+
+    name: str
+    generation: int
+    board: int
+    rank: int
+    client: int
+    client_generation: int
+    message: str
+
+    def __post_init__(self) -> None:
+        text("name", self.name, NAME_CHARS_MAX)
+        text("message", self.message, TEXT_CHARS_MAX)
+        counts(generation=self.generation, board=self.board, client=self.client)
+        counts(client_generation=self.client_generation)
+        between("rank", self.rank, 0, RANKS_MAX - 1)
 
 
 class GroupMembers(Message, frozen=True):
@@ -155,9 +220,9 @@ class GroupMembers(Message, frozen=True):
     message says that the group is whole; whoever is in it begins with call 0.
     `stripes` are the owners of large calls, in shares by their links: the same for all calls until
     the next message, so that no call asks the manager. One stripe: all living are on one node.
-    For the next manager: the members' `tasks` by rank, `past`, what it would remember of the group
-    if this were its end, whether any member has `left` rather than died, `parent` and `founders` as
-    in GroupJoinRequested, and which founders have `come`, as bits.
+    For the next manager: the members' `tasks` and their `tries` by rank, `past`, what it would
+    remember of the group if this were its end, whether any member has `left` rather than died,
+    `parent` and `founders` as in GroupJoinRequested, and which founders have `come`, as bits.
     """
 
     name: str
@@ -178,6 +243,7 @@ class GroupMembers(Message, frozen=True):
     parent: int = 0
     founders: tuple[Founder, ...] = ()
     come: int = 0
+    tries: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         text("name", self.name, NAME_CHARS_MAX)
@@ -186,6 +252,7 @@ class GroupMembers(Message, frozen=True):
         _founders(self.founders)
         between("size", self.size, 1, RANKS_MAX)
         _tasks("tasks", self.tasks, self.size)
+        numbers("tries", self.tries, NUMBER_MAX)
         between("alive", self.alive, 0, (1 << self.size) - 1)
         between("joining", self.joining, 0, (1 << self.size) - 1)
         if self.alive & self.joining:

@@ -228,7 +228,9 @@ class ServerHandshake(_Handshake):
     def _take_proof(self, message: Greeting) -> None:
         assert isinstance(message, Proof)
         if not hmac.compare_digest(message.mac, _mac(self._key, CLIENT_LABEL, self._seen)):
-            raise self._refuse("token", AuthError("it has another token, or somebody sits between"))
+            raise self._refuse(
+                "token", AuthError("it has another token, or somebody is between the two sides")
+            )
         self._send(Welcome(_mac(self._key, SERVER_LABEL, self._seen)))
         self._expect(Introduction, then=self._take_introduction)
 
@@ -294,7 +296,7 @@ class ClientHandshake(_Handshake):
             raise self._refused(message)
         assert isinstance(message, Welcome)
         if not hmac.compare_digest(message.mac, _mac(self._key, SERVER_LABEL, self._seen)):
-            raise AuthError("it does not have the token, or somebody sits between")
+            raise AuthError("it does not have the token, or somebody is between the two sides")
         self._believed = True
         self._send(self._mine)
         self._expect(Introduction, Refused, then=self._take_introduction)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from hoplite_mp.protocol.actors import ActorAsk
-from hoplite_mp.protocol.birth import Birth
+from hoplite_mp.protocol.birth import Birth, Environment
 from hoplite_mp.protocol.foreign import HoldForeign, UsersOfNode
 from hoplite_mp.protocol.local_groups import (
     INBOX_MAX,
@@ -30,6 +30,8 @@ from hoplite_mp.protocol.local_groups import (
     GroupWritten,
 )
 from hoplite_mp.protocol.output import MarkLines
+from hoplite_mp.protocol.retries import TryAgain
+from hoplite_mp.protocol.rounds import RoundAsk
 from hoplite_mp.protocol.setup import SetUp, SetupFailed
 
 __all__ = [
@@ -72,6 +74,7 @@ __all__ = [
     "LanStart",
     "Lease",
     "LeaseSpan",
+    "LeavingNodes",
     "Locate",
     "ManagerStarted",
     "Members",
@@ -199,6 +202,7 @@ class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
     setup: int
     far: list[tuple[int, int]] = []  # (node, workers there)
     exact: bool = False
+    env: Environment = ()
 
 
 class AddWorkers(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -239,6 +243,10 @@ class Members(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class GoneNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Reply: of the last hosts that this node has seen go: (number, name, seconds ago)."""
+
+
+class LeavingNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Reply: the numbers of the nodes that are about to leave the cluster and take no more work."""
 
 
 class Standing(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -322,6 +330,7 @@ Ask: TypeAlias = (
     | Locate
     | Members
     | GoneNodes
+    | LeavingNodes
     | Standing
     | SetUp
     | SetupFailed
@@ -334,6 +343,8 @@ Ask: TypeAlias = (
     | DumpRead
     | ActorAsk
     | MarkLines
+    | RoundAsk
+    | TryAgain
     | HoldForeign
     | UsersOfNode
 )
@@ -434,6 +445,7 @@ class Spawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     max_tasks: int
     setup: int
     audience: int = 0
+    env: Environment = ()
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True, array_like=True):

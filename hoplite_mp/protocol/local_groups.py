@@ -104,9 +104,12 @@ class GroupLeave(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GroupRefusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Why does nobody come? Reply: who was last refused a place in that group, and why, or ""."""
+    """Why does nobody come? Reply: (is this member none any more?, why), or else why the last one
+    was refused a place in that group, or ""."""
 
     name: str
+    generation: int
+    rank: int
 
 
 class GroupAdmit(msgspec.Struct, frozen=True, tag=True, array_like=True):

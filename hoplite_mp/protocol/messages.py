@@ -10,12 +10,13 @@ incarnation, node and stripe are in all of them, because they cannot be added to
             ──  HoldingsReported HomeAsked                                            ─►
             ──  ReduceRequested SourceReady SourceFailed StripesComplete
                 ExecutionFailed OperationDropped                                      ─►
-            ──  GroupJoinRequested GroupAdmitted GroupLeft                            ─►
+            ──  GroupJoinRequested GroupAdmitted GroupLeft GroupTasksOver             ─►
             ──  ActorNameClaimed ActorNameAsked ActorNameReleased                     ─►
             ◄─  Credentials NodeAdmitted MembersChanged Leave GivenUp ClusterEnded    ──
             ◄─  Distribute Withdraw FetchRefused HomesNamed HomeTold                  ──
             ◄─  ExecuteReduce Commit OperationFailed Forget                           ──
             ◄─  GroupMembers GroupJoined GroupRefused GroupClosed                     ──
+            ◄─  GroupTasksAsked GroupGivenUp                                          ──
             ◄─  ActorNameHeld                                                         ──
 
 Words: an *operation* id is chosen by the requesting node and never used twice in a cluster; an
@@ -50,11 +51,14 @@ from hoplite_mp.protocol.fields import SHARES, Message, counts, shorten
 from hoplite_mp.protocol.groups import (
     GroupAdmitted,
     GroupClosed,
+    GroupGivenUp,
     GroupJoined,
     GroupJoinRequested,
     GroupLeft,
     GroupMembers,
     GroupRefused,
+    GroupTasksAsked,
+    GroupTasksOver,
 )
 from hoplite_mp.protocol.homes import HoldingsReported, HomeAsked, HomesNamed, HomeTold
 from hoplite_mp.protocol.membership import (
@@ -109,11 +113,14 @@ __all__ = [
     "GivenUp",
     "GroupAdmitted",
     "GroupClosed",
+    "GroupGivenUp",
     "GroupJoinRequested",
     "GroupJoined",
     "GroupLeft",
     "GroupMembers",
     "GroupRefused",
+    "GroupTasksAsked",
+    "GroupTasksOver",
     "HoldingsReported",
     "HomeAsked",
     "HomeTold",
@@ -180,6 +187,7 @@ NodeToManager: TypeAlias = (
     | GroupJoinRequested
     | GroupAdmitted
     | GroupLeft
+    | GroupTasksOver
     | ActorNameClaimed
     | ActorNameAsked
     | ActorNameReleased
@@ -204,6 +212,8 @@ ManagerToNode: TypeAlias = (
     | GroupJoined
     | GroupRefused
     | GroupClosed
+    | GroupTasksAsked
+    | GroupGivenUp
     | ActorNameHeld
 )
 AnyMessage: TypeAlias = NodeToManager | ManagerToNode

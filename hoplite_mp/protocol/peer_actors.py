@@ -13,6 +13,7 @@ This module must never know how messages travel, nor what anybody does with them
 from __future__ import annotations
 
 from hoplite_mp.ids import ID_BYTES
+from hoplite_mp.protocol.birth import Environment
 from hoplite_mp.protocol.fields import (
     NAME_CHARS_MAX,
     NODES_MAX,
@@ -20,6 +21,7 @@ from hoplite_mp.protocol.fields import (
     Message,
     between,
     counts,
+    environment,
     flags,
     numbers,
     object_id,
@@ -49,8 +51,8 @@ NO_IDENTITY = bytes(ID_BYTES)
 class BeginActor(Message, frozen=True):
     """An actor on the receiver's host. `setup`: the object with its constructor and arguments.
     `about`: what handles know of it, in words of clients. `audience`: as in RunTask. `places`: the
-    nodes to which it is bound; none: it may begin again on any. Answered by ActorBegun with the
-    same number."""
+    nodes to which it is bound; none: it may begin again on any. `env`: changes of its process's
+    environment. Answered by ActorBegun with the same number."""
 
     number: int
     setup: bytes
@@ -62,8 +64,10 @@ class BeginActor(Message, frozen=True):
     detached: bool
     audience: int
     places: tuple[int, ...] = ()
+    env: Environment = ()
 
     def __post_init__(self) -> None:
+        environment("env", self.env)
         counts(number=self.number, restarts=self.restarts, audience=self.audience)
         object_id("setup", self.setup)
         _small("about", self.about)
@@ -75,14 +79,16 @@ class BeginActor(Message, frozen=True):
 
 class ActorBegun(Message, frozen=True):
     """The identity of the actor, which the sender holds until ActorHeld; zeros: `error` says why
-    there is none."""
+    there is none, and `gone` that the sender is no place for one any more."""
 
     number: int
     identity: bytes
     error: str = ""
+    gone: bool = False
 
     def __post_init__(self) -> None:
         counts(number=self.number)
+        flags(gone=self.gone)
         object_id("identity", self.identity)
         text("error", self.error, TEXT_CHARS_MAX)
 
@@ -153,8 +159,10 @@ class KeepActor(Message, frozen=True):
     begun: bool
     audience: int
     places: tuple[int, ...] = ()
+    env: Environment = ()
 
     def __post_init__(self) -> None:
+        environment("env", self.env)
         counts(number=self.number, audience=self.audience)
         counts(restarts_left=self.restarts_left, restarts=self.restarts)
         object_id("identity", self.identity)

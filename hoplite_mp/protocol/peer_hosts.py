@@ -6,17 +6,30 @@ This module must never know how messages travel, nor what anybody does with them
 from __future__ import annotations
 
 from hoplite_mp.ids import ID_BYTES
-from hoplite_mp.protocol.fields import TEXT_CHARS_MAX, Message, between, counts, flags, text
+from hoplite_mp.protocol.birth import Environment
+from hoplite_mp.protocol.fields import (
+    TEXT_CHARS_MAX,
+    Message,
+    between,
+    counts,
+    environment,
+    flags,
+    text,
+)
 
 __all__ = [
     "AddWorkers",
     "CloseFarPool",
     "CountersAsked",
     "CountersNow",
+    "EndFarRound",
     "Evacuated",
     "FarPoolOpened",
+    "FarRoundEnded",
+    "FarRoundOpened",
     "Leaving",
     "OpenFarPool",
+    "OpenFarRound",
     "Probe",
     "Probed",
     "RelayAsked",
@@ -50,15 +63,17 @@ class WorkersNow(Message, frozen=True):
 class OpenFarPool(Message, frozen=True):
     """Workers on the receiver's host for the sender's tasks alone. `setup`: the object with
     (initializer, initargs), or zeros. `audience`: of what they print before their first task, as
-    in RunTask. Answered by FarPoolOpened."""
+    in RunTask. `env`: changes of their environment. Answered by FarPoolOpened."""
 
     number: int
     workers: int
     max_tasks: int
     setup: bytes
     audience: int = 0
+    env: Environment = ()
 
     def __post_init__(self) -> None:
+        environment("env", self.env)
         counts(number=self.number, max_tasks=self.max_tasks, audience=self.audience)
         between("workers", self.workers, 1, _U16_MAX)
         if len(self.setup) != ID_BYTES:
@@ -87,6 +102,52 @@ class CloseFarPool(Message, frozen=True):
     def __post_init__(self) -> None:
         between("pool", self.pool, 1, _U16_MAX)
         flags(kill=self.kill)
+
+
+class OpenFarRound(Message, frozen=True):
+    """The workers that the receiver's host has now in its common pool shall each run one task of
+    the sender's (`Cluster.run`), between two others. Answered by FarRoundOpened; CloseFarPool ends
+    it."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+
+
+class FarRoundOpened(Message, frozen=True):
+    """The number of the round's pool on the sender's host, and how many workers will each take one
+    task of it; 0: nobody, and there is no pool."""
+
+    number: int
+    pool: int
+    workers: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+        between("pool", self.pool, 0, _U16_MAX)
+        between("workers", self.workers, 0, _U16_MAX)
+
+
+class EndFarRound(Message, frozen=True):
+    """No task of the round in that pool of the receiver's, which closes, is to begin any more.
+    Answered by FarRoundEnded."""
+
+    number: int
+    pool: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
+        between("pool", self.pool, 1, _U16_MAX)
+
+
+class FarRoundEnded(Message, frozen=True):
+    """So it is."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        counts(number=self.number)
 
 
 class RemoveNode(Message, frozen=True):

@@ -44,10 +44,14 @@ from hoplite_mp.protocol.peer_hosts import (
     CloseFarPool,
     CountersAsked,
     CountersNow,
+    EndFarRound,
     Evacuated,
     FarPoolOpened,
+    FarRoundEnded,
+    FarRoundOpened,
     Leaving,
     OpenFarPool,
+    OpenFarRound,
     Probe,
     Probed,
     RelayAsked,
@@ -79,8 +83,11 @@ __all__ = [
     "Drop",
     "DropActor",
     "EndActorThere",
+    "EndFarRound",
     "Evacuated",
     "FarPoolOpened",
+    "FarRoundEnded",
+    "FarRoundOpened",
     "KeepActor",
     "Kept",
     "LastLinesAsked",
@@ -91,6 +98,7 @@ __all__ = [
     "Located",
     "MakeAgain",
     "OpenFarPool",
+    "OpenFarRound",
     "PeerMessage",
     "Printed",
     "PrintedTaken",
@@ -371,6 +379,10 @@ PeerMessage: TypeAlias = (
     | OpenFarPool
     | FarPoolOpened
     | CloseFarPool
+    | OpenFarRound
+    | FarRoundOpened
+    | EndFarRound
+    | FarRoundEnded
     | BeginActor
     | ActorBegun
     | ActorHeld

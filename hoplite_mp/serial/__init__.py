@@ -15,6 +15,7 @@ other rooms may use:
     fingerprints  whether a value has changed
     aside     large arrays beside a function's stream
     lent      large arrays that a task reads where they lie
+    tensors   tensors of torch
 """
 
 from __future__ import annotations

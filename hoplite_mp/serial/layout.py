@@ -30,6 +30,9 @@ pack_buffer, unpack_buffer = BUFFER.pack, BUFFER.unpack_from
 BUFFER_ALIGN = 64
 REF_BYTES = 16
 NUMBER_ALIGN = 16
+# Below this an array inside a container stays in the stream: its own line in the buffer table,
+# alignment and memoryview would cost more than copying it.
+INBAND_BYTES_MAX = 1024
 META_BYTES_MAX = 2**32 - 1  # The field in the head is a u32.
 
 # Flags of PICKLE: a stream without any function of ours in it; the arguments of a call without

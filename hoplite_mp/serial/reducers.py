@@ -32,6 +32,7 @@ from hoplite_mp.serial.code import (
     reduce_only_by_value,
 )
 from hoplite_mp.serial.dtypes import Array, dtype_name, raw_bytes
+from hoplite_mp.serial.layout import INBAND_BYTES_MAX
 from hoplite_mp.serial.lent import Lender
 from hoplite_mp.serial.reading import (
     load_array,
@@ -43,10 +44,7 @@ from hoplite_mp.serial.reading import (
     load_value,
     load_view,
 )
-
-# Below this an array inside a container stays in the stream: its own line in the buffer table,
-# alignment and memoryview would cost more than copying it.
-INBAND_BYTES_MAX = 1024
+from hoplite_mp.serial.tensors import handler_of
 
 CLASSES_MAX = 4096
 
@@ -252,6 +250,7 @@ def _learn_handler(cls: type) -> Handler | None:
         handler = _reduce_inherited
     else:
         handler = next((h for base, h in _HANDLERS_BY_BASE if issubclass(cls, base)), None)
+        handler = handler or handler_of(cls)
     if handler is None and cls.__flags__ & _HEAP_TYPE and not importable(cls):
         own_reduce = getattr(cls, "__reduce__", None) is not object.__reduce__
         own_reduce_ex = getattr(cls, "__reduce_ex__", None) is not object.__reduce_ex__
@@ -286,9 +285,28 @@ def ref_types() -> tuple[type, ...]:
 
 
 def register_pickle_by_value(module: types.ModuleType) -> None:
-    """Send the functions and classes of `module` (and of modules below it) by value from now on.
+    """Sends the functions and classes of a module by value from now on.
 
-    For modules that exist only in this process, or are being edited: others need not import them.
+    For modules that the other hosts cannot import.
+
+    Parameters
+    ----------
+    module : module
+        An imported module; modules below it are included.
+
+    Raises
+    ------
+    TypeError
+        Something that is no module.
+    ValueError
+        The module is not imported.
+
+    Examples
+    --------
+    >>> import string
+    >>> hoplite_mp.register_pickle_by_value(string)
+    >>> c.submit(string.capwords, "by value").result()
+    'By Value'
     """
     if not isinstance(module, types.ModuleType):
         raise TypeError(f"expected a module, not {type(module).__name__}")

@@ -63,14 +63,20 @@ def place_package(folder: str) -> None:
     sys.modules[PACKAGE] = module
 
 
-def boot(fd: int) -> None:
-    """Reads what launch wrote: length and JSON of sys.path, then the start message."""
+def boot(fd: int, fresh: bool) -> None:
+    """Reads what launch wrote: length and JSON of sys.path, then the start message. fresh: of a
+    worker that is no fork (see fresh.py)."""
     gc.disable()  # imports make no garbage worth looking for; supervisor and children enable it
     with open(fd, "rb") as info:
         size = int.from_bytes(info.read(8), "little")
         sys.path[:] = json.loads(info.read(size))
         body = info.read()
     place_package(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if fresh:
+        from hoplite_mp.supervisor.fresh import begin
+
+        begin(body)
+        return
     import msgspec
 
     from hoplite_mp.protocol.local import Start
@@ -80,4 +86,4 @@ def boot(fd: int) -> None:
 
 
 if __name__ == "__main__":
-    boot(int(sys.argv[1]))
+    boot(int(sys.argv[1]), len(sys.argv) > 2)

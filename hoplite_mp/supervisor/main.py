@@ -39,6 +39,7 @@ from hoplite_mp.protocol.local import (
     ToSupervisor,
 )
 from hoplite_mp.supervisor.blas import BLAS_VARIABLES, blas_environment, limit_blas, note_given
+from hoplite_mp.supervisor.fresh import become_fresh
 from hoplite_mp.supervisor.processes import children, kill_group, leave, raise_descriptor_limit
 
 __all__ = ["main"]
@@ -238,6 +239,8 @@ class Supervisor:
             os.dup2(err_fd, 2)
             os.close(out_fd)
             os.close(err_fd)
+            if ask.env:
+                become_fresh(s, ask, rpc_fd, inherited, environment)
             for stream in (sys.stdout, sys.stderr):  # lines are shown as they come
                 stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             os.environ.update(environment)
@@ -349,19 +352,26 @@ class Supervisor:
                     self.ending = True
                 elif fd == self.node.fileno():
                     try:
-                        data, fds, _, _ = socket.recv_fds(self.node, PACKET_BYTES_MAX, FDS_MAX)
+                        data, fds, flags, _ = socket.recv_fds(self.node, PACKET_BYTES_MAX, FDS_MAX)
                     except OSError:  # it has died without having read all
-                        data, fds = b"", []
+                        data, fds, flags = b"", [], 0
                     if not data:
                         self.await_node()
                         self.ending = True
                         poll.unregister(self.node)
                         break
-                    message = decoder.decode(data)
-                    if isinstance(message, Spawn):
-                        self.spawn(message, fds)
-                    elif isinstance(message, StartStandby):
-                        self.take_standby(message, fds)
+                    self.take(decoder.decode(data), fds, bool(flags & socket.MSG_CTRUNC))
+
+    def take(self, message: Spawn | StartStandby | Shutdown, fds: list[int], cut: bool) -> None:
+        """A message of the node; `cut`: not all descriptors have come that were sent with it."""
+        if isinstance(message, Spawn) and cut:
+            self.not_spawned(message.slot, fds, "Too many open files")
+        elif isinstance(message, Spawn):
+            self.spawn(message, fds)
+        elif isinstance(message, StartStandby) and fds:
+            self.take_standby(message, fds)
+        elif isinstance(message, StartStandby):
+            print("hoplite_mp: no standby: too many open files", file=sys.stderr, flush=True)
 
     def doze(self) -> None:
         """Until a child has ended, or for a moment."""

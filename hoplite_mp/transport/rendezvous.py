@@ -32,6 +32,7 @@ __all__ = ["Meeting", "Sole", "anybody", "folders", "peer_of", "reach"]
 
 FOLDER = "hoplite_mp"
 BACKLOG = 64  # drivers that come in the same moment; one more waits in connect()
+AGAIN_MAX = 100  # tries in one directory that others remove
 NAME = re.compile(r"[0-9a-f]{32}")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _TIMEVAL = struct.Struct("ll")
@@ -148,7 +149,9 @@ class Sole:
     def take(cls, name: str) -> Sole | None:
         """None: another process is it. OSError: no directory can be used."""
         why = OSError(errno.ENOENT, "no directory is fit for it")
-        for folder in folders():
+        # The last one of a directory removes it; who went on to the next directory because of that
+        # would be the sole one there.
+        for folder in [folder for folder in folders() for _ in range(AGAIN_MAX)]:
             try:
                 place = _open(folder, logging.DEBUG, make=True)
                 if place is not None:

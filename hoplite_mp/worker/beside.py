@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _tasks, serial
 from hoplite_mp.client.calls import Call, current_call
 from hoplite_mp.client.kinds import CONCURRENCY_MAX, CONCURRENCY_SHIFT, FLAG_ASYNC, FLAG_STREAM
-from hoplite_mp.client.submitter import FLAG_COPY
+from hoplite_mp.worker.retrying import try_again
 from hoplite_mp.worker.streams import STREAMED
 
 if TYPE_CHECKING:
     import asyncio
 
+    from hoplite_mp.client.functions import Exceptions
     from hoplite_mp.worker.event_loop import EventLoop
     from hoplite_mp.worker.main import Worker
 
@@ -42,6 +43,7 @@ class _Running(Call):
         self.coroutine: Any = None
         self.task: asyncio.Task[Any] | None = None  # of the event loop, when it has begun
         self.unwanted = False  # cancelled before that
+        self.again: Exceptions = ()  # after these it is tried again
 
 
 class Beside:
@@ -91,7 +93,7 @@ class Beside:
         most = worker.max_tasks
         return (
             not worker.is_actor
-            and not self.tasks.retire
+            and not (self.tasks.retire or self.slots.called)
             and self.tasks.pool_state(worker.pool) == POOL_OPEN
             and (not most or worker.done_tasks + len(self.running) < most)
         )
@@ -153,7 +155,7 @@ class Beside:
         context = contextvars.copy_context()
         context.run(current_call.set, call)
         try:
-            function, args, kwargs = context.run(worker.prepared, oid, bool(flags & FLAG_COPY))
+            function, args, kwargs, call.again = context.run(worker.prepared, oid, flags)
             if flags & FLAG_STREAM:
                 function, args = context.run(worker.streamed, oid, function, args)
             if flags & FLAG_ASYNC:
@@ -179,7 +181,8 @@ class Beside:
         try:
             worker.leave_groups()
             worker.voice.finish()
-            if value is not STREAMED:
+            again = failed and isinstance(value, call.again) and try_again(worker, oid)
+            if value is not STREAMED and not again:
                 failed = worker.store(oid, value, failed)
         finally:
             current_call.reset(token)
@@ -188,7 +191,11 @@ class Beside:
         if not self.running:
             serial.end_run(self._brought)
         worker.done_tasks += 1
-        self.slots.end(oid, failed, next(iter(self.running), 0))
+        self.slots.end(oid, -1 if again else failed, next(iter(self.running), 0))
+        while worker.own_again:
+            oid = worker.own_again.pop()
+            if self.tasks.claim(oid):
+                self._begin(oid, self.tasks.task(oid)[3])
 
     def limit(self, oid: int, at_ns: int) -> None:
         """This worker is killed at that moment, unless it is told otherwise; 0: not because of

@@ -67,7 +67,17 @@ def _apply(birth: Birth, number: int) -> None:
     me._name = f"SpawnProcess-{number}"
     me._identity = (number,)
     me._parent_pid = birth.pid
-    driver = lift(os.pidfd_open(birth.pid))  # it can be read when the program has ended
+    driver = lift(_end_of(birth.pid))  # it can be read when the program has ended
     process._parent_process = process._ParentProcess("MainProcess", birth.pid, driver)
     if birth.start_method:
         context._default_context.set_start_method(birth.start_method, True)
+
+
+def _end_of(pid: int) -> int:
+    """A descriptor that can be read as soon as that process has ended."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:  # it has, and so will this worker
+        read, write = os.pipe()
+        os.close(write)
+        return read

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from hoplite_mp.client.actors import ActorSetup, CallNumber
+    from hoplite_mp.client.functions import Exceptions
     from hoplite_mp.client.runtime import Runtime
     from hoplite_mp.ref import ObjectRef
 
@@ -42,6 +43,7 @@ class Checkpoints:
     def __init__(self, runtime: Runtime, every: int) -> None:
         self.runtime = runtime
         self.every = every
+        self.again: Exceptions = ()  # what a call raises that is tried again after it
         self.since = 0  # calls since the last one
         # Caller -> number of the call -> did it fail, its payload, the refs inside that.
         self.results: dict[bytes, dict[int, tuple[bool, bytes, list[ObjectRef[Any]]]]] = {}
@@ -103,6 +105,7 @@ class Checkpoints:
 def begin(runtime: Runtime, setup: ActorSetup) -> None:
     """This process's object: from its last kept state, or from its constructor."""
     checkpoints = Checkpoints(runtime, setup.checkpoint)
+    checkpoints.again = serial.decode_function(setup.again) if setup.again else ()
     _checkpoints[os.getpid()] = checkpoints
     reply = runtime.channel.call(ActorStateAsked())
     if not reply.value:
@@ -126,6 +129,8 @@ def call(number: CallNumber, method: str, /, *args: Any, **kwargs: Any) -> Any:
         try:
             value = checkpoints.ended(actor.call(method, *args, **kwargs))
         except Exception as error:
+            if isinstance(error, checkpoints.again):
+                raise  # as if its process had died: it was not applied
             failed, value = True, error
         try:
             checkpoints.note(number, failed, value)

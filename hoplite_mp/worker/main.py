@@ -8,8 +8,6 @@ It must never know: who decides on retries, where workers come from, the user's 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import fcntl
 import os
 import signal
 import socket
@@ -35,18 +33,19 @@ from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.protocol.actors import ActorBegins, ActorFailed, ActorMayEnd
-from hoplite_mp.protocol.local import LINE_LOST, STACKS_FILE, STACKS_SIGNAL, SetUp, SetupFailed
-from hoplite_mp.worker import actor, checkpoints
+from hoplite_mp.protocol.local import LINE_LOST, SetUp, SetupFailed
+from hoplite_mp.worker import actor, checkpoints, retrying, rounds
 from hoplite_mp.worker.beside import Beside
 from hoplite_mp.worker.birth import take_after
 from hoplite_mp.worker.streams import STREAMED, Source
 from hoplite_mp.worker.voice import Voice
+from hoplite_mp.worker.warming import offer_stacks, warm_up, warm_up_worker
 
 if TYPE_CHECKING:
+    from hoplite_mp.client.functions import Exceptions
     from hoplite_mp.protocol.birth import Birth
-    from hoplite_mp.ref import ObjectRef
 
-__all__ = ["Worker", "main"]
+__all__ = ["Worker", "main", "warm_up"]
 
 POLL_NS = 500_000_000
 UNTAKEN_LOOKS = 8  # after each task: more than one can add, so that their number falls
@@ -79,6 +78,8 @@ class Worker:
         self.functions_bytes = 0
         self.is_actor = False
         self.concurrency = 1  # of an actor: calls at a time
+        self.again: Exceptions = ()  # of an actor's calls: after these they are tried again
+        self.own_again: list[int] = []  # those of its calls that are
         self.beside = Beside(self)
         # Results whose refs the submitter must take over.
         self.untaken: deque[tuple[int, Any]] = deque()
@@ -86,11 +87,13 @@ class Worker:
         runtime.channel.taken_away = self.end_without_line
         runtime.own_pool = pool
         self.submitter.waiting.run_in_place = self.run_in_place
+        rounds.offer(self)
 
-    def become_actor(self, concurrency: int) -> None:
+    def become_actor(self, setup: ActorSetup) -> None:
         """Its tasks are calls of one object: while one waits, it runs no other in its place."""
         self.is_actor = True
-        self.concurrency = concurrency
+        self.concurrency = concurrency = setup.concurrency
+        self.again = serial.decode_function(setup.again) if setup.again else ()
         self.submitter.waiting.run_in_place = None
         self.submitter.waiting.forbid(self.pool, concurrency)
 
@@ -104,9 +107,11 @@ class Worker:
             else:
                 self.run_backlog(backlog)
         while not client.closing and self.concurrency == 1:
+            if self.beside.slots.called:
+                rounds.take_part(self)
             oid = tasks.next(self.pool, POLL_NS)
             if oid:
-                self.run(oid)
+                self.run_whole(oid)
                 if self.max_tasks and self.done_tasks >= self.max_tasks:
                     break
             elif tasks.retire or (tasks.pool_state(self.pool) != 1 and self.may_end()):
@@ -120,8 +125,16 @@ class Worker:
         it may have taken some out of the queues."""
         for oid in calls:
             if self.tasks.claim(oid):
-                self.run(oid)
+                self.run_whole(oid)
                 self.keep_house(True)
+
+    def run_whole(self, oid: int) -> None:
+        """A task; or a call of the actor with all its tries, before the next call begins."""
+        self.run(oid)
+        while self.own_again:
+            oid = self.own_again.pop()
+            if self.tasks.claim(oid):
+                self.run(oid)
 
     def may_end(self) -> bool:
         """Its pool is closing. An actor first runs the calls that wait for their arguments."""
@@ -195,7 +208,8 @@ class Worker:
         self.runtime.process_leaves = []
         outer = self.tasks.begin(oid)
         self.depth += 1
-        failed = False
+        failed = again = False
+        exceptions: Exceptions = ()
         value: Any = None
         brought = serial.begin_run()
         audience = self.submitter.audience
@@ -210,6 +224,8 @@ class Worker:
                     carried.check_own()
                 else:
                     carried.check()
+            exceptions = retrying.exceptions_of(self, function, flags)
+            function = retrying.prepared(self, oid, function, args_id, inline, flags)
             self.in_user_code = True
             if flags & FLAG_STREAM:
                 function, args = self.streamed(oid, function, args)
@@ -218,7 +234,7 @@ class Worker:
                 value = self.beside.loop.run(value)
         except BaseException as error:
             self.in_user_code = False
-            failed, value = True, error
+            failed, value, again = True, error, isinstance(error, exceptions)
         finally:
             self.in_user_code = False
             function = carried = None
@@ -228,7 +244,8 @@ class Worker:
         self.check_line()
         self.leave_groups()
         self.voice.finish()
-        if value is not STREAMED:
+        again = again and retrying.try_again(self, oid)
+        if value is not STREAMED and not again:
             failed = self.store(oid, value, failed)  # functions in the result take globals along
         value = None
         serial.end_run(brought)
@@ -236,19 +253,24 @@ class Worker:
         self.done_tasks += 1
         if before:
             self.speak_to(audience)
-        self.tasks.end(outer, failed)
+        self.tasks.end(outer, -1 if again else failed)
         self.current = before
         self.runtime.process_leaves = leaves
         self.in_user_code = bool(before)
 
-    def prepared(self, oid: int, copy: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """A task's function and arguments, for one that runs beside others."""
+    def prepared(
+        self, oid: int, flags: int
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any], Exceptions]:
+        """A task's function and arguments, for one that runs beside others, and the exceptions
+        after which it is tried again."""
         function_id, args_id, inline, *_ = self.tasks.task(oid)
         function, carried = self.function(function_id)
-        args, kwargs = self.arguments(args_id, inline, copy)
+        args, kwargs = self.arguments(args_id, inline, bool(flags & FLAG_COPY))
         if carried is not None:
             carried.check()
-        return function, args, kwargs
+        again = retrying.exceptions_of(self, function, flags)
+        function = retrying.prepared(self, oid, function, args_id, inline, flags)
+        return function, args, kwargs, again
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
         """What runs a generator to its end, instead of a function that returns one."""
@@ -383,26 +405,12 @@ MAIN = 0
 ROOM = __name__.rpartition(".")[0] + "."
 
 
-def _no_refs(object_id: bytes) -> ObjectRef[Any]:
-    raise LookupError("a warm-up has no refs")
-
-
-def warm_up() -> None:
-    """Runs in the template: what a first get would do for the first time, every worker inherits."""
-    for kind in ("f4", "f8", "i8", "u1"):
-        data = serial.encode(np.zeros(2, kind)).tobytes()
-        for writable in (False, True):
-            serial.decode(memoryview(data), make_ref=_no_refs, writable=writable)
-    call = serial.encode_call((np.zeros(2), 1), {})
-    serial.decode_call(memoryview(call.tobytes()), _no_refs, lambda ref: None)
-
-
 def set_up(worker: Worker, setup: int) -> None:
     """Runs the pool's initializer, or makes the actor's object."""
     brought = serial.begin_run()
     found = worker.memory.read(setup, FOREVER_NS, False)
     if isinstance(found, ActorSetup):
-        worker.become_actor(found.concurrency)
+        worker.become_actor(found)
         (checkpoints.begin if found.checkpoint else actor.make)(worker.runtime, found)
         serial.end_run(brought)
         return
@@ -411,21 +419,6 @@ def set_up(worker: Worker, setup: int) -> None:
     carried.check()
     function(*initargs)
     serial.end_run(brought)
-
-
-def _offer_stacks() -> None:
-    """Who asks what hangs may see where this process's threads stand (node/stacks.py). The handler
-    is C, and system calls that it interrupts go on."""
-    fd = lift(os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC))
-    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # its reader empties it each time
-    faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)
-
-
-def _warm_up(runtime: Runtime) -> None:
-    """Reads an array once. A forked process copies each page of the interpreter that it uses for
-    the first time: 0.1 ms here, which the first task's arguments would pay otherwise."""
-    payload = serial.encode(np.zeros(1)).tobytes()
-    serial.decode(memoryview(payload), make_ref=runtime.memory.make_ref, writable=False)
 
 
 def main(
@@ -456,8 +449,8 @@ def main(
     serial.large_copies.copy = runtime.memory.private_copy
     signal.signal(signal.SIGUSR1, worker.on_signal)
     take_after(birth, slot - FIRST_SLOT + 1)
-    _offer_stacks()
-    _warm_up(runtime)
+    offer_stacks()
+    warm_up_worker(runtime)
     if setup:
         inheriting.receive([lift(fd) for fd in inherited])
         try:

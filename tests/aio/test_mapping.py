@@ -131,7 +131,7 @@ def test_one_task_at_a_time(cluster: Cluster, run: Run, tmp_path: Path) -> None:
         results = aiter(cluster.map(opened, paths, chunksize=1))
         first = asyncio.ensure_future(anext(results))  # type: ignore[arg-type]
         await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="another task takes"):
+        with pytest.raises(RuntimeError, match="another task is waiting for the next result"):
             await anext(results)
         for path in paths:
             path.touch()

@@ -167,7 +167,7 @@ def test_a_process_without_a_cluster_passes_it_on(c: hoplite_mp.Cluster) -> None
 
 
 def test_who_passes_refs_on_does_not_fail(short: Up) -> None:
-    """A scheduler unpickles what is for others: one lost ref must not be the end of all the rest."""
+    """A scheduler unpickles what is for others: one lost ref is not the end of all the rest."""
     with short.attach() as c:
         c._runtime.work_for_an_engine()
         ref = c.put(np.arange(300_000.0))

@@ -74,8 +74,8 @@ def apart(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
 
 
 def refused(one: Known, error: Exception) -> None:
-    """It could not be made, or not be called. A host that leaves, or comes, is no place for it."""
-    nowhere = "has no workers" in str(error) or "is leaving" in str(error)
+    """It could not be made, or not be called. A host that comes is no place for it."""
+    nowhere = "has no workers" in str(error)
     if not (one.died("host") and isinstance(error, ValueError) and nowhere):
         one.judge(error)
 

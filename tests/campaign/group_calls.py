@@ -170,7 +170,8 @@ def group_of_another_size(h: Hand) -> None:
         try:
             future.result(PATIENCE_S)
         except (ValueError, hoplite_mp.HopliteTimeoutError) as error:
-            if isinstance(error, hoplite_mp.HopliteTimeoutError) and not one.died("worker"):
+            alone = isinstance(error, hoplite_mp.HopliteTimeoutError)
+            if alone and not one.died("worker") and not one.died("host"):
                 one.judge(error)
         except Exception as error:
             one.judge(error)

@@ -10,7 +10,7 @@ import pytest
 from tests.campaign import doomed
 from tests.campaign.hand import CALLS
 from tests.campaign.program import KINDS, run
-from tests.campaign.seeds import ONE_HOST
+from tests.campaign.seeds import ONE_HOST, SOAKED
 from tests.campaign.soaking import LONG_S, MINUTES, SEED, soak
 
 SHORT_S = 2.0
@@ -18,7 +18,13 @@ SHORT_S = 2.0
 POSSIBLE = [kind for kind in KINDS if kind != "full" or os.geteuid() == 0]
 
 
-@pytest.mark.parametrize(("seed", "kind"), ONE_HOST)
+@pytest.mark.parametrize(
+    ("seed", "kind"),
+    [
+        pytest.param(*one, marks=pytest.mark.soak if why == SOAKED else ())
+        for one, why in ONE_HOST.items()
+    ],
+)
 def test_a_program_that_is_known(seed: int, kind: str) -> None:
     if kind not in POSSIBLE:
         pytest.skip("a small disk is mounted by root")

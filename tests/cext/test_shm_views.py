@@ -47,6 +47,48 @@ def test_views_are_readable_after_close(host: Host) -> None:
     assert host.node.inspect(oid)["state"] == "FREE"
 
 
+def test_private_pages_are_written_by_one_alone(host: Host) -> None:
+    """Copy on write: pages that nobody wrote to are the store's, and the object stays pinned."""
+    client, reader = host.with_span(), host.client()
+    oid = put(client, b"abc" * 300)
+    view = reader.view(oid)
+    assert isinstance(view, _shm.View)
+    part = memoryview(view)[3:-3]
+    one, other = view.private(part), view.private(part)
+    assert one is not None
+    assert other is not None
+    assert len(one) == 900 - 6
+    mine = memoryview(one)
+    assert not mine.readonly
+    assert mine[:6] == b"abcabc"
+    mine[:3] = b"xyz"
+    assert mine[:6] == b"xyzabc"
+    assert memoryview(view)[:6] == b"abcabc"
+    assert memoryview(other)[:6] == b"abcabc"
+    with pytest.raises(ValueError, match="no part of this payload"):
+        view.private(b"somewhere else")
+    assert view.private(part[:0]) is None
+    client.release(oid)
+    del view, part, other, one
+    assert client.inspect(oid)["pins"] == [reader.slot], "what is mapped keeps the object"
+    assert mine[3:6] == b"abc"
+    mine.release()
+    assert client.inspect(oid)["state"] == "FREED"
+
+
+def test_private_pages_outlive_the_cluster_and_are_not_made_after_it(host: Host) -> None:
+    client = host.with_span()
+    oid = put(client, b"abc" * 300)
+    view = client.view(oid)
+    assert isinstance(view, _shm.View)
+    private = view.private(memoryview(view))
+    client.close()
+    assert view.private(memoryview(view)) is None
+    assert private is not None
+    del view
+    assert bytes(memoryview(private)) == b"abc" * 300
+
+
 def test_a_forked_child_reads_and_lets_go_of_nothing(host: Host) -> None:
     client = host.with_span(spans=2)
     oid = put(client, b"abc" * 300)

@@ -148,6 +148,24 @@ def test_out_takes_the_result(cluster: Cluster) -> None:
     assert in_threads(cluster, "out", 2, body) == [[True] * 5] * 2
 
 
+def test_out_takes_results_that_are_lists(cluster: Cluster) -> None:
+    def body(group: Group) -> None:
+        x, outs = np.full(6, group.rank, np.int32), [np.full(6, 9, np.int32) for _ in range(2)]
+        for call in (group.allgather, group.alltoall):
+            got = call(x if call == group.allgather else [x, x], out=outs)
+            assert [one is out for one, out in zip(got, outs, strict=True)] == [True, True]
+            assert [out.tolist() for out in outs] == [[0] * 6, [1] * 6]
+            for out in outs:
+                out[:] = 9
+        got_at_root = group.gather(x, root=1, out=outs if group.rank == 1 else None)
+        assert (got_at_root is None) == (group.rank == 0)
+        assert outs[0].tolist() == [9 * (group.rank == 0)] * 6
+        with pytest.raises(ValueError, match="a list of 2 arrays"):
+            group.allgather(x, out=outs[:1])
+
+    assert in_threads(cluster, "outs", 2, body) == [None] * 2
+
+
 def test_x_may_be_used_again_and_results_are_ones_own(cluster: Cluster) -> None:
     def body(group: Group) -> list[float]:
         x, seen = np.ones(50_000), []

@@ -59,7 +59,11 @@ def at(folder: Path, rank: int, step: int) -> bool:
     return path.exists() and int(path.read_text() or 0) >= step
 
 
-@pytest.mark.parametrize("victims", [(1,), (0,), (0, 2)], ids=str)
+@pytest.mark.parametrize(
+    "victims",
+    [pytest.param(one, marks=pytest.mark.soak) for one in ((1,), (0,))] + [(0, 2)],
+    ids=str,
+)
 def test_the_recipe_of_the_page(cluster: Cluster, tmp_path: Path, victims: tuple[int, ...]) -> None:
     """Killed members come back with the survivors' weights: in the end all have the same."""
     train = recipe(slow_gradient(tmp_path, victims))
@@ -160,3 +164,97 @@ def test_members_that_have_all_died_form_their_group_anew(cluster: Cluster, tmp_
     for rank in range(3):
         os.kill(*pids(tmp_path, rank), signal.SIGKILL)
     assert [future.result(30) for future in futures] == [[0, 1, 2]] * 3
+
+
+def leaves_then_dies(
+    rank: int, name: str, folder: Path, victims: tuple[int, ...], gates: dict[int, Gate]
+) -> Any:
+    """Four members leave their Group; then the victims' processes end, and the others return when
+    their gate is open. What a victim finds when it is tried again is its result."""
+    again = (folder / f"was-{rank}").exists()
+    begun = time.monotonic()
+    if again and ("back", rank) in gates:
+        gates["back", rank].wait()  # type: ignore[index]
+        begun = time.monotonic()
+    try:
+        with hoplite_mp.current().group(name, 4, rank) as g:
+            (folder / f"asked-{rank}-{again}").touch()
+            found = g.allgather(rank)
+    except PeerLostError as error:
+        return str(error), time.monotonic() - begun
+    if rank in victims and not again:
+        (folder / f"was-{rank}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank in gates:
+        gates[rank].wait()
+    return found
+
+
+def told_at_once(future: Any) -> None:
+    text, seconds = future.result(AT_ONCE_S)
+    assert "has ended: this task, which is tried again, was a member of it before" in text
+    assert seconds < 5
+
+
+@pytest.mark.parametrize("victims", [(1,), (0, 3)], ids=str)
+def test_who_dies_after_it_has_left_and_finds_the_others_over(
+    cluster: Cluster, tmp_path: Path, victims: tuple[int, ...]
+) -> None:
+    back: Any = {("back", rank): Gate(tmp_path / "gates") for rank in victims}
+    (tmp_path / "gates").mkdir()
+    futures = cluster.spmd(leaves_then_dies, 4, "left", tmp_path, victims, back)
+    for rank in {0, 1, 2, 3} - set(victims):
+        assert futures[rank].result(30) == [0, 1, 2, 3]
+    for gate in back.values():
+        gate.open()
+    for rank in victims:
+        told_at_once(futures[rank])
+
+
+def test_it_waits_as_long_as_another_one_could_come(cluster: Cluster, tmp_path: Path) -> None:
+    """And takes nobody's place: when the last of the others is over it is told."""
+    gate = Gate(tmp_path)
+    futures = cluster.spmd(leaves_then_dies, 4, "could come", tmp_path, (1,), {2: gate})
+    eventually(lambda: (tmp_path / "asked-1-True").exists(), "the task, tried again")
+    for rank in (0, 3):
+        assert futures[rank].result(30) == [0, 1, 2, 3]
+    with pytest.raises(TimeoutError):
+        futures[1].result(0.5)
+    gate.open()
+    assert futures[2].result(30) == [0, 1, 2, 3]
+    text, _ = futures[1].result(AT_ONCE_S)
+    assert "has ended" in text
+    with cluster.group("could come", 1, 0, timeout=20) as g:
+        g.barrier()  # the name is free, for a Group of any size
+
+
+def test_all_of_them_are_tried_again_and_form_it_anew(cluster: Cluster, tmp_path: Path) -> None:
+    futures = cluster.spmd(leaves_then_dies, 4, "all again", tmp_path, (0, 1, 2, 3), {})
+    assert [future.result(30) for future in futures] == [[0, 1, 2, 3]] * 4
+    assert len(list(tmp_path.glob("asked-*-True"))) == 4
+
+
+def uses_it_twice(rank: int, folder: Path, gate: Gate) -> Any:
+    """The second member dies between the two uses, and comes first to the second one."""
+    again = (folder / "was").exists()
+    found = []
+    for turn in range(2 - again if rank == 1 else 2):
+        if turn and rank != 1:
+            gate.wait()
+        with hoplite_mp.current().group("twice", 3, rank) as g:
+            if rank == 1 and again:
+                (folder / "waits").touch()
+            found.append(g.allgather((rank, again and rank == 1)))
+        if rank == 1 and not again:
+            (folder / "was").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return found[-1]
+
+
+def test_others_that_use_the_name_again_find_it(cluster: Cluster, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    futures = cluster.spmd(uses_it_twice, 3, tmp_path, gate)
+    eventually(lambda: (tmp_path / "waits").exists(), "the task, tried again")
+    gate.open()
+    second = [(0, False), (1, True), (2, False)]
+    assert [future.result(30) for future in futures] == [second] * 3

@@ -45,8 +45,9 @@ PAGES = [
 ]
 # Commands of the pages that belong to others: pip, ssh and so on.
 OTHERS = {
-    "cd", "chmod", "cp", "docker", "export", "git", "head", "kill", "pip", "pstree", "py-spy",
-    "python", "python3", "rsync", "sbatch", "scp", "srun", "ssh", "sudo", "systemctl", "useradd",
+    "cd", "chmod", "cp", "dask", "docker", "export", "git", "head", "kill", "pip", "pstree",
+    "py-spy", "python", "python3", "rsync", "sbatch", "scp", "srun", "ssh", "sudo", "systemctl",
+    "useradd",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp.cli import parser
+from tests.docs.test_docstrings import PUBLIC
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = (
@@ -56,6 +57,7 @@ def test_what_the_pages_show(site: Path) -> None:
     wanted += [f"Group.{call}{form}" for call in CALLS for form in ("", "_async")]
     wanted += [f"Group.{name}" for name in MESSAGES]
     wanted += [name for name in hoplite_mp.__all__]
+    wanted += [name for name in PUBLIC if name.split(".")[0] in hoplite_mp.__all__]
     there = shown(site)
     assert [name for name in wanted if f"hoplite_mp.{name}" not in there] == []
     assert "hoplite_mp.Group.__init__" not in there

@@ -304,10 +304,12 @@ SOURCES: dict[str, str] = {
     "serial/values.py": "payloads",
     "simulation/checks.py": OWN,
     "supervisor/boot.py": "local: Start",
+    "supervisor/fresh.py": "local: Start",
     "supervisor/main.py": "local: ToSupervisor",
     "transport/rendezvous.py": OWN,
     "worker/checkpoints.py": "payloads",
     "worker/main.py": "payloads; calls",
+    "worker/warming.py": "payloads; calls",
     # Decoders that use none of the calls that the test looks for.
     "node/layouts.py": "layouts",
     "node/lines.py": "lines",

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tests.lan.test_cluster import UpCluster
 
 WORKERS = 0  # of each host's
+# Two on each host are neighbours and far from others at once.
+PER_HOST = [pytest.param(1, marks=pytest.mark.soak), 2]
 
 
 VALUES = """
@@ -36,10 +38,15 @@ VALUES = """
               [(one, r) if rank % 2 and rank < size // 2 * 2 else one
                for r, one in enumerate(drawn)])
     say("all", g.calls == 4 * len(names))
+    for n in (3, 100_000):
+        outs = [np.zeros(n) for _ in range(size)]
+        got = g.allgather(np.full(n, rank + 1.0), out=outs)
+        assert all(one is out and (out == r + 1).all() for r, (one, out) in
+                   enumerate(zip(got, outs, strict=True)))
 """
 
 
-@pytest.mark.parametrize("per_host", [1, 2])
+@pytest.mark.parametrize("per_host", PER_HOST)
 def test_every_value_is_carried_as_itself(cluster: UpCluster, lan: Lan, per_host: int) -> None:
     found = members(cluster, lan, f"values {per_host}", VALUES, per_host)
     assert found == [["all True"]] * SIZE * per_host
@@ -69,7 +76,7 @@ def test_reductions_refuse_on_every_rank(cluster: UpCluster, lan: Lan) -> None:
     assert found == [[found[0][0], "3.0"]] * SIZE
 
 
-@pytest.mark.parametrize("per_host", [1, 2])
+@pytest.mark.parametrize("per_host", PER_HOST)
 def test_refs_inside_stay_held(cluster: UpCluster, lan: Lan, per_host: int) -> None:
     """Their giver has let go, and left, when the others come to read them."""
     program = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.lan import Lan
 from tests.lan.test_cluster import PATIENCE_S, UpCluster
+from tests.lan.test_silence import Driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,6 +143,66 @@ print(type(actor.note(0).exception(30)).__name__)
     assert first.startswith("ActorLostError")
     assert "leave" in first
     assert second == "ActorLostError"
+    assert cluster.joined[1].wait(PATIENCE_S) == 0
+    assert cluster.end() == [0, 0, 0]
+
+
+def test_what_begins_while_a_node_leaves(lan: Lan) -> None:
+    """What is bound to it cannot; an actor of its own driver, or of several nodes, is elsewhere."""
+    cluster = UpCluster(lan, tls=False)
+    program = """
+import pathlib, tempfile, threading
+gate = pathlib.Path(tempfile.mkdtemp()) / "gate"  # hosts share the disk
+class Where:
+    def until(self, path):
+        while not path.exists():
+            time.sleep(0.01)
+    def where(self):
+        return os.uname().nodename
+first = next(n for n in c.nodes if n.host == "h1" and n.workers)
+held = c.options(node=there).actor(Where)
+waits = held.until(gate)
+print("all are there", flush=True)
+input()
+leaving = threading.Thread(target=c.remove_node, args=(there,))
+leaving.start()
+while next(n for n in c.nodes if n == there or n.id == there.id).workers:
+    time.sleep(0.01)
+for make in (
+    lambda: c.options(node=there),
+    lambda: c.options(node=there).actor(Where),
+    lambda: c.options(node=there).submit(abs, -1),
+):
+    try:
+        make()
+    except hoplite_mp.NodeLostError as error:
+        print(error)
+print({either.actor(Where).where().result(30) for _ in range(3)})
+print("leaving", flush=True)
+input()
+gate.touch()
+leaving.join(60)
+"""
+    before = "either = c.options(node=[there, next(n for n in c.nodes if n.host == 'h1')])"
+    on_it = """
+own = c.actor(type("Own", (), {"where": lambda self: os.uname().nodename}))
+print(own.where().result(30), flush=True)
+input()
+own = c.actor(type("Own", (), {"where": lambda self: os.uname().nodename}))
+print(own.where().result(30) in ("h1", "h2"), flush=True)
+"""
+    with Driver(cluster, lan[1], WAIT_FOR_ALL + before + program) as driver:
+        assert driver.hear() == "all are there"
+        with Driver(cluster, lan[2], on_it) as there:
+            assert there.hear() == "h3"
+            driver.say()
+            for _ in range(3):
+                assert re.fullmatch(r"node 'h\d' is leaving the cluster", driver.hear())
+            assert driver.hear() == "{'h1'}"
+            assert driver.hear() == "leaving"
+            there.say()
+            assert there.hear() == "True"
+        driver.say()
     assert cluster.joined[1].wait(PATIENCE_S) == 0
     assert cluster.end() == [0, 0, 0]
 

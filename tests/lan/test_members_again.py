@@ -103,3 +103,46 @@ print(type(futures[3].exception(40)).__name__)
 """,
     )
     assert out.splitlines() == ["0 1 2"] * 3 + ["WorkerLostError"]
+
+
+def test_members_that_come_back_after_they_have_left(cluster: UpCluster) -> None:
+    """One on each host. Two die after they have left, and are tried again: while the third one
+    runs it could come, too, so they wait; when it is over both learn so."""
+    out = cluster.run(
+        cluster.lan[0],
+        WAIT_FOR_ALL
+        + """
+import pathlib, signal, tempfile
+folder = pathlib.Path(tempfile.mkdtemp())
+hosts = sorted((n for n in c.nodes if n.workers), key=lambda node: node.host)
+def member(rank):
+    again = (folder / f"was-{rank}").exists()
+    (folder / f"asks-{rank}-{int(again)}").touch()
+    try:
+        with hoplite_mp.current().group("left", 3, rank) as g:
+            found = g.allgather(rank)
+    except hoplite_mp.PeerLostError as error:
+        return str(error)
+    if rank and not again:
+        (folder / f"was-{rank}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not (folder / "open").exists():
+        time.sleep(0.01)
+    return found
+pools = [c.executor(1, node=node) for node in hosts]
+futures = [pool.submit(member, rank) for rank, pool in enumerate(pools)]
+deadline = time.monotonic() + 20
+while len(list(folder.glob("asks-*-1"))) < 2 and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(sum(future.done() for future in futures))
+(folder / "open").touch()
+print(futures[0].result(20))
+begun = time.monotonic()
+for future in futures[1:]:
+    print("has ended" in future.result(20), time.monotonic() - begun < 10)
+for each in folder.iterdir():
+    each.unlink()
+folder.rmdir()
+""",
+    )
+    assert out.splitlines() == ["0", "[0, 1, 2]", "True True", "True True"]

@@ -48,7 +48,7 @@ def play(rounds: int) -> None:
         with Driver(cluster, lan[0], PROGRAM) as driver:
             for number in range(rounds):
                 assert driver.hear() == "ready"
-                driver.say(("allreduce", "reduce")[number % 2])
+                driver.say(("allreduce", "reduce")[(SEED + number) % 2])
                 assert driver.hear() == "begun"
                 time.sleep(dice.uniform(0.2, 1.2))
                 victim.kill()
@@ -61,7 +61,7 @@ def play(rounds: int) -> None:
 
 
 def test_they_are_made_again_for_both(lan_permitted: None) -> None:
-    play(2)
+    play(1)
 
 
 @pytest.mark.soak

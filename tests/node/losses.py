@@ -59,7 +59,9 @@ class LossSide(Side):
             members=network.members,
             missing=SimpleNamespace(members=self.missing),
         )
-        self.recovering = Recovering(node, lan)  # type: ignore[arg-type]
+        self.rooms: Any = node
+        self.lan: Any = lan
+        self.recovering = lan.recovering = Recovering(node, lan)  # type: ignore[arg-type]
         self.exports.elsewhere = self.kept_at
         self.sweeper.is_guest = self.recovering.is_run_here
         self._imports_freed = self.imports.freed
@@ -101,6 +103,18 @@ class LossSide(Side):
                 self.recovering.heard(peer, message)
             case _:
                 super().take(peer, message)
+
+    def lose_member(self, member: Any) -> None:
+        self.recovering.begin(member)
+        self.delegation.lose_runner(member.home)
+        self.guests.lose_peer(member.home)
+        self.kept.lose_peer(member.home)
+        self.exports.lose_peer(member.home)
+        self.places.lose_node(member.node)
+
+    def gone(self, number: int) -> None:
+        """The manager has said so."""
+        self.recovering.report(number)
 
     def look(self) -> None:
         super().look()
@@ -159,7 +173,7 @@ class LossNetwork(Network):
         for number in range(size):
             home = 1000 + number
             self.homes[home] = number
-            self.members[number] = SimpleNamespace(home=home, node=number)
+            self.members[number] = SimpleNamespace(home=home, node=number, workers=1, stays=True)
             self.planner.step(NodeJoined(home, 0, 2), 0.0)
         self.held_back: list[tuple[int, Any]] | None = None  # words of the manager
         self.no_manager = False  # what it is told is lost
@@ -211,17 +225,12 @@ class LossNetwork(Network):
         del self.homes[side.home]
         member = self.members.pop(side.number)
         for other in self.living:
-            other.recovering.begin(member)
-            other.delegation.lose_runner(side.home)
-            other.guests.lose_peer(side.home)
-            other.kept.lose_peer(side.home)
-            other.exports.lose_peer(side.home)
-            other.places.lose_node(side.number)
+            other.lose_member(member)
 
     def report(self, side: Side) -> None:
         """The manager's word of that death has come to all."""
         for other in self.living:
-            other.recovering.report(side.number)
+            other.gone(side.number)
 
     def pass_time(self) -> None:
         """Every timer that waits is called once."""

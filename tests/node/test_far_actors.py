@@ -5,9 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from hoplite_mp.node.actor_records import Wanted
 from hoplite_mp.node.far_actors import FarActors
 from hoplite_mp.protocol.actors import BindActor
+from tests.node.actor_world import ActorNetwork
 
 HOME, NODE = 1001, 1
 
@@ -41,7 +44,8 @@ class Host:
     def granted(self, hold: Any) -> None:
         raise AssertionError("there is no actor")
 
-    def refused(self, why: str) -> None:
+    def refused(self, why: str, gone: bool) -> None:
+        assert gone
         self.refusals.append(why)
 
 
@@ -57,3 +61,51 @@ def test_a_node_to_which_there_is_no_link_is_gone_at_once() -> None:
     host.far.begin(host, Wanted(1 << 40, b"", "Counter", "", 0, False, False, 0), NODE)
     assert host.refusals == ["node h1 is gone"]
     assert host.far.asking == {}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_call_that_cannot_begin_holds_up_no_other(begun: bool) -> None:
+    """There is no header for it, or no queue: its caller is told, and the next one runs."""
+    network = ActorNetwork(2)
+    caller, home = network.sides
+    setup, made = caller.put("setup")
+    found = home.hold(setup)
+    network.pump()
+    identity = home.begin(setup)
+    pool = home.actor(identity).pool
+    handle = caller.hold(identity)
+    network.pump()
+    calls = caller.bind(handle[0], pool)
+    guests, queue, fails = home.guests, home.guests.queue, [1]
+
+    def fail_once(*args: Any) -> Any:
+        if fails:
+            raise MemoryError(f"no room {fails.pop()}")
+        return queue(pool)
+
+    if begun:
+        guests.queue = fail_once
+    else:
+        new = guests.client.new
+        client = guests.client
+
+        class Client:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(client, name)
+
+            def new(self, *args: Any) -> Any:
+                if fails:
+                    raise MemoryError(f"no room {fails.pop()}")
+                return new(*args)
+
+        guests.client = Client()  # type: ignore[assignment]
+    first, second = (caller.submit(pool=calls, retries=0) for _ in range(2))
+    network.settle()
+    home.answer(home.tasks.next(pool, 0), "ran")
+    network.settle()
+    for oid, wanted in ((first, "no room 1"), (second, "ran")):
+        assert str(caller.value(caller.party.hold(oid))) == wanted
+    assert not guests.rows
+    assert not guests.by_task
+    del made, found, handle
+    network.close()

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.planner.group import TASKS_MAX, Groups
+from hoplite_mp.planner.group import Groups
 from hoplite_mp.planner.group_ends import ENDED_TASKS_MAX, GroupEnds
+from hoplite_mp.planner.group_members import TASKS_MAX
 from hoplite_mp.planner.topology import Topology
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol import reports as r
@@ -18,6 +19,9 @@ from hoplite_mp.protocol.groups import GroupEnd
 
 def task(number: int) -> bytes:
     return number.to_bytes(16, "little")
+
+
+RUN = 0, 1, 1, 0
 
 
 @dataclass
@@ -30,6 +34,8 @@ class World:
     board: int = 0
     shown: dict[int, m.GroupMembers] = field(default_factory=dict)  # by node
     ends: list[GroupEnd] = field(default_factory=list)
+    asked: list[tuple[int, bytes]] = field(default_factory=list)  # (node, task)
+    given_up: list[tuple[int, int]] = field(default_factory=list)  # (slot, rank)
 
     def take(self, sends: list[tuple[int, Any]]) -> Any:
         """The answer to a join, if there is one."""
@@ -42,12 +48,18 @@ class World:
                 self.shown.pop(node, None)
                 if message.end is not None:
                     self.ends.append(message.end)
+            elif isinstance(message, m.GroupTasksAsked):
+                self.asked += [(node, one) for one in message.tasks]
+            elif isinstance(message, m.GroupGivenUp):
+                self.given_up.append((message.client, message.rank))
             else:
                 answer = message
         return answer
 
-    def join(self, who: int, slot: int, rank: int | None = None, size: int = 3) -> Any:
-        about = slot, who % 2, slot, 1, "g", size, rank, 64, task(who) if who else b""
+    def join(
+        self, who: int, slot: int, rank: int | None = None, size: int = 3, tries: int = 0
+    ) -> Any:
+        about = slot, who % 2, slot, 1, "g", size, rank, 64, task(who) if who else b"", 0, (), tries
         return self.take(self.groups.join(m.GroupJoinRequested(*about)))
 
     def leave(self, who: int, slot: int, rank: int) -> None:
@@ -173,7 +185,7 @@ def test_what_happened_while_there_was_no_planner(died: bool) -> None:
 def test_what_is_forgotten() -> None:
     ends = GroupEnds()
     for number in range(ENDED_TASKS_MAX + 1):
-        ends.add(GroupEnd("g", number + 1, (task(number),), (task(number),)))
+        ends.add(GroupEnd("g", number + 1, (task(number),), (task(number),), (RUN,)))
     assert not ends.refusal("g", task(0), ())
     assert ends.refusal("g", task(1), ())
     assert ends.refusal("g", task(ENDED_TASKS_MAX), ())

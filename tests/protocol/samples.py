@@ -19,7 +19,8 @@ REDUCE = m.ExecuteReduce(
     7, 1, (0, 2), (2, 0), WHOLE, "any", "reduce", "sum", 0, (ID, ID), (0, 1), (0,), (ID,)
 )
 GROUP = m.GroupMembers("run-1", 2, 0, 64, (1 << 64) - 2, 1, True, 3, (0,) * 64, WHOLE)
-GROUP_END = GroupEnd("run-1", 2, (b"t" * 16,), (b"t" * 16, b"u" * 16))
+RUNS = ((0, 3, 17, 0), (1, 4, 1, 2))
+GROUP_END = GroupEnd("run-1", 2, (b"t" * 16,), (b"t" * 16, b"u" * 16), RUNS, True)
 
 SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     m.NodeJoined(1 << 63, 1, 8, "h0", ADDRESSES, 1 << 40),
@@ -47,6 +48,7 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     m.GroupJoinRequested(5, 0, 3, 17, "run-1", 4, None, 64),
     m.GroupAdmitted("run-1", 2, 3),
     m.GroupLeft("run-1", 2, 3, 0, 3, 17),
+    m.GroupTasksOver(0, (ID,)),
     m.ActorNameClaimed(5, 0, "ps", ID, True),
     m.ActorNameAsked(5, 0, "ps"),
     m.ActorNameReleased(0, "ps", ID),
@@ -69,6 +71,8 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     m.GroupJoined(5, "run-1", 2, 3, 4, 0, False, True),
     m.GroupRefused(5, "rank 3 is taken"),
     m.GroupClosed("run-1", 2, 0),
+    m.GroupTasksAsked((ID, ID[::-1])),
+    m.GroupGivenUp("run-1", 2, 0, 3, 3, 17, "nobody will come"),
     m.ActorNameHeld(5, "ps", ID),
     r.NodeReturned(0, 1, 3, (MEMBER,), 7, 8, 9),
     r.CopyHeld(1, ID, 64 << 20),

@@ -143,6 +143,7 @@ def test_slots_that_are_kept_whoever_was_in_them() -> None:
 
 
 def test_a_receiver_that_has_it_already_and_serves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its report has crossed with a new plan, by which others get it from there."""
+    """Its report has crossed with a new plan, by which others get it from there. The first of these
+    seeds shows it; the others are there for the day when a change gives seeds another meaning."""
     monkeypatch.setattr(copies.Copies, "_is_here", copies.Copies._say_complete)
-    assert fails("Wrong", range(266, 1500))
+    assert fails("Wrong", range(1089, 3000))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
+import select
+import subprocess
 import sys
 from typing import Any
 
 import pytest
 
 import hoplite_mp
+from hoplite_mp.worker.birth import _end_of
 from tests.tasks.helpers import PATIENCE_S, Program
 
 
@@ -91,3 +94,14 @@ def test_the_start_method_is_that_of_the_program() -> None:
             say(pool.submit(method).result(30))
     """
     assert Program(body).end()[0] == "spawn\n"
+
+
+def test_the_program_has_ended_before_multiprocessing_is_imported() -> None:
+    """Its end can be seen all the same, and the import goes through."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    fd = _end_of(child.pid)
+    try:
+        assert select.select([fd], [], [], 0)[0] == [fd]
+    finally:
+        os.close(fd)

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
+from hoplite_mp.protocol.local import OpenPool, Request
 from tests.tasks.helpers import PATIENCE_S, add
 
 if TYPE_CHECKING:
@@ -190,3 +191,39 @@ def test_iterations(alone: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     while alone._runtime.submitter._waiting:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def pools(c: Cluster) -> list[int]:
+    """Those that have workers, or may have."""
+    return [pool for pool in range(1, 256) if c._runtime.tasks.pool_state(pool)]
+
+
+def closed(c: Cluster, wanted: list[int]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while pools(c) != wanted:
+        assert time.monotonic() < deadline, pools(c)
+        time.sleep(0.01)
+
+
+def test_an_executor_of_which_nobody_hears_is_closed(alone: Cluster) -> None:
+    """Ctrl-C came when the node had opened it, before its answer was read."""
+    channel, wanted = alone._runtime.channel, pools(alone)
+    channel._number += 1
+    ask = OpenPool(1, 0, 0, [], False)
+    channel._sock.send(channel._encoder.encode(Request(channel._number, channel._seen[0], ask)))
+    while pools(alone) == wanted:
+        time.sleep(0.01)
+    alone.nodes  # noqa: B018 -- with the next request the node hears that nobody has it
+    closed(alone, wanted)
+
+
+@pytest.mark.soak
+def test_an_executor_is_closed(alone: Cluster) -> None:
+    at, wanted = 0, pools(alone)
+    while interrupted(lambda: alone.executor(1), at):
+        at += 1
+        gc.collect()
+        alone.nodes  # noqa: B018
+    assert at > 10
+    gc.collect()
+    closed(alone, wanted)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.transport.rendezvous import Meeting, anybody, folders, peer_of, reach
+from hoplite_mp.transport.rendezvous import Meeting, Sole, anybody, folders, peer_of, reach
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -179,3 +181,58 @@ def test_where_no_runtime_directory_is_named(
     assert sock is not None
     sock.close()
     meeting.close()
+
+
+def test_the_sole_one_of_a_host(folder: Path) -> None:
+    """Until it says so, or ends; its file is no node's name."""
+    first = Sole.take("keeper-1")
+    assert first is not None
+    assert Sole.take("keeper-1") is None
+    other = Sole.take("keeper-2")
+    assert other is not None
+    assert not anybody()
+    other.close()
+    first.close()
+    assert not folder.exists()
+    again = Sole.take("keeper-1")
+    assert again is not None
+    again.close()
+
+
+def test_one_that_is_killed_is_it_no_more(folder: Path) -> None:
+    program = (
+        "import os; from hoplite_mp.transport.rendezvous import Sole; "
+        "assert Sole.take('keeper-1'); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == -9
+    assert os.listdir(folder) == ["keeper-1.lock"]
+    mine = Sole.take("keeper-1")
+    assert mine is not None
+    mine.close()
+    assert not folder.exists()
+
+
+def test_of_many_who_try_at_once_one_is_it(folder: Path) -> None:
+    """Also while others close theirs, which removes the file."""
+    held, most = [0], [0]
+    guard = threading.Lock()
+
+    def work() -> None:
+        for _ in range(200):
+            sole = Sole.take("keeper-1")
+            if sole is None:
+                continue
+            with guard:
+                held[0] += 1
+                most[0] = max(most[0], held[0])
+            with guard:
+                held[0] -= 1
+            sole.close()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]

@@ -1,0 +1,68 @@
+"""The options `retry_exceptions=` and `env=`, checked, in the form in which they travel.
+
+It must never know: who makes use of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.protocol.fields import ENV_BYTES_MAX
+
+if TYPE_CHECKING:
+    from hoplite_mp.protocol.birth import Environment
+
+__all__ = ["check_values", "refuse_env"]
+
+
+def check_values(changes: dict[str, Any]) -> None:
+    """Those that are among the changes. TypeError, ValueError."""
+    if "retry_exceptions" in changes:
+        changes["retry_exceptions"] = _exceptions(changes["retry_exceptions"])
+    if "env" in changes:
+        changes["env"] = _environment(changes["env"])
+
+
+def _exceptions(given: Any) -> tuple[type[Exception], ...]:
+    """As `except` takes them: a class, or a tuple or list of classes."""
+    found = given if isinstance(given, (tuple, list)) else () if given is None else (given,)
+    for one in found:
+        if not (isinstance(one, type) and issubclass(one, Exception)):
+            raise TypeError(
+                f"retry_exceptions={given!r}: it must be a class of exceptions (subclasses of "
+                f"Exception), or a tuple of them; {one!r} is none"
+            )
+    return tuple(dict.fromkeys(found))
+
+
+def _environment(given: Any) -> Environment:
+    if given is None:
+        return ()
+    if not isinstance(given, dict):
+        raise TypeError(f"env={given!r}: it must be a dict of names and values, or None")
+    for name, value in given.items():
+        if not isinstance(name, str) or not (value is None or isinstance(value, str)):
+            raise TypeError(
+                f"env has {name!r}: {value!r}; names and values must be texts, a value None "
+                "removes the variable"
+            )
+        if not name or "=" in name or "\0" in name or "\0" in (value or ""):
+            raise ValueError(f"env has {name!r}: no environment can hold that name, or its value")
+    texts = [part for pair in given.items() for part in pair if part is not None]
+    nbytes = sum(len(part.encode(errors="replace")) for part in texts)
+    if nbytes > ENV_BYTES_MAX:
+        raise ValueError(
+            f"env has {nbytes} bytes: at most {ENV_BYTES_MAX} travel to a process that starts; "
+            "put large values into a file, or into initargs"
+        )
+    return tuple(sorted(given.items()))
+
+
+def refuse_env(env: Environment, call: str) -> None:
+    """ValueError: that call uses processes that run already."""
+    if env:
+        raise ValueError(
+            f"env= is for processes of their own, which executor(), actor() and spmd() start; "
+            f"{call}() uses workers that run already: use c.options(env=...).executor(), or "
+            "executor(initializer=)"
+        )

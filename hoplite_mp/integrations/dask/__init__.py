@@ -1,0 +1,201 @@
+"""A Dask cluster whose tasks share objects: a node of this library beside its workers.
+
+    from distributed import Client
+    from hoplite_mp.integrations import dask as hoplite_dask
+
+    client = Client("tcp://scheduler:8786")
+    c = hoplite_dask.init(client)
+    params = hoplite_dask.broadcast(client, np.ones(1_000_000))    # a Dask Future
+    parts = [client.submit(grad, params, i) for i in range(8)]     # grad is given the array
+    total = hoplite_dask.reduce(client, parts, "sum", num=5)       # a Dask Future, too
+    print(total.result(), total.contributors)
+
+Why it exists: Dask moves what tasks need from worker to worker as pickles, one copy for each worker
+process. Here a large array is one copy for each host, read in place by all of its workers, and sums
+are added up on their way through the network.
+
+Inside tasks `hoplite_mp.current()` is the cluster: `put`, `get`, `reduce`, Groups. Its nodes have
+no workers; tasks are Dask's. A ref among a task's arguments stays a ref. While Dask carries a ref,
+the node of who has pickled it holds the object for Config.foreign_hold_s; a ref that a task was
+given, or has returned to a client that has called `init`, holds it itself.
+It must never know: how nodes are started (`beside`), how plugins get where they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import uuid
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from distributed import Future
+
+from hoplite_mp.client.memory import whole
+from hoplite_mp.cluster import Cluster, current
+from hoplite_mp.collectives import operation_name
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.integrations import beside
+from hoplite_mp.integrations.carried import CarriedRef
+from hoplite_mp.integrations.dask.plugins import SchedulerSide, WorkerSide, host_of, place_of
+from hoplite_mp.integrations.dask.reducing import Sources, reduce_sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from distributed import Client
+
+    from hoplite_mp.config import Config
+    from hoplite_mp.integrations.beside import Member
+
+__all__ = ["Reduction", "broadcast", "init", "reduce"]
+
+_members: weakref.WeakKeyDictionary[Client, Member] = weakref.WeakKeyDictionary()
+
+
+def init(
+    client: Client,
+    *,
+    listen: str | None = None,
+    ports: str | None = None,
+    memory: int | str | None = None,
+    tls: bool | None = None,
+    config: Config | None = None,
+) -> Cluster:
+    """Puts a node beside each worker of the client's Dask cluster, now and of those that come
+    later, and returns the Cluster, in which the calling process takes part, too.
+
+    One node serves all workers of a host and user; it stays when workers are restarted, and leaves
+    Config.beside_idle_s after the last of them has gone. The manager, and a node, are in the
+    scheduler's host, and end with the scheduler. Calling it again changes nothing; after the loss
+    of the manager's host or node it begins a new cluster. With an asynchronous client: `await` it.
+
+    Args:
+        listen: "host:port" for the manager, on the scheduler's host. Default: any free port, at
+            the addresses at which the scheduler listens.
+        ports, memory, config: of each node, as of `Cluster`. The first call's count.
+        tls: False sends everything in the clear.
+
+    Raises what a worker, or this process, could not take part for: ManagerLostError, AuthError.
+    This library must be installed where scheduler and workers run.
+    """
+    options = {"listen": listen, "ports": ports, "memory": memory, "tls": tls, "config": config}
+    return client.sync(_init, client, options)  # type: ignore[no-any-return]
+
+
+async def _init(client: Client, options: dict[str, Any]) -> Cluster:
+    await client.register_plugin(SchedulerSide(options))
+    place = await client.run_on_scheduler(place_of)
+    await client.register_plugin(WorkerSide(place))
+    host = host_of(client.scheduler.address)
+    place = place if host is None else place.at(host)
+    member = _members.get(client)
+    if member is None or beside.member_of(place) is not member:
+        member = _members[client] = await asyncio.to_thread(beside.take_part, place)
+    return member.cluster
+
+
+def _cluster_of(client: Client) -> Cluster:
+    """That of `init`; in tasks, whose clients come and go, their worker's."""
+    member = _members.get(client)
+    return current() if member is None else member.cluster
+
+
+def broadcast(client: Client, value: Any) -> Future:
+    """In place of `client.scatter(value, broadcast=True)`: a Dask Future of the value, which all
+    workers of now have at once, and tasks are given as the value itself.
+
+    It travels once to each host, through a tree, and lies there once; arrays in it are read-only.
+    A worker that comes later has it from another one, by Dask's own means, when a task there needs
+    it. StoreFullError: it does not fit a host's store. With an asynchronous client: `await` it.
+    """
+    return client.sync(_broadcast, client, value)
+
+
+async def _broadcast(client: Client, value: Any) -> Future:
+    c = _cluster_of(client)
+    ref = await asyncio.to_thread(c.put, value)
+    await c.broadcast(ref)
+    key = f"broadcast-{uuid.uuid4().hex}"
+    # It is held here until all have answered.
+    answers = await client.run(_have, key, CarriedRef(ref), on_error="return")
+    del ref
+    who_has = [worker for worker, answer in answers.items() if isinstance(answer, int)]
+    if not who_has:
+        for answer in answers.values():
+            raise answer
+        raise ObjectLostError("this Dask cluster has no workers: nobody can have the value")
+    # As Dask's own scatter does when a client hands data to workers itself.
+    await client.scheduler.update_data(
+        who_has={key: who_has}, nbytes={key: answers[who_has[0]]}, client=client.id
+    )
+    future = Future(key, client)
+    client.futures[key].finish(type=type(value))
+    return future
+
+
+async def _have(key: str, carried: CarriedRef, dask_worker: Any) -> int:
+    """In each worker: the value becomes data of Dask's. Returns its size in bytes."""
+    value = await asyncio.to_thread(current().get, carried.ref)
+    answer = dask_worker.update_data({key: value})
+    return int(answer["nbytes"][key])
+
+
+class Reduction(Future):
+    """The Dask Future that `reduce` returns."""
+
+    _which: Future
+
+    @property
+    def contributors(self) -> tuple[int, ...] | None:
+        """Sorted indices into the futures that were given: those went in, each once. None until it
+        is finished, or if it has failed."""
+        if self.status != "finished":
+            return None
+        return self._which.result()  # type: ignore[no-any-return]
+
+
+def reduce(
+    client: Client,
+    futures: Iterable[Future],
+    op: str | Callable[..., Any] = "sum",
+    num: int | None = None,
+) -> Reduction:
+    """Adds up the arrays (or what op says) that Dask Futures stand for, in place of a tree of
+    tasks: a Dask Future of the result, at once. What they stand for may also be numbers, or refs.
+
+    The first `num` to be ready go in (all if None); `.contributors` says which. A source that fails
+    is skipped while num can still be met, else the result is a ReduceError with the cause. What is
+    lost with a worker's host is computed again by Dask, and goes in then.
+
+    ValueError: no futures, num < 1 or > len, unknown op. TypeError: something else than Futures.
+    """
+    sources = list(futures)
+    for one in sources:
+        if not isinstance(one, Future):
+            raise TypeError(f"expected Futures of Dask, not {type(one).__name__}")
+    operation_name(op)
+    if not sources:
+        raise ValueError("reduce of no futures: give at least one")
+    wanted = len(sources) if num is None else whole(num)
+    if wanted is None or not 1 <= wanted <= len(sources):
+        raise ValueError(f"num={num!r}: it must be from 1 to the number of futures, {len(sources)}")
+    # The sources are no dependencies: it begins before they are done, and does not need them all.
+    both = client.submit(
+        reduce_sources, Sources([one.key for one in sources]), op, wanted, pure=False
+    )
+    value = client.submit(operator.getitem, both, 0, pure=False)
+    made = Reduction(value.key, client)
+    made._which = client.submit(operator.getitem, both, 1, pure=False)
+    made.add_done_callback(_Holding(sources))
+    return made
+
+
+class _Holding:
+    """Until the reduction is over its sources are wanted, whether the caller holds them or not."""
+
+    def __init__(self, sources: list[Future]) -> None:
+        self._sources = sources
+
+    def __call__(self, future: Future) -> None:
+        self._sources = []

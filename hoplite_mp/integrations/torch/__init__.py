@@ -1,0 +1,22 @@
+"""torch on a cluster of this library: a process group, and training that survives deaths.
+
+Importing it registers the backend: `dist.init_process_group("hoplite", ...)` works in every process
+that has a cluster, as a member of `Cluster.spmd` or by `Cluster(address=...)`.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch.distributed as dist
+except ImportError as error:
+    raise ImportError(
+        "hoplite_mp.integrations.torch needs torch: pip install 'hoplite-mp[torch]'"
+    ) from error
+
+from hoplite_mp.integrations.torch.data_parallel import DistributedDataParallel
+from hoplite_mp.integrations.torch.process_group import ProcessGroup, create
+
+__all__ = ["DistributedDataParallel", "ProcessGroup"]
+
+if "hoplite" not in dist.Backend.backend_list:
+    dist.Backend.register_backend("hoplite", create, devices=["cpu"])

@@ -1,0 +1,54 @@
+"""The process group of size one that torch's DistributedDataParallel is given here.
+
+Why it exists: torch's world has a fixed size and its DDP makes calls of its own (at its start, for
+buffers), which ranks that join later would miss. With nobody else in its process group it makes
+none that matter; what the ranks tell each other goes another way. One of its calls does matter:
+the sum of which parameters were used, without which ranks would disagree on who has a gradient.
+It must never know: Groups, gradients.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from hoplite_mp.integrations.torch.work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Alone"]
+
+Tensors = list[torch.Tensor]
+
+
+class Alone(dist.ProcessGroup):
+    """Rank 0 of 1. `used` makes the sum of a tensor over all ranks, in place."""
+
+    def __init__(self, used: Callable[[torch.Tensor], Work]) -> None:
+        super().__init__(0, 1)
+        self._used = used
+
+    def getBackendName(self) -> str:
+        return "hoplite_alone"
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        return self._used(tensors[0])
+
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
+        return _done(tensors)
+
+    def barrier(self, opts: Any = None) -> Work:
+        return _done([])
+
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        outputs[0][0].detach().copy_(inputs[0].detach())
+        return _done(outputs[0])
+
+
+def _done(tensors: Tensors) -> Work:
+    work = Work(tensors)
+    work.finish(lambda: None)
+    return work

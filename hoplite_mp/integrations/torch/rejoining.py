@@ -1,0 +1,118 @@
+"""Who takes part in a step, when ranks die and come back: two Groups for one training run.
+
+Why it exists: a newcomer may enter a Group at any call, but a step makes many calls of different
+shapes, so it would enter in the middle of one. The Group that ranks enter (the *meeting*) therefore
+makes one and the same call before each step. Whoever meets there forms a second Group, which
+nobody enters later, and which makes the calls of the steps; it goes on without those that die, and
+is replaced when somebody new was met. A newcomer is handed the state by one who has it.
+It must never know: torch, what the state is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.errors import PeerLostError
+from hoplite_mp.splitting import split_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.group import Group
+
+__all__ = ["Meeting"]
+
+
+class Meeting:
+    """One rank's side. `give` returns the state, `take` puts one into place of this rank's own."""
+
+    def __init__(self, group: Group, give: Callable[[], Any], take: Callable[[Any], None]) -> None:
+        if group.strict:
+            raise ValueError(
+                f"group {group.name!r} was made with strict=True: the calls of its survivors fail"
+            )
+        self.group = group
+        self._give = give
+        self._take = take
+        self._peers: Group | None = None
+        self._ranks: tuple[int, ...] = ()  # of the peers, in `group`
+        self._formed_at: int | None = None  # the call of `group` that formed the peers
+
+    @property
+    def peers(self) -> Group:
+        """Those who take part in the present step."""
+        if self._peers is None:
+            raise PeerLostError(f"group {self.group.name!r}: no peers have met yet")
+        return self._peers
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The ranks that took part in the last call of the peers."""
+        return tuple(self._ranks[place] for place in self.peers.contributors)
+
+    def meet(self) -> None:
+        """What every rank calls before each step, and a newcomer at first.
+
+        Afterwards all `peers` have the same state. PeerLostError: those that had a state have left
+        or died, and this rank has none.
+        """
+        while not self._met():
+            pass
+
+    def _met(self) -> bool:
+        group = self.group
+        said = group.allgather((self._formed_at, group._identity))
+        assert group.calls is not None, "it has just made one"
+        call = group.calls - 1
+        here = {rank: one for rank, one in enumerate(said) if one is not None}
+        if self._formed_at is not None and all(at == self._formed_at for at, _ in here.values()):
+            return True
+        givers = [rank for rank, (at, _) in here.items() if at is not None]
+        if not givers:
+            if call:
+                raise PeerLostError(
+                    f"group {group.name!r}: the ranks that had a state have left or died"
+                )
+            givers = list(here)  # the beginning of all
+        self._form(call, {rank: identity for rank, (_, identity) in here.items()})
+        return self._hand_over(call, givers)
+
+    def _form(self, call: int, members: dict[int, Any]) -> None:
+        old, self._peers = self._peers, None
+        name = split_name(self.group.name, self.group._generation, call, 0)
+        self._peers = self.group._of_peers(name, list(members.items()))
+        self._ranks = tuple(members)
+        if old is not None:
+            old.close()
+
+    def _hand_over(self, call: int, givers: list[int]) -> bool:
+        """Whether one of the givers lived long enough: all see the same."""
+        peers = self.peers
+        for giver in givers:
+            gives = giver == self.group.rank
+            try:
+                state = peers.broadcast(
+                    self._give() if gives else None, root=self._ranks.index(giver)
+                )
+            except PeerLostError:
+                continue
+            if self._formed_at is None and not gives:
+                self._take(state)
+            self._formed_at = call
+            return True
+        return False
+
+    def from_one(self, value: Any) -> Any:
+        """The value of the lowest living one of the peers, on all of them."""
+        peers = self.peers
+        for root in range(peers.size):
+            try:
+                return peers.broadcast(value, root=root)
+            except PeerLostError:
+                continue
+        raise PeerLostError(f"group {self.group.name!r}: nobody is left")
+
+    def close(self) -> None:
+        """This rank leaves the peers; `group` is its maker's."""
+        if self._peers is not None:
+            self._peers.close()

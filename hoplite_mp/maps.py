@@ -1,0 +1,129 @@
+"""map: one function over many arguments, for every executor.
+
+Why it exists: `Cluster`, its views, `c.executor(...)` and `hoplite_mp.Executor` map alike:
+arguments are cut into chunks, each chunk is a task, and results come back in order or as they are
+ready.
+It must never know: pools, options beyond a name, how a task is sent.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp.client.functions import Fixed
+from hoplite_mp.client.kinds import flags_of
+from hoplite_mp.client.mapping import Results, Run, chunks_of
+from hoplite_mp.client.memory import check_timeout
+from hoplite_mp.client.option_checks import refuse_env
+from hoplite_mp.client.progress import length_of, open_bar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hoplite_mp.client.futures import Future
+    from hoplite_mp.client.runtime import Runtime
+
+__all__ = ["MapCalls"]
+
+T = TypeVar("T")
+CHUNKS_PER_WORKER = 16  # of map(chunksize=None): enough to balance, few enough to be cheap
+CHUNK_ITEMS_MAX = 256
+
+
+class MapCalls:
+    """The part of an executor that maps."""
+
+    _runtime: Runtime
+    _pool: int
+    _options: Any
+    _view: Callable[..., Any]
+    submit: Callable[..., Future[Any]]
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int | None = None,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        progress: bool | str = False,
+    ) -> Results[T]:
+        """Applies `fn` to items of the iterables, in the workers.
+
+        As `concurrent.futures.Executor.map` of Python 3.14, on every Python, with more arguments.
+
+        Parameters
+        ----------
+        fn : callable
+            Takes as many arguments as there are iterables.
+        *iterables : iterable
+            Ends with the shortest one.
+        timeout : float, optional
+            Seconds from this call, after which asking for a result raises. Default: no limit.
+        chunksize : int, optional
+            Items that are sent as one task. Default: chosen from the number of items and workers.
+        buffersize : int, optional
+            How many results may be under way before the iterables are read further. Default: all
+            are read at once.
+        ordered : bool, optional
+            False yields results as they come. Default: in the order of the items.
+        progress : bool or str, optional
+            True, or a text to stand before it: a bar of tqdm on stderr or in the notebook, which
+            counts items that are done. It is drawn whenever a result is asked for, and needs the
+            extra `progress`. Default: False.
+
+        Returns
+        -------
+        iterator
+            Over the results, for `for` and `async for`. Closing it cancels what has not begun.
+
+        Raises
+        ------
+        ValueError
+            `chunksize` or `buffersize` is below 1.
+        HopliteTimeoutError
+            From the iterator: a result was not ready in time.
+
+        Examples
+        --------
+        >>> list(c.map(pow, range(5), [2] * 5))
+        [0, 1, 4, 9, 16]
+        >>> sorted(c.map(abs, [-3, -1, -2], ordered=False))
+        [1, 2, 3]
+        """
+        if chunksize is not None and chunksize < 1:
+            raise ValueError(f"chunksize={chunksize!r}: it must be 1 or more")
+        if buffersize is not None and not isinstance(buffersize, int):
+            raise TypeError("buffersize must be an integer or None")
+        if buffersize is not None and buffersize < 1:
+            raise ValueError(f"buffersize={buffersize!r}: it must be 1 or more, or None")
+        refuse_env(self._options.env, "map")
+        check_timeout(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        items: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
+        if buffersize is None:
+            items = list(items)
+            if chunksize is None and not flags_of(fn):  # what awaits is to run beside others
+                chunksize = self._chunksize(len(items))
+        total = length_of(iterables if buffersize else [items])
+        chunksize = chunksize or 1
+        chunked = chunksize > 1
+        # What the function carries along is what it is now, for all items.
+        fixed: Any = Fixed(fn, chunked, self._options.retry_exceptions)
+        if chunked:
+            name = self._options.name or getattr(fn, "__name__", "map")
+            view = self._view(self._options.override({"name": name}))
+            chunks = chunks_of(items, chunksize)
+            futures = ((view.submit(fixed, chunk), len(chunk)) for chunk in chunks)
+            limit = None if buffersize is None else max(1, buffersize // chunksize)
+        else:
+            futures = ((self.submit(fixed, *args), 1) for args in items)
+            limit = buffersize
+        bar = open_bar(progress, total)
+        return Results(Run(futures, limit, deadline, ordered, self, bar), chunked)
+
+    def _chunksize(self, count: int) -> int:
+        workers = self._runtime.pool_sizes.get(self._pool, self._runtime.pool_sizes.get(0, 1))
+        return max(1, min(count // (CHUNKS_PER_WORKER * max(1, workers)), CHUNK_ITEMS_MAX))

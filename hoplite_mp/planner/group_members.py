@@ -1,0 +1,137 @@
+"""One Group as the planner knows it: its members, and what will be remembered of it.
+
+Why it exists: data, and the changes of it that concern one Group alone. `group.py` decides.
+
+This module must never know other groups, nodes that are to be told.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from hoplite_mp.protocol.fields import RANKS_MAX
+from hoplite_mp.protocol.groups import NO_TASK, Founder, GroupEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hoplite_mp.planner.group_returns import Mates
+    from hoplite_mp.protocol.groups import Run
+    from hoplite_mp.protocol.messages import GroupMembers
+
+__all__ = [
+    "NO_REQUEST",
+    "ON_ADMIT",
+    "ON_JOIN",
+    "TASKS_MAX",
+    "Group",
+    "Identity",
+    "Member",
+    "Phase",
+    "Standing",
+]
+
+TASKS_MAX = 2 * RANKS_MAX  # of former members that one group remembers
+NO_REQUEST = -1  # of a member whose join was answered by a planner before this one
+
+
+class Identity(NamedTuple):
+    """One use of one client slot of one node: a process, never mistaken for the next one."""
+
+    node: int
+    client: int
+    generation: int
+
+
+class Standing(enum.Enum):
+    ALIVE = "the others count on it"
+    JOINING = "it waits to be admitted"
+
+
+class Phase(enum.Enum):
+    FORMING = "some rank has never been held"
+    FORMED = "all ranks were held at one time"
+
+
+# What a newcomer is, and what an admission makes of a member. A missing row changes nothing.
+ON_JOIN = {Phase.FORMING: Standing.ALIVE, Phase.FORMED: Standing.JOINING}
+ON_ADMIT = {Standing.JOINING: Standing.ALIVE}
+
+
+@dataclass(slots=True)
+class Member:
+    """Who holds a rank; `request` recognises a doubled call. `mates`: whom it came back to."""
+
+    identity: Identity
+    request: int
+    standing: Standing
+    task: bytes = NO_TASK
+    tries: int = 0
+    mates: Mates = None
+
+    @property
+    def run(self) -> Run:
+        return (*self.identity, self.tries)
+
+
+@dataclass(slots=True)
+class Group:
+    """A group with at least one member. 0 <= rank < size for every rank in `members`."""
+
+    name: str
+    generation: int
+    board: int
+    size: int
+    phase: Phase = Phase.FORMING
+    members: dict[int, Member] = field(default_factory=dict)  # by rank
+    nodes: set[int] = field(default_factory=set)  # where the board is shown, also after leaving
+    shown: GroupMembers | None = None  # what these nodes were told last
+    versions: int = 0  # how often they were told
+    tasks: dict[bytes, Run] = field(default_factory=dict)  # of all who ever were members
+    dead: dict[bytes, None] = field(default_factory=dict)  # of those who died, and came not again
+    left: bool = False  # has anybody left of its own accord?
+    open: bool = False  # was a driver a member?
+    parent: int = 0  # generation of the group that it comes out of
+    founders: tuple[Founder, ...] = ()  # by rank, of such a group
+    come: int = 0  # those who have joined, as bits
+
+    def take(self, rank: int, member: Member) -> None:
+        """A member more."""
+        self.members[rank] = member
+        self.come |= 1 << rank
+        self.open = self.open or not member.task
+        if member.task:
+            self.dead.pop(member.task, None)
+            self.tasks[member.task] = member.run
+            if len(self.tasks) > TASKS_MAX:
+                del self.tasks[next(iter(self.tasks))]
+
+    def lose(self, ranks: Iterable[int]) -> None:
+        """These members have died."""
+        for rank in ranks:
+            self.die(self.members.pop(rank).task)
+
+    def die(self, task: bytes) -> None:
+        """A task of a member that is gone without leaving; it may be tried again."""
+        if task:
+            self.dead[task] = None
+            if len(self.dead) > TASKS_MAX:
+                del self.dead[next(iter(self.dead))]
+
+    @property
+    def end(self) -> GroupEnd | None:
+        """What there is to remember of it; None: nothing."""
+        if not self.tasks:
+            return None
+        tasks, runs = tuple(self.tasks), tuple(self.tasks.values())
+        return GroupEnd(self.name, self.generation, tuple(self.dead), tasks, runs, self.open)
+
+    def mask(self, standing: Standing) -> int:
+        """The ranks of that standing as bits."""
+        return sum(1 << rank for rank, m in self.members.items() if m.standing is standing)
+
+    def free_rank(self) -> int | None:
+        """The lowest free rank."""
+        return next((rank for rank in range(self.size) if rank not in self.members), None)

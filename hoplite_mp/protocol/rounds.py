@@ -1,0 +1,47 @@
+"""What a client and its node say to each other about one call of `Cluster.run`: a round.
+
+    caller ── OpenRound ─►  node     pool of the round, and how many workers it has
+           ── tasks of that pool, one for each worker; BeginRound ─►
+    worker ── TakeRound ─►  node     its task of each round that it has not run yet
+    caller ── ClosePool ─►  node     the end of one that is over
+           ── EndRound ─►   node     what has not begun does not run
+
+It must never know: how either side does what is asked.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+__all__ = ["BeginRound", "EndRound", "OpenRound", "RoundAsk", "TakeRound"]
+
+
+class OpenRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The workers that there are now in the common pool of these nodes (none named: of all) shall
+    each run one task. Reply: (number of a pool for these tasks, how many workers); None if not all
+    nodes have answered within `timeout_s`."""
+
+    nodes: list[int] = []
+    timeout_s: float | None = None
+
+
+class BeginRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """All tasks of the round in that pool are queued. No reply."""
+
+    pool: int
+
+
+class EndRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The caller waits no longer for the round of that pool, which closes. Reply: None, when all
+    nodes know; no worker begins a task of it any more."""
+
+    pool: int
+
+
+class TakeRound(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """This worker is between two tasks. Reply: ids of tasks that it is to claim and to run."""
+
+
+RoundAsk: TypeAlias = OpenRound | BeginRound | EndRound | TakeRound

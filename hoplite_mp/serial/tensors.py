@@ -1,0 +1,123 @@
+"""Tensors of torch: their memory beside the stream, and read where it lies.
+
+Why it exists: pickle alone writes a tensor's elements into the stream. torch has no tensors that
+are read-only, and warns of memory that is; so a tensor that is read from the store has pages of
+its own where it is written to, and the store's everywhere else.
+A tensor that fills its memory travels as that memory, so tensors that share it share it again; one
+that is a part of a larger one travels as a tensor of its own, because the rest is not meant.
+It must never know: the store, when torch was imported. It imports nothing of torch by itself.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp.serial.layout import INBAND_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.serial.code import Reduced
+
+# A mapping of its own costs 3 us, and the kernel allows 65 530 of them in a process.
+PRIVATE_BYTES_MIN = 64 << 10
+
+
+def handler_of(cls: type) -> Callable[[Any, Any], Reduced] | None:
+    """How instances of a class of torch's are reduced; None for others."""
+    torch: Any = sys.modules.get("torch")
+    storage: Any = sys.modules.get("torch.storage")
+    if torch is None or storage is None or not hasattr(torch, "Tensor"):  # or it is being imported
+        return None
+    if issubclass(cls, torch.Tensor):
+        return _reduce_tensor
+    if issubclass(cls, storage.TypedStorage):
+        return _reduce_typed
+    return _reduce_storage if issubclass(cls, torch.UntypedStorage) else None
+
+
+def _reduce_tensor(pickler: Any, tensor: Any) -> Reduced:
+    torch: Any = sys.modules["torch"]
+    plain = type(tensor) is torch.Tensor and not tensor.__dict__ and not tensor._backward_hooks
+    if not plain or not _is_in_memory(tensor):
+        return NotImplemented  # torch's own way leads to a tensor, or to its storage
+    requires_grad = tensor.requires_grad
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+    return load_tensor, (tensor.untyped_storage(), tensor.dtype, *place, requires_grad)
+
+
+def _is_in_memory(tensor: Any) -> bool:
+    strided = tensor.layout is sys.modules["torch"].strided
+    in_memory = strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    return bool(in_memory and not any(getattr(tensor, "names", ())))
+
+
+def _reduce_typed(pickler: Any, typed: Any) -> Reduced:
+    if typed._untyped_storage.device.type != "cpu":
+        return NotImplemented
+    return load_typed, (typed._untyped_storage, typed.dtype)
+
+
+def _reduce_storage(pickler: Any, storage: Any) -> Reduced:
+    torch: Any = sys.modules["torch"]
+    if storage.device.type != "cpu":
+        return NotImplemented
+    elements = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    if elements.nbytes <= INBAND_BYTES_MAX:
+        return load_storage, (elements.tobytes(),)
+    return load_storage, (pickle.PickleBuffer(elements),)
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def load_tensor(
+    storage: Any, dtype: Any, offset: int, shape: Any, stride: Any, requires_grad: bool
+) -> Any:
+    """Named in streams: a tensor over memory."""
+    import torch
+
+    tensor: Any = torch.empty(0, dtype=dtype)
+    tensor.set_(storage, offset, shape, stride)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def load_typed(storage: Any, dtype: Any) -> Any:
+    """Named in streams: memory of elements of one dtype."""
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def load_storage(data: Any) -> Any:
+    """Named in streams: memory of torch's over `data`, writable in any case."""
+    import torch
+
+    nbytes = len(data)
+    if not nbytes:
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(_writable(data), dtype=torch.uint8).untyped_storage()
+
+
+def _writable(data: Any) -> Any:
+    if isinstance(data, bytes):
+        return bytearray(data)
+    view = memoryview(data)
+    if not view.readonly:
+        return data
+    # What exports memory of the store can map it again, for this process alone.
+    private = getattr(view.obj, "private", None)
+    if private is not None and view.nbytes >= PRIVATE_BYTES_MIN:
+        found = private(view)
+        if found is not None:
+            return found
+    copy = np.empty(view.nbytes, np.uint8)
+    copy[:] = np.frombuffer(view, np.uint8)
+    return copy

@@ -1,0 +1,129 @@
+"""A worker that is no fork of the template, because its environment is its own.
+
+Why it exists: most of what reads the environment does so once, when it is imported or loaded:
+OpenBLAS its number of threads, numpy its CPU features, CUDA its devices, the C library its
+allocator. The template has imported numpy already, so a process with `options(env=)` executes the
+interpreter anew, with that environment. That takes as long as importing numpy does (0.15 s).
+It must never know: what a worker does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from hoplite_mp.protocol.birth import Birth
+from hoplite_mp.supervisor.blas import BLAS_VARIABLES
+from hoplite_mp.supervisor.processes import leave
+
+if TYPE_CHECKING:
+    from hoplite_mp.protocol.birth import Environment
+    from hoplite_mp.protocol.local import Spawn, Start
+
+__all__ = ["become_fresh", "begin", "environment_of"]
+
+WORKER_MAIN = ("hoplite_mp.worker.main", "main")
+PR_SET_NAME = 15
+EVERY_BLAS = "OMP_NUM_THREADS"  # which each BLAS follows that is not told otherwise
+
+
+class _Arguments(msgspec.Struct, frozen=True, array_like=True):
+    """Of the worker's entry point, in its order."""
+
+    control_fd: int
+    store_fd: int
+    event_fd: int
+    rpc_fd: int
+    slot: int
+    pool: int
+    max_tasks: int
+    setup: int
+    audience: int
+    label: str
+    config: dict[str, Any]
+    birth: Birth
+    inherited: list[int]
+
+
+def environment_of(
+    here: dict[str, str], threads: dict[str, str], changes: Environment
+) -> dict[str, str]:
+    """The template's environment with a worker's share of the cores, then the changes. One that
+    names OMP_NUM_THREADS is meant for every BLAS that it does not name."""
+    found = {**here, **threads}
+    named = dict(changes)
+    if EVERY_BLAS in named:
+        changes = (*((name, named[EVERY_BLAS]) for name in BLAS_VARIABLES), *changes)
+    for name, value in changes:
+        if value is None:
+            found.pop(name, None)
+        else:
+            found[name] = value
+    return found
+
+
+def become_fresh(
+    start: Start, ask: Spawn, rpc_fd: int, inherited: list[int], threads: dict[str, str]
+) -> NoReturn:
+    """In the forked child, which this ends."""
+    arguments = _Arguments(
+        start.control_fd,
+        start.store_fd,
+        start.event_fd,
+        rpc_fd,
+        ask.slot,
+        ask.pool,
+        ask.max_tasks,
+        ask.setup,
+        ask.audience,
+        f"worker {ask.slot}@h",
+        start.config,
+        start.birth,
+        inherited,
+    )
+    listed = json.dumps(sys.path).encode()
+    info = os.memfd_create("hoplite_mp start", 0)  # without O_CLOEXEC
+    os.write(info, len(listed).to_bytes(8, "little") + listed + msgspec.msgpack.encode(arguments))
+    os.lseek(info, 0, os.SEEK_SET)
+    for fd in (start.control_fd, start.store_fd, start.event_fd, rpc_fd, *inherited):
+        os.set_inheritable(fd, True)
+    boot = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot.py")
+    warnings = [f"-W{option}" for option in sys.warnoptions]
+    os.execve(
+        sys.executable,
+        [sys.executable, *warnings, boot, str(info), "worker"],
+        environment_of(dict(os.environ), threads, ask.env),
+    )
+
+
+def begin(body: bytes) -> None:
+    """In the new interpreter."""
+    arguments = msgspec.msgpack.decode(body, type=_Arguments)
+    for fd in (arguments.control_fd, arguments.store_fd, arguments.event_fd, arguments.rpc_fd):
+        os.set_inheritable(fd, False)
+    for fd in arguments.inherited:
+        os.set_inheritable(fd, False)
+    ctypes.CDLL(None).prctl(PR_SET_NAME, b"hoplite worker", 0, 0, 0)
+    for stream in (sys.stdout, sys.stderr):  # lines are shown as they come
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    gc.enable()
+    code = 1
+    try:
+        module, main_of = WORKER_MAIN
+        entry = getattr(importlib.import_module(module), main_of)
+        code = entry(*msgspec.structs.astuple(arguments))
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        leave(code or 0)

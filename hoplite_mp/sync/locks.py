@@ -1,0 +1,204 @@
+"""Lock, Semaphore and Event between all processes of a cluster.
+
+Why it exists: see the package.
+It must never know: who holds what, who goes next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.client.memory import whole
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.sync import serving
+from hoplite_mp.sync.handles import Handle, waits
+from hoplite_mp.sync.steps import Read, Until, run, run_async
+from hoplite_mp.sync.waiting import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from hoplite_mp.client.futures import Future
+
+__all__ = ["Event", "Lock", "Semaphore"]
+
+
+class _Acquired(Handle):
+    """What can be acquired and released."""
+
+    __slots__ = ()
+
+    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
+        """Waits for it, for `timeout` seconds or for ever; without `block` it does not wait.
+        Returns whether this process has it now."""
+        return run(self._acquiring(block, timeout))
+
+    async def acquire_async(self, block: bool = True, timeout: float | None = None) -> bool:
+        """As `acquire`, without blocking the event loop. A cancelled one holds nothing."""
+        return await run_async(self._acquiring(block, timeout))
+
+    def _acquiring(
+        self, block: bool, timeout: float | None
+    ) -> Generator[Future[Any] | Until | Read, Any, bool]:
+        may_wait, deadline = waits(block, timeout)
+        ticket = self._ticket()
+        try:
+            code, promised = yield self._call("acquire", ticket, may_wait)
+            answer: Answer | None = Answer(code)
+            if answer is Answer.WAIT:
+                answer = yield from self._until(promised, deadline)
+                if answer is None:
+                    answer = Answer((yield self._call("stop_waiting", ticket, True)))
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C, or a cancelled await: the caller does not have it
+            with contextlib.suppress(HopliteError):
+                self._call("stop_waiting", ticket, False)
+            raise
+        return answer is Answer.DONE
+
+    def release(self) -> None:
+        """Gives it back; whoever has waited longest gets it."""
+        self._check(self._call("release", self._process()).result())
+
+    async def release_async(self) -> None:
+        """As `release`, without blocking the event loop."""
+        self._check(await self._call("release", self._process()))
+
+    def _check(self, released: bool) -> None:
+        if not released:
+            raise ValueError("lock released too many times: nobody holds it")
+
+    def locked(self) -> bool:
+        """Would `acquire` wait now?"""
+        return not self._call("value").result()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()
+
+    async def __aenter__(self) -> None:
+        await self.acquire_async()
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.release_async()
+
+
+class Lock(_Acquired):
+    """A lock between processes of all hosts; `with lock:` and `async with lock:`.
+
+    As `multiprocessing.Lock` it is not recursive, and any process may release it (ValueError: it is
+    not held). It belongs to the process that has acquired it, not to a thread or a task: when that
+    process dies, or its host, whoever has waited longest gets it. What it protects may then be half
+    changed. Those who wait get it in the order in which they came.
+
+    name, node, detached, and how handles travel: as of `Queue`.
+
+    >>> with hoplite_mp.Cluster(workers=2) as c:
+    ...     lock = hoplite_mp.Lock()
+    ...     def append(lock, line):
+    ...         with lock, open("log.txt", "a") as log:
+    ...             log.write(line)
+    ...     _ = c.wait([c.submit(append, lock, "a line") for _ in range(2)])
+    """
+
+    __slots__ = ()
+
+    _served = serving.Lock
+
+    def __init__(
+        self, *, name: str | None = None, node: Any = None, detached: bool = False
+    ) -> None:
+        self._make((), name, node, detached)
+
+
+class Semaphore(_Acquired):
+    """So many permits for processes of all hosts; `with semaphore:` and `async with semaphore:`.
+
+    value: permits at the beginning, 0 or more. As of `multiprocessing.Semaphore`, `release` may be
+    called by anyone, also more often than `acquire`: then there are more permits. It gives back a
+    permit of its own process; if that has none, one of the process that has held one longest; if
+    nobody holds any, a new one. When a process dies, or its host, the permits that it holds go to
+    those who have waited longest.
+
+    name, node, detached, and how handles travel: as of `Queue`.
+    """
+
+    __slots__ = ()
+
+    _served = serving.Semaphore
+
+    def __init__(
+        self, value: int = 1, *, name: str | None = None, node: Any = None, detached: bool = False
+    ) -> None:
+        permits = whole(value)
+        if permits is None:
+            raise TypeError(f"value={value!r}: it must be a whole number")
+        if permits < 0:
+            raise ValueError(f"value={value!r}: a semaphore has 0 permits or more")
+        self._make((permits,), name, node, detached)
+
+    def get_value(self) -> int:
+        """How many permits are free now."""
+        return int(self._call("value").result())
+
+
+class Event(Handle):
+    """A flag for which processes of all hosts can wait; it is not set at first.
+
+    name, node, detached, and how handles travel: as of `Queue`.
+
+    >>> with hoplite_mp.Cluster(workers=2) as c:
+    ...     ready = hoplite_mp.Event()
+    ...     answer = c.submit(ready.wait, 60)
+    ...     ready.set()
+    ...     print(answer.result())
+    True
+    """
+
+    __slots__ = ()
+
+    _served = serving.Event
+
+    def __init__(
+        self, *, name: str | None = None, node: Any = None, detached: bool = False
+    ) -> None:
+        self._make((), name, node, detached)
+
+    def set(self) -> None:
+        """Sets it: all who wait go on, and `wait` returns at once from now on."""
+        self._call("set").result()
+
+    async def set_async(self) -> None:
+        """As `set`, without blocking the event loop."""
+        await self._call("set")
+
+    def clear(self) -> None:
+        """`wait` waits from now on."""
+        self._call("clear").result()
+
+    async def clear_async(self) -> None:
+        """As `clear`, without blocking the event loop."""
+        await self._call("clear")
+
+    def is_set(self) -> bool:
+        """Is it set now?"""
+        return bool(self._call("is_set").result())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until it is set, or for `timeout` seconds. Returns whether it is set."""
+        return run(self._waiting(timeout))
+
+    async def wait_async(self, timeout: float | None = None) -> bool:
+        """As `wait`, without blocking the event loop."""
+        return await run_async(self._waiting(timeout))
+
+    def _waiting(self, timeout: float | None) -> Generator[Future[Any] | Until | Read, Any, bool]:
+        may_wait, deadline = waits(True, timeout)
+        code, promised = yield self._call("wait", may_wait)
+        if code == Answer.WAIT:
+            return (yield from self._until(promised, deadline)) is not None
+        return bool(code == Answer.DONE)

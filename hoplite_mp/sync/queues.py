@@ -1,0 +1,273 @@
+"""Queue: first in, first out, between all processes of a cluster.
+
+Why it exists: see the package. Items are opaque to the actor: small ones are bytes that travel with
+the calls, larger ones are objects of the store, of which the queue holds a ref.
+It must never know: who waits, and for what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from hoplite_mp import errors, serial
+from hoplite_mp.client.memory import whole
+from hoplite_mp.errors import ClosedError, HopliteError
+from hoplite_mp.ref import ObjectRef, by_ref
+from hoplite_mp.sync import serving
+from hoplite_mp.sync.handles import Handle, waits
+from hoplite_mp.sync.steps import Read, Until, run, run_async
+from hoplite_mp.sync.waiting import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from hoplite_mp.client.futures import Future
+
+__all__ = ["Queue", "ShutDown"]
+
+T = TypeVar("T")
+
+
+class ShutDown(ClosedError, getattr(queue, "ShutDown", Exception)):  # type: ignore[misc]
+    """The queue was shut down; from Python 3.13 on it is a `queue.ShutDown`, too."""
+
+
+_ShutDown = ShutDown
+
+
+class Queue(Handle, Generic[T]):
+    """A queue between processes of all hosts, first in, first out.
+
+    `Queue()` makes an actor on the current cluster (`hoplite_mp.current()`); the handle is passed
+    to tasks, actors and other drivers as any argument, and the queue ends with its last handle.
+    The methods block, as those of `queue.Queue`; each that may wait has a form for event loops,
+    `get_async` and so on, which is a coroutine function. The errors are `queue.Empty` and
+    `queue.Full` of the standard library.
+
+    maxsize: items that it holds at most; 0: any number. name: `Queue(name="jobs")` is the same
+    queue in every process of the cluster; the first one makes it, with its arguments. node: where
+    its actor runs, a Node or a node id; None: this host. detached: it lives without handles, until
+    `Actor.close(q.actor)`. copy: what this handle, and copies of it, get from the queue is
+    writable; else it is read-only, and not copied.
+
+    `put` returns when the item is in the queue: it stays there if the process that has put it dies.
+    An item of more than `Config.queue_item_bytes_max` stays on the host of who has put it until it
+    is asked for, so it is lost with that host, and `get` raises ObjectLostError. A process that
+    dies while it waits in `get` takes nothing along. When the actor's process or host dies, all
+    that the queue held is lost, and every call raises ActorLostError.
+
+    >>> with hoplite_mp.Cluster(workers=2) as c:
+    ...     jobs = hoplite_mp.Queue(maxsize=100)
+    ...     def produce(jobs):
+    ...         for n in range(3):
+    ...             jobs.put(np.full(4, n))
+    ...     done = c.submit(produce, jobs)
+    ...     print([int(jobs.get().sum()) for _ in range(3)])
+    [0, 4, 8]
+    """
+
+    __slots__ = ("_copy",)
+
+    _served = serving.Queue
+    ShutDown = _ShutDown
+    _copy: bool
+
+    def __init__(
+        self,
+        maxsize: int = 0,
+        *,
+        name: str | None = None,
+        node: Any = None,
+        detached: bool = False,
+        copy: bool = False,
+    ) -> None:
+        size = whole(maxsize)
+        if size is None:
+            raise TypeError(f"maxsize={maxsize!r}: it must be a whole number")
+        self._copy = bool(copy)
+        self._make((max(size, 0),), name, node, detached)
+
+    def _extras(self) -> tuple[Any, ...]:
+        return (self._copy,)
+
+    def _take_extras(self, copy: bool = False) -> None:
+        self._copy = copy
+
+    # -- put -----------------------------------------------------------------------------------
+
+    def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
+        """Adds the item at the end. While the queue is full it waits, for `timeout` seconds or for
+        ever; without `block` it does not. `queue.Full`: there was no room. `Queue.ShutDown`."""
+        run(self._putting(item, block, timeout))
+
+    def put_nowait(self, item: T) -> None:
+        """`put(item, block=False)`."""
+        run(self._putting(item, False, None))
+
+    async def put_async(self, item: T, block: bool = True, timeout: float | None = None) -> None:
+        """As `put`, without blocking the event loop while it waits. A cancelled one that was still
+        waiting has put nothing."""
+        await run_async(self._putting(item, block, timeout))
+
+    def _packed(self, item: Any) -> Any:
+        """Bytes, or the ref of an object in the store."""
+        memory = self._runtime.memory
+        memory.check()
+        most = memory.config.queue_item_bytes_max
+        if type(item) is np.ndarray and item.nbytes > most:
+            return memory.put(item)  # perhaps it lies there already
+        encoded = serial.encode(item, memory.keep)
+        if encoded.refs or encoded.nbytes > most:
+            return memory.put_encoded(encoded)
+        return encoded.tobytes()
+
+    def _putting(
+        self, item: Any, block: bool, timeout: float | None
+    ) -> Generator[Future[Any] | Until | Read, Any, None]:
+        may_wait, deadline = waits(block, timeout)
+        packed = by_ref(self._packed(item))
+        ticket = self._ticket()
+        try:
+            code, promised = yield self._call("put", ticket, packed, may_wait)
+            answer: Answer | None = Answer(code)
+            if answer is Answer.WAIT:
+                answer = yield from self._until(promised, deadline)
+                if answer is None:
+                    answer = Answer((yield self._call("stop_putting", ticket)))
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C, or a cancelled await: it is not to be put any more
+            self._say("stop_putting", ticket)
+            raise
+        if answer is Answer.ENDED:
+            raise _ShutDown(f"{self!r} was shut down: nothing can be put")
+        if answer is Answer.REFUSED:
+            raise queue.Full
+
+    # -- get -----------------------------------------------------------------------------------
+
+    def get(self, block: bool = True, timeout: float | None = None) -> T:
+        """Takes the oldest item. While there is none it waits, for `timeout` seconds or for ever;
+        without `block` it does not. `queue.Empty`: there was none. `Queue.ShutDown`."""
+        return run(self._getting(block, timeout))
+
+    def get_nowait(self) -> T:
+        """`get(block=False)`."""
+        return run(self._getting(False, None))
+
+    async def get_async(self, block: bool = True, timeout: float | None = None) -> T:
+        """As `get`, without blocking the event loop while it waits. A cancelled one has taken
+        nothing."""
+        return await run_async(self._getting(block, timeout))
+
+    def _getting(
+        self, block: bool, timeout: float | None
+    ) -> Generator[Future[Any] | Until | Read, Any, T]:
+        may_wait, deadline = waits(block, timeout)
+        ticket = self._ticket()
+        asked: Future[Any] | None = None
+        try:
+            while True:
+                asked = self._call("take", ticket, may_wait)
+                code, found = yield asked
+                asked = None
+                if code != Answer.WAIT:
+                    break
+                # At the deadline one last look, which does not wait.
+                may_wait = (yield from self._until(found, deadline)) is not None
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C, or a cancelled await
+            self._say("stop_taking", ticket)
+            if asked is not None:
+                asked.add_done_callback(self._give_back)
+            raise
+        if code == Answer.ENDED:
+            raise _ShutDown(f"{self!r} was shut down, and has no items left")
+        if code == Answer.REFUSED:
+            raise queue.Empty
+        value: Any = found[1]
+        if isinstance(value, ObjectRef):
+            value = yield Read(self._runtime, value, self._copy)
+        else:
+            make_ref = self._runtime.memory.make_ref
+            value = serial.decode(memoryview(value), make_ref=make_ref, writable=self._copy)
+        return value  # type: ignore[no-any-return]
+
+    def _give_back(self, asked: Any) -> None:
+        """The answer to somebody who does not wait for it any more."""
+        with contextlib.suppress(Exception):  # it was not an item
+            code, found = asked.result(0)
+            if code == Answer.DONE:
+                self._say("give_back", self._process(), found[0], by_ref(found[1]))
+
+    def _say(self, method: str, *args: Any) -> None:
+        """A call whose result nobody waits for."""
+        with contextlib.suppress(HopliteError):
+            self._call(method, *args)
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def qsize(self) -> int:
+        """How many items there are now."""
+        return int(self._call("sizes").result()[0])
+
+    def empty(self) -> bool:
+        """Are there none now?"""
+        return self.qsize() == 0
+
+    def full(self) -> bool:
+        """Is there no room now?"""
+        items, most = self._call("sizes").result()
+        return bool(0 < most <= items)
+
+    @property
+    def maxsize(self) -> int:
+        """Items that it holds at most; 0: any number."""
+        return int(self._call("sizes").result()[1])
+
+    # -- the end of work -----------------------------------------------------------------------
+
+    def task_done(self) -> None:
+        """One item that was taken has been worked on. ValueError: called too often."""
+        _check_finished(self._call("finish_one", self._process()).result())
+
+    async def task_done_async(self) -> None:
+        """As `task_done`."""
+        _check_finished(await self._call("finish_one", self._process()))
+
+    def join(self) -> None:
+        """Waits until `task_done` was called for every item. WorkerLostError: all that are missing
+        were taken by processes that have died."""
+        run(self._joining())
+
+    async def join_async(self) -> None:
+        """As `join`, without blocking the event loop."""
+        await run_async(self._joining())
+
+    def _joining(self) -> Generator[Future[Any] | Until | Read, Any, None]:
+        while True:
+            code, found = yield self._call("join")
+            if code == Answer.DONE:
+                return
+            if code == Answer.REFUSED:
+                raise errors.WorkerLostError(
+                    f"{found} item{'s' if found != 1 else ''} of {self!r} will never be done: the "
+                    "processes that had taken them have died before task_done()"
+                )
+            yield from self._until(found, waits(True, None)[1])
+
+    def shutdown(self, immediate: bool = False) -> None:
+        """Nothing can be put any more, and when it is empty nothing can be got: whoever tries, and
+        whoever waits, gets `Queue.ShutDown`. immediate: what it holds is dropped. As that of
+        `queue.Queue` in Python 3.13, in every version."""
+        self._call("end", bool(immediate)).result()
+
+
+def _check_finished(there_was_one: bool) -> None:
+    if not there_was_one:
+        raise ValueError("task_done() called too many times")

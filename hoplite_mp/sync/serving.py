@@ -1,0 +1,238 @@
+"""The objects in the actors' processes: one for each queue, lock, semaphore, event.
+
+Why it exists: a table (`waiting`) decides; here are the promises of those who wait, and the lives
+of those who have called (`client/promises.py`): when a process dies, or its host, its life fails,
+and its locks are released, and it is taken off the lists. Deaths are seen by other threads than the
+one that runs calls, so one lock stands before the table, and a thread that finds it taken leaves
+the death to the thread that has it.
+It must never know: handles, what an item is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.client.announcing import watch
+from hoplite_mp.client.promises import keep, promise
+from hoplite_mp.client.runtime import current_runtime
+from hoplite_mp.errors import ObjectLostError, PeerLostError
+from hoplite_mp.sync.waiting import Answer, Item, Permits, QueueTable
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp.sync.waiting import Ticket
+
+__all__ = ["Event", "Lock", "Queue", "Reply", "Semaphore"]
+
+# What a call is answered: an Answer as a number, and an item, or a promise for those who wait.
+Reply = tuple[int, Any]
+_JOINED = "joined"
+
+
+class Served:
+    """What all of them do."""
+
+    def __init__(self, table: Any = None) -> None:
+        self._table = table
+        self._runtime = current_runtime()
+        self._promises: dict[Hashable, ObjectRef[Any]] = {}  # by ticket; made for all: by a text
+        self._lives: dict[bytes, ObjectRef[Any]] = {}  # of processes that have called
+        self._lock = threading.Lock()
+        self._deaths: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def enter(self, process: bytes, life: ObjectRef[Any]) -> None:
+        """The first call of each process: its death is to be learned."""
+        if process in self._lives:
+            return
+        self._lives[process] = life
+        try:
+            if life._hold is None:
+                raise ObjectLostError("it has died meanwhile")
+            oid = self._runtime.memory.local_id(life)
+            watch(self._runtime.submitter, oid, functools.partial(self._tell, process, oid))
+        except ObjectLostError:
+            self._deaths.put(process)
+            self._look()
+
+    def ping(self) -> None:
+        """Raises what every call raises, if the actor has ended."""
+
+    def waiters(self) -> int:
+        """How many wait; all of an event's, and all who join a queue, count as one."""
+        return len(self._promises)
+
+    @contextlib.contextmanager
+    def _alone(self, process: bytes | None = None) -> Iterator[Any]:
+        """The table, for a call of that process."""
+        with self._lock:
+            if process is not None and process not in self._lives:
+                raise PeerLostError(
+                    "this process was taken for dead, because its host was not heard of: what it "
+                    "held here has been released"
+                )
+            yield self._table
+            self._wake()
+        self._look()
+
+    def _wait(self, key: Hashable) -> Reply:
+        promised = self._promises.get(key)
+        if promised is None:
+            promised = self._promises[key] = promise(self._runtime)
+        return int(Answer.WAIT), promised
+
+    def _keep(self, key: Hashable, answer: Answer) -> None:
+        promised = self._promises.pop(key, None)
+        if promised is not None:
+            keep(self._runtime, promised, int(answer))
+
+    def _wake(self) -> None:
+        """Those who go on because of what has just happened."""
+        woken, self._table.woken = self._table.woken, []
+        for ticket, answer in woken:
+            self._keep(ticket, answer)
+
+    # -- deaths --------------------------------------------------------------------------------
+
+    def _tell(self, process: bytes, oid: int) -> None:
+        """In any thread, perhaps inside a call."""
+        if self._runtime.tasks.done(oid):  # else this cluster has ended
+            self._deaths.put(process)
+            self._look()
+
+    def _look(self) -> None:
+        """Whoever has the lock comes here when he has left it, so none is overlooked."""
+        while not self._deaths.empty() and self._lock.acquire(blocking=False):
+            try:
+                with contextlib.suppress(queue.Empty):
+                    self._bury(self._deaths.get_nowait())
+            finally:
+                self._lock.release()
+
+    def _bury(self, process: bytes) -> None:
+        if self._lives.pop(process, None) is None:
+            return
+        self._table.died(process)
+        self._wake()
+        for key in [one for one in self._promises if one[0] == process]:  # type: ignore[index]
+            self._keep(key, Answer.REFUSED)
+
+
+class Queue(Served):
+    """That of one queue."""
+
+    def __init__(self, size_max: int) -> None:
+        super().__init__(QueueTable(size_max))
+        self.size_max = size_max
+
+    def put(self, ticket: Ticket, value: Any, waits: bool) -> Reply:
+        with self._alone(ticket[0]) as table:
+            answer = table.put(ticket, value, waits)
+            return self._wait(ticket) if answer is Answer.WAIT else (int(answer), None)
+
+    def stop_putting(self, ticket: Ticket) -> int:
+        with self._alone(ticket[0]) as table:
+            answer = table.stop_putting(ticket)
+            self._keep(ticket, answer)
+            return int(answer)
+
+    def take(self, ticket: Ticket, waits: bool) -> Reply:
+        with self._alone(ticket[0]) as table:
+            found = table.take(ticket, waits)
+            if isinstance(found, Item):
+                return int(Answer.DONE), tuple(found)
+            if found is Answer.WAIT:
+                return self._wait(ticket)
+            self._keep(ticket, found)
+            return int(found), None
+
+    def stop_taking(self, ticket: Ticket) -> None:
+        with self._alone(ticket[0]) as table:
+            table.stop_taking(ticket)
+            self._keep(ticket, Answer.REFUSED)
+
+    def give_back(self, process: bytes, number: int, value: Any) -> None:
+        with self._alone(process) as table:
+            table.give_back(process, Item(number, value))
+
+    def finish_one(self, process: bytes) -> bool:
+        with self._alone(process) as table:
+            return bool(table.finish_one(process))
+
+    def join(self) -> Reply:
+        with self._alone() as table:
+            answer = table.join()
+            return self._wait(_JOINED) if answer is Answer.WAIT else (int(answer), table.lost)
+
+    def end(self, at_once: bool) -> None:
+        with self._alone() as table:
+            table.end(at_once)
+
+    def sizes(self) -> tuple[int, int]:
+        """Items that are there, and at most."""
+        return len(self._table.items), self.size_max
+
+    def _wake(self) -> None:
+        super()._wake()
+        if _JOINED in self._promises and (answer := self._table.join()) is not Answer.WAIT:
+            self._keep(_JOINED, answer)
+
+
+class Semaphore(Served):
+    """That of one semaphore."""
+
+    def __init__(self, value: int, bounded: bool = False) -> None:
+        super().__init__(Permits(value, bounded))
+
+    def acquire(self, ticket: Ticket, waits: bool) -> Reply:
+        with self._alone(ticket[0]) as table:
+            answer = table.acquire(ticket, waits)
+            return self._wait(ticket) if answer is Answer.WAIT else (int(answer), None)
+
+    def stop_waiting(self, ticket: Ticket, keep: bool) -> int:
+        with self._alone(ticket[0]) as table:
+            answer = table.stop_waiting(ticket, keep)
+            self._keep(ticket, answer)
+            return int(answer)
+
+    def release(self, process: bytes) -> bool:
+        with self._alone(process) as table:
+            return bool(table.release(process))
+
+    def value(self) -> int:
+        return int(self._table.free)
+
+
+class Lock(Semaphore):
+    """That of one lock."""
+
+    def __init__(self) -> None:
+        super().__init__(1, True)
+
+
+class Event(Served):
+    """That of one event. Those who wait share one promise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+        self._keep("set", Answer.DONE)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, waits: bool) -> Reply:
+        if self._is_set:
+            return int(Answer.DONE), None
+        return self._wait("set") if waits else (int(Answer.REFUSED), None)

@@ -1,0 +1,55 @@
+"""What runs again although its worker has not died (`options(retry_exceptions=)`).
+
+It must never know: how tasks are queued, how many tries are left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.client.functions import Chunked, Tried
+from hoplite_mp.client.kinds import FLAG_STREAM
+from hoplite_mp.client.submitter import FLAG_COPY
+from hoplite_mp.protocol.retries import TryAgain
+
+if TYPE_CHECKING:
+    from hoplite_mp.client.functions import Exceptions
+    from hoplite_mp.worker.main import Worker
+
+__all__ = ["exceptions_of", "prepared", "try_again"]
+
+
+def prepared(
+    worker: Worker, oid: int, function: Any, args_id: int, inline: bytes, flags: int
+) -> Any:
+    """What is to be called: a chunk whose items may be tried again asks for each of them."""
+    if type(function) is not Chunked or not function.again:
+        return function
+
+    def may(failures: int) -> bool:
+        return bool(worker.runtime.channel.call(TryAgain(oid, failures)).value)
+
+    def anew() -> list[Any]:
+        args, _ = worker.arguments(args_id, inline, bool(flags & FLAG_COPY))
+        return args[0]  # type: ignore[no-any-return]
+
+    return function.with_tries(may, anew)
+
+
+def exceptions_of(worker: Worker, function: Any, flags: int) -> Exceptions:
+    """After which that task, or call of the actor, is tried again."""
+    if flags & FLAG_STREAM:
+        return ()
+    if worker.is_actor:
+        return worker.again
+    return function.again if type(function) is Tried else ()
+
+
+def try_again(worker: Worker, oid: int) -> bool:
+    """It is queued again; then it is no longer this worker's."""
+    granted = bool(worker.runtime.channel.call(TryAgain(oid)).value)
+    if granted and worker.is_actor:
+        worker.own_again.append(oid)
+    elif granted:
+        worker.submitter.waiting.ready(oid)  # a task around this one may wait for it
+    return granted

@@ -1,0 +1,119 @@
+"""Every public name says what it takes, returns and raises, with an example; the examples run.
+
+All examples share one cluster, `c`, of two workers. What a docstring shows is what it prints.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import hoplite_mp
+from hoplite_mp.actor_method import ActorMethod
+from hoplite_mp.client.completions import Completions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SECTION = re.compile(r"^([A-Z]\w+)\n-+\n(.*?)(?=^[A-Z]\w+\n-+\n|\Z)", re.M | re.S)
+# Calls that the standard library defines, and that only refuse here.
+REFUSING = {"set_result", "set_exception", "set_running_or_notify_cancel"}
+# What looks after a Future from inside, and methods of iterators that are described with them.
+INSIDE = {"unread", "take"}
+
+
+def members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Public methods and properties that this library defines."""
+    for name in dir(cls):
+        if name.startswith("_") or name in REFUSING | INSIDE:
+            continue
+        found = inspect.getattr_static(cls, name)
+        function = getattr(found, "fget", None) or getattr(found, "__func__", found)
+        if inspect.isfunction(function) and function.__module__.startswith("hoplite_mp"):
+            yield f"{cls.__name__}.{name}", function
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    classes: list[type] = [ActorMethod, Completions]
+    if importlib.util.find_spec("joblib") is not None:
+        from hoplite_mp.integrations.joblib import HopliteBackend, shutdown
+
+        yield "HopliteBackend", HopliteBackend
+        yield "integrations.joblib.shutdown", shutdown
+    for name in hoplite_mp.__all__:
+        found = getattr(hoplite_mp, name)
+        yield name, found
+        if inspect.isclass(found) and not issubclass(found, BaseException):
+            classes.append(found)
+    for cls in classes:
+        yield from members(cls)
+
+
+PUBLIC = dict(public())
+CALLS = {
+    name: found
+    for name, found in PUBLIC.items()
+    if not inspect.isclass(found) or name in ("Cluster", "Executor")
+}
+
+
+def sections(found: Any) -> dict[str, str]:
+    return {one[1]: one[2] for one in SECTION.finditer(inspect.getdoc(found) or "")}
+
+
+def named(text: str) -> set[str]:
+    """The names of a Parameters section."""
+    heads = re.findall(r"^(\S[^:\n]*?)(?: :.*)?$", text, re.M)
+    return {name.strip().lstrip("*") for head in heads for name in head.split(",")}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[hoplite_mp.Cluster]:
+    with hoplite_mp.Cluster(workers=2, memory="64MiB") as c:
+        yield c
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_its_examples_run(
+    name: str, cluster: hoplite_mp.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"c": cluster, "np": np, "hoplite_mp": hoplite_mp, "__name__": "__main__"}
+    text = inspect.getdoc(PUBLIC[name]) or ""
+    test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    runner.run(test, out=said.append, clear_globs=True)
+    assert not runner.failures, "".join(said)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_it_has_an_example(name: str) -> None:
+    text = inspect.getdoc(PUBLIC[name])
+    assert text
+    assert text.split("\n\n")[0].count("\n") == 0, "the first line stands alone"
+    assert "Args:" not in text
+    if not (name.startswith("Group.") and name.endswith("_async") and name != "Group.recv_async"):
+        assert ">>>" in sections(PUBLIC[name]).get("Examples", "")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_names_its_arguments(name: str) -> None:
+    if name.endswith("_async"):
+        return  # those of the call without it
+    taken = set(inspect.signature(CALLS[name]).parameters) - {"self", "cls"}
+    if name in ("connect", "Cluster.options", "ActorMethod.options"):
+        taken = set()  # of `Cluster`, and one for each option
+    assert taken <= named(sections(CALLS[name]).get("Parameters", "")), taken
+
+
+def test_they_were_found() -> None:
+    assert len(PUBLIC) > 80
+    assert {"Cluster.put", "Group.recv", "ObjectRef.id", "Future.ref"} < PUBLIC.keys()

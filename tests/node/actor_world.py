@@ -1,0 +1,138 @@
+"""Hosts of one process as in `losses`, with actors: rooms as in nodes, without their processes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from hoplite_mp import ids
+from hoplite_mp.node.actor_moves import ActorMoves
+from hoplite_mp.node.actor_records import Wanted
+from hoplite_mp.node.actor_spares import Spares
+from hoplite_mp.node.actors import Actors
+from hoplite_mp.node.far_actors import FarActors
+from hoplite_mp.node.pools import Pool
+from hoplite_mp.protocol.actors import ActorRestarts, BindActor
+from hoplite_mp.protocol.local import Request
+from tests.node.losses import LossNetwork, LossSide
+
+__all__ = ["ActorNetwork", "ActorSide"]
+
+POOLS = 9  # the number of the first one
+PROCESS = 2  # the slot of the one that asks
+
+
+class ActorSide(LossSide):
+    """One host. Its actors' processes are those that `started` names, by pool."""
+
+    network: ActorNetwork
+
+    def __init__(self, network: ActorNetwork, number: int) -> None:
+        super().__init__(network, number)
+        self.started: list[int] = []
+        self.replies: list[Any] = []
+        self.pools: dict[int, Pool] = {}
+        node, lan = self.rooms, self.lan
+        node.reply = lambda slot, reply: self.replies.append(reply)
+        node.workers = SimpleNamespace(
+            queue_for=self.queue_for,
+            open_next=self.open_next,
+            open_bound=lambda owner, audience: self.open_pool(Pool(0, 0, owner)),
+            start_missing=lambda pool: self.started.append(pool.number),
+            close=lambda pool, kill: self.started.remove(pool) if pool in self.started else None,
+            pools=self.pools,
+            tasks_failed=0,
+        )
+        node.clients = {PROCESS: self.party}
+        node.lan = lan
+        lan.draining = SimpleNamespace(leaving={}, going=False)
+        lan.delegation.deserted = lambda pool, why: lan.far_actors.lost(pool, why)
+        node.actors = Actors(node)
+        lan.guests.is_actor = node.actors.by_pool.__contains__
+        lan.far_actors = FarActors(node, lan)
+        lan.spares = node.actors.spares = Spares(node, lan)
+        lan.actor_moves = ActorMoves(node, lan)
+        self.recovering.homes.has_moved = lan.actor_moves.moved
+        self.recovering.homes.has_heard = lan.actor_moves.look
+        self.recovering.homes.holdings.spare = lan.spares.number_of
+
+    # -- pools ---------------------------------------------------------------------------------
+
+    def open_pool(self, pool: Pool) -> int:
+        pool.number = POOLS + len(self.pools)
+        self.pools[pool.number] = pool
+        self.node.open_pool(pool.number, 1)
+        return pool.number
+
+    def open_next(self, target: int, owner: int, *about: Any, actor: bool) -> int:
+        number = self.open_pool(Pool(0, target, owner, actor=actor))
+        self.started.append(number)
+        return number
+
+    # -- what hosts tell each other ------------------------------------------------------------
+
+    def take(self, peer: int, message: Any) -> None:
+        lan = self.lan
+        if not (lan.far_actors.receive(peer, message) or lan.spares.receive(peer, message)):
+            super().take(peer, message)
+
+    def lose_member(self, member: Any) -> None:
+        self.lan.spares.lose_host(member)
+        super().lose_member(member)
+        self.lan.far_actors.lose_peer(member.home)
+        self.lan.spares.lose_peer(member.home, member.node)
+
+    def gone(self, number: int) -> None:
+        super().gone(number)
+        self.lan.spares.are_gone([number])
+
+    def look(self) -> None:
+        super().look()
+        self.lan.far_actors.look()
+
+    def _freed(self, oid: int) -> None:
+        self.rooms.actors.freed(oid)
+        super()._freed(oid)
+
+    # -- processes of this host ----------------------------------------------------------------
+
+    def begin(self, setup: bytes, **wanted: Any) -> bytes:
+        """An actor on this host; its identity. `held` is the hold of the process that made it."""
+        (hold,) = self.hold(setup)
+        options: dict[str, Any] = {
+            "class_name": "Counter", "name": "", "restarts": 2, "get_if_exists": False,
+            "detached": False, "audience": 0, **wanted,
+        }  # fmt: skip
+        self.rooms.actors.begin(self, Wanted(hold.oid, b"about", **options))
+        return ids.pack_id(self.home, self.held.oid)
+
+    def granted(self, hold: Any) -> None:
+        self.held = self.party.hold(hold.oid)
+
+    def bind(self, hold: Any, there: int, retries: int = 1) -> int:
+        """The pool on this host for calls of the actor of that handle."""
+        self.lan.far_actors.bind(PROCESS, 1, BindActor(hold.oid, there, 2, retries, ()))
+        return int(self.replies.pop().value)
+
+    def ask_restarts(self, hold: Any) -> None:
+        """The answer is among `replies`."""
+        asker = self.rooms.actors.asker(PROCESS, Request(2, 0, ActorRestarts(hold.oid)))
+        self.lan.far_actors.ask_restarts(asker, hold.oid)
+
+    def actor(self, identity: bytes) -> Any:
+        """As this host has it; None: it is another's."""
+        return self.rooms.actors.by_identity.get(self.imports.own(identity))
+
+
+class ActorNetwork(LossNetwork):
+    """Hosts with actors."""
+
+    side = ActorSide
+    sides: list[ActorSide]  # type: ignore[assignment]
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        for side in self.sides:
+            for other in self.sides:
+                if other is not side:
+                    side.delegation.set_runner(other.home, other.number, 1)

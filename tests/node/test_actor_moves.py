@@ -1,0 +1,224 @@
+"""Actors whose host is lost, where hosts learn of it in different order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from hoplite_mp.protocol.messages import ActorNameAsked, ActorNameClaimed
+from tests.cext.host import STATE
+from tests.node.actor_world import ActorNetwork, ActorSide
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BIG = np.arange(40_000, dtype=np.float64)
+
+
+@pytest.fixture
+def network() -> Iterator[ActorNetwork]:
+    made = ActorNetwork(4)
+    yield made
+    made.close()
+
+
+class Played:
+    """An actor of the second host, made from an object of the first one, with a caller there; the
+    third one is its spare."""
+
+    def __init__(
+        self, network: ActorNetwork, value: Any = "setup", retries: int = 1, **wanted: Any
+    ) -> None:
+        self.network = network
+        self.maker, self.home, self.spare, self.other = network.sides
+        setup, self.hold = self.maker.put(value)
+        network.pump()
+        found = self.home.hold(setup)
+        network.pump()
+        assert found
+        self.identity = self.home.begin(setup, **wanted)
+        self.there = self.home.actor(self.identity).pool
+        found = self.maker.hold(self.identity)
+        network.pump()
+        (self.handle,) = found
+        self.pool = self.maker.bind(self.handle, self.there, retries)
+
+    @property
+    def calls(self) -> Any:
+        """Where calls of the maker go."""
+        return self.maker.lan.far_actors.bound.get(self.pool)
+
+    def lose_home(self, first: ActorSide) -> None:
+        """The manager's word of it comes to that host before it comes to any other."""
+        self.network.held_back = []
+        self.network.lose(self.home)
+        self.network.pump()
+        self.held, self.network.held_back = self.network.held_back, None
+        self.network.say([one for one in self.held if one[0] == first.number])
+        self.network.pump()
+
+    def say_rest(self, first: ActorSide) -> None:
+        """To all others."""
+        self.network.say([one for one in self.held if one[0] != first.number])
+
+
+def runners(side: ActorSide, pool: int) -> list[tuple[int, int]]:
+    return [(one.home, one.pool) for one in side.delegation.far.get(pool, ())]
+
+
+def test_a_caller_hears_where_it_is_before_the_spare_does(network: ActorNetwork) -> None:
+    played = Played(network)
+    network.settle()
+    played.lose_home(played.maker)
+    assert played.calls.ended is None
+    played.say_rest(played.maker)
+    network.settle()
+    actor = played.spare.actor(played.identity)
+    assert actor.restarts == 1
+    assert played.spare.started == [actor.pool]
+    assert played.calls.ended is None
+    assert runners(played.maker, played.pool) == [(played.spare.home, actor.pool)]
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_its_end_comes_before_the_spare_hears_that_it_has_it(
+    network: ActorNetwork, kill: bool
+) -> None:
+    played = Played(network, detached=True)
+    network.settle()
+    played.lose_home(played.maker)
+    played.maker.lan.far_actors.end(played.handle.oid, kill, False)
+    network.pump()
+    played.say_rest(played.maker)
+    network.settle()
+    actor = played.spare.actor(played.identity)
+    assert (actor.ended is not None) == kill
+    assert played.spare.node_tasks.pool_state(actor.pool) == (4 if kill else 2)
+    assert actor.hold is None
+
+
+def test_its_restarts_are_asked_for_before_the_spare_hears_that_it_has_it(
+    network: ActorNetwork,
+) -> None:
+    played = Played(network)
+    network.settle()
+    played.lose_home(played.maker)
+    played.maker.ask_restarts(played.handle)
+    network.pump()
+    assert played.maker.replies == []
+    played.say_rest(played.maker)
+    network.settle()
+    assert [one.value for one in played.maker.replies] == [1]
+
+
+def test_what_it_is_made_from_is_on_its_way_when_its_host_is_lost(network: ActorNetwork) -> None:
+    """Who seeks it, closes it or calls it from the new host waits until it has begun."""
+    played = Played(network, BIG)
+    found = played.spare.hold(played.identity)
+    network.pump()
+    (near,) = found
+    nearby = played.spare.bind(near, played.there)
+    assert played.spare.fetching
+    played.lose_home(played.spare)
+    played.say_rest(played.spare)
+    network.pump()
+    assert played.spare.actor(played.identity) is None
+    assert played.calls.ended is None
+    assert played.spare.lan.far_actors.bound[nearby].ended is None
+    network.settle()
+    actor = played.spare.actor(played.identity)
+    assert actor.ended is None
+    assert actor.pool == nearby
+    assert played.calls.ended is None
+    assert runners(played.maker, played.pool) == [(played.spare.home, nearby)]
+    assert not played.spare.lan.actor_moves.beginning
+
+
+def test_what_it_is_made_from_is_lost_with_its_host(network: ActorNetwork) -> None:
+    """The spare has not got it in time, and nobody else has it."""
+    played = Played(network, BIG)
+    assert played.spare.fetching
+    played.hold = None
+    network.lose(played.maker)
+    played.network.lose(played.home)
+    (hold,) = played.spare.hold(played.identity)
+    network.settle()
+    actor = played.spare.actor(played.identity)
+    assert actor is None or actor.ended is not None
+    del hold
+
+
+def test_the_name_is_free_if_nobody_wants_it(network: ActorNetwork) -> None:
+    """Its last handle has gone, and its host is lost before anybody hears that it has ended."""
+    played = Played(network)
+    actor = played.home.actor(played.identity)
+    actor.name = "far"
+    network.to_manager(ActorNameClaimed(0, played.home.number, "far", played.identity, True))
+    played.home.lan.spares.keep(actor)
+    network.settle()
+    network.no_manager = True
+    network.stopped.add((played.home.home, played.spare.home))
+    played.home.held = played.handle = None
+    network.settle()
+    network.no_manager = False
+    (kept,) = played.spare.lan.spares.kept.values()
+    assert kept.what.name == "far"
+    network.lose(played.home)
+    network.settle()
+    assert played.spare.started == []
+    (told,) = network.planner.actor_names.ask(ActorNameAsked(1, 0, "far"))
+    assert told[1].identity is None
+
+
+def test_a_state_of_an_earlier_life_is_not_begun_from(network: ActorNetwork) -> None:
+    """A host that was its spare before is so again, of another host, and not all has come yet."""
+    played = Played(network)
+    network.settle()
+    spares = played.spare.lan.spares
+    (kept,) = spares.kept.values()
+    assert kept.whole
+    later = msgspec.structs.replace(kept.what, setup=played.other.put(BIG)[0])
+    spares.receive(played.other.home, later)
+    assert spares.number_of(played.identity, played.other.home) == 0
+
+
+def test_a_close_stands_behind_the_calls_that_go_elsewhere(network: ActorNetwork) -> None:
+    played = Played(network, retries=0)
+    network.settle()
+    calls = [played.maker.submit(pool=played.pool, retries=0) for _ in range(3)]
+    network.settle()
+    played.maker.lan.far_actors.end(played.handle.oid, False, False)
+    network.lose(played.home)
+    network.settle()
+    actor = played.spare.actor(played.identity)
+    for at in (1, 2):
+        assert played.spare.node_tasks.pool_state(actor.pool) == at  # open, closing
+        played.spare.answer(played.spare.tasks.next(actor.pool, 0), at)
+        network.settle()
+    states = [played.maker.node.state(oid) for oid in calls]
+    assert states == [STATE["FAILED"], STATE["SEALED"], STATE["SEALED"]]
+    assert played.maker.lan.far_actors.closing == []
+
+
+@pytest.mark.parametrize("end", ["closed", "leaving"])
+def test_a_spare_of_one_that_is_closed_begins_it_for_those_who_hold_it(
+    network: ActorNetwork, end: str
+) -> None:
+    """Without its name, which may be another actor's by then."""
+    played = Played(network, detached=True)
+    actor = played.home.actor(played.identity)
+    actor.name = "far"
+    played.home.lan.spares.keep(actor)
+    network.settle()
+    assert [one.what.name for one in played.spare.lan.spares.kept.values()] == ["far"]
+    if end == "closed":
+        played.home.rooms.actors.end_here(played.home.imports.own(played.identity), False)
+    else:
+        played.home.rooms.actors.leave()
+    network.settle()
+    (kept,) = played.spare.lan.spares.kept.values()
+    assert kept.what.name == ""
+    assert kept.what.detached == (end == "leaving")

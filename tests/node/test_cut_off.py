@@ -1,0 +1,72 @@
+"""Descriptors that a process has no room for: whoever sent them is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
+from hoplite_mp.node.main import Node
+from hoplite_mp.protocol.local import (
+    OpenPool,
+    Reply,
+    Request,
+    Spawn,
+    StartStandby,
+)
+from hoplite_mp.supervisor.main import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def no_more_files() -> Iterator[None]:
+    free = os.dup(0)
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_request_whose_descriptors_did_not_come_is_refused() -> None:
+    """Not served without them: a lock that workers are to inherit would be missing there."""
+    theirs, ours = seqpacket_pair()
+    replies: list[Reply] = []
+    node: Any = SimpleNamespace(
+        _packet=memoryview(bytearray(PACKET_BYTES_MAX)),
+        _request_decoder=msgspec.msgpack.Decoder(Request),
+        requests=SimpleNamespace(take=lambda slot, request: pytest.fail("it was served")),
+        reply=lambda slot, reply: replies.append(reply),
+    )
+    node.refuse = lambda slot, data, why: Node.refuse(node, slot, data, why)
+    with theirs, ours:
+        packet = msgspec.msgpack.encode(Request(7, 0, OpenPool(1, 0, 0, [], False)))
+        socket.send_fds(theirs, [packet], [0, 1])
+        with no_more_files():
+            Node.from_client(node, 3, ours)
+    (reply,) = replies
+    assert reply.number == 7
+    assert "ulimit -n" in reply.error
+
+
+def test_a_worker_whose_descriptors_did_not_come_is_not_started() -> None:
+    told: list[tuple[int, list[int], str]] = []
+    supervisor: Any = SimpleNamespace(
+        spawn=lambda ask, fds: pytest.fail("it was started"),
+        take_standby=lambda ask, fds: pytest.fail("it was started"),
+        not_spawned=lambda slot, fds, why: told.append((slot, fds, why)),
+    )
+    Supervisor.take(supervisor, Spawn(5, 0, 0, 0), [11, 12, 13], True)
+    assert told == [(5, [11, 12, 13], "Too many open files")]
+    Supervisor.take(supervisor, StartStandby(1, [], b"", b""), [], True)

@@ -1,0 +1,204 @@
+"""Tasks that have left their Group, are tried again and ask for it: who may wait, and how long."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from hoplite_mp import ids
+from hoplite_mp.planner.group import Groups
+from hoplite_mp.planner.group_ends import GroupEnds
+from hoplite_mp.planner.group_returns import Returns
+from hoplite_mp.planner.topology import Topology
+from hoplite_mp.protocol import messages as m
+from hoplite_mp.protocol import reports as r
+from hoplite_mp.protocol.groups import ASKED_MAX, GroupEnd
+from tests.planner.test_group_ends import World, ended, task
+
+
+def ended_world(*whos: int) -> World:
+    """They were members of a Group, in this order of ranks, and have left it."""
+    world = World()
+    world.form(*whos)
+    for rank, who in enumerate(whos):
+        world.leave(who, who, rank)
+    assert not world.groups.groups
+    return world
+
+
+def over(world: World, *whos: int) -> None:
+    world.take(world.groups.tasks_over(m.GroupTasksOver(0, tuple(task(who) for who in whos))))
+
+
+def members(world: World) -> list[int]:
+    return sorted(world.groups.groups["g"].members) if world.groups.groups else []
+
+
+def test_it_is_given_up_when_the_last_of_the_others_is_over() -> None:
+    world = ended_world(1, 2, 3)
+    assert isinstance(world.join(3, 33, 2), m.GroupJoined)
+    assert world.asked == [(0, task(1)), (0, task(2))], "once, and not about itself"
+    over(world, 1)
+    assert not world.given_up
+    over(world, 2)
+    assert world.given_up == [(33, 2)]
+    assert not world.groups.groups, "the name and the board are free"
+    assert ended(world.join(3, 33, 2)), "it asks once more, and what is known is not asked again"
+    assert not world.asked[2:]
+
+
+@pytest.mark.parametrize("order", [*permutations([1, 2, 3])], ids=str)
+def test_they_form_it_anew_if_all_are_tried_again(order: tuple[int, ...]) -> None:
+    world = ended_world(1, 2, 3)
+    for who in order:
+        assert isinstance(world.join(who, 30 + who, who - 1), m.GroupJoined)
+    assert not world.given_up
+    assert world.shown[0].formed
+    over(world, 1, 2, 3)
+    assert members(world) == [0, 1, 2], "it is whole: who is over says so by leaving"
+
+
+def test_several_that_are_tried_again_do_not_wait_for_each_other() -> None:
+    world = ended_world(1, 2, 3)
+    world.join(1, 31, 0)
+    world.join(2, 32, 1)
+    over(world, 3)
+    assert world.given_up == [(31, 0), (32, 1)]
+
+
+def test_who_uses_the_name_again_waits_for_whom_it_will() -> None:
+    """In the same run, with or without one that is tried again."""
+    world = ended_world(1, 2, 3)
+    assert isinstance(world.join(1, 1, 0), m.GroupJoined)
+    assert not world.asked
+    assert isinstance(world.join(3, 33, 2), m.GroupJoined)
+    over(world, 2)
+    assert not world.given_up, "the first one may wait for somebody, so this one may, too"
+    world.leave(1, 1, 0)
+    assert not world.given_up
+    over(world, 1)
+    assert world.given_up == [(33, 2)]
+
+
+def test_a_run_is_known_by_its_process_and_by_how_often_the_task_was_tried() -> None:
+    world = ended_world(1, 2)
+    world.join(1, 1, 0, 2, tries=1)
+    over(world, 2)
+    assert world.given_up == [(1, 0)]
+    again = ended_world(1, 2)
+    again.join(1, 1, 0, 2)
+    over(again, 2)
+    assert not again.given_up
+
+
+def test_those_who_were_with_a_driver_wait_for_it() -> None:
+    world = ended_world(0, 1, 2)
+    world.join(1, 31, 1)
+    assert not world.asked
+
+
+def test_one_whose_partners_change_may_wait_for_one_that_nobody_knows_yet() -> None:
+    world = ended_world(1, 2)
+    world.form(1, 4)
+    world.leave(1, 1, 0)
+    world.leave(4, 4, 1)
+    world.join(1, 31, 0, 2)
+    over(world, 2, 4)
+    assert not world.given_up
+
+
+def test_strangers_keep_their_places_and_get_that_of_who_is_given_up() -> None:
+    world = ended_world(1, 2, 3)
+    assert isinstance(world.join(5, 5, 0), m.GroupJoined)
+    assert isinstance(world.join(3, 33, 2), m.GroupJoined)
+    over(world, 1, 2)
+    assert world.given_up == [(33, 2)]
+    for who, rank in ((6, 1), (7, 2)):
+        assert isinstance(world.join(who, who, rank), m.GroupJoined)
+    assert world.shown[0].formed
+
+
+def test_its_place_is_asked_for_while_it_waits() -> None:
+    world = ended_world(1, 2, 3)
+    world.join(3, 33, 2)
+    assert isinstance(world.join(5, 5, 2), m.GroupRefused)
+
+
+def test_hosts_that_are_gone() -> None:
+    """At once, with the answer, if nobody can be asked; else when it happens."""
+    homes: dict[int, int] = {}
+    whos = [ids.pack_id(home, 7) for home in (1, 2)]
+
+    def world() -> Groups:
+        groups = Groups(8, Topology(), homes.get)
+        groups.remember([GroupEnd("g", 4, (), tuple(whos), ((0, 3, 1, 0), (1, 3, 1, 0)))])
+        return groups
+
+    def join(groups: Groups) -> Any:
+        return groups.join(m.GroupJoinRequested(9, 0, 8, 1, "g", 2, 0, 64, whos[0]))
+
+    groups = world()
+    node, answer = join(groups)[-1]
+    assert node == 0
+    assert ended(answer)
+    assert not groups.groups
+    homes[2] = 5
+    groups = world()
+    sends = join(groups)
+    assert (5, m.GroupTasksAsked((whos[1],))) in sends
+    assert isinstance(sends[-1][1], m.GroupJoined)
+    assert [type(one) for _, one in groups.lose_node(4)] == []
+    given_up, closed = [one for _, one in groups.lose_node(5)]
+    assert isinstance(given_up, m.GroupGivenUp)
+    assert isinstance(closed, m.GroupClosed)
+
+
+@pytest.mark.parametrize("when", ["after the end", "while it waits"])
+def test_the_next_planner_goes_on(when: str) -> None:
+    world = ended_world(1, 2, 3)
+    ends = [*world.ends, *world.ends]
+    if when == "while it waits":
+        world.join(3, 33, 2, tries=1)
+    held = [
+        r.GroupHeld(node, shown, ((2, 33, 1),)) for node, shown in world.shown.items() if node == 1
+    ]
+    world.groups = Groups(8, Topology())
+    world.groups.remember(ends)
+    world.asked.clear()
+    world.take(world.groups.restore(held, []))
+    if when == "after the end":
+        world.join(3, 33, 2, tries=1)
+    assert world.asked == [(0, task(1)), (0, task(2))]
+    over(world, 1, 2)
+    assert world.given_up == [(33, 2)]
+
+
+def test_what_is_asked_and_forgotten() -> None:
+    returns = Returns(lambda home: home or None)
+    far = [ids.pack_id(2, n) for n in range(ASKED_MAX + 1)]
+    sends = returns.ask([*far, *far])
+    assert [(node, len(one.tasks)) for node, one in sends] == [(2, ASKED_MAX), (2, 1)]  # type: ignore[union-attr]
+    returns.told(m.GroupTasksOver(2, (far[0], ids.pack_id(2, 1 << 20))))
+    assert returns.hopeless({0: (far[1], frozenset(far[:1]))}) == [0]
+    returns.keep(far[:1])
+    assert not returns.ask(far[:1]), "it is known"
+    returns.keep(())
+    assert len(returns.ask(far[:1])) == 1, "it is forgotten"
+
+
+def test_a_later_end_counts_whatever_comes_first() -> None:
+    runs = (0, 1, 1, 0), (0, 2, 1, 0)
+    whos = task(1), task(2)
+    early = GroupEnd("g", 4, (task(1),), whos, runs)
+    late = GroupEnd("g", 5, (), whos, runs)
+    for order in ((early, late), (late, early), (late, early, late)):
+        ends = GroupEnds()
+        for end in order:
+            ends.add(end)
+        assert not ends.refusal("g", task(1), ())
+        assert ends.mates("g", task(1), (0, 9, 1, 1)) == {task(2)}
+        assert ends.mates("g", task(1), runs[0]) is None
+        assert ends.mates("h", task(1), (0, 9, 1, 1)) is None
+        assert ends.mates("g", b"", (0, 9, 1, 1)) is None

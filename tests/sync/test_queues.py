@@ -1,0 +1,313 @@
+"""Queues on one host."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hoplite_mp
+from hoplite_mp import ActorLostError, ClosedError
+from tests.sync.helpers import PATIENCE_S, Actor, waits
+from tests.tasks.helpers import eventually
+
+if TYPE_CHECKING:
+    from hoplite_mp import Cluster, Queue
+
+
+def test_first_in_first_out(c: Cluster) -> None:
+    q: Queue[Any] = hoplite_mp.Queue()
+    items = [1, "two", None, {"three": [3]}, b"4" * 100_000, (5, c.put("ref"))]
+    for item in items:
+        q.put(item)
+    assert q.qsize() == len(items)
+    assert not q.empty()
+    assert not q.full()
+    assert [q.get() for _ in items] == items
+    assert q.empty()
+    with pytest.raises(queue.Empty):
+        q.get_nowait()
+    with pytest.raises(queue.Empty):
+        q.get(timeout=0.01)
+
+
+def test_a_full_one(c: Cluster) -> None:
+    q: Queue[int] = hoplite_mp.Queue(maxsize=2)
+    assert q.maxsize == 2
+    q.put(1)
+    q.put_nowait(2)
+    assert q.full()
+    for call in (lambda: q.put_nowait(3), lambda: q.put(3, timeout=0.01), lambda: q.put(3, False)):
+        with pytest.raises(queue.Full):
+            call()
+    putting = c.submit(q.put, 3)
+    waits(q, 1)
+    assert [q.get(), q.get(), q.get()] == [1, 2, 3]
+    assert putting.result(PATIENCE_S) is None
+
+
+@pytest.mark.parametrize("count", [10, 1_000_000])
+def test_arrays_are_read_only_unless_copy(c: Cluster, count: int) -> None:
+    q: Queue[Any] = hoplite_mp.Queue(copy=True)
+    mine = np.arange(count)
+    q.put(mine)
+    mine[:] = 0
+    got = q.get()
+    assert np.array_equal(got, np.arange(count))
+    got[0] = 7  # its own
+    other: Queue[Any] = hoplite_mp.Queue()
+    other.put(got)
+    assert not other.get().flags.writeable
+    assert c.submit(_get_writeable, q).result(PATIENCE_S)  # the option travels with the handle
+
+
+def _get_writeable(q: Queue[Any]) -> bool:
+    q.put(np.arange(10))
+    return bool(q.get().flags.writeable)
+
+
+def test_large_items_pass_through_the_store(c: Cluster) -> None:
+    """Neither pickled by the actor nor copied, and gone when they were got."""
+    q: Queue[Any] = hoplite_mp.Queue()
+    before = c.stats()["bytes_used"]
+    made = c.empty(1 << 20, np.uint8)
+    made[:] = 5
+    q.put(made)
+    got = q.get()
+    assert got.__array_interface__["data"][0] == made.__array_interface__["data"][0]
+    q.put(got)
+    assert c.submit(_sum_of_next, q).result(PATIENCE_S) == 5 << 20
+    del made, got
+    gc.collect()
+    eventually(lambda: c.stats()["bytes_used"] <= before)
+
+
+def _sum_of_next(q: Queue[Any]) -> int:
+    return int(q.get().sum())
+
+
+def test_a_local_class_passes_through(c: Cluster) -> None:
+    class Local:
+        def __init__(self, x: int) -> None:
+            self.x = x
+
+    q: Queue[Local] = hoplite_mp.Queue()
+    q.put(Local(3))
+    assert q.get().x == 3
+
+
+def test_getters_are_served_in_their_order(c: Cluster) -> None:
+    q: Queue[int] = hoplite_mp.Queue()
+    first = c.submit(q.get)
+    waits(q, 1)
+    second = c.submit(q.get)
+    waits(q, 2)
+    q.put(1)
+    q.put(2)
+    assert (first.result(PATIENCE_S), second.result(PATIENCE_S)) == (1, 2)
+
+
+def test_waiting_workers_are_stood_in_for(c: Cluster) -> None:
+    """More getters than workers, and the putter is a task, too."""
+    q: Queue[int] = hoplite_mp.Queue()
+    getting = [c.submit(q.get) for _ in range(6)]
+    waits(q, 6)
+    putting = c.submit(_put_range, q, 6)
+    assert sorted(f.result(PATIENCE_S) for f in getting) == list(range(6))
+    putting.result(PATIENCE_S)
+
+
+def _put_range(q: Queue[int], count: int) -> None:
+    for number in range(count):
+        q.put(number)
+
+
+def test_join(c: Cluster) -> None:
+    q: Queue[int] = hoplite_mp.Queue()
+    q.join()
+    with pytest.raises(ValueError, match="too many times"):
+        q.task_done()
+    q.put(1)
+    q.put(2)
+    joining = c.submit(q.join)
+    waits(q, 1)
+    q.get()
+    q.task_done()
+    assert not joining.done()
+    q.task_done()
+    joining.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("immediate", [False, True])
+def test_shutdown(c: Cluster, immediate: bool) -> None:
+    q: Queue[int] = hoplite_mp.Queue(1)
+    q.put(1)
+    putting = c.submit(q.put, 2)
+    waits(q, 1)
+    q.shutdown(immediate)
+    with pytest.raises(hoplite_mp.Queue.ShutDown):
+        putting.result(PATIENCE_S)
+    with pytest.raises(hoplite_mp.Queue.ShutDown, match="nothing can be put"):
+        q.put(3)
+    if not immediate:
+        assert q.get() == 1
+        q.task_done()
+    with pytest.raises(ClosedError):
+        q.get()
+    q.join()
+
+
+def test_shutdown_while_one_waits(c: Cluster) -> None:
+    q: Queue[int] = hoplite_mp.Queue()
+    getting = c.submit(q.get)
+    waits(q, 1)
+    q.shutdown()
+    with pytest.raises(hoplite_mp.Queue.ShutDown):
+        getting.result(PATIENCE_S)
+
+
+def test_names(c: Cluster) -> None:
+    q: Queue[int] = hoplite_mp.Queue(3, name="jobs")
+    same: Queue[int] = hoplite_mp.Queue(name="jobs")
+    assert q == same
+    assert same.maxsize == 3
+    assert "'jobs'" in repr(same)
+    q.put(1)
+    assert c.submit(_get_named, "jobs").result(PATIENCE_S) == 1
+    with pytest.raises(ValueError, match="'jobs' already, of class Queue"):
+        hoplite_mp.Lock(name="jobs")
+    assert len({q, same}) == 1
+
+
+def _get_named(name: str) -> int:
+    q: Queue[int] = hoplite_mp.Queue(name=name)
+    return q.get()
+
+
+def test_detached(c: Cluster) -> None:
+    c.submit(_make_detached).result(PATIENCE_S)
+    q: Queue[int] = hoplite_mp.Queue(name="stays")
+    assert q.get() == 5
+    Actor.close(q.actor)
+    with pytest.raises(ActorLostError, match="closed"):
+        q.put(1)
+
+
+def _make_detached() -> None:
+    q: Queue[int] = hoplite_mp.Queue(name="stays", detached=True)
+    q.put(5)
+
+
+def test_wrong_arguments(c: Cluster) -> None:
+    for make in (lambda: hoplite_mp.Queue("3"), lambda: hoplite_mp.Queue(True)):  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="maxsize="):
+            make()
+    q: Queue[int] = hoplite_mp.Queue(-1)  # as in the standard library
+    assert q.maxsize == 0
+    with pytest.raises(TypeError, match="timeout="):
+        q.get(timeout="1")  # type: ignore[arg-type]
+    with pytest.raises(queue.Empty):
+        q.get(timeout=-1)
+
+
+STEPS = st.lists(
+    st.sampled_from(["put", "put", "get", "get", "done", "look", "poll", "join"]), max_size=40
+)
+
+
+@given(st.integers(0, 3), STEPS)
+@settings(
+    deadline=None,
+    max_examples=15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_one_process_sees_a_queue_of_the_standard_library(
+    c: Cluster, size: int, steps: list[str]
+) -> None:
+    model: queue.Queue[int] = queue.Queue(size)
+    q: Queue[int] = hoplite_mp.Queue(size)
+
+    def both(call: str, *args: Any) -> None:
+        outcomes = []
+        for one in (model, q):
+            try:
+                outcomes.append(getattr(one, call)(*args))
+            except (queue.Empty, queue.Full, ValueError) as error:
+                outcomes.append(type(error))
+        assert outcomes[0] == outcomes[1], (call, outcomes)
+
+    for number, step in enumerate(steps):
+        if step == "put":
+            both("put", number, False)
+        elif step == "get":
+            both("get_nowait")
+        elif step == "done":
+            both("task_done")
+        elif step == "poll":
+            both("get", True, 0.0)
+        elif step == "join" and not model.unfinished_tasks:
+            both("join")
+        for look in ("qsize", "empty", "full"):
+            both(look)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 9))]
+)
+def test_many_threads_and_tasks(c: Cluster, seed: int) -> None:
+    """Nothing is lost or doubled, and what one has put comes in its order, though getters and
+    putters give up all the time."""
+    chance = random.Random(seed)
+    q: Queue[tuple[int, int]] = hoplite_mp.Queue(chance.choice([0, 1, 3]))
+    putters, each = 3, 25
+    tasks = [c.submit(_put_all, q, who, each, seed) for who in range(putters)]
+    got: list[list[tuple[int, int]]] = [[], []]
+
+    def get_all(into: list[tuple[int, int]], chance: random.Random) -> None:
+        while True:
+            try:
+                item = q.get(timeout=chance.choice([0.0, 0.0005, 0.002, 0.02]))
+            except queue.Empty:
+                continue
+            if item[0] < 0:
+                return
+            into.append(item)
+
+    threads = [
+        threading.Thread(target=get_all, args=(into, random.Random(seed + n)))
+        for n, into in enumerate(got)
+    ]
+    for thread in threads:
+        thread.start()
+    c.wait(tasks)
+    for task in tasks:
+        task.result()
+    for _ in threads:
+        q.put((-1, 0))
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    everything = [item for into in got for item in into]
+    assert sorted(everything) == [(who, n) for who in range(putters) for n in range(each)]
+    for into in got:
+        for who in range(putters):
+            mine = [n for one, n in into if one == who]
+            assert mine == sorted(mine)
+
+
+def _put_all(q: Queue[tuple[int, int]], who: int, count: int, seed: int) -> None:
+    chance = random.Random((seed + 1) * 100 + who)
+    for number in range(count):
+        while True:
+            try:
+                q.put((who, number), timeout=chance.choice([0.0, 0.0005, 0.002, 0.02]))
+                break
+            except queue.Full:
+                continue

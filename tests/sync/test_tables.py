@@ -1,0 +1,252 @@
+"""The tables alone: random programs against what they promise, deaths among them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hoplite_mp.sync.waiting import Answer, Item, Permits, QueueTable
+
+PROCESSES = [b"a", b"b", b"c"]
+WHO = st.sampled_from(PROCESSES)
+
+
+@given(st.integers(0, 3), st.lists(st.sampled_from(["put", "get", "done", "size"]), max_size=60))
+@settings(deadline=None)
+def test_without_waiting_it_is_a_queue_of_the_standard_library(size: int, steps: list[str]) -> None:
+    model: queue.Queue[int] = queue.Queue(size)
+    table = QueueTable(size)
+    for number, step in enumerate(steps):
+        if step == "put":
+            full = table.put((b"a", number), number, False) is Answer.REFUSED
+            assert full == model.full()
+            if not full:
+                model.put_nowait(number)
+        elif step == "get":
+            found = table.take((b"a", number), False)
+            if isinstance(found, Item):
+                assert found.value == model.get_nowait()
+            else:
+                assert model.empty()
+        elif step == "done":
+            allowed = model.unfinished_tasks > 0
+            assert table.finish_one(b"a") == allowed
+            if allowed:
+                model.task_done()
+        assert len(table.items) == model.qsize()
+        assert table.unfinished == model.unfinished_tasks
+        assert (table.join() is Answer.DONE) == (model.unfinished_tasks == 0)
+
+
+@given(st.integers(0, 3), st.lists(st.booleans(), max_size=40))
+@settings(deadline=None)
+def test_without_waiting_it_is_a_semaphore_of_the_standard_library(
+    value: int, steps: list[bool]
+) -> None:
+    model, table = threading.Semaphore(value), Permits(value, False)
+    for number, acquires in enumerate(steps):
+        if acquires:
+            got = table.acquire((b"a", number), False) is Answer.DONE
+            assert got == model.acquire(blocking=False)
+        else:
+            assert table.release(b"b")
+            model.release()
+
+
+QUEUE_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "take", "take", "come", "stop", "give back", "die", "end"]),
+        WHO,
+        st.integers(0, 5),
+        st.booleans(),
+    ),
+    max_size=80,
+)
+
+
+class QueueRun:
+    """A program on a queue's table, and what its callers have seen."""
+
+    def __init__(self, size: int) -> None:
+        self.table = QueueTable(size)
+        self.size = size
+        self.put: list[int] = []  # values that are in, or were, in their order
+        self.out: Counter[int] = Counter()  # what callers have, or had when they died
+        self.last: dict[bytes, Item] = {}
+        self.dead: set[bytes] = set()
+        self.waiting_put: dict[tuple[bytes, int], int] = {}
+        self.waiting_get: dict[tuple[bytes, int], bool] = {}  # has it been woken
+        self.order: list[int] = []
+        self.gave_back = False
+        self.number = 0
+
+    def step(self, kind: str, who: bytes, pick: int, waits: bool) -> None:
+        self.number += 1
+        ticket = (who, self.number)
+        if kind == "die":
+            self.die(who)
+        elif who in self.dead:
+            return
+        elif kind == "put":
+            answer = self.table.put(ticket, self.number, waits)
+            if answer is Answer.DONE:
+                self.put.append(self.number)
+            elif answer is Answer.WAIT:
+                self.waiting_put[ticket] = self.number
+        elif kind == "take":
+            self.take(ticket, waits)
+        elif kind == "come":
+            called = [one for one, woken in self.waiting_get.items() if woken and one[0] == who]
+            if called:
+                self.take(called[pick % len(called)], waits)
+        elif kind == "stop":
+            mine = [one for one in self.waiting_get if one[0] == who]
+            if mine:
+                one = mine[pick % len(mine)]
+                self.table.stop_taking(one)
+                del self.waiting_get[one]
+            mine = [one for one in self.waiting_put if one[0] == who]
+            if mine:
+                one = mine[pick % len(mine)]
+                assert self.table.stop_putting(one) is Answer.REFUSED
+                del self.waiting_put[one]
+        elif kind == "give back" and who in self.last:
+            item = self.last.pop(who)
+            self.out[item.value] -= 1
+            self.gave_back = True
+            self.table.give_back(who, item)
+        elif kind == "end" and pick == 0:
+            self.table.end(False)
+        self.wake()
+        self.check()
+
+    def take(self, ticket: tuple[bytes, int], waits: bool) -> None:
+        called = self.waiting_get.get(ticket, False)
+        found = self.table.take(ticket, waits)
+        if isinstance(found, Item):
+            self.waiting_get.pop(ticket, None)
+            self.out[found.value] += 1
+            self.order.append(found.value)
+            self.last[ticket[0]] = found
+        elif found is Answer.WAIT:
+            assert waits
+            assert not called, "who was woken finds an item"
+            self.waiting_get[ticket] = False
+        else:
+            assert not called or self.table.ended
+            self.waiting_get.pop(ticket, None)
+
+    def die(self, who: bytes) -> None:
+        self.table.died(who)
+        self.dead.add(who)
+        self.last.pop(who, None)
+        for waiting in (self.waiting_get, self.waiting_put):
+            for ticket in [one for one in waiting if one[0] == who]:
+                del waiting[ticket]  # type: ignore[attr-defined]
+
+    def wake(self) -> None:
+        woken, self.table.woken = self.table.woken, []
+        for ticket, answer in woken:
+            assert ticket[0] not in self.dead
+            if ticket in self.waiting_put:
+                value = self.waiting_put.pop(ticket)
+                if answer is Answer.DONE:
+                    self.put.append(value)
+            else:
+                assert not self.waiting_get[ticket], "woken twice"
+                self.waiting_get[ticket] = True
+
+    def check(self) -> None:
+        table = self.table
+        there = [item.value for item in table.items]
+        assert sorted([*there, *self.out.elements()]) == sorted(self.put), "lost, or doubled"
+        if not self.gave_back:
+            assert self.order + there == self.put, "not first in, first out"
+            assert not self.size or len(there) <= self.size
+        assert there == sorted(there, key=self.put.index)
+        assert len(table.called) <= len(there), "woken for nothing"
+        woken = {ticket for ticket, called in self.waiting_get.items() if called}
+        assert table.called <= woken, "an item is set aside for nobody"
+        assert table.ended or table.called == woken, "who was woken finds none"
+        if table.getters:
+            assert len(there) == len(table.called), "one waits, and an item is there"
+        if table.putters:
+            assert len(there) >= self.size, "one waits, and there is room"
+        assert table.lost <= table.unfinished
+
+
+@given(st.integers(0, 2), QUEUE_STEPS)
+@settings(deadline=None, max_examples=200)
+def test_a_queue_loses_nothing(size: int, steps: list[tuple[str, bytes, int, bool]]) -> None:
+    run = QueueRun(size)
+    for step in steps:
+        run.step(*step)
+
+
+@given(
+    st.integers(0, 3),
+    st.booleans(),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["acquire", "acquire", "release", "stop", "leave", "die"]),
+            WHO,
+            st.booleans(),
+        ),
+        max_size=80,
+    ),
+)
+@settings(deadline=None, max_examples=200)
+def test_permits_are_neither_lost_nor_made(
+    free: int, bounded: bool, steps: list[tuple[str, bytes, bool]]
+) -> None:
+    table = Permits(free, bounded)
+    total = free
+    granted: dict[tuple[bytes, int], bool] = {}  # waits (False) or has one
+    dead: set[bytes] = set()
+    for number, (kind, who, waits) in enumerate(steps):
+        ticket = (who, number)
+        mine = [one for one, has in granted.items() if one[0] == who and not has]
+        if kind == "die":
+            table.died(who)
+            dead.add(who)
+            granted = {one: has for one, has in granted.items() if one[0] != who}
+        elif who in dead:
+            continue
+        elif kind == "acquire":
+            answer = table.acquire(ticket, waits)
+            if answer is not Answer.REFUSED:
+                granted[ticket] = answer is Answer.DONE
+        elif kind == "release":
+            held = any(table.held.values())
+            assert table.release(who) == (held or not bounded)
+            total += not held and not bounded
+        elif mine and kind == "stop":
+            assert table.stop_waiting(mine[0], True) is Answer.REFUSED
+            del granted[mine[0]]
+        elif kind == "leave":
+            has = [one for one in table.held.get(who, ())]
+            if has:
+                assert table.stop_waiting(has[0], False) is Answer.DONE
+        for one, _ in table.woken:
+            assert granted[one] is False
+            granted[one] = True
+        table.woken.clear()
+        assert table.free + sum(map(len, table.held.values())) == total
+        assert not (table.free and table.waiting), "one waits, and there is a permit"
+        assert list(table.waiting) == [one for one, got in granted.items() if not got], "not fair"
+        assert not dead & table.held.keys()
+
+
+def test_what_was_set_aside_is_the_next_ones() -> None:
+    """Who was woken for it has died, or has given up."""
+    for gives_up in (lambda table: table.died(b"a"), lambda table: table.stop_taking((b"a", 1))):
+        table = QueueTable(0)
+        assert table.take((b"a", 1), True) is Answer.WAIT
+        table.put((b"b", 1), "item", False)
+        assert table.take((b"b", 2), False) is Answer.REFUSED
+        gives_up(table)
+        assert table.take((b"b", 3), False) == Item(1, "item")
