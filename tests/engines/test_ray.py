@@ -32,8 +32,6 @@ def engine() -> Iterator[Any]:
         object_store_memory=STORE_BYTES,
         include_dashboard=False,
         log_to_driver=False,
-        # Functions of this file travel by value; the package is found where it lies.
-        runtime_env={"env_vars": {"RAY_AUTH_MODE": "disabled"}},
     )
     yield ray
     ray.shutdown()

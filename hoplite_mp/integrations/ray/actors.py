@@ -122,7 +122,7 @@ class Leader:
             ray.kill(actor)
         member = beside.member_of(self._place)
         if member is not None:
-            member.leave()
+            member.end()
         return self._place
 
     # -- following Ray ---------------------------------------------------------------------------

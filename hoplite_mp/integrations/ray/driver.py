@@ -130,8 +130,9 @@ def shutdown(timeout: float | None = 60.0) -> None:
         return
     try:
         place = ray.get(leader.end.remote(), timeout=timeout)
-        while (member := beside.member_of(place)) is not None:  # as often as init() was called
-            member.leave()
+        member = beside.member_of(place)
+        if member is not None:
+            member.end()
     except (GetTimeoutError, RayActorError) as error:
         _log.warning("the cluster beside Ray's did not end in order: %s", error)
     ray.kill(leader)
