@@ -305,7 +305,7 @@ class ActorCalls:
         ActorLostError unless retries= was given. checkpoint=k: after every k calls its state
         (pickle) is kept on two hosts, and it begins again with that; a call that is tried again is
         applied once. With checkpoint=1 no result is given out before the state after it is kept.
-        timeout, copy: of its calls.
+        timeout, copy: of its calls. resources: it runs where these are, and keeps them for life.
         """
         if not isinstance(cls, type):
             raise TypeError(f"an actor is made from a class, not from a {type(cls).__name__}")
@@ -317,6 +317,9 @@ class ActorCalls:
             )
         runtime = self._runtime
         places = options.node or (runtime.tasks.node_number,)
+        if options.resources is not None:
+            nodes = options.node or ()
+            places = (runtime.demands.place_for_actor(options.resources, nodes, next(_turns)),)
         about = About(
             cls.__qualname__.rpartition("<locals>.")[2],
             options.name or "",
@@ -340,6 +343,7 @@ class ActorCalls:
                 options.get_if_exists,
                 options.detached,
                 places[next(_turns) % len(places)],
+                options.resources or (),
             )
         )
 

@@ -42,13 +42,14 @@ from hoplite_mp.nodes import (
     shrink,
     working_places,
 )
+from hoplite_mp.planner.resources import amounts_of, amounts_text, parse_amounts
 from hoplite_mp.protocol.local import Locate
 from hoplite_mp.ref import ObjectRef
 from hoplite_mp.store.limits import cpu_count
 from hoplite_mp.streaming import StreamCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from hoplite_mp.client.far_hosts import FarHosts
@@ -71,6 +72,8 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
             of the smaller of RAM and the control group's limit.
         spill_dir: directory on a disk for what does not fit; default: the first suitable of
             TMPDIR, /var/tmp and the working directory.
+        resources: what this host has for tasks with `options(resources=)`, such as {"gpu": 2}; with
+            address=, this process then joins with a node of its own.
         config: every other limit; an argument here wins over it.
 
         hosts: names for ssh ("a", "user@b"), on each of which a node is started; it ends with this
@@ -107,6 +110,7 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
         tls: bool | None = None,
         memory: int | str | None = None,
         spill_dir: str | Path | None = None,
+        resources: Mapping[str, float] | None = None,
         config: Config | None = None,
     ) -> None:
         if hosts is not None:
@@ -127,6 +131,10 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
             changes["memory_bytes"] = parse_size(memory)
         if spill_dir is not None:
             changes["spill_dir"] = str(spill_dir)
+        if resources is not None:
+            changes["resources"] = amounts_text(amounts_of(resources)) or None
+        elif config.resources is not None:
+            parse_amounts(config.resources)
         config = dataclasses.replace(config, **changes)
         self._pid = os.getpid()
         self._host: Host | None
@@ -138,7 +146,7 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
             ports=ports,
             token=token,
             tls=tls,
-            attaches=self._attaches,
+            attaches=self._attaches and not resources,
             stays=self._stays,
             standby=self._standby,
         )
@@ -295,8 +303,14 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
         of running, then the worker is killed and the task fails with HopliteTimeoutError. copy:
         results, and values of refs among the arguments, are writable. name: shown in errors.
         concurrency: how many `async def` tasks one worker runs at a time, or calls its actor.
-        buffersize: how many items a stream may be ahead of its reader. What only actors have
-        stands at `actor`. Later options override; unknown names are a TypeError.
+        buffersize: how many items a stream may be ahead of its reader. priority: of tasks that are
+        ready, higher ones begin first, also before those of other programs; a task that is sent by
+        a task counts at least as much as that one. resources: {"gpu": 1} runs where that much is
+        free, and has it as long as it runs; `assigned` says which. ValueError at the call: no node
+        has it; NodeLostError: those that had it are gone, and no other has come within
+        Config.resource_wait_s. Of executor and spmd each worker has it for life, and of an actor
+        its process; CUDA_VISIBLE_DEVICES names its "gpu" there. What only actors have stands at
+        `actor`. Later options override; unknown names are a TypeError.
         """
         return self._view(self._options.override(self._resolved(changes)))
 
@@ -323,15 +337,21 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
         """
         self._runtime.memory.check()
         places = named_places(self._runtime, options.pop("node", None), self._options.node)
+        wanted = self._options.override(options)
         if max_workers is None:
             max_workers = min(WORKERS_MAX, sum(n for _, n in places) or cpu_count())
+            if wanted.resources is not None:
+                numbers = [number for number, _ in places]
+                max_workers = self._runtime.demands.most_workers(
+                    wanted.resources, max_workers, numbers
+                )
         made = open_pool(
             self._runtime,
             max_workers,
             initializer,
             initargs,
             max_tasks_per_child,
-            dataclasses.replace(self._options.override(options), node=None),
+            dataclasses.replace(wanted, node=None),
             [number for number, _ in places],
         )
         made._cluster = self
@@ -350,7 +370,9 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
             raise ValueError(f"size={size!r}: it must be from 1 to {SPMD_SIZE_MAX}")
         self._runtime.memory.check()
         places = named_places(self._runtime, node, self._options.node)
-        weights = [(number, 1) for number, _ in places] or working_places(self._runtime)
+        weights = [(number, 1) for number, _ in places]
+        if self._options.resources is None:
+            weights = weights or working_places(self._runtime)
         options = dataclasses.replace(self._options, node=None)
         return spmd(self._runtime, options, fn, size, args, weights)
 
@@ -379,6 +401,14 @@ class Cluster(Ending, ActorCalls, CollectiveCalls, Looking, StreamCalls, TaskExe
     def nodes(self) -> list[Node]:
         """Living nodes in order of joining."""
         return list_nodes(self._runtime, memory=True)
+
+    @property
+    def assigned(self) -> dict[str, list[int]]:
+        """In a task with `resources=`, or in an executor's worker or an actor that has some: which
+        ones it has been given, by name, as indices on its host, from 0: {"gpu": [0, 1]}. For a
+        fraction, the index that it shares; for an amount that has no indices (of a total that is no
+        whole number, or above 1024) an empty list. Elsewhere {}."""
+        return self._runtime.demands.assigned()
 
     @property
     def here(self) -> Node:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.cluster import Cluster
-from hoplite_mp.executor import Options, TaskExecutor, open_pool, refusal
-from hoplite_mp.nodes import WORKERS_MAX
+from hoplite_mp.executor import Options, TaskExecutor, open_pool
+from hoplite_mp.nodes import WORKERS_MAX, refusal
 from hoplite_mp.store.limits import cpu_count
 
 if TYPE_CHECKING:

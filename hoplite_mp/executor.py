@@ -20,6 +20,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import errors, serial
+from hoplite_mp.client.demands import check_demands, refuse_demands, spread
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.inheriting import Inheritance, put_setup
 from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, check_counts, flags_of
@@ -27,8 +28,9 @@ from hoplite_mp.client.losing import UnlessEnded
 from hoplite_mp.client.mapping import Results, Run, chunks_of
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, whole
 from hoplite_mp.client.progress import length_of, open_bar
+from hoplite_mp.client.ranking import rank_of
 from hoplite_mp.errors import ClosedError
-from hoplite_mp.nodes import WORKERS_MAX, node_numbers
+from hoplite_mp.nodes import WORKERS_MAX, node_numbers, refusal
 from hoplite_mp.protocol.local import POOL_BROKEN, ClosePool, OpenPool
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.planner.resources import Demand
 
 __all__ = ["Options", "PoolExecutor", "TaskExecutor", "open_pool", "spmd"]
 
@@ -66,6 +69,8 @@ class Options:
     get_if_exists: bool = False
     concurrency: int = 1
     buffersize: int | None = None
+    priority: int = 0
+    resources: Demand | None = None
 
     def override(self, changes: dict[str, Any]) -> Options:
         """The same with some changed; TypeError for names that do not exist."""
@@ -92,6 +97,7 @@ class Options:
             if changes["restarts"] is None or changes["restarts"] < 0:
                 raise ValueError(f"restarts={restarts!r}: it must be 0 or more")
         check_counts(changes)
+        check_demands(changes)
         if "checkpoint" in changes:
             checkpoint = changes["checkpoint"]
             changes["checkpoint"] = 0 if checkpoint is None else whole(checkpoint)
@@ -149,9 +155,11 @@ class TaskExecutor(concurrent.futures.Executor):
             flags |= options.concurrency << CONCURRENCY_SHIFT
         retries = options.retries
         runtime = self._runtime
-        pool = self._pool
-        if options.node is not None:
-            pool = self._bound(options.node)
+        pool, demand, nodes = self._pool, options.resources, options.node
+        if demand is not None:
+            nodes = runtime.demands.nodes_for_task(demand, nodes)
+        if nodes is not None:
+            pool = self._bound(nodes)
         if runtime.pool_sizes.get(max(pool, 0)) == 0:
             raise RuntimeError(
                 "this cluster was made with workers=0, so no task can ever run: make it with "
@@ -170,6 +178,8 @@ class TaskExecutor(concurrent.futures.Executor):
                 options.copy,
                 options.name,
                 more_flags=flags,
+                rank=rank_of(options.priority, runtime.submitter.floor, demand),
+                demand=demand,
             )
         except serial.NotPicklable as error:
             if not self._pickles_later:
@@ -267,9 +277,10 @@ class TaskExecutor(concurrent.futures.Executor):
     def _pending(self) -> list[int]:
         """Ids of this process's unfinished tasks in this pool."""
         submitter = self._runtime.submitter
-        queues = {submitter.queue(self._pool)}
+        queues = submitter.queues.all_to(self._pool)
         if self._pool == COMMON_POOL:
-            queues |= {submitter.queue(pool) for pool in self._runtime.bound.values()}
+            for pool in self._runtime.bound.values():
+                queues |= submitter.queues.all_to(pool)
         return [oid for oid, task in list(submitter.pending.items()) if task.queue in queues]
 
     def _cancel_pending(self, force: bool) -> None:
@@ -299,6 +310,7 @@ class PoolExecutor(TaskExecutor):
 
     def options(self, **changes: Any) -> TaskExecutor:
         """The same workers with other defaults."""
+        refuse_demands(changes)
         return self._view(self._options.override(self._resolved(changes)))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -354,8 +366,10 @@ def _close_pool(runtime: Runtime, pool: int) -> None:
     """Ends a pool when this process's tasks in it are done."""
     submitter = runtime.submitter
     with UnlessEnded():  # the cluster has ended meanwhile
-        queue = submitter.queue(pool)
-        while oids := [oid for oid, task in list(submitter.pending.items()) if task.queue == queue]:
+        queues = submitter.queues.all_to(pool)
+        while oids := [
+            oid for oid, task in list(submitter.pending.items()) if task.queue in queues
+        ]:
             submitter.waiting.wait_many(oids, len(oids), FOREVER_NS)
             submitter.drain()
         _end_pool(runtime, pool)
@@ -390,7 +404,8 @@ def open_pool(
     options: Options,
     numbers: Sequence[int] = (),
 ) -> PoolExecutor:
-    """Starts a pool of its own, on these nodes or else on this host."""
+    """Starts a pool of its own, on these nodes or else on this host; if each worker has resources,
+    where these are."""
     count = whole(workers)
     if count is None or not 1 <= count <= WORKERS_MAX:
         raise ValueError(refusal(workers))
@@ -403,36 +418,23 @@ def open_pool(
     setup: Any = None
     oid, inheritance = 0, Inheritance()
     own = runtime.tasks.node_number
-    places = spread(count, [(number, 1) for number in numbers or [own]])
+    demand = options.resources
+    if demand is None:
+        places = spread(count, [(number, 1) for number in numbers or [own]])
+    else:
+        places = runtime.demands.places_for_workers(demand, count, numbers)
+        options = dataclasses.replace(options, resources=None)
     if initializer is not None:
         alone = all(number == own for number, _ in places)
         ref = put_setup(runtime, initializer, tuple(initargs), inheritance if alone else None)
         oid = runtime.memory.local_id(ref)
         setup = ref, initargs  # locks and queues go with the object that was passed
-    pool = _start(runtime, places, max_tasks, oid, False, inheritance.descriptors)
+    pool = _start(runtime, places, max_tasks, oid, False, demand, inheritance.descriptors)
     runtime.pool_sizes[pool] = count
     made = PoolExecutor(runtime, pool, options, setup, places)
     made._dropped = weakref.finalize(made, _drop_pool, os.getpid(), runtime, pool, setup)
     made._dropped.atexit = False
     return made
-
-
-def refusal(max_workers: Any) -> str:
-    """Of a number of workers; it begins with the words of the standard library."""
-    return (
-        f"max_workers must be greater than 0 and at most {WORKERS_MAX}, or None, "
-        f"not {max_workers!r}"
-    )
-
-
-def spread(count: int, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """`count` workers over (node, weight): (node, how many), none with 0. Each goes to the first
-    of those that have the fewest for their weight."""
-    given = dict.fromkeys((number for number, _ in places), 0)
-    for _ in range(count):
-        number, _ = min(places, key=lambda place: (given[place[0]] + 1) / place[1])
-        given[number] += 1
-    return [(number, workers) for number, workers in given.items() if workers]
 
 
 def _start(
@@ -441,12 +443,13 @@ def _start(
     max_tasks: int,
     setup: int,
     exact: bool,
+    demand: Demand | None,
     descriptors: Sequence[int] = (),
 ) -> int:
     own = runtime.tasks.node_number
     here = sum(workers for number, workers in places if number == own)
     far = [place for place in places if place[0] != own]
-    ask = OpenPool(here, max_tasks, setup, far, exact)
+    ask = OpenPool(here, max_tasks, setup, far, exact, demand or ())
     opened = runtime.channel.call(ask, descriptors=descriptors).value
     if isinstance(opened, str):
         raise errors.NodeLostError(opened)
@@ -463,8 +466,12 @@ def spmd(
     weights: Sequence[tuple[int, int]],
 ) -> list[Future[T]]:
     """Peers in a pool of their own, which closes with the last of them, over (node, weight)."""
-    places = spread(size, weights)
-    pool = _start(runtime, places, 0, 0, True)
+    demand, options = options.resources, dataclasses.replace(options, resources=None)
+    if demand is None:
+        places = spread(size, weights)
+    else:
+        places = runtime.demands.places_for_workers(demand, size, [n for n, _ in weights])
+    pool = _start(runtime, places, 0, 0, True, demand)
     peers = PoolExecutor(runtime, pool, options, None, places)
     futures: list[Future[T]] = []
     fixed: Any = Fixed(fn)

@@ -36,6 +36,7 @@ __all__ = [
     "node_numbers",
     "other_places",
     "own_node",
+    "refusal",
     "shrink",
     "standby_of",
     "working_places",
@@ -227,6 +228,14 @@ def other_places(runtime: Runtime, copies: Any, keep: Sequence[int] = ()) -> lis
         nodes, key=lambda node: (node[0] not in keep, not node[1], node[0] < own, node[0])
     )
     return [number for number, _ in after if number != own][: count - 1]
+
+
+def refusal(max_workers: Any) -> str:
+    """Of a number of workers; it begins with the words of the standard library."""
+    return (
+        f"max_workers must be greater than 0 and at most {WORKERS_MAX}, or None, "
+        f"not {max_workers!r}"
+    )
 
 
 def grow(runtime: Runtime, n: Any, node: Any) -> None:

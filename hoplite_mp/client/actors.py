@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.planner.resources import Demand
 
 __all__ = ["About", "ActorSetup", "Actors"]
 
@@ -102,6 +103,7 @@ class Actors:
         get_if_exists: bool,
         detached: bool,
         node: int,
+        demand: Demand = (),
     ) -> tuple[ObjectRef[Any], About]:
         """A new actor; or the one of that name, with what its own handles know."""
         memory = self._runtime.memory
@@ -126,6 +128,7 @@ class Actors:
             detached,
             node,
             about.places,
+            demand,
         )
         while True:
             hold = take_over(memory, ask, int)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _shm, _tasks, serial
 from hoplite_mp.client.actors import Actors
 from hoplite_mp.client.calls import current_call
+from hoplite_mp.client.demands import Demands
 from hoplite_mp.client.describing import ref_words
 from hoplite_mp.client.futures import Future
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
@@ -60,6 +61,8 @@ class Runtime:
         self.memory.wait_moved = self.submitter.waiting.wait_moved
         self.memory.drain = self.submitter.drain
         self.actors = Actors(self)
+        self.demands = Demands(self)
+        self.running = 0  # the task with resources that runs here, if it runs alone
         self.own_pool = 0  # the pool whose tasks may be run in place
         # The Cluster over this runtime, made when first asked for; in a driver a weak reference,
         # called for it: who holds the Cluster decides how long it lives.

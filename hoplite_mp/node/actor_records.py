@@ -13,6 +13,7 @@ from hoplite_mp.protocol.local import Reply
 
 if TYPE_CHECKING:
     from hoplite_mp.node.main import Node
+    from hoplite_mp.planner.resources import Demand
 
 __all__ = ["Actor", "Asker", "Client", "Opening", "Wanted"]
 
@@ -68,6 +69,7 @@ class Wanted:
     detached: bool
     audience: int
     places: tuple[int, ...] = ()  # to which it is bound
+    demand: Demand = ()  # resources that it keeps for life
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from hoplite_mp.node.actor_records import Actor, Wanted
 from hoplite_mp.node.guests import NO_OBJECT
 from hoplite_mp.node.places import ROOM_LOOK_S
 from hoplite_mp.node.store import NODE_SLOT
+from hoplite_mp.planner.resources import Ledger
 from hoplite_mp.protocol.fields import NODES_MAX
 from hoplite_mp.protocol.messages import ActorNameClaimed
 from hoplite_mp.protocol.peers import ActorFound, ActorKept, ActorSought, DropActor, KeepActor
@@ -109,6 +110,7 @@ class Spares:
                 actor.begun,
                 wanted.audience,
                 wanted.places,
+                wanted.demand,
             ),
         )
 
@@ -127,6 +129,7 @@ class Spares:
             and (member.workers or member.stays)
             and member.home not in lan.draining.leaving
             and (not wanted.places or member.node in wanted.places)
+            and Ledger(member.resources).could_ever(wanted.demand)
         ]
         here = self.node.number
         able.sort(key=lambda member: (member.node - here) % NODES_MAX)
@@ -274,6 +277,7 @@ class Spares:
             what.detached,
             self.lan.guests.audience_here(spare.home, what.audience),
             what.places,
+            what.demand,
         )
         pool = self.lan.far_actors.give_up(one.oid) or workers.open_bound(NODE_SLOT, 0)
         if pool is None:
@@ -310,6 +314,7 @@ class Spares:
         local = workers.pools[pool]
         local.actor, local.target, local.setup, local.audience = True, 1, setup, wanted.audience
         local.setup_hold = self.client.hold(setup)
+        local.demand = wanted.demand
         workers.start_missing(local)
         self.keep(actor)
 

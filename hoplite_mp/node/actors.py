@@ -74,6 +74,7 @@ class Actors:
             ask.detached,
             audience,
             ask.places,
+            ask.demand,
         )
         if ask.node == self.node.number:
             self.begin(asker, wanted)
@@ -162,7 +163,9 @@ class Actors:
         workers, identity = self.node.workers, opening.identity
         pool = None
         if not self.leaving:
-            pool = workers.open_next(1, NODE_SLOT, 0, wanted.setup, wanted.audience, actor=True)
+            pool = workers.open_next(
+                1, NODE_SLOT, 0, wanted.setup, wanted.audience, actor=True, demand=wanted.demand
+            )
         if pool is None:
             self._release_name(wanted.name, identity)
             self._discard(opening)

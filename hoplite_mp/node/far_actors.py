@@ -131,6 +131,7 @@ class FarActors:
             wanted.detached,
             wanted.audience,
             wanted.places,
+            wanted.demand,
         )
         if not self.send(member.home, ask) and self.asking.pop(ask.number, None) is not None:
             asker.refused(f"node h{node} is gone")  # although the manager has not said so yet
@@ -350,6 +351,7 @@ class FarActors:
                 message.detached,
                 self.lan.guests.audience_here(home, message.audience),
                 message.places,
+                message.demand,
             )
             self.node.actors.begin(asker, wanted)
 

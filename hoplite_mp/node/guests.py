@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import errors, ids, serial
+from hoplite_mp import _tasks, errors, ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.layouts import layout_of, payload_layout
 from hoplite_mp.node.notes import Notes
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.imports import Imports
     from hoplite_mp.node.results import Results
+    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage, Release, RunTask
 
 __all__ = ["NO_OBJECT", "Guests"]
 
 KIND_TASK, POOL = 2, 0
+RANKED_FLAG: int = _tasks.RANKED_FLAG
 POOL_CLOSING = 2
 NO_OBJECT = bytes(ids.ID_BYTES)
 
@@ -76,6 +78,14 @@ class Guests:
         self.unposted: list[int] = []  # the ring of hints was full
         # Told before the sender is: what that worker has printed goes before the task's end.
         self.ends: Callable[[int], None] = lambda slot: None
+        self.ranked = _tasks.Ranked(self.tasks)
+        self.post: Callable[[int], bool] = lambda oid: self.tasks.post(
+            oid, queue(self.tasks.pool_of(oid))
+        )
+        # Of tasks with resources: is there room, which header has it, it has not become a task.
+        self.admit: Callable[[int, bytes, Demand], bool] = lambda peer, task, demand: False
+        self.admitted: Callable[[int, bytes, Demand], None] = lambda oid, task, demand: None
+        self.dropped: Callable[[bytes], None] = lambda task: None
 
     def __contains__(self, oid: int) -> bool:
         return oid in self.by_oid
@@ -83,6 +93,9 @@ class Guests:
     def run(self, peer: int, message: RunTask) -> None:
         """Takes the task in; a double is ignored."""
         if message.task in self.by_task:
+            return
+        if message.demand and not self.admit(peer, message.task, message.demand):
+            self.send(peer, TaskEnded(message.task, "full"))
             return
         guest = self.by_task[message.task] = Guest(peer, message.task, [])
         named = [message.function]
@@ -113,18 +126,18 @@ class Guests:
 
     def _begin(self, guest: Guest, message: RunTask, holds: list[Any]) -> None:
         if guest.unwanted:
-            del self.by_task[guest.task]
+            self._refused(guest)
             return
         with_args = message.args_object != NO_OBJECT
         if holds[0] is None or (with_args and holds[-1] is None):
-            del self.by_task[guest.task]
+            self._refused(guest)
             self.send(guest.peer, TaskEnded(guest.task, "returned"))  # it knows what has become
             return
         pool, closed = message.pool, guest.late
         if closed or (
             pool != POOL and self.pools.get(pool) != guest.peer and not self.is_actor(pool)
         ):
-            del self.by_task[guest.task]
+            self._refused(guest)
             kind = errors.ActorLostError if closed else errors.WorkerLostError
             short = kind("the actor was closed" if closed else "its pool has been closed")
             payload = serial.encode_error(short, "").tobytes()
@@ -135,6 +148,7 @@ class Guests:
         self.by_oid[oid] = guest
         self.imports.adopt(guest.task, oid)
         self.notes.guest(oid, guest.task)
+        ranked = bool(message.flags & RANKED_FLAG)
         posted = self.tasks.submit(
             oid,
             holds[0].oid,
@@ -145,15 +159,25 @@ class Guests:
             message.flags,
             message.name,
             self.queue(pool),
-            True,
+            not ranked,
             self.audience_here(guest.peer, message.audience),
             message.tries,
         )
+        if ranked:
+            self.ranked.rank(oid, message.priority, message.floor)
+            posted = self.post(oid)
+        if message.demand:
+            self.admitted(oid, message.task, message.demand)
         if not posted:
             self.unposted.append(oid)
         self._prefetch(message, holds)
         if self.is_actor(pool):
             self.refuse_calls(pool)
+
+    def _refused(self, guest: Guest) -> None:
+        """It does not become a task of this host."""
+        del self.by_task[guest.task]
+        self.dropped(guest.task)
 
     def on_their_way(self, pool: int) -> bool:
         """Have calls come for that actor which wait for what they name?"""
@@ -185,7 +209,7 @@ class Guests:
         """Hints for which there was no room."""
         while self.unposted:
             oid = self.unposted[-1]
-            if not self.tasks.post(oid, self.queue(self.tasks.pool_of(oid))):
+            if not self.post(oid):
                 return
             self.unposted.pop()
 

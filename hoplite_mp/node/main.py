@@ -36,6 +36,7 @@ from hoplite_mp.node.places import Places
 from hoplite_mp.node.point_to_point import PointToPoint
 from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.requests import Requests
+from hoplite_mp.node.resources import Resources
 from hoplite_mp.node.results import Results
 from hoplite_mp.node.store import Store
 from hoplite_mp.node.sweeper import Sweeper
@@ -129,6 +130,7 @@ class Node:
         )
         self.store.number = lambda: self.number
         self.workers = Workers(self)
+        self.resources = Resources(self)
         self.questions = Questions(self)
         self.counters = Counters(self)
         self.tracing = Tracing(self)
@@ -255,7 +257,7 @@ class Node:
         self.workers.pipes[slot] = [out, err]
         self.add_client(slot, line)
 
-    def spawn(self, slot: int, pool: Pool) -> bool:
+    def spawn(self, slot: int, pool: Pool, assigned: dict[str, list[int]]) -> bool:
         """Asks the supervisor for a worker; its line and its pipes are made here. False: they
         cannot be made now."""
         made: list[int] = []
@@ -270,7 +272,8 @@ class Node:
             return False
         out, err = made[:2], made[2:]
         self.connect(slot, mine, out[0], err[0], pool.audience)
-        message = self._encode(Spawn(slot, pool.number, pool.max_tasks, pool.setup, pool.audience))
+        spawn = Spawn(slot, pool.number, pool.max_tasks, pool.setup, pool.audience, assigned)
+        message = self._encode(spawn)
         try:
             fds = [theirs.fileno(), out[1], err[1], *pool.descriptors]
             socket.send_fds(self.supervisor, [message], fds)
@@ -373,6 +376,7 @@ class Node:
         self.requests.forget_client(slot)
         if self.lan is not None:
             self.lan.given.lose(slot)
+        self.resources.worker_gone(slot)
         self.workers.exited(worker, message.code, again)
         self.workers.close_owned(slot)
         self.client.unregister(slot)
@@ -385,6 +389,8 @@ class Node:
         done = self.tasks.drain()
         if done:
             self.sweeper.completed(done)
+        if self.resources.held or self.resources.rows.rows:
+            self.resources.look()
         if self.lan is not None:
             self.lan.look(done)
         self.exports.look()

@@ -69,6 +69,13 @@ from hoplite_mp.protocol.local import (
     TracePiece,
 )
 from hoplite_mp.protocol.output import MarkLines
+from hoplite_mp.protocol.resources import (
+    AssignedAsked,
+    GiveBack,
+    KeepForStream,
+    ResourcePlaces,
+    TakeResources,
+)
 
 if TYPE_CHECKING:
     from hoplite_mp.node.main import Node
@@ -146,6 +153,11 @@ class Requests:
             ActorStateAsked: node.actors.state_asked,
             KeepActorState: node.actors.keep_state,
             BindActor: node.actors.bind,
+            TakeResources: node.resources.take,
+            GiveBack: node.resources.give_back,
+            KeepForStream: node.resources.keep_for_stream,
+            ResourcePlaces: node.resources.places,
+            AssignedAsked: node.resources.assigned,
             MarkLines: lambda slot, request: node.output.mark_lines(
                 request.ask.number, node.driver_name(slot)
             ),
@@ -293,7 +305,13 @@ class Requests:
         audience = workers.audience_of(slot) or self.node.driver_name(slot)
         if ask.workers:
             number = workers.open_next(
-                ask.workers, slot, ask.max_tasks, ask.setup, audience, self.node.given
+                ask.workers,
+                slot,
+                ask.max_tasks,
+                ask.setup,
+                audience,
+                self.node.given,
+                demand=ask.demand,
             )
         else:
             number = workers.open_bound(slot, audience)

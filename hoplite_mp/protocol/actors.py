@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from hoplite_mp.protocol.resources import Wanted
+
 __all__ = [
     "ActorAsk",
     "ActorBegins",
@@ -42,6 +44,7 @@ class OpenActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     detached: bool
     node: int  # where it is to run
     places: tuple[int, ...] = ()  # to which it is bound; none: it may begin again on any node
+    demand: Wanted = ()  # resources that it keeps for life
 
 
 class BindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -29,6 +29,7 @@ from hoplite_mp.protocol.local_groups import (
     GroupWritten,
 )
 from hoplite_mp.protocol.output import MarkLines
+from hoplite_mp.protocol.resources import ResourceAsk, Wanted
 from hoplite_mp.protocol.setup import SetUp, SetupFailed
 
 __all__ = [
@@ -198,6 +199,7 @@ class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
     setup: int
     far: list[tuple[int, int]] = []  # (node, workers there)
     exact: bool = False
+    demand: Wanted = ()  # resources that each worker keeps for life
 
 
 class AddWorkers(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -332,6 +334,7 @@ Ask: TypeAlias = (
     | Dump
     | DumpRead
     | ActorAsk
+    | ResourceAsk
     | MarkLines
 )
 
@@ -431,6 +434,7 @@ class Spawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     max_tasks: int
     setup: int
     audience: int = 0
+    assigned: dict[str, list[int]] = {}  # indices of resources that are its for life
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -18,6 +18,7 @@ from hoplite_mp.protocol.fields import (
     NODES_MAX,
     TEXT_CHARS_MAX,
     Message,
+    amounts,
     between,
     counts,
     flags,
@@ -25,6 +26,7 @@ from hoplite_mp.protocol.fields import (
     object_id,
     text,
 )
+from hoplite_mp.protocol.resources import Wanted
 
 __all__ = [
     "ABOUT_BYTES_MAX",
@@ -49,7 +51,8 @@ NO_IDENTITY = bytes(ID_BYTES)
 class BeginActor(Message, frozen=True):
     """An actor on the receiver's host. `setup`: the object with its constructor and arguments.
     `about`: what handles know of it, in words of clients. `audience`: as in RunTask. `places`: the
-    nodes to which it is bound; none: it may begin again on any. Answered by ActorBegun with the
+    nodes to which it is bound; none: it may begin again on any. `demand`: resources that it keeps
+    for life. Answered by ActorBegun with the
     same number."""
 
     number: int
@@ -62,6 +65,7 @@ class BeginActor(Message, frozen=True):
     detached: bool
     audience: int
     places: tuple[int, ...] = ()
+    demand: Wanted = ()
 
     def __post_init__(self) -> None:
         counts(number=self.number, restarts=self.restarts, audience=self.audience)
@@ -71,6 +75,7 @@ class BeginActor(Message, frozen=True):
         text("name", self.name, NAME_CHARS_MAX)
         flags(get_if_exists=self.get_if_exists, detached=self.detached)
         numbers("places", self.places, NODES_MAX - 1)
+        amounts("demand", self.demand)
 
 
 class ActorBegun(Message, frozen=True):
@@ -153,6 +158,7 @@ class KeepActor(Message, frozen=True):
     begun: bool
     audience: int
     places: tuple[int, ...] = ()
+    demand: Wanted = ()
 
     def __post_init__(self) -> None:
         counts(number=self.number, audience=self.audience)
@@ -166,6 +172,7 @@ class KeepActor(Message, frozen=True):
         text("label", self.label, NAME_CHARS_MAX)
         flags(detached=self.detached, begun=self.begun)
         numbers("places", self.places, NODES_MAX - 1)
+        amounts("demand", self.demand)
 
 
 class ActorKept(Message, frozen=True):

@@ -6,7 +6,16 @@ This module must never know how messages travel, nor what anybody does with them
 from __future__ import annotations
 
 from hoplite_mp.ids import ID_BYTES
-from hoplite_mp.protocol.fields import TEXT_CHARS_MAX, Message, between, counts, flags, text
+from hoplite_mp.protocol.fields import (
+    TEXT_CHARS_MAX,
+    Message,
+    amounts,
+    between,
+    counts,
+    flags,
+    text,
+)
+from hoplite_mp.protocol.resources import Wanted
 
 __all__ = [
     "AddWorkers",
@@ -22,10 +31,11 @@ __all__ = [
     "RelayAsked",
     "RelayOpened",
     "RemoveNode",
+    "ResourcesFreed",
     "WorkersNow",
 ]
 
-COUNTERS_MAX = 64
+COUNTERS_MAX = 256
 _U16_MAX = (1 << 16) - 1
 
 
@@ -47,22 +57,29 @@ class WorkersNow(Message, frozen=True):
         between("count", self.count, 0, _U16_MAX)
 
 
+class ResourcesFreed(Message, frozen=True):
+    """Some of the resources that the sender's host has are free again, since it has refused a task
+    of the receiver's (TaskEnded "full")."""
+
+
 class OpenFarPool(Message, frozen=True):
     """Workers on the receiver's host for the sender's tasks alone. `setup`: the object with
     (initializer, initargs), or zeros. `audience`: of what they print before their first task, as
-    in RunTask. Answered by FarPoolOpened."""
+    in RunTask. `demand`: resources that each worker keeps for life. Answered by FarPoolOpened."""
 
     number: int
     workers: int
     max_tasks: int
     setup: bytes
     audience: int = 0
+    demand: Wanted = ()
 
     def __post_init__(self) -> None:
         counts(number=self.number, max_tasks=self.max_tasks, audience=self.audience)
         between("workers", self.workers, 1, _U16_MAX)
         if len(self.setup) != ID_BYTES:
             raise ValueError(f"setup must be {ID_BYTES} bytes, not {self.setup!r}")
+        amounts("demand", self.demand)
 
 
 class FarPoolOpened(Message, frozen=True):

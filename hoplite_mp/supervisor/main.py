@@ -257,6 +257,7 @@ class Supervisor:
                 s.config,
                 s.birth,
                 inherited,
+                ask.assigned,
             )
             return int(code)
 

@@ -36,7 +36,7 @@ from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.protocol.actors import ActorBegins, ActorFailed, ActorMayEnd
 from hoplite_mp.protocol.local import LINE_LOST, STACKS_FILE, STACKS_SIGNAL, SetUp, SetupFailed
-from hoplite_mp.worker import actor, checkpoints
+from hoplite_mp.worker import actor, checkpoints, ranked
 from hoplite_mp.worker.beside import Beside
 from hoplite_mp.worker.birth import take_after
 from hoplite_mp.worker.streams import STREAMED, Source
@@ -55,6 +55,7 @@ SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
 ERROR_IN_MESSAGE_BYTES_MAX = 128 << 10
 FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 SETUP_FAILED = 97  # exit code: the initializer raised
+RANKED: int = _tasks.RANKED_FLAG
 
 
 class Worker:
@@ -85,6 +86,7 @@ class Worker:
         self.line = runtime.channel.line
         runtime.channel.taken_away = self.end_without_line
         runtime.own_pool = pool
+        self.submitter.floor = 0
         self.submitter.waiting.run_in_place = self.run_in_place
 
     def become_actor(self, concurrency: int) -> None:
@@ -198,7 +200,11 @@ class Worker:
         failed = False
         value: Any = None
         brought = serial.begin_run()
-        audience = self.submitter.audience
+        audience, floor = self.submitter.audience, self.submitter.floor
+        if flags & RANKED:
+            ranked.begins(self.runtime, oid, flags)
+        else:
+            self.submitter.floor = 0
         try:
             self.speak_to(self.tasks.audience(oid))
             if self.depth == 1:
@@ -234,6 +240,9 @@ class Worker:
         serial.end_run(brought)
         self.depth -= 1
         self.done_tasks += 1
+        self.submitter.floor = floor
+        if flags & RANKED:
+            ranked.ended(self.runtime, oid, flags)
         if before:
             self.speak_to(audience)
         self.tasks.end(outer, failed)
@@ -442,10 +451,12 @@ def main(
     config: dict[str, Any],
     birth: Birth,
     inherited: list[int],
+    assigned: dict[str, list[int]],
 ) -> int:
     """Runs in the forked child. Returns the exit code."""
     global MAIN
     MAIN = threading.get_ident()
+    ranked.show_devices(assigned)
     channel = Channel(socket.socket(fileno=rpc_fd))
     event_fd = lift(event_fd)
     runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
