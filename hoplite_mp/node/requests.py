@@ -382,8 +382,12 @@ class Requests:
         node = self.node
         used = self.store.used_bytes()
         mine = len(node.workers.pools[0].workers)
+        resources, free = node.resources.totals, node.resources.ledger.free()
         if node.lan is None:
-            own = (0, "127.0.0.1", socket.gethostname(), mine, used, self.store.limit)
+            own = (
+                *(0, "127.0.0.1", socket.gethostname(), mine, used, self.store.limit),
+                *(resources, free),
+            )
             node.reply(slot, Reply(request.number, [own]))
             return
         found = [
@@ -394,6 +398,8 @@ class Requests:
                 mine if member.node == node.number else member.workers,
                 used if member.node == node.number else 0,
                 member.memory_total,
+                member.resources,
+                free if member.node == node.number else member.resources,
             )
             for member in node.lan.members.values()
         ]
