@@ -378,7 +378,7 @@ _ABOVE_ZERO = {
     "beat_interval_s", "drain_interval_s", "handshake_timeout_s", "restart_pause_s",
     "restart_pause_s_max", "silence_s", "start_timeout_s",
 }  # fmt: skip
-_TEXTS = {"hosts_command": "a command", "resources": 'names with amounts, such as "gpu=2,disk=0.5"'}
+_TEXTS = {"hosts_command": "a command", "resources": 'a list such as "gpu=2,disk=0.5"'}
 _POWERS_OF_TWO = {"span_bytes"}  # spans are aligned to their size
 _MULTIPLES: dict[str, int] = {"span_bytes": 4096}
 

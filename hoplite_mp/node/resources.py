@@ -86,7 +86,11 @@ class Resources:
     def take(self, slot: int, request: Request) -> None:
         """A task that has its arguments."""
         ask: Any = request.ask
-        self._wait(ask.oid, ask.demand)
+        self.wait(ask.oid, ask.demand)
+
+    def wait(self, oid: int, demand: Demand) -> None:
+        """That task begins when it has these."""
+        self._wait(oid, demand)
         self.serve()
 
     def give_back(self, slot: int, request: Request) -> None:
