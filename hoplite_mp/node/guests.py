@@ -83,7 +83,7 @@ class Guests:
             oid, queue(self.tasks.pool_of(oid))
         )
         # Of tasks with resources: is there room, which header has it, it has not become a task.
-        self.admit: Callable[[int, bytes, Demand], bool] = lambda peer, task, demand: False
+        self.admit: Callable[[int, bytes, Demand, bool], bool] = lambda *_: False
         self.admitted: Callable[[int, bytes, Demand], None] = lambda oid, task, demand: None
         self.dropped: Callable[[bytes], None] = lambda task: None
 
@@ -94,9 +94,11 @@ class Guests:
         """Takes the task in; a double is ignored."""
         if message.task in self.by_task:
             return
-        if message.demand and not self.admit(peer, message.task, message.demand):
-            self.send(peer, TaskEnded(message.task, "full"))
-            return
+        if message.demand:
+            needed = message.floor != _tasks.NO_FLOOR
+            if not self.admit(peer, message.task, message.demand, needed):
+                self.send(peer, TaskEnded(message.task, "full"))
+                return
         guest = self.by_task[message.task] = Guest(peer, message.task, [])
         named = [message.function]
         if message.args:

@@ -171,10 +171,10 @@ class Resources:
         self._wait(oid, held.demand)
         self.node.after(0.0, self.serve)
 
-    def admit(self, peer: int, task: bytes, demand: Demand) -> bool:
+    def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
         """A task of another host, which comes now: is there room? Those of this host that wait for
-        the same come first."""
-        if self._is_kept(demand) or self.ledger.take(task, demand) is None:
+        the same come first, unless it is `needed` by a task that holds something."""
+        if (self._is_kept(demand) and not needed) or self.ledger.take(task, demand) is None:
             self.refused.add(peer)
             return False
         return True
@@ -237,7 +237,7 @@ class Resources:
         near = 2 if floor != _tasks.NO_FLOOR else 1
         self._order += 1
         rank = (-max(priority, floor), -near, -priority, self._order)
-        self.rows.add(oid, demand, self._where(oid), rank)
+        self.rows.add(oid, demand, self._where(oid), rank, near == 2)
 
     def _where(self, oid: int) -> int:
         """The home of the host to which it is bound, or ANYWHERE."""
@@ -265,7 +265,7 @@ class Resources:
 
     def serve(self) -> None:
         """Gives what is free to those whose turn it is: the highest first, in order, and nobody
-        takes what one before him waits for, unless that could not be met there at all."""
+        takes what one before him waits for, but a task that another one may be waiting for."""
         if self._serving:
             return
         self._serving = True
@@ -289,7 +289,7 @@ class Resources:
                 self.rows.remove(who)  # cancelled, or its submitter has died
                 continue
             if not (self._start(row, who) if isinstance(who, tuple) else turn.begin(row, who)):
-                skip.add((row.demand, row.where))
+                skip.add(row.key)
                 turn.reserve(row)
 
     def _start(self, row: Row, who: tuple[str, int]) -> bool:
@@ -417,7 +417,8 @@ class _Turn:
         row.lost_since = None
         found = []
         for home in able:
-            if names & self.kept.get(home, set()) or names & of.full.get(home, set()):
+            kept = set() if row.needed else self.kept.get(home, set())
+            if names & (kept | of.full.get(home, set())):
                 continue
             if self._ledger(home).fits(row.demand) and (room := self._room(home)) is not None:
                 found.append((room, home))

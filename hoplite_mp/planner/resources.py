@@ -230,8 +230,16 @@ class Row:
 
     demand: Demand
     where: Any  # which nodes: a value that the caller understands
+    # Somebody who holds something may be waiting for them, so nothing is kept from them for others
+    # that come before: those may wait for just what that one holds.
+    needed: bool = False
     members: list[tuple[Any, Any]] = field(default_factory=list)  # a heap of (rank, who)
     lost_since: float | None = None  # since when no node has so much at all
+
+    @property
+    def key(self) -> Any:
+        """By which it is found."""
+        return self.demand, self.where, self.needed
 
 
 class Rows:
@@ -244,12 +252,12 @@ class Rows:
     def __contains__(self, who: Any) -> bool:
         return who in self.ranks
 
-    def add(self, who: Any, demand: Demand, where: Any, rank: Any) -> None:
+    def add(self, who: Any, demand: Demand, where: Any, rank: Any, needed: bool = False) -> None:
         """rank: who has a lower one is served first; no two are the same."""
-        key = demand, where
+        key = demand, where, needed
         row = self.rows.get(key)
         if row is None:
-            row = self.rows[key] = Row(demand, where)
+            row = self.rows[key] = Row(demand, where, needed)
         self.ranks[who] = rank, key
         heapq.heappush(row.members, (rank, who))
 
@@ -270,12 +278,12 @@ class Rows:
 
     def everybody(self, row: Row) -> list[Any]:
         """Of that row, in order."""
-        key = row.demand, row.where
-        return [who for rank, who in sorted(row.members) if self.ranks.get(who) == (rank, key)]
+        members = sorted(row.members, key=lambda one: one[0])
+        return [who for rank, who in members if self.ranks.get(who) == (rank, row.key)]
 
     def first(self, skip: Container[Any]) -> Row | None:
-        """The row whose first member is the first of all, without those whose (demand, where) is
-        in `skip`; None: there is none."""
+        """The row whose first member is the first of all, without those whose key is in
+        `skip`; None: there is none."""
         best: Row | None = None
         for key, row in self.rows.items():
             if key not in skip and (best is None or row.members[0][0] < best.members[0][0]):
