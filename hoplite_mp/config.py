@@ -388,7 +388,8 @@ def _check(name: str, kind: Any, value: object) -> None:
     if value is None and "None" in kind:
         return
     if kind.startswith("str"):
-        if not isinstance(value, str) or not value or "\0" in value:
+        listed = name != "resources" or "=" in str(value)
+        if not isinstance(value, str) or not value or "\0" in value or not listed:
             what = _TEXTS.get(name, "the path of a directory")
             raise ConfigError(f"{name}={value!r} is not allowed: {what}")
         if name == "hosts_command" and not ("{host}" in value and "{arguments}" in value.split()):

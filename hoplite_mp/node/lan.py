@@ -150,6 +150,8 @@ class Lan:
         self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager)
         node.exports.elsewhere = self.locations.kept_at
         self.recovering = Recovering(node, self)
+        self.recovering.lineage.demand_of = node.resources.demand_of
+        self.recovering.remaking.take_resources = node.resources.wait
         self.recovering.homes.has_moved = self.spares.moved
         self.recovering.homes.holdings.spare = self.spares.number_of
         if not lan.manager:

@@ -64,8 +64,6 @@ class Recovering:
             node.after,
             node.workers.queue_for,
         )
-        self.lineage.demand_of = node.resources.demand_of
-        remaking.take_resources = node.resources.wait
         node.places.near = node.imports.near
         node.places.maker, node.places.after = remaking, node.after
         node.store.unwanted = self.lineage.make_room
