@@ -160,7 +160,7 @@ def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
     round trip to all of them; else that is 0."""
     runtime.memory.check()
     found = [
-        Node(node_id(number), *rest, as_amounts(all_), as_amounts(free))
+        Node(node_id(number), *[*rest, as_amounts(all_), as_amounts(free)])
         for number, *rest, all_, free in runtime.channel.call(Members()).value
     ]
     runtime.newest_node = max(runtime.newest_node, *(int(one.id[1:]) for one in found))
