@@ -14,6 +14,9 @@
 
 #include "shm_object.h"
 
+/* Out of the loops in which workers look for tasks that have no rank. */
+#define SELDOM __attribute__((noinline, cold, unused))
+
 static inline int task_claim(char *c, uint64_t id, unsigned slot) {
     return change_state(c, id, ST_QUEUED, ST_CLAIMED, -1, (int)slot);
 }
@@ -50,7 +53,7 @@ static inline void bag_open(char *c, unsigned queue, unsigned pool) {
     STORE(&pool_of(c, pool)->ranked, 1);
 }
 /* The one producer. Returns how many hints there are then; 0: there was no room. */
-static inline unsigned bag_add(char *c, unsigned queue, uint64_t id) {
+SELDOM static unsigned bag_add(char *c, unsigned queue, uint64_t id) {
     shm_queue *q = queue_of(c, queue);
     shm_record *r = record_of(c, id);
     unsigned high = q->bag_high, used = 0, count = 0, at = BAG;
@@ -75,7 +78,7 @@ static inline unsigned bag_add(char *c, unsigned queue, uint64_t id) {
     STORE(&q->bag_high, used > at + 1 ? used : at + 1);
     return count + 1;
 }
-static inline unsigned bag_count(shm_queue *q) {
+SELDOM static unsigned bag_count(shm_queue *q) {
     unsigned high = LOAD(&q->bag_high), count = 0;
     for (unsigned i = 0; i < high && i < BAG; i++)
         count += LOAD(&hints_of(q)[i].id) != 0;
@@ -87,7 +90,7 @@ typedef struct {
 } bag_filter;
 
 /* The best hint of that pool whose level is at least `lowest`, claimed; or 0. */
-static inline uint64_t bag_take(char *c, unsigned pool, unsigned slot, unsigned queues,
+SELDOM static uint64_t bag_take(char *c, unsigned pool, unsigned slot, unsigned queues,
                                 int32_t lowest, const bag_filter *filter) {
     for (;;) {
         shm_hint best = {0}, *where = NULL;
@@ -123,7 +126,7 @@ static inline uint64_t bag_take(char *c, unsigned pool, unsigned slot, unsigned 
 }
 /* What workers of this pool wait for inside their tasks goes before everything: whatever its level
  * is, a higher one needs it. Not what holds resources, which has begun its wait with the node. */
-static inline uint64_t take_waited_for(char *c, unsigned pool, unsigned slot) {
+SELDOM static uint64_t take_waited_for(char *c, unsigned pool, unsigned slot) {
     if (slot == NODE_SLOT)
         return 0;
     for (unsigned i = 0; i < CLIENTS; i++) {

@@ -28,7 +28,6 @@ from hoplite_mp.client.losing import UnlessEnded
 from hoplite_mp.client.mapping import Results, Run, chunks_of
 from hoplite_mp.client.memory import FOREVER_NS, check_timeout, whole
 from hoplite_mp.client.progress import length_of, open_bar
-from hoplite_mp.client.ranking import rank_of
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.nodes import WORKERS_MAX, node_numbers, refusal
 from hoplite_mp.protocol.local import POOL_BROKEN, ClosePool, OpenPool
@@ -160,6 +159,8 @@ class TaskExecutor(concurrent.futures.Executor):
             nodes = runtime.demands.nodes_for_task(demand, nodes)
         if nodes is not None:
             pool = self._bound(nodes)
+        floor = runtime.submitter.floor
+        ranked = floor > 0 or options.priority or demand is not None
         if runtime.pool_sizes.get(max(pool, 0)) == 0:
             raise RuntimeError(
                 "this cluster was made with workers=0, so no task can ever run: make it with "
@@ -178,7 +179,7 @@ class TaskExecutor(concurrent.futures.Executor):
                 options.copy,
                 options.name,
                 more_flags=flags,
-                rank=rank_of(options.priority, runtime.submitter.floor, demand),
+                rank=(options.priority, floor) if ranked else None,
                 demand=demand,
             )
         except serial.NotPicklable as error:
