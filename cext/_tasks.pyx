@@ -7,7 +7,7 @@ works on the control memory whose address it is given.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
@@ -16,8 +16,7 @@ cimport cython
 include "shm_layout.pxi"
 include "tasks_declarations.pxi"
 
-ARGS_INLINE_BYTES = ARGS_INLINE
-FOREVER_NS = 1 << 62
+ARGS_INLINE_BYTES, FOREVER_NS = ARGS_INLINE, 1 << 62
 DONE, NEWS, TIMEOUT, CLOSING = WAIT_DONE, WAIT_NEWS, WAIT_TIMEOUT, WAIT_CLOSING
 QUEUED_HINTS_MAX, MEMBERS_MAX = RING, MEMBERS
 
@@ -498,3 +497,4 @@ cdef class Tasks:
 include "tasks_boards.pxi"
 include "tasks_trace.pxi"
 include "tasks_beside.pxi"
+include "tasks_ranked.pxi"

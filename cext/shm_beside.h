@@ -21,13 +21,21 @@ static inline int fits_beside(char *c, uint64_t id, unsigned running, uint64_t a
     return (LOAD(&r->flags) & RECORD_ASYNC) && LOAD(&r->concurrency) > running &&
            LOAD(&r->audience) == audience;
 }
-/* `any`: every task of that pool, an actor's, is taken. */
-static inline uint64_t take_beside(char *c, unsigned pool, unsigned slot, unsigned running,
-                                   uint64_t audience, int any) {
+/* What a worker that runs async tasks lets into its loop from a bag. */
+typedef struct {
+    unsigned running;
+    uint64_t audience;
+} beside_fit;
+static inline int hint_fits_beside(char *c, uint64_t id, const void *of) {
+    const beside_fit *fit = of;
+    return fits_beside(c, id, fit->running, fit->audience);
+}
+static inline uint64_t take_beside_rings(char *c, unsigned pool, unsigned slot, unsigned running,
+                                         uint64_t audience, int any) {
     unsigned queues = LOAD(&root_of(c)->queues_high);
     for (unsigned number = 0; number < queues; number++) {
         shm_queue *q = queue_of(c, number);
-        if (!LOAD(&q->owner) || LOAD(&q->pool) != pool)
+        if (!LOAD(&q->owner) || LOAD(&q->pool) != pool || LOAD(&q->bag))
             continue;
         for (;;) {
             uint64_t head = LOAD(&q->head), tail = LOAD(&q->tail);
@@ -43,6 +51,17 @@ static inline uint64_t take_beside(char *c, unsigned pool, unsigned slot, unsign
         }
     }
     return 0;
+}
+/* `any`: every task of that pool, an actor's, is taken. */
+static inline uint64_t take_beside(char *c, unsigned pool, unsigned slot, unsigned running,
+                                   uint64_t audience, int any) {
+    unsigned queues = LOAD(&root_of(c)->queues_high);
+    int ranked = LOAD(&pool_of(c, pool)->ranked) != 0 && !any;
+    bag_filter filter = {hint_fits_beside, &(beside_fit){running, audience}};
+    uint64_t id = ranked ? bag_take(c, pool, slot, queues, 1, &filter) : 0;
+    if (!id)
+        id = take_beside_rings(c, pool, slot, running, audience, any);
+    return id || !ranked ? id : bag_take(c, pool, slot, queues, INT32_MIN, &filter);
 }
 /* Waits for one until the deadline, or until the task word differs from `seen`, which the caller has
  * read before it looked whether anything has ended; 0: there is none. Its bit is not among the idle ones: a hint that it cannot take must not be kept from a worker

@@ -30,6 +30,7 @@ enum {
     MEMBERS = 64,           /* ranks of a Group */
     QUEUES = 512,           /* one for each (submitter, pool) */
     RING = 4096,            /* hints in a queue */
+    BAG = RING / 4,         /* ranked ones, in the same memory */
     TABLES = 1024,
     TABLE_HEADERS = 4096,
     TABLE_WORDS = TABLE_HEADERS / 64,
@@ -100,8 +101,10 @@ typedef struct {
     uint64_t spill;   /* offset in the spill file + 1 */
     uint64_t reserved[2];
 } shm_header;
-/* Of a record's flags, which belong to submitters and workers, the one that matters here. */
-enum { RECORD_ASYNC = 8 };
+/* Of a record's flags, which belong to submitters and workers, those that matter here. RANKED: its
+ * hint stands in a bag, not in a ring. RESOURCES: its node decides when it may begin. */
+enum { RECORD_ASYNC = 8, RECORD_RANKED = 0x1000, RECORD_RESOURCES = 0x2000 };
+#define FLOOR_NONE INT32_MIN
 static_assert(sizeof(shm_header) == 128, "header");
 static_assert(offsetof(shm_header, pins) == 40 && offsetof(shm_header, block) == 72, "header");
 static_assert(offsetof(shm_header, taken) == 96, "header");
@@ -120,7 +123,8 @@ typedef struct {
     uint16_t concurrency;  /* FLAG_ASYNC: how many such tasks a worker may run at a time */
     uint64_t timeout_ns;   /* of running; 0 = none */
     uint64_t started_ns;
-    uint64_t submitter;    /* client generation of the submitter */
+    int32_t priority;      /* RECORD_RANKED: as its submitter has asked, */
+    int32_t floor;         /* and the level of the task that has sent it; FLOOR_NONE: no task */
     uint64_t submitted_ns;
     uint64_t audience;     /* home of the host whose driver hears what it prints; 0 = this one's */
     char name[NAME_BYTES];
@@ -187,19 +191,32 @@ typedef struct {
     uint32_t owner;        /* client slot + 1 */
     uint32_t pool;
     uint32_t here;         /* 1: tasks of other hosts, which must not be sent on */
-    uint32_t pad0;
+    uint32_t bag;          /* 1: its hints are the ranked ones of shm_bag.h */
     uint64_t pad[6];
     uint64_t head;         /* consumers, by CAS */
     uint64_t pad2[7];
-    uint64_t tail;         /* the one producer */
-    uint64_t pad3[7];
+    uint64_t tail;         /* the one producer; of a bag: how many hints it has ever had */
+    uint32_t bag_high;     /* the one producer: entries of a bag behind these are empty */
+    uint32_t pad0;
+    uint64_t pad3[6];
     uint64_t ring[RING];
 } shm_queue;
 static_assert(sizeof(shm_queue) == 192 + 8 * RING, "queue");
 
+/* A hint with a rank. The id is written last, and taken out by a CAS to 0. */
+typedef struct {
+    uint64_t id;           /* 0 = free */
+    int32_t level;         /* the higher one of a task's priority and its floor */
+    int32_t priority;
+    uint32_t order;        /* within its bag */
+    uint32_t nearness;     /* how much somebody may be waiting for it; see hint_nearness() */
+    uint64_t pad;
+} shm_hint;
+static_assert(sizeof(shm_hint) == 32, "hint");
+
 typedef struct {
     uint32_t state;        /* 0 free, 1 open, 2 closing */
-    uint32_t pad;
+    uint32_t ranked;       /* 1: somebody has opened a bag to this pool, or to its number before */
     uint64_t pad2[3];
     uint64_t beside[MASK_WORDS];   /* run async tasks, and sleep until there is one more */
     uint64_t idle[MASK_WORDS];     /* workers that sleep: wake one for a hint */
@@ -250,7 +267,7 @@ typedef struct {
     uint64_t returns_next;
     uint64_t gone_tables[TABLES / 64]; /* which tables have a bit in `gone` */
     uint32_t file_writer;  /* client slot + 1 of who writes a large value through the file; 0: none */
-    uint32_t pad0;
+    uint32_t resources;    /* node: counts changes of what the cluster's nodes have */
     uint64_t pad[15];
     uint64_t returns[RETURNS]; /* payload offset | lap: who was killed here left another lap */
 } shm_root;

@@ -6,7 +6,7 @@ cdef extern from "shm_spans.h" nogil:
         uint64_t returns[4096]
         uint64_t spinners[4]
         uint64_t gone_tables[16]
-        uint32_t file_writer
+        uint32_t file_writer, resources
     ctypedef struct shm_header:
         uint64_t word, block, size, taken, spill
         uint64_t refs[4]
@@ -15,7 +15,8 @@ cdef extern from "shm_spans.h" nogil:
         uint8_t kind, flags
         uint16_t pool
     ctypedef struct shm_record:
-        uint64_t function, args, timeout_ns, started_ns, submitter, submitted_ns, audience
+        uint64_t function, args, timeout_ns, started_ns, submitted_ns, audience
+        int32_t priority, floor
         uint32_t args_len, result_len
         uint16_t retries_left, tries, flags, concurrency
         char name[32]
@@ -35,7 +36,7 @@ cdef extern from "shm_spans.h" nogil:
         uint64_t parked_news[4]
         uint64_t waiting_id, waiting_n, waiting_ns, waiting_last
     ctypedef struct shm_queue:
-        uint32_t owner, pool, here
+        uint32_t owner, pool, here, bag
         uint64_t head, tail
         uint64_t ring[4096]
     ctypedef struct shm_pool:

@@ -7,7 +7,7 @@
 #ifndef HOPLITE_SHM_TASKS_H
 #define HOPLITE_SHM_TASKS_H
 
-#include "shm_object.h"
+#include "shm_bag.h"
 
 #include <errno.h>
 
@@ -98,11 +98,19 @@ static inline int queue_post(char *c, unsigned queue, uint64_t id) {
     wake_worker(c, q->pool, tail + 1 - head);
     return 1;
 }
+/* The same of a ranked task, into a bag. */
+static inline int queue_post_ranked(char *c, unsigned queue, uint64_t id) {
+    unsigned hints = bag_add(c, queue, id);
+    if (hints)
+        wake_worker(c, queue_of(c, queue)->pool, hints);
+    return hints != 0;
+}
 /* What is left is dropped. The counts go on: set back, they could be those that a consumer has read,
  * and its CAS would take another's hint. */
 static inline void queue_close(char *c, unsigned queue) {
     shm_queue *q = queue_of(c, queue);
     STORE(&q->head, LOAD(&q->tail));
+    STORE(&q->bag, 0);
     STORE(&q->owner, 0);
 }
 /* By a client that finds it free. The number of queues first: a queue beyond it is never swept. */
@@ -117,9 +125,6 @@ static inline int queue_open(char *c, unsigned queue, unsigned slot, unsigned po
     STORE(&q->here, (uint32_t)here);
     return 1;
 }
-static inline int task_claim(char *c, uint64_t id, unsigned slot) {
-    return change_state(c, id, ST_QUEUED, ST_CLAIMED, -1, (int)slot);
-}
 /* Of the hints of workers (nested) or of others: the first that this worker can claim, or 0. */
 static inline uint64_t queue_take_some(char *c, unsigned pool, unsigned slot, unsigned *start,
                                        unsigned queues, int nested) {
@@ -128,6 +133,7 @@ static inline uint64_t queue_take_some(char *c, unsigned pool, unsigned slot, un
         shm_queue *q = queue_of(c, number);
         uint32_t owner = LOAD(&q->owner);
         if (!owner || LOAD(&q->pool) != pool || (slot == NODE_SLOT && LOAD(&q->here)) ||
+            LOAD(&q->bag) ||
             (LOAD(&client_of(c, owner - 1)->kind) == CLIENT_WORKER) != nested)
             continue;
         for (;;) {
@@ -150,8 +156,19 @@ static inline uint64_t queue_take_some(char *c, unsigned pool, unsigned slot, un
  * task after the other, all of them would wait in the end. */
 static inline uint64_t queue_take(char *c, unsigned pool, unsigned slot, unsigned *start) {
     unsigned queues = LOAD(&root_of(c)->queues_high);
-    uint64_t id = queue_take_some(c, pool, slot, start, queues, 1);
-    return id ? id : queue_take_some(c, pool, slot, start, queues, 0);
+    int ranked = LOAD(&pool_of(c, pool)->ranked) != 0;
+    uint64_t id = 0;
+    if (ranked && !(id = take_waited_for(c, pool, slot)))
+        id = bag_take(c, pool, slot, queues, 1, NULL);
+    if (!id)
+        id = queue_take_some(c, pool, slot, start, queues, 1);
+    if (!id && ranked)
+        id = bag_take(c, pool, slot, queues, 0, NULL);
+    if (!id)
+        id = queue_take_some(c, pool, slot, start, queues, 0);
+    if (!id && ranked)
+        id = bag_take(c, pool, slot, queues, INT32_MIN, NULL);
+    return id;
 }
 /* A poster that saw this worker spin woke nobody, and one that saw it idle woke nobody else; if it
  * has found other work, another must look after what is left. */
@@ -161,6 +178,10 @@ static inline void wake_for_rest(char *c, unsigned pool) {
     for (unsigned k = 0; k < queues; k++) {
         shm_queue *q = queue_of(c, k);
         if (LOAD(&q->owner) && LOAD(&q->pool) == pool) {
+            if (LOAD(&q->bag)) {
+                left += bag_count(q);
+                continue;
+            }
             uint64_t head = LOAD(&q->head), tail = LOAD(&q->tail);
             left += tail > head ? tail - head : 0;
         }

@@ -264,7 +264,8 @@ class ActorCalls:
         TypeError
             `cls` is no class.
         ValueError
-            The name is taken, or `checkpoint` is given with a `concurrency` above 1.
+            The name is taken, `checkpoint` is given with a `concurrency` above 1, or no node has
+            the `resources`.
 
         Notes
         -----
@@ -286,6 +287,8 @@ class ActorCalls:
             out before the state after it is kept.
         timeout, copy
             Of its calls, as in `options`.
+        resources : dict
+            It runs where these are, and keeps them for life.
 
         Examples
         --------
@@ -308,6 +311,10 @@ class ActorCalls:
                 "cannot be kept; leave one of them out"
             )
         runtime = self._runtime
+        places = self._actor_places()
+        if options.resources is not None:
+            demands, named = runtime.demands, options.node or ()
+            places = iter(demands.places_for_actor(options.resources, named, next(_turns)))
         about = About(
             cls.__qualname__.rpartition("<locals>.")[2],
             options.name or "",
@@ -330,9 +337,10 @@ class ActorCalls:
                 about,
                 options.get_if_exists,
                 options.detached,
-                self._actor_places(),
+                places,
                 options.env,
                 options.retry_exceptions,
+                options.resources or (),
             )
         )
 

@@ -108,6 +108,13 @@ def parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--memory", metavar="SIZE", help='limit of the store, as "2GiB"')
         command.add_argument("--ports", metavar="A-B", help="where this node listens for others")
+        command.add_argument(
+            "--resources",
+            type=_resources,
+            metavar="NAME=AMOUNT",
+            help='what this host has for tasks with options(resources=), as "gpu=2" or '
+            '"gpu=2,disk=0.5"',
+        )
     for command in (*members, *_add_lookers(commands), *_add_checks(commands)):
         command.add_argument(
             "--token-file",
@@ -320,6 +327,15 @@ def _count(text: str) -> int:
     if number < 0:
         raise argparse.ArgumentTypeError("must not be negative")
     return number
+
+
+def _resources(text: str) -> dict[str, float]:
+    from hoplite_mp.planner.resources import as_amounts, parse_amounts
+
+    try:
+        return as_amounts(parse_amounts(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _seconds(text: str) -> float:

@@ -22,15 +22,16 @@ from hoplite_mp.config import Config, parse_size
 from hoplite_mp.ending import Ending
 from hoplite_mp.errors import ClosedError, ConfigError
 from hoplite_mp.everywhere import EverywhereCalls
-from hoplite_mp.executor import Options, PoolExecutor, TaskExecutor, open_pool, spmd
+from hoplite_mp.executor import Options, TaskExecutor
 from hoplite_mp.group import GroupCalls
-from hoplite_mp.nodes import WORKERS_MAX, Node, NodeCalls, named_places, working_places
+from hoplite_mp.nodes import Node, NodeCalls
 from hoplite_mp.objects import ObjectCalls
-from hoplite_mp.store.limits import cpu_count
+from hoplite_mp.planner.resources import amounts_of, amounts_text, parse_amounts
+from hoplite_mp.pools import PoolCalls
 from hoplite_mp.streaming import StreamCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from hoplite_mp.client.far_hosts import FarHosts
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "Node", "current"]
 
 T = TypeVar("T")
-SPMD_SIZE_MAX = 200
 
 
 class Cluster(
@@ -51,6 +51,7 @@ class Cluster(
     GroupCalls,
     NodeCalls,
     ObjectCalls,
+    PoolCalls,
     StreamCalls,
     TaskExecutor,
 ):
@@ -86,6 +87,9 @@ class Cluster(
     spill_dir : str or pathlib.Path, optional
         Directory on a disk for objects that do not fit into memory. Default: the first suitable of
         TMPDIR, /var/tmp and the working directory.
+    resources : dict, optional
+        What this host has for tasks with `options(resources=)`, such as ``{"gpu": 2}``. With
+        `address`, this process then joins with a node of its own. Default: nothing.
     config : Config, optional
         Every other limit. An argument given here wins over it.
 
@@ -132,6 +136,7 @@ class Cluster(
         tls: bool | None = None,
         memory: int | str | None = None,
         spill_dir: str | Path | None = None,
+        resources: Mapping[str, float] | None = None,
         config: Config | None = None,
     ) -> None:
         if hosts is not None:
@@ -152,6 +157,10 @@ class Cluster(
             changes["memory_bytes"] = parse_size(memory)
         if spill_dir is not None:
             changes["spill_dir"] = str(spill_dir)
+        if resources is not None:
+            changes["resources"] = amounts_text(amounts_of(resources)) or None
+        elif config.resources is not None:
+            parse_amounts(config.resources)
         config = dataclasses.replace(config, **changes)
         self._pid = os.getpid()
         self._host: Host | None
@@ -163,7 +172,7 @@ class Cluster(
             ports=ports,
             token=token,
             tls=tls,
-            attaches=self._attaches,
+            attaches=self._attaches and not resources,
             joins=self._joins,
             stays=self._stays,
             standby=self._standby,
@@ -277,6 +286,14 @@ class Cluster(
         buffersize : int, optional
             How many items a stream may be ahead of its reader. Default: as many as fit into
             `Config.stream_bytes_max` bytes.
+        priority : int, optional
+            Of the tasks that are ready, those with a higher one begin first, also before those of
+            other programs. A task that is sent by a task counts at least as much as that one.
+            Default: 0.
+        resources : dict, optional
+            ``{"gpu": 1}`` runs where that much is free, and has it as long as it runs; `assigned`
+            says which. Of `executor` and `spmd` each worker has it for life, and of an actor its
+            process; there CUDA_VISIBLE_DEVICES names its "gpu". Default: none.
         env : dict, optional
             Of `executor`, `actor` and `spmd`: changes of the environment of their processes, made
             before anything is imported there; a value of None removes the variable. Such a process
@@ -294,9 +311,11 @@ class Cluster(
         TypeError
             An option that does not exist.
         ValueError
-            A value that is not allowed, or a node that has never been in the cluster.
+            A value that is not allowed, or a node that has never been in the cluster. `resources`:
+            at the call, when no node has them.
         NodeLostError
-            `node`: it was in the cluster, and is gone.
+            `node`: it was in the cluster, and is gone. `resources`, from the Future: those that had
+            them are gone, and no other has come within `Config.resource_wait_s`.
 
         Examples
         --------
@@ -312,118 +331,6 @@ class Cluster(
         view._options = options
         view._base = self._base if isinstance(self, _View) else self
         return view
-
-    def executor(
-        self,
-        max_workers: int | None = None,
-        *,
-        initializer: Callable[..., Any] | None = None,
-        initargs: tuple[Any, ...] = (),
-        max_tasks_per_child: int | None = None,
-        **options: Any,
-    ) -> PoolExecutor:
-        """An executor on this cluster with worker processes of its own.
-
-        Its workers end at its shutdown. Options are those of `options`, besides the arguments
-        below.
-
-        Parameters
-        ----------
-        max_workers : int, optional
-            How many workers, 1 to 200. Default: as many as CPUs here, or, with `node=`, as many as
-            those nodes have workers.
-        initializer : callable, optional
-            Runs in each worker before its first task, and in each worker that replaces a dead one.
-        initargs : tuple, optional
-            Its arguments.
-        max_tasks_per_child : int, optional
-            After so many tasks a worker is replaced by a new one. Default: never.
-        **options
-            As of `options`. `node`: one or several nodes that share the workers evenly. Default:
-            this host.
-
-        Returns
-        -------
-        concurrent.futures.Executor
-            With `submit`, `map`, `options` and `shutdown`, for `with`.
-
-        Raises
-        ------
-        ValueError
-            A number of workers or tasks that is not allowed.
-        NodeLostError
-            A node has gone before its workers had started.
-
-        Examples
-        --------
-        >>> def load(scale):
-        ...     global factor
-        ...     factor = scale
-        >>> with c.executor(1, initializer=load, initargs=(3,)) as pool:
-        ...     print(pool.submit(lambda x: x * factor, 5).result())
-        15
-        """
-        self._runtime.memory.check()
-        places = named_places(self._runtime, options.pop("node", None), self._options.node)
-        if max_workers is None:
-            max_workers = min(WORKERS_MAX, sum(n for _, n in places) or cpu_count())
-        made = open_pool(
-            self._runtime,
-            max_workers,
-            initializer,
-            initargs,
-            max_tasks_per_child,
-            dataclasses.replace(self._options.override(options), node=None),
-            [number for number, _ in places],
-        )
-        made._cluster = self
-        return made
-
-    def spmd(
-        self, fn: Callable[..., T], size: int, *args: Any, node: Any = None
-    ) -> list[Future[T]]:
-        """Starts `size` peers at once, each in a process of its own, as `fn(rank, *args)`.
-
-        The peers usually become members of one Group. A peer that dies begins again like any task
-        (`options(retries=0)`: it does not), and may join its Group again as long as that lives.
-
-        Parameters
-        ----------
-        fn : callable
-            Runs in each peer. Its first argument is the rank, 0 to size - 1.
-        size : int
-            How many peers, 1 to 200.
-        *args
-            Further arguments, the same for every peer. Refs arrive as their values, as for
-            `submit`; `by_ref(ref)` hands over the ref.
-        node : Node, str, or a list of them, optional
-            Where the peers run. Default: all nodes that have workers, in proportion to these.
-
-        Returns
-        -------
-        list of Future
-            The peers' results, by rank.
-
-        Raises
-        ------
-        ValueError
-            A size that is not allowed, or a node that has never been in the cluster.
-
-        Examples
-        --------
-        >>> def peer(rank, scale):
-        ...     g = hoplite_mp.current().group("spmd", size=2, rank=rank)
-        ...     return float(g.allreduce(scale * rank))
-        >>> [future.result() for future in c.spmd(peer, 2, 10.0)]
-        [10.0, 10.0]
-        """
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= SPMD_SIZE_MAX:
-            raise ValueError(f"size={size!r}: it must be from 1 to {SPMD_SIZE_MAX}")
-        self._runtime.memory.check()
-        places = named_places(self._runtime, node, self._options.node)
-        weights = [(number, 1) for number, _ in places] or working_places(self._runtime)
-        options = dataclasses.replace(self._options, node=None)
-        return spmd(self._runtime, options, fn, size, args, weights)
 
 
 class ApartCluster(Cluster):

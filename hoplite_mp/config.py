@@ -238,6 +238,16 @@ class Config(metaclass=_Explained):
     Higher: deep trees of tasks need fewer processes, and deeper stacks. Lower: stand-ins start
     sooner."""
 
+    resources: str | None = None
+    """What this host has for tasks with options(resources=), as "gpu=2,disk=0.5"; None: nothing.
+    Cluster(resources=) and --resources of the command line win over it."""
+
+    resource_wait_s: float = 30.0
+    """How long tasks that wait for resources wait for another node that has them, when those that
+    had them are gone, until they fail with a NodeLostError.
+    Higher: a host that is started again finds its tasks waiting. Lower: a program learns sooner
+    that nobody will run them."""
+
     output_line_bytes_max: int = 64 * KIB
     """The longest line of a worker's output that is forwarded whole; longer ones are cut in pieces.
     Higher: long lines stay in one piece. Lower: less memory per worker in the node."""
@@ -419,6 +429,7 @@ _ABOVE_ZERO = {
     "beat_interval_s", "drain_interval_s", "handshake_timeout_s", "restart_pause_s",
     "restart_pause_s_max", "silence_s", "start_timeout_s",
 }  # fmt: skip
+_TEXTS = {"hosts_command": "a command", "resources": 'a list such as "gpu=2,disk=0.5"'}
 _POWERS_OF_TWO = {"span_bytes"}  # spans are aligned to their size
 _MULTIPLES: dict[str, int] = {"span_bytes": 4096}
 
@@ -428,8 +439,9 @@ def _check(name: str, kind: Any, value: object) -> None:
     if value is None and "None" in kind:
         return
     if kind.startswith("str"):
-        if not isinstance(value, str) or not value or "\0" in value:
-            what = "a command" if name == "hosts_command" else "the path of a directory"
+        listed = name != "resources" or "=" in str(value)
+        if not isinstance(value, str) or not value or "\0" in value or not listed:
+            what = _TEXTS.get(name, "the path of a directory")
             raise ConfigError(f"{name}={value!r} is not allowed: {what}")
         if name == "hosts_command" and not ("{host}" in value and "{arguments}" in value.split()):
             raise ConfigError(

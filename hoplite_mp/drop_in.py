@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.client.spreading import refusal
 from hoplite_mp.cluster import Cluster
-from hoplite_mp.executor import Options, TaskExecutor, open_pool
+from hoplite_mp.executor import Options, TaskExecutor
 from hoplite_mp.nodes import WORKERS_MAX
+from hoplite_mp.pools import open_pool
 from hoplite_mp.store.limits import cpu_count
 
 if TYPE_CHECKING:

@@ -2,52 +2,43 @@
 
 Why it exists: `Cluster`, `c.options(...)`, `c.executor(...)` and `hoplite_mp.Executor` are the same
 thing over different pools: a `concurrent.futures.Executor` whose arguments may be refs.
-It must never know: how a host is started, collectives.
+It must never know: how a host is started, how a pool of its own is opened, collectives.
 """
 
 from __future__ import annotations
 
-import _thread
 import concurrent.futures
-import contextlib
 import dataclasses
 import itertools
-import logging
-import os
-import threading
-import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import errors, serial
+from hoplite_mp.client.demands import check_demands
 from hoplite_mp.client.functions import Fixed
-from hoplite_mp.client.inheriting import Inheritance, put_setup
 from hoplite_mp.client.kinds import CONCURRENCY_SHIFT, check_counts, flags_of
-from hoplite_mp.client.losing import UnlessEnded
-from hoplite_mp.client.memory import FOREVER_NS, check_timeout, whole
+from hoplite_mp.client.memory import check_timeout, whole
 from hoplite_mp.client.option_checks import check_values, refuse_env
 from hoplite_mp.client.sizes import Sized
-from hoplite_mp.client.spreading import WORKERS_MAX, refusal, spread
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.maps import MapCalls
 from hoplite_mp.nodes import node_numbers
-from hoplite_mp.protocol.local import POOL_BROKEN, ClosePool, OpenPool
+from hoplite_mp.protocol.local import POOL_BROKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
-__all__ = ["Options", "PoolExecutor", "TaskExecutor", "open_pool", "spmd"]
+__all__ = ["Options", "TaskExecutor"]
 
 T = TypeVar("T")
 RETRIES_MAX = 127
 COMMON_POOL = 0
 _turns = itertools.count()
 SHUT_DOWN = "cannot schedule new futures after shutdown: this executor takes no new tasks"
-MAX_TASKS_MAX = 1 << 62
-_log = logging.getLogger("hoplite_mp")
 TIMEOUT_S_MAX = 1e9  # 31 years; more is none
 
 
@@ -68,6 +59,8 @@ class Options:
     buffersize: int | None = None
     retry_exceptions: tuple[type[Exception], ...] = ()
     env: Environment = ()
+    priority: int = 0
+    resources: Demand | None = None
 
     def override(self, changes: dict[str, Any]) -> Options:
         """The same with some changed; TypeError for names that do not exist."""
@@ -95,6 +88,7 @@ class Options:
                 raise ValueError(f"restarts={restarts!r}: it must be 0 or more")
         check_counts(changes)
         check_values(changes)
+        check_demands(changes)
         if "checkpoint" in changes:
             checkpoint = changes["checkpoint"]
             changes["checkpoint"] = 0 if checkpoint is None else whole(checkpoint)
@@ -200,9 +194,13 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
             flags |= options.concurrency << CONCURRENCY_SHIFT
         retries = options.retries
         runtime = self._runtime
-        pool = self._pool
-        if options.node is not None:
-            pool = self._bound(options.node)
+        pool, demand, nodes = self._pool, options.resources, options.node
+        if demand is not None:
+            nodes = runtime.demands.nodes_for_task(demand, nodes)
+        if nodes is not None:
+            pool = self._bound(nodes)
+        floor = runtime.submitter.floor
+        ranked = floor > 0 or options.priority or demand is not None
         if runtime.pool_sizes.get(max(pool, 0)) == 0:
             raise RuntimeError(
                 "this cluster was made with workers=0, so no task can ever run: make it with "
@@ -221,6 +219,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
                 options.copy,
                 options.name,
                 more_flags=flags,
+                rank=(options.priority, floor) if ranked else None,
+                demand=demand,
             )
         except serial.NotPicklable as error:
             if not self._pickles_later:
@@ -265,9 +265,10 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
     def _pending(self) -> list[int]:
         """Ids of this process's unfinished tasks in this pool."""
         submitter = self._runtime.submitter
-        queues = {submitter.queue(self._pool)}
+        queues = submitter.queues.all_to(self._pool)
         if self._pool == COMMON_POOL:
-            queues |= {submitter.queue(pool) for pool in self._runtime.bound.values()}
+            for pool in self._runtime.bound.values():
+                queues |= submitter.queues.all_to(pool)
         return [oid for oid, task in list(submitter.pending.items()) if task.queue in queues]
 
     def _cancel_pending(self, force: bool) -> None:
@@ -275,221 +276,3 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         for forced in (False, True)[: 1 + force]:
             for oid in self._pending():
                 self._runtime.submitter.cancel(oid, forced)
-
-
-class PoolExecutor(TaskExecutor):
-    """`c.executor()`: workers of its own on a cluster."""
-
-    _finisher: threading.Thread | None = None
-    _cluster: Any = None  # held as long as this is
-    _dropped: weakref.finalize[Any, Any]
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        pool: int,
-        options: Options,
-        setup: Any,
-        places: Sequence[tuple[int, int]],
-    ) -> None:
-        self._runtime, self._pool, self._options, self._places = runtime, pool, options, places
-        self._setup = setup  # the initializer's object is held as long as workers may start
-
-    def options(self, **changes: Any) -> TaskExecutor:
-        """The same workers with other defaults; see `Cluster.options`."""
-        return self._view(self._options.override(self._resolved(changes)))
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As in the standard library."""
-        if not self._runtime.client.usable:
-            return
-        ending, self._closed = self._closed, True
-        self._dropped.detach()
-        if cancel_futures:
-            with UnlessEnded():
-                self._cancel_pending(False)
-        if ending:  # already, behind the caller's back
-            if wait and self._finisher is not None:
-                self._finisher.join()
-        elif wait:
-            _close_pool(self._runtime, self._pool)
-        else:
-            self._finisher = threading.Thread(
-                target=_close_quietly, args=(self._runtime, self._pool, self._setup), daemon=True
-            )
-            self._finisher.start()
-
-    def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
-        if kind is None:
-            self.shutdown(wait=True)
-        else:
-            self._closed = True
-            self._dropped.detach()
-            with UnlessEnded():
-                self._cancel_pending(True)
-                self._close(False)
-        return None
-
-    def _hand_over(self) -> int:
-        """The pool's number, for an owner that ends the whole cluster; the setup stays held."""
-        self._dropped.detach()
-        self._runtime.setups.append(self._setup)
-        return self._pool
-
-    def _close(self, kill: bool) -> None:
-        _end_pool(self._runtime, self._pool, kill)
-
-
-def _end_pool(runtime: Runtime, pool: int, kill: bool = False) -> None:
-    """First this process's queue to it: as soon as the node hears of the end, the number of that
-    pool may be another one's, with tasks in a queue of its own."""
-    if runtime.client.usable:
-        runtime.submitter.close_queue(pool)
-        runtime.channel.tell(ClosePool(pool, kill))
-
-
-def _close_pool(runtime: Runtime, pool: int) -> None:
-    """Ends a pool when this process's tasks in it are done."""
-    submitter = runtime.submitter
-    with UnlessEnded():  # the cluster has ended meanwhile
-        queue = submitter.queue(pool)
-        while oids := [oid for oid, task in list(submitter.pending.items()) if task.queue == queue]:
-            submitter.waiting.wait_many(oids, len(oids), FOREVER_NS)
-            submitter.drain()
-        _end_pool(runtime, pool)
-
-
-def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
-    """In a thread of its own, at any time, also while the interpreter ends. `setup`: the
-    initializer's object, which workers that still start need."""
-    try:
-        _close_pool(runtime, pool)
-    except Exception:
-        if runtime.client.usable:
-            _log.exception("while an executor was closed")
-
-
-def _drop_pool(pid: int, runtime: Runtime, pool: int, setup: Any) -> None:
-    """Nobody holds that executor any more. The garbage collector may call this anywhere, so it
-    waits for nothing, and takes no lock."""
-    if os.getpid() == pid and runtime.client.usable:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # no thread can be started: it goes with its cluster
-            _thread.start_new_thread(_close_quietly, (runtime, pool, setup))
-
-
-def open_pool(
-    runtime: Runtime,
-    workers: int,
-    initializer: Callable[..., Any] | None,
-    initargs: tuple[Any, ...],
-    max_tasks_per_child: int | None,
-    options: Options,
-    numbers: Sequence[int] = (),
-) -> PoolExecutor:
-    """Starts a pool of its own, on these nodes or else on this host."""
-    count = whole(workers)
-    if count is None or not 1 <= count <= WORKERS_MAX:
-        raise ValueError(refusal(workers))
-    if initializer is not None and not callable(initializer):
-        raise TypeError(f"initializer={initializer!r}: it must be callable")
-    max_tasks = 0 if max_tasks_per_child is None else whole(max_tasks_per_child)
-    if max_tasks is None or max_tasks < (max_tasks_per_child is not None):
-        raise ValueError(f"max_tasks_per_child={max_tasks_per_child!r}: it must be 1 or more")
-    max_tasks = min(max_tasks, MAX_TASKS_MAX)
-    setup: Any = None
-    oid, inheritance = 0, Inheritance()
-    own = runtime.tasks.node_number
-    places = spread(count, [(number, 1) for number in numbers or [own]])
-    if initializer is not None:
-        alone = all(number == own for number, _ in places)
-        ref = put_setup(runtime, initializer, tuple(initargs), inheritance if alone else None)
-        oid = runtime.memory.local_id(ref)
-        setup = ref, initargs  # locks and queues go with the object that was passed
-
-    env, options = options.env, dataclasses.replace(options, env=())
-
-    def own_it(pool: int) -> PoolExecutor:
-        runtime.pool_sizes[pool] = count
-        made = PoolExecutor(runtime, pool, options, setup, places)
-        made._dropped = weakref.finalize(made, _drop_pool, os.getpid(), runtime, pool, setup)
-        made._dropped.atexit = False
-        return made
-
-    return _start(runtime, places, max_tasks, oid, False, own_it, inheritance.descriptors, env)
-
-
-def _start(
-    runtime: Runtime,
-    places: Sequence[tuple[int, int]],
-    max_tasks: int,
-    setup: int,
-    exact: bool,
-    owner: Callable[[int], T],
-    descriptors: Sequence[int] = (),
-    env: Environment = (),
-) -> T:
-    """Workers of their own: what `owner` makes of their pool's number closes that pool."""
-    own = runtime.tasks.node_number
-    here = sum(workers for number, workers in places if number == own)
-    far = [place for place in places if place[0] != own]
-
-    def take(value: int | str, number: int, seen: list[int]) -> T | str:
-        if isinstance(value, str):
-            return value
-        made = owner(value)
-        seen[0] = number
-        runtime.submitter.queues.opened(value)
-        return made
-
-    ask = OpenPool(here, max_tasks, setup, far, exact, env)
-    opened: T | str = runtime.channel.call(ask, take, descriptors)
-    if isinstance(opened, str):
-        raise errors.NodeLostError(opened)
-    return opened
-
-
-def spmd(
-    runtime: Runtime,
-    options: Options,
-    fn: Callable[..., T],
-    size: int,
-    args: tuple[Any, ...],
-    weights: Sequence[tuple[int, int]],
-) -> list[Future[T]]:
-    """Peers in a pool of their own, which closes with the last of them, over (node, weight)."""
-    places = spread(size, weights)
-    env, options = options.env, dataclasses.replace(options, env=())
-    opened: list[PoolExecutor] = []
-
-    def own_it(pool: int) -> PoolExecutor:
-        opened.append(PoolExecutor(runtime, pool, options, None, places))
-        return opened[0]
-
-    futures: list[Future[T]] = []
-    fixed: Any = Fixed(fn, again=options.retry_exceptions)
-    try:
-        peers = _start(runtime, places, 0, 0, True, own_it, env=env)
-        for rank in range(size):
-            futures.append(peers.submit(fixed, rank, *args))
-    except BaseException:  # it does not pickle, say: no peer is left waiting for the others
-        for future in futures:
-            future.cancel(force=True)
-        for one in opened:
-            one._close(True)
-        raise
-    left = [size]
-    lock = threading.Lock()
-
-    def done(future: Any) -> None:
-        with lock:
-            left[0] -= 1
-            if left[0]:
-                return
-        with UnlessEnded():  # else it has gone with its cluster
-            _end_pool(runtime, peers._pool)
-
-    for future in futures:
-        future.add_done_callback(done)
-    return futures

@@ -307,6 +307,7 @@ def _common(arguments: argparse.Namespace) -> dict[str, Any]:
         "ports": arguments.ports,
         "token": arguments.token_file,
         "tls": False if arguments.no_tls else None,
+        "resources": arguments.resources,
     }
 
 

@@ -6,6 +6,7 @@ It must never know: how nodes learn of each other.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from hoplite_mp.client.memory import format_bytes, whole
 from hoplite_mp.client.notebook import cluster_html, in_time
 from hoplite_mp.client.spreading import WORKERS_MAX
 from hoplite_mp.client.tracing import Trace
+from hoplite_mp.planner.resources import as_amounts
 from hoplite_mp.protocol.local import (
     AddWorkers,
     DrainNode,
@@ -45,11 +47,14 @@ __all__ = [
     "node_numbers",
     "other_places",
     "own_node",
+    "resource_words",
     "shrink",
     "standby_of",
+    "with_counts",
     "working_places",
 ]
 
+RESOURCE_COUNTERS = "resource:", "free:"  # what a node's counters of them begin with
 # Between two looks at who is left. Lower costs round trips to the node, higher is waited for.
 LEAVING_LOOK_S = 0.02
 
@@ -70,6 +75,8 @@ class Node:
         Workers of its common pool.
     memory_used, memory_total : int
         Bytes of its store that are in use, and the store's limit.
+    resources, resources_free : dict
+        What it has for `options(resources=)`, by name, and how much of that nobody has.
 
     Examples
     --------
@@ -84,11 +91,22 @@ class Node:
     workers: int
     memory_used: int
     memory_total: int
+    resources: dict[str, float] = dataclasses.field(default_factory=dict, compare=False)
+    resources_free: dict[str, float] = dataclasses.field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:
         workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
         memory = f"{format_bytes(self.memory_used)} of {format_bytes(self.memory_total)}"
-        return f"Node({self.id} at {self.address}, {self.host}: {workers}, {memory} used)"
+        free = "".join(f", {one} free" for one in resource_words(self))
+        return f"Node({self.id} at {self.address}, {self.host}: {workers}, {memory} used{free})"
+
+
+def resource_words(node: Node) -> list[str]:
+    """["gpu 1 of 2"]: what nobody has, of what there is."""
+    return [
+        f"{name} {node.resources_free.get(name, 0):g} of {amount:g}"
+        for name, amount in node.resources.items()
+    ]
 
 
 def node_id(number: int) -> str:
@@ -221,7 +239,8 @@ class NodeCalls:
             `tasks_done`, `tasks_failed`, `tasks_retried`, `workers_lost`, `objects` (numbers);
             `bytes_used`, `bytes_limit`, `bytes_spilled`, `bytes_sent`, `bytes_received` (bytes):
             the sum over all nodes. "nodes" has the same counters for each node, by its id. A node
-            that does not answer is left out.
+            that does not answer is left out. If any node has resources: `resources` and
+            `resources_free`, dicts by name, as they are now.
 
         Examples
         --------
@@ -232,9 +251,20 @@ class NodeCalls:
         ['h0']
         """
         found = counters(self._runtime)
+        amounts = {number: take_amounts(one) for number, one in found.items()}
         names = list(next(iter(found.values())))
-        total = {name: sum(one.get(name, 0) for one in found.values()) for name in names}
-        return {**total, "nodes": {node_id(number): one for number, one in found.items()}}
+        total: dict[str, Any] = {
+            name: sum(one.get(name, 0) for one in found.values()) for name in names
+        }
+        nodes: dict[int, dict[str, Any]] = {number: {**one} for number, one in found.items()}
+        if any(all_ for all_, _ in amounts.values()):
+            for at, what in enumerate(("resources", "resources_free")):
+                sums = collections.Counter[str]()
+                for number, both in amounts.items():
+                    nodes[number][what] = as_amounts(tuple(both[at].items()))
+                    sums.update(both[at])
+                total[what] = as_amounts(tuple(sorted(sums.items())))
+        return {**total, "nodes": {node_id(number): one for number, one in nodes.items()}}
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
         """A context manager that writes a timeline of what the cluster does meanwhile.
@@ -276,18 +306,35 @@ class NodeCalls:
         return trace
 
 
+def take_amounts(counts: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Takes the resources out of a node's counters: what there is, and what nobody has."""
+    found: tuple[dict[str, int], dict[str, int]] = {}, {}
+    for into, prefix in zip(found, RESOURCE_COUNTERS, strict=True):
+        for name in [name for name in counts if name.startswith(prefix)]:
+            into[name.removeprefix(prefix)] = counts.pop(name)
+    return found
+
+
 def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
     """Living nodes in order of joining. `memory`: with what others use of theirs, which costs a
     round trip to all of them; else that is 0."""
     runtime.memory.check()
     found = [
-        Node(node_id(number), *rest) for number, *rest in runtime.channel.call(Members()).value
+        Node(node_id(number), *[*rest, as_amounts(all_), as_amounts(free)])
+        for number, *rest, all_, free in runtime.channel.call(Members()).value
     ]
     runtime.newest_node = max(runtime.newest_node, *(int(one.id[1:]) for one in found))
     if not memory or len(found) == 1:
         return found
-    used = {node_id(number): counts["bytes_used"] for number, counts in counters(runtime).items()}
-    return [dataclasses.replace(n, memory_used=used.get(n.id, n.memory_used)) for n in found]
+    counted = {node_id(number): counts for number, counts in counters(runtime).items()}
+    return [with_counts(one, counted[one.id]) if one.id in counted else one for one in found]
+
+
+def with_counts(node: Node, counts: dict[str, int]) -> Node:
+    """The same with what its counters say is in use."""
+    _, free = take_amounts(dict(counts))
+    amounts = as_amounts(tuple(free.items()))
+    return dataclasses.replace(node, memory_used=counts["bytes_used"], resources_free=amounts)
 
 
 def own_node(runtime: Runtime) -> Node:

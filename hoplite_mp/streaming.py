@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp.client.kinds import FLAG_STREAM, is_async
 from hoplite_mp.client.option_checks import refuse_env
+from hoplite_mp.client.ranking import rank_of
 from hoplite_mp.client.streams import Plan, Stream
 from hoplite_mp.client.submitter import FLAG_OWN_STACK
 from hoplite_mp.errors import ClosedError
@@ -105,7 +106,10 @@ class StreamCalls(TaskExecutor):
         retries = runtime.config.retries if options.retries is None else options.retries
 
         def begin(plan: Plan) -> Future[Any]:
-            pool = self._pool if options.node is None else self._bound(options.node)
+            nodes = options.node
+            if options.resources is not None:
+                nodes = runtime.demands.nodes_for_task(options.resources, nodes)
+            pool = self._pool if nodes is None else self._bound(nodes)
             return runtime.submitter.submit(
                 fn,
                 (tuple(plan), *args),
@@ -116,6 +120,8 @@ class StreamCalls(TaskExecutor):
                 options.copy,
                 options.name,
                 more_flags=FLAG_STREAM | FLAG_OWN_STACK,
+                rank=rank_of(options.priority, runtime.submitter.floor, options.resources),
+                demand=options.resources,
             )
 
         name = options.name or getattr(fn, "__name__", None) or type(fn).__name__

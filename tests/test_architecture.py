@@ -24,7 +24,7 @@ FLOORS = [
     {"supervisor", "manager", "node", "worker", "nodes", "nearby"},
     {"maps"},
     {"executor", "collectives", "leading", "ending"},
-    {"streaming", "everywhere", "actor_method"},
+    {"streaming", "everywhere", "actor_method", "pools"},
     {"actor", "nesting"},
     {"member", "inbox", "splitting"},
     {"calling"},

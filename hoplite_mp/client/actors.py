@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["About", "ActorSetup", "Actors"]
@@ -107,6 +108,7 @@ class Actors:
         nodes: Iterator[int],
         env: Environment = (),
         again: tuple[type[Exception], ...] = (),
+        demand: Demand = (),
     ) -> tuple[ObjectRef[Any], About]:
         """A new actor on the first of these nodes that does not leave the cluster; or the one of
         that name, with what its own handles know. NodeLostError: that one is gone, or all leave."""
@@ -134,6 +136,7 @@ class Actors:
             detached,
             places=about.places,
             env=env,
+            demand=demand,
         )
         node = next(nodes)
         while True:

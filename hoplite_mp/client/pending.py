@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hoplite_mp.client.futures import Future
+    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Pending"]
@@ -18,7 +19,7 @@ __all__ = ["Pending"]
 class Pending:
     """One task, until it is done."""
 
-    __slots__ = ("future", "holds", "missing", "needs", "oid", "queue")
+    __slots__ = ("demand", "future", "holds", "missing", "needs", "oid", "queue", "rank")
 
     def __init__(self, oid: int, queue: int, future: Future[Any] | None, holds: Any) -> None:
         self.oid = oid
@@ -27,3 +28,5 @@ class Pending:
         self.holds = holds
         self.missing: set[int] = set()  # dependencies that are not known to be done
         self.needs: list[ObjectRef[Any]] = []  # all its dependencies
+        self.rank: tuple[int, int] | None = None  # (priority, floor): its hint stands in a bag
+        self.demand: Demand | None = None  # resources: its node decides when it begins

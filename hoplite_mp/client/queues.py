@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from hoplite_mp import _tasks
+from hoplite_mp.client.ranking import Best
 from hoplite_mp.protocol.actors import FailActorCalls
+from hoplite_mp.protocol.resources import TakeResources
 
 if TYPE_CHECKING:
     import threading
@@ -39,9 +42,11 @@ class Queues:
         self._lock = lock
         self._pending = pending
         self._queues: dict[int, int] = {}  # pool -> queue
+        self._bags: dict[int, int] = {}  # the same, for tasks with a rank
+        self.ranked = _tasks.Ranked(tasks)
         self._ordered: dict[int, int] = {}  # queue -> pool, of actors
         # queue -> tasks that wait for room in its ring, or behind a call that is not ready
-        self.overflow: dict[int, deque[Pending]] = {}
+        self.overflow: dict[int, deque[Pending] | Best] = {}
 
     def of(self, pool: int) -> int:
         """The hint queue from this process to a pool."""
@@ -55,23 +60,38 @@ class Queues:
                     self._queues[pool] = queue
         return queue
 
+    def bag_of(self, pool: int) -> int:
+        """The queue of ranked hints from this process to a pool."""
+        with self._lock:
+            bag = self._bags.get(pool)
+            if bag is None:
+                bag = self._bags[pool] = self.ranked.open_bag(max(pool, 0), pool == HERE)
+            return bag
+
+    def all_to(self, pool: int) -> set[int]:
+        """The queues from this process to that pool."""
+        with self._lock:
+            return {one[pool] for one in (self._queues, self._bags) if pool in one}
+
     def close(self, pool: int) -> None:
         """Nothing more is sent to that pool from here."""
         with self._lock:
-            queue = self._queues.pop(pool, None)
-            if queue is None:
-                return
-            self.overflow.pop(queue, None)  # cancelled, all of them
-            if self._memory.client.usable:
-                self._tasks.close_queue(queue)
+            for queues in (self._queues, self._bags):
+                queue = queues.pop(pool, None)
+                if queue is None:
+                    continue
+                self.overflow.pop(queue, None)  # cancelled, all of them
+                if self._memory.client.usable:
+                    self._tasks.close_queue(queue)
 
     def opened(self, pool: int) -> None:
         """That number has been given to a new pool: a queue that this process had to the one
         before, an actor's, was closed when that one ended."""
         with self._lock:
-            queue = self._queues.get(pool)
-            if queue is not None and not self._tasks.owns_queue(queue, pool):
-                del self._queues[pool]
+            for queues in (self._queues, self._bags):
+                queue = queues.get(pool)
+                if queue is not None and not self._tasks.owns_queue(queue, pool):
+                    del queues[pool]
 
     def has_room(self, queue: int) -> bool:
         """Nothing waits for room in it."""
@@ -82,6 +102,12 @@ class Queues:
         with self._lock:
             if pending.queue in self._ordered and pending.needs:
                 self.post_overflow()  # it has its place already
+                return
+            if pending.rank is not None:
+                if pending.queue not in self._bags.values():
+                    return
+                self.overflow.setdefault(pending.queue, Best()).append(pending)
+                self.post_overflow()
                 return
             if pending.queue not in self._queues.values():
                 return  # its pool has been closed: it is cancelled
@@ -96,7 +122,7 @@ class Queues:
                 while tasks:
                     task = tasks[0]
                     if task.oid in self._pending:
-                        if task.missing or not self._tasks.post(task.oid, queue):
+                        if task.missing or not self._post(task):
                             break
                         posted = True
                     tasks.popleft()
@@ -104,6 +130,15 @@ class Queues:
                     del self.overflow[queue]
                 if posted and queue in self._ordered:
                     self.look_at_actor(self._ordered[queue])
+
+    def _post(self, task: Pending) -> bool:
+        """False: there is no room now."""
+        if task.rank is None:
+            return self._tasks.post(task.oid, task.queue)
+        if task.demand is None:
+            return self.ranked.post(task.oid, task.queue)
+        self._memory.channel.tell(TakeResources(task.oid, task.demand))
+        return True
 
     # -- actors --------------------------------------------------------------------------------
 

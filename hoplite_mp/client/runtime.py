@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _shm, _tasks, serial
 from hoplite_mp.client.actors import Actors
 from hoplite_mp.client.calls import current_call
+from hoplite_mp.client.demands import Demands
 from hoplite_mp.client.describing import ref_words
 from hoplite_mp.client.engines import enter_by_engine
 from hoplite_mp.client.foreign import ForeignRefs, held_too_short
@@ -65,6 +66,8 @@ class Runtime:
         # In a worker of the common pool: what it does between two tasks because others call it to,
         # while a task of its own waits for the same (`Cluster.run`).
         self.take_part: Callable[[], None] | None = None
+        self.demands = Demands(self)
+        self.running = 0  # the task with resources that runs here, if it runs alone
         self.own_pool = 0  # the pool whose tasks may be run in place
         # The Cluster over this runtime, made when first asked for; in a driver a weak reference,
         # called for it: who holds the Cluster decides how long it lives.

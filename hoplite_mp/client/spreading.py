@@ -23,11 +23,14 @@ def refusal(max_workers: Any) -> str:
     )
 
 
-def spread(count: int, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def spread(
+    count: int, places: Sequence[tuple[int, int]], most: dict[int, int] | None = None
+) -> list[tuple[int, int]]:
     """`count` workers over (node, weight): (node, how many), none with 0. Each goes to the first
-    of those that have the fewest for their weight."""
+    of those that have the fewest for their weight; `most`: so many fit there."""
     given = dict.fromkeys((number for number, _ in places), 0)
     for _ in range(count):
-        number, _ = min(places, key=lambda place: (given[place[0]] + 1) / place[1])
+        open_ = [one for one in places if most is None or given[one[0]] < most[one[0]]]
+        number, _ = min(open_, key=lambda place: (given[place[0]] + 1) / place[1])
         given[number] += 1
     return [(number, workers) for number, workers in given.items() if workers]

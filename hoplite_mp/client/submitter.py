@@ -27,6 +27,7 @@ from hoplite_mp.client.losing import abandon
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
 from hoplite_mp.client.pending import Pending
 from hoplite_mp.client.queues import HERE, PLACE, Queues
+from hoplite_mp.client.ranking import NO_FLOOR
 from hoplite_mp.client.waiting import Waiting
 from hoplite_mp.errors import (
     ClosedError,
@@ -39,6 +40,7 @@ from hoplite_mp.protocol.local import Interrupt
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.ref import ObjectRef
 
 __all__ = ["KIND_OPERATION", "KIND_TASK", "Submitter", "last_resort"]
@@ -46,6 +48,7 @@ __all__ = ["KIND_OPERATION", "KIND_TASK", "Submitter", "last_resort"]
 KIND_TASK, KIND_OPERATION = 2, 3
 # Of a task: not to be run in place by a waiting worker; values of refs are writable copies for it.
 FLAG_OWN_STACK, FLAG_COPY, FLAG_HERE = 1, 2, 4
+NODE_DECIDES = _tasks.RESOURCES_FLAG | FLAG_OWN_STACK  # when it may begin: it needs resources
 NAME_BYTES = 32
 FINISHED_MIN = 1024
 HOLDS_OF_CALL = 2  # the function, and what it carries
@@ -80,6 +83,7 @@ class Submitter:
         self.closed = False
         # Home of the host whose driver hears what the tasks sent from here print; 0: this host's.
         self.audience = 0
+        self.floor = NO_FLOOR  # level of the task that runs here
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -96,9 +100,11 @@ class Submitter:
         holder: Any = None,
         refusal: BaseException | None = None,
         more_flags: int = 0,
+        rank: tuple[int, int] | None = None,
+        demand: Demand | None = None,
     ) -> Future[Any]:
         """holder: held until the task is done. refusal: why it fails without having run.
-        more_flags: of client/kinds.py."""
+        more_flags: of client/kinds.py. rank, demand: of client/pending.py."""
         client, memory = self.client, self.memory
         if self.closed or memory.lost is not None or not client.usable:
             memory.check_lost()
@@ -112,12 +118,12 @@ class Submitter:
         inline, args_oid = call.head, 0
         if call.nbytes > _tasks.ARGS_INLINE_BYTES or call.buffers:
             if call.nbytes <= _tasks.ARGS_INLINE_BYTES:
-                inline = _flat(call)
+                inline = call.tobytes()
             else:
                 ref = memory.put_encoded(call, held=True)
                 holds.append(ref)
                 inline, args_oid = b"", memory.local_id(ref)
-        queue = self.queue(pool)
+        queue = self.queue(pool) if rank is None else self.queues.bag_of(pool)
         hold = client.draft(KIND_TASK, max(pool, 0))
         oid = hold.oid
         flags = (0 if timeout is None else FLAG_OWN_STACK) | (FLAG_COPY if copy else 0) | more_flags
@@ -126,6 +132,10 @@ class Submitter:
             name = getattr(fn, "__name__", None) or type(fn).__name__
         ready = not call.dependencies and self.queues.has_room(queue) and refusal is None
         pending = Pending(oid, queue, future, holds)
+        if rank is not None:
+            ready, pending.rank, pending.demand = False, rank, demand
+            flags |= _tasks.RANKED_FLAG | (0 if demand is None else NODE_DECIDES)
+            self.queues.ranked.rank(oid, *rank)
         try:
             self.pending[oid] = pending
             posted = self.tasks.submit(
@@ -480,12 +490,3 @@ class Submitter:
 
 
 _USABLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
-
-
-def _flat(encoded: serial.Encoded) -> bytes:
-    """A small payload as one piece."""
-    data = bytearray(encoded.nbytes)
-    data[: len(encoded.head)] = encoded.head
-    for buffer, offset in zip(encoded.buffers, encoded.offsets, strict=True):
-        data[offset : offset + buffer.nbytes] = buffer
-    return bytes(data)

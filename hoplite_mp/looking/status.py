@@ -14,7 +14,7 @@ from hoplite_mp.errors import HopliteError
 from hoplite_mp.looking import actors
 from hoplite_mp.looking.dump import collect
 from hoplite_mp.looking.visit import brought_along, visit
-from hoplite_mp.nodes import gone_nodes, node_id, standby_of
+from hoplite_mp.nodes import gone_nodes, node_id, resource_words, standby_of
 
 if TYPE_CHECKING:
     import argparse
@@ -25,7 +25,7 @@ __all__ = ["status", "table"]
 
 HEAD = (
     "node", "address", "host", "workers", "memory", "done", "failed", "retried", "objects",
-    "sent", "received",
+    "sent", "received", "resources free",
 )  # fmt: skip
 
 
@@ -88,12 +88,15 @@ def table(cluster: Cluster) -> str:
         counts = counted.get(node.id)
         row = [node.id, node.address, node.host, str(node.workers)]
         if counts is None:
-            rows.append(tuple([*row, "no answer", *[""] * 6]))
+            rows.append(tuple([*row, "no answer", *[""] * 7]))
             continue
         memory = f"{format_bytes(counts['bytes_used'])} of {format_bytes(node.memory_total)}"
         tasks = [str(counts[f"tasks_{what}"]) for what in ("done", "failed", "retried")]
         moved = [format_bytes(counts[f"bytes_{what}"]) for what in ("sent", "received")]
-        rows.append(tuple([*row, memory, *tasks, str(counts["objects"]), *moved]))
+        resources = ", ".join(resource_words(node))
+        rows.append(tuple([*row, memory, *tasks, str(counts["objects"]), *moved, resources]))
+    if not any(row[-1] for row in rows[1:]):
+        rows = [row[:-1] for row in rows]
     return "\n".join(_columns(rows))
 
 

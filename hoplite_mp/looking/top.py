@@ -33,7 +33,14 @@ from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError
 from hoplite_mp.looking import actors
 from hoplite_mp.looking.dump import collect
 from hoplite_mp.looking.visit import brought_along, visit
-from hoplite_mp.nodes import Node, counters, list_nodes, node_id
+from hoplite_mp.nodes import (
+    Node,
+    counters,
+    list_nodes,
+    node_id,
+    resource_words,
+    with_counts,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -75,7 +82,8 @@ def lines(now: Look, before: Look | None) -> list[tuple[str, ...]]:
     total = dict.fromkeys(("workers", "used", "limit", "done", "failed", "objects"), 0)
     sums: dict[str, float] = {}
     for node in now.nodes:
-        head = (node.id, node.host, node.address, str(node.workers))
+        free = "".join(f", {words} free" for words in resource_words(node))
+        head = (node.id, node.host, node.address, f"{node.workers}{free}")
         counts = now.counts.get(node.id)
         total["workers"] += node.workers
         if counts is None:
@@ -131,7 +139,11 @@ def _look(cluster: Cluster) -> Look:
     counted = {node_id(number): counts for number, counts in counters(runtime).items()}
     at = time.monotonic()
     own = brought_along(cluster)
-    shown = (one for one in list_nodes(runtime) if own is None or one.id != node_id(own))
+    shown = (
+        with_counts(one, counted[one.id]) if one.id in counted else one
+        for one in list_nodes(runtime)
+        if own is None or one.id != node_id(own)
+    )
     return Look(at, tuple(shown), counted, tuple(actors.rows(collect(cluster))))
 
 

@@ -127,6 +127,7 @@ class ActorMoves:
             self.lan.guests.audience_here(spare.home, what.audience),
             what.places,
             what.env,
+            what.demand,
         )
         pool = self.lan.far_actors.give_up(one.oid) or workers.open_bound(NODE_SLOT, 0)
         if pool is None:
@@ -163,7 +164,7 @@ class ActorMoves:
         actor.state = self.client.hold(state) if state else None
         local = workers.pools[pool]
         local.actor, local.target, local.setup, local.audience = True, 1, setup, wanted.audience
-        local.env = wanted.env
+        local.env, local.demand = wanted.env, wanted.demand
         local.setup_hold = self.client.hold(setup)
         workers.start_missing(local)
         self.lan.spares.keep(actor)

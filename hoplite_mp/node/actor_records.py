@@ -13,6 +13,7 @@ from hoplite_mp.protocol.local import Reply
 
 if TYPE_CHECKING:
     from hoplite_mp.node.main import Node
+    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["Actor", "Asker", "Client", "Opening", "Wanted"]
@@ -70,6 +71,7 @@ class Wanted:
     audience: int
     places: tuple[int, ...] = ()  # to which it is bound
     env: Environment = ()
+    demand: Demand = ()  # resources that it keeps for life
 
 
 @dataclass(slots=True)

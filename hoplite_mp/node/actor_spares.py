@@ -22,6 +22,7 @@ from hoplite_mp import serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.guests import NO_OBJECT
 from hoplite_mp.node.places import ROOM_LOOK_S
+from hoplite_mp.planner.resources import Ledger
 from hoplite_mp.protocol.fields import NODES_MAX
 from hoplite_mp.protocol.messages import ActorNameClaimed
 from hoplite_mp.protocol.peers import ActorKept, ActorSought, DropActor, KeepActor
@@ -106,6 +107,7 @@ class Spares:
                 wanted.audience,
                 wanted.places,
                 wanted.env,
+                wanted.demand,
             ),
         )
 
@@ -124,6 +126,7 @@ class Spares:
             and (member.workers or member.stays)
             and member.home not in lan.draining.leaving
             and (not wanted.places or member.node in wanted.places)
+            and Ledger(member.resources).could_ever(wanted.demand)
         ]
         here = self.node.number
         able.sort(key=lambda member: (member.node - here) % NODES_MAX)

@@ -75,6 +75,7 @@ class Actors:
             audience,
             ask.places,
             ask.env,
+            ask.demand,
         )
         if ask.node == self.node.number:
             self.begin(asker, wanted)
@@ -164,7 +165,14 @@ class Actors:
         pool = None
         if not self.leaving:
             pool = workers.open_next(
-                1, NODE_SLOT, 0, wanted.setup, wanted.audience, actor=True, env=wanted.env
+                1,
+                NODE_SLOT,
+                0,
+                wanted.setup,
+                wanted.audience,
+                actor=True,
+                env=wanted.env,
+                demand=wanted.demand,
             )
         if pool is None:
             self._release_name(wanted.name, identity)

@@ -50,6 +50,7 @@ class Counters:
             "bytes_spilled": store.spill.used,
             "bytes_sent": sent,
             "bytes_received": received,
+            **node.resources.counts(),
         }
 
     def ask(self, slot: int, number: int) -> None:

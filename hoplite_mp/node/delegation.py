@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _shm, errors, ids, serial
+from hoplite_mp import _shm, _tasks, errors, ids, serial
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.node.guests import NO_OBJECT
 from hoplite_mp.node.store import NODE_SLOT
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.imports import Imports
     from hoplite_mp.node.places import Places
     from hoplite_mp.node.results import Results
+    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage, TaskEnded
 
 __all__ = ["AHEAD_TASKS", "Delegation"]
@@ -92,6 +93,11 @@ class Delegation:
         # What a call raises that was sent to an actor of a lost host; None: it is no call.
         self.lost_call: Callable[[int, str, int], Exception | None] = lambda oid, name, number: None
         self.is_actor: Callable[[int], bool] = lambda pool: False  # of another host
+        # Resources that the task has been given at its runner.
+        self.demand_of: Callable[[int], Demand] = lambda oid: ()
+        # Told of tasks whose runner has none free: by its home.
+        self.was_full: Callable[[int, int], None] = lambda oid, home: None
+        self.ranked = _tasks.Ranked(self.tasks)
         self._offered: set[int] = set()
         self.capacity = 0  # workers of all runners
         self.retried = 0  # tasks whose host was lost
@@ -179,7 +185,7 @@ class Delegation:
                 self._offered.add(pool)
                 while suitable and (oid := self._take(pool)):
                     # By what was found before: taking the last task makes a worker idle.
-                    self._delegate(oid, suitable)
+                    self.delegate(oid, suitable)
                     suitable = self._suitable(pool)
             if not suitable and pool in self._offered:
                 self.tasks.offer(pool, False)
@@ -226,9 +232,15 @@ class Delegation:
         later = list(runner.running)[runner.workers :]
         return [oid for oid in later if self.tasks.pool_of(oid) == COMMON_POOL]
 
-    def _delegate(self, oid: int, suitable: list[Runner]) -> None:
+    def bytes_near(self, oid: int) -> dict[int, int]:
+        """How many bytes of that task's arguments each other node holds."""
+        _, args_oid, args, *_ = self.tasks.task(oid)
+        return self._bytes_at(args, args_oid)
+
+    def delegate(self, oid: int, suitable: list[Runner]) -> None:
+        """A task that this node has claimed goes to one of those."""
         function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
-        near = self._bytes_at(args, args_oid)
+        near = self._bytes_at(args, args_oid) if len(suitable) > 1 else {}
         runner = max(suitable, key=lambda r: (near.get(r.number, 0), r.room))
         header = self.client.inspect(oid)
         holds = [self.client.hold(one) for one in (function, args_oid) if one]
@@ -250,15 +262,13 @@ class Delegation:
             runner.pool,
             audience,
             header["tries"],
+            *self.ranked.ranks(oid),
+            self.demand_of(oid),
         )
         runner.running[oid] = holds
         self.where[oid] = runner
         if not self.send(runner.home, message):
             self.lose_runner(runner.home)
-
-    def send_to(self, oid: int, runner: Runner) -> None:
-        """That task, which is claimed here, goes to a runner that the caller has chosen."""
-        self._delegate(oid, [runner])
 
     def _public(self, oid: int) -> bytes:
         one = self.imports.by_oid.get(oid)
@@ -289,10 +299,13 @@ class Delegation:
         if not self._is_with(oid, peer):
             return
         self.where[oid].recalled = False
-        if message.outcome == "returned":
+        if message.outcome in ("returned", "full"):
             self._take_back(oid)
             if self.client.give_task_back(oid):
-                self.post(oid)
+                if message.outcome == "full":
+                    self.was_full(oid, peer)
+                else:
+                    self.post(oid)
             else:
                 self.tasks.settle(oid)
         elif message.outcome == "cancelled":

@@ -44,6 +44,7 @@ from hoplite_mp.protocol.peers import (
     RelayOpened,
     Release,
     RemoveNode,
+    ResourcesFreed,
     RunTask,
     TaskEnded,
     WorkersNow,
@@ -115,6 +116,8 @@ def take(lan: Lan, home: int, message: Any) -> None:
         case AddWorkers():
             if not lan.draining.going:
                 lan.tell_workers(node.workers.grow(message.count))
+        case ResourcesFreed():
+            node.resources.freed_there(home)
         case WorkersNow():
             lan.have_workers(home, message.count)
         case OpenFarPool():

@@ -132,6 +132,7 @@ class FarActors:
             wanted.audience,
             wanted.places,
             wanted.env,
+            wanted.demand,
         )
         if not self.send(member.home, ask) and self.asking.pop(ask.number, None) is not None:
             asker.refused(f"node h{node} is gone", True)  # although the manager has not said so yet
@@ -379,6 +380,7 @@ class FarActors:
                 self.lan.guests.audience_here(home, message.audience),
                 message.places,
                 message.env,
+                message.demand,
             )
             self.node.actors.begin(asker, wanted)
 

@@ -74,7 +74,9 @@ class FarPools:
         opening.homes = set(opening.waiting)
         audience = opening.local.audience
         for home, workers in list(opening.waiting.items()):
-            message = OpenFarPool(self._last, workers, ask.max_tasks, setup, audience, ask.env)
+            message = OpenFarPool(
+                self._last, workers, ask.max_tasks, setup, audience, ask.env, ask.demand
+            )
             self.lan.peers.send(home, message)
 
     def opened(self, home: int, message: FarPoolOpened) -> None:
@@ -132,11 +134,18 @@ class FarPools:
         if home not in self.lan.peers.by_home:
             return
         pool = None
-        if not self.lan.draining.going:
+        able = self.node.resources.ledger.could_ever(message.demand)
+        if able and not self.lan.draining.going:
             workers = self.node.workers
             audience = self.guests.audience_here(home, message.audience)
             pool = workers.open_next(
-                message.workers, NODE_SLOT, message.max_tasks, setup, audience, env=message.env
+                message.workers,
+                NODE_SLOT,
+                message.max_tasks,
+                setup,
+                audience,
+                env=message.env,
+                demand=message.demand,
             )
         error = "" if pool is not None else f"node h{self.node.number} can start no more workers"
         if pool is None and self.node.workers.pauses():

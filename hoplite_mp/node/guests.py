@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import errors, ids, serial
+from hoplite_mp import _tasks, errors, ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.layouts import layout_of, payload_layout
 from hoplite_mp.node.notes import Notes
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.imports import Imports
     from hoplite_mp.node.results import Results
+    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage, Release, RunTask
 
 __all__ = ["NO_OBJECT", "Guests"]
 
 KIND_TASK, POOL = 2, 0
+RANKED_FLAG: int = _tasks.RANKED_FLAG
 POOL_CLOSING = 2
 NO_OBJECT = bytes(ids.ID_BYTES)
 
@@ -83,6 +85,14 @@ class Guests:
         self.unposted: list[int] = []  # the ring of hints was full
         # Told before the sender is: what that worker has printed goes before the task's end.
         self.ends: Callable[[int], None] = lambda slot: None
+        self.ranked = _tasks.Ranked(self.tasks)
+        self.post: Callable[[int], bool] = lambda oid: self.tasks.post(
+            oid, queue(self.tasks.pool_of(oid))
+        )
+        # Of tasks with resources: is there room, which header has it, it has not become a task.
+        self.admit: Callable[[int, bytes, Demand, bool], bool] = lambda *_: False
+        self.admitted: Callable[[int, bytes, Demand], None] = lambda oid, task, demand: None
+        self.dropped: Callable[[bytes], None] = lambda task: None
 
     def __contains__(self, oid: int) -> bool:
         return oid in self.by_oid
@@ -91,6 +101,11 @@ class Guests:
         """Takes the task in; a double is ignored."""
         if message.task in self.by_task:
             return
+        if message.demand:
+            needed = message.floor != _tasks.NO_FLOOR
+            if not self.admit(peer, message.task, message.demand, needed):
+                self.send(peer, TaskEnded(message.task, "full"))
+                return
         guest = self.by_task[message.task] = Guest(peer, message.task, [], pool=message.pool)
         named = [message.function]
         if message.args:
@@ -120,18 +135,18 @@ class Guests:
 
     def _begin(self, guest: Guest, message: RunTask, holds: list[Any]) -> None:
         if guest.unwanted:
-            del self.by_task[guest.task]
+            self._refused(guest)
             return
         with_args = message.args_object != NO_OBJECT
         if holds[0] is None or (with_args and holds[-1] is None):
-            del self.by_task[guest.task]
+            self._refused(guest)
             self.send(guest.peer, TaskEnded(guest.task, "returned"))  # it knows what has become
             return
         pool, closed = message.pool, guest.late
         if closed or (
             pool != POOL and self.pools.get(pool) != guest.peer and not self.is_actor(pool)
         ):
-            del self.by_task[guest.task]
+            self._refused(guest)
             kind = errors.ActorLostError if closed else errors.WorkerLostError
             short = kind("the actor was closed" if closed else "its pool has been closed")
             payload = serial.encode_error(short, "").tobytes()
@@ -154,6 +169,7 @@ class Guests:
         self.by_oid[oid] = guest
         self.imports.adopt(guest.task, oid)
         self.notes.guest(oid, guest.task)
+        ranked = bool(message.flags & RANKED_FLAG)
         posted = self.tasks.submit(
             oid,
             holds[0].oid,
@@ -164,15 +180,21 @@ class Guests:
             message.flags,
             message.name,
             self.queue(message.pool),
-            True,
+            not ranked,
             self.audience_here(guest.peer, message.audience),
             message.tries,
         )
+        if ranked:
+            self.ranked.rank(oid, message.priority, message.floor)
+            posted = self.post(oid)
+        if message.demand:
+            self.admitted(oid, message.task, message.demand)
         if not posted:
             self.unposted.append(oid)
 
     def _fail(self, guest: Guest, error: Exception) -> None:
         """It cannot begin here."""
+        self.dropped(guest.task)
         _log.error("a task of node %#x cannot begin", guest.peer, exc_info=error)
         if guest.oid and self.client.take_over(guest.oid, NODE_SLOT):
             self.results.store_error(guest.oid, error)  # of which its sender is told
@@ -180,6 +202,11 @@ class Guests:
         self._forget(guest)
         payload = serial.encode_error(error, "").tobytes()
         self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
+
+    def _refused(self, guest: Guest) -> None:
+        """It does not become a task of this host."""
+        del self.by_task[guest.task]
+        self.dropped(guest.task)
 
     def on_their_way(self, pool: int) -> bool:
         """Have calls come for that actor which wait for what they name?"""
@@ -211,7 +238,7 @@ class Guests:
         """Hints for which there was no room."""
         while self.unposted:
             oid = self.unposted[-1]
-            if not self.tasks.post(oid, self.queue(self.tasks.pool_of(oid))):
+            if not self.post(oid):
                 return
             self.unposted.pop()
 

@@ -119,6 +119,12 @@ class Lan:
             lambda slot: bool(node.tasks.running(slot)),
         )
         self.guests.ends = self._printed
+        self.guests.post = functools.partial(node.workers.post, here=True)
+        self.guests.admit = node.resources.admit
+        self.guests.admitted = node.resources.admitted
+        self.guests.dropped = node.resources.dropped
+        self.delegation.demand_of = node.resources.demand_of
+        self.delegation.was_full = node.resources.again
         self.guests.is_actor = node.actors.by_pool.__contains__
         self.guests.refuse_calls = node.actors.refuse_calls
         self.guests.is_round = node.rounds.__contains__
@@ -150,6 +156,8 @@ class Lan:
         self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager)
         node.exports.elsewhere = self.locations.kept_at
         self.recovering = Recovering(node, self)
+        self.recovering.lineage.demand_of = node.resources.demand_of
+        self.recovering.remaking.take_resources = node.resources.wait
         self.recovering.homes.has_moved = self.actor_moves.moved
         self.recovering.homes.has_heard = self.actor_moves.look
         self.recovering.homes.holdings.spare = self.spares.number_of
@@ -158,7 +166,9 @@ class Lan:
 
     def _post(self, oid: int) -> None:
         node = self.node
-        if not node.tasks.post(oid, node.workers.queue(node.tasks.pool_of(oid))):
+        if oid in node.resources.held:  # it needs resources, here or at another host
+            node.resources.again(oid)
+        elif not node.workers.post(oid, False):
             node.after(0.05, lambda: self._post(oid))
 
     def _deserted(self, pool: int, why: str) -> None:
@@ -307,6 +317,7 @@ class Lan:
         self.peers.came(member)
         if member.home != self.node.client.home:
             self.delegation.set_runner(member.home, member.node, member.workers)
+            self.node.resources.came(member)
             if self.workers_now is not None:
                 self.peers.send(member.home, WorkersNow(self.workers_now))
             self.draining.tell(member.home)
@@ -344,6 +355,7 @@ class Lan:
             number = peer.member.node
             self.members[number] = msgspec.structs.replace(self.members[number], workers=count)
             self.delegation.set_runner(home, number, count)
+            self.node.resources.came(self.members[number])
 
     def _went(self, number: int) -> None:
         member = self.members.pop(number, None)
@@ -354,6 +366,7 @@ class Lan:
         self.peers.went(number)
         self.spares.lose_host(member)
         self.recovering.begin(member)
+        self.node.resources.went(member.home)
         self.delegation.lose_runner(member.home)
         self.guests.lose_peer(member.home)
         self.links.lose_node(number)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.places import Places
     from hoplite_mp.node.results import Results
+    from hoplite_mp.planner.resources import Demand
 
 __all__ = ["Entry", "Lineage"]
 
@@ -54,6 +55,7 @@ class Entry:
     oid: int
     held: tuple[int, ...]
     spent: int = 0  # of the retries that were left when the task was done
+    demand: Demand = ()  # resources that it needs
 
 
 @dataclass(slots=True)
@@ -84,6 +86,7 @@ class Lineage:
         self.entries: dict[int, Entry] = {}  # by result, the oldest first
         self.held: dict[int, _Held] = {}
         self.nbytes = 0
+        self.demand_of: Callable[[int], Demand] = lambda oid: ()
         self._looking = False
         self._looked = 0.0
         self._let_go = False  # something, since the last look
@@ -108,7 +111,7 @@ class Lineage:
                 small = argument not in self.entries
                 if self._hold(argument, small):
                     held[argument] = None
-        self.entries[oid] = Entry(oid, tuple(held))
+        self.entries[oid] = Entry(oid, tuple(held), demand=self.demand_of(oid))
         self.nbytes += ENTRY_BYTES
         while self.nbytes > self.bytes_max:
             self._forget(next(iter(self.entries)))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp import _shm, _tasks, ids
-from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
+from hoplite_mp.client.channel import PACKET_BYTES_MAX
 from hoplite_mp.client.inheriting import DESCRIPTORS_MAX
 from hoplite_mp.config import Config
 from hoplite_mp.node.actors import Actors
@@ -37,6 +37,7 @@ from hoplite_mp.node.places import Places
 from hoplite_mp.node.point_to_point import PointToPoint
 from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.requests import Requests
+from hoplite_mp.node.resources import Resources
 from hoplite_mp.node.results import Results
 from hoplite_mp.node.rounds import Rounds
 from hoplite_mp.node.store import Store
@@ -51,7 +52,6 @@ from hoplite_mp.protocol.local import (
     NotSpawned,
     Reply,
     Request,
-    Spawn,
     Spawned,
     Start,
 )
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.lan import Lan
-    from hoplite_mp.node.pools import Pool
     from hoplite_mp.protocol.peers import PeerMessage
 
 __all__ = ["Node", "main"]
@@ -132,6 +131,7 @@ class Node:
         )
         self.store.number = lambda: self.number
         self.workers = Workers(self)
+        self.resources = Resources(self)
         self.questions = Questions(self)
         self.counters = Counters(self)
         self.tracing = Tracing(self)
@@ -269,34 +269,6 @@ class Node:
         self.workers.pipes[slot] = [out, err]
         self.add_client(slot, line)
 
-    def spawn(self, slot: int, pool: Pool) -> bool:
-        """Asks the supervisor for a worker; its line and its pipes are made here. False: they
-        cannot be made now."""
-        made: list[int] = []
-        try:
-            mine, theirs = seqpacket_pair()
-            for _ in range(2):
-                made += os.pipe2(os.O_CLOEXEC)
-        except OSError as error:  # no descriptor is left: fewer workers, then
-            for fd in made:
-                os.close(fd)
-            self.workers.not_started(error.strerror or str(error))
-            return False
-        out, err = made[:2], made[2:]
-        self.connect(slot, mine, out[0], err[0], pool.audience)
-        message = self._encode(
-            Spawn(slot, pool.number, pool.max_tasks, pool.setup, pool.audience, pool.env)
-        )
-        try:
-            fds = [theirs.fileno(), out[1], err[1], *pool.descriptors]
-            socket.send_fds(self.supervisor, [message], fds)
-        except OSError:
-            self._stop = True
-        theirs.close()
-        os.close(out[1])
-        os.close(err[1])
-        return True
-
     # -- what comes in -------------------------------------------------------------------------
 
     def from_client(self, slot: int, sock: socket.socket) -> None:
@@ -391,6 +363,7 @@ class Node:
         self.requests.forget_client(slot)
         if self.lan is not None:
             self.lan.given.lose(slot)
+        self.resources.worker_gone(slot)
         self.workers.exited(worker, message.code, again)
         self.rounds.exited(slot)
         self.workers.close_owned(slot)
@@ -404,6 +377,8 @@ class Node:
         done = self.tasks.drain()
         if done:
             self.sweeper.completed(done)
+        if self.resources.held or self.resources.rows.rows:
+            self.resources.look()
         if self.lan is not None:
             self.lan.look(done)
         self.exports.look()

@@ -155,6 +155,7 @@ class Management:
             addresses=tuple(lan.addresses),
             memory_total=node.store.limit,
             stays=lan.meets_drivers,
+            resources=node.resources.totals,
         )
 
     def _join_again(self, reason: str) -> bool:

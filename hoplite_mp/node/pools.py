@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hoplite_mp.config import Config
+    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["Pool", "WorkerInfo"]
@@ -50,6 +51,7 @@ class Pool:
     actor: bool = False  # its one worker keeps a state, and nobody stands in for it
     audience: int = 0  # who hears what its workers print before their first task
     env: Environment = ()  # changes of their environment
+    demand: Demand = ()  # resources of each worker, for life; so nobody stands in for one
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     closing: bool = False
     broken: str = ""
@@ -72,7 +74,7 @@ class Pool:
         if self.closing or self.broken or now < self.start_again_at:
             return 0
         living = sum(not worker.retiring for worker in self.workers.values())
-        wanted = self.target + (0 if self.actor else min(blocked, blocked_max))
+        wanted = self.target + (0 if self.actor or self.demand else min(blocked, blocked_max))
         short = max(0, wanted - living)
         return min(short, 1) if self.ailing else short  # one to try it
 
@@ -80,7 +82,8 @@ class Pool:
         """All its workers have waited inside tasks for a while, and no other one may be started:
         what they have sent to this pool would never run."""
         living = sum(not worker.retiring for worker in self.workers.values())
-        if self.closing or self.actor or blocked <= blocked_max or blocked < living:
+        limit = 0 if self.demand else blocked_max
+        if self.closing or self.actor or blocked <= limit or blocked < living:
             self.stuck_since = None
         elif self.stuck_since is None:
             self.stuck_since = now

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import serial
+from hoplite_mp import _tasks, serial
 from hoplite_mp.client.memory import STATE, format_bytes
 from hoplite_mp.client.submitter import FLAG_HERE
 from hoplite_mp.errors import ObjectLostError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.lineage import Lineage
     from hoplite_mp.node.places import Place, Places
     from hoplite_mp.node.results import Results
+    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage
 
 __all__ = ["Remaking"]
@@ -87,6 +88,9 @@ class Remaking:
         # Is it just being found out where the objects of that home are now?
         self.open: Callable[[int], bool] = lambda home: False
         self.is_there: Callable[[int], bool] = lambda home: False  # a host
+        # Told of runs that wait for resources.
+        self.take_resources: Callable[[int, Demand], None] = lambda oid, demand: None
+        self.ranked = _tasks.Ranked(self.tasks)
         self.runs: dict[int, _Run] = {}  # by target
         self.by_run: dict[int, _Run] = {}  # by header
         self.begun = 0  # runs so far
@@ -272,7 +276,13 @@ class Remaking:
             self.tasks.audience(oid),
             tries + 1,
         )
-        self._post(run)
+        self.ranked.rank(run.oid, *self.ranked.ranks(oid))
+        demand = self.lineage.entries[oid].demand
+        if demand:
+            run.posted = True
+            self.take_resources(run.oid, demand)
+        else:
+            self._post(run)
 
     def _post(self, run: _Run) -> None:
         run.posted = self.tasks.post(run.oid, run.queue)

@@ -73,6 +73,13 @@ from hoplite_mp.protocol.local import (
     TracePiece,
 )
 from hoplite_mp.protocol.output import MarkLines
+from hoplite_mp.protocol.resources import (
+    AssignedAsked,
+    GiveBack,
+    KeepForStream,
+    ResourcePlaces,
+    TakeResources,
+)
 from hoplite_mp.protocol.retries import TryAgain
 from hoplite_mp.protocol.rounds import BeginRound, EndRound, OpenRound, TakeRound
 
@@ -164,6 +171,11 @@ class Requests:
             EndRound: node.rounds.end,
             TakeRound: node.rounds.take,
             BindActor: node.actors.bind,
+            TakeResources: node.resources.take,
+            GiveBack: node.resources.give_back,
+            KeepForStream: node.resources.keep_for_stream,
+            ResourcePlaces: node.resources.places,
+            AssignedAsked: node.resources.assigned,
             MarkLines: lambda slot, request: node.output.mark_lines(
                 request.ask.number, node.driver_name(slot)
             ),
@@ -322,6 +334,7 @@ class Requests:
                 audience,
                 self.node.given,
                 env=ask.env,
+                demand=ask.demand,
             )
         else:
             number = workers.open_bound(slot, audience)
@@ -399,8 +412,12 @@ class Requests:
         node = self.node
         used = self.store.used_bytes()
         mine = len(node.workers.pools[0].workers)
+        resources, free = node.resources.totals, node.resources.ledger.free()
         if node.lan is None:
-            own = (0, "127.0.0.1", socket.gethostname(), mine, used, self.store.limit)
+            own = (
+                *(0, "127.0.0.1", socket.gethostname(), mine, used, self.store.limit),
+                *(resources, free),
+            )
             node.reply(slot, Reply(request.number, [own]))
             return
         found = [
@@ -411,6 +428,8 @@ class Requests:
                 mine if member.node == node.number else member.workers,
                 used if member.node == node.number else 0,
                 member.memory_total,
+                member.resources,
+                free if member.node == node.number else member.resources,
             )
             for member in node.lan.members.values()
         ]

@@ -172,7 +172,7 @@ class Rounds:
                 self.node.after(LOOK_S, functools.partial(self._share_out, round))
                 return
             there, workers = round.far[home]
-            lan.delegation.send_to(oid, Runner(home, runner.number, workers, there, 0))
+            lan.delegation.delegate(oid, [Runner(home, runner.number, workers, there, 0)])
             round.unsent[home] -= 1
             if not round.unsent[home]:
                 del round.unsent[home]

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp import errors
 from hoplite_mp.client.kinds import FLAG_ASYNC
-from hoplite_mp.client.submitter import FLAG_HERE
+from hoplite_mp.node.hints import Hints
 from hoplite_mp.node.pools import Pool, WorkerInfo
+from hoplite_mp.node.spawning import spawn
 from hoplite_mp.node.sweeper import how_it_ended, is_ending, memory_in_use
 from hoplite_mp.protocol.local import POOL_BROKEN
 
 if TYPE_CHECKING:
     from hoplite_mp.node.main import Node
+    from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["Workers"]
@@ -42,18 +44,14 @@ NO_POOL = "every pool or every process slot of this host is in use: close an exe
 _log = logging.getLogger("hoplite_mp")
 
 
-class Workers:
+class Workers(Hints):
     """All workers of this host, by pool."""
 
     def __init__(self, node: Node) -> None:
-        self.node = node
-        self.client = node.client
-        self.tasks = node.tasks
+        super().__init__(node)
         self.pools: dict[int, Pool] = {}
         self.all: dict[int, WorkerInfo] = {}
         self.pipes: dict[int, list[int]] = {}
-        # (pool, only for workers of this host) -> the node's own hint queue
-        self.queues: dict[tuple[int, bool], int] = {}
         self.lost = 0
         self.tasks_done = self.tasks_failed = 0  # of workers that have ended, or never began
         self._due: float | None = None
@@ -73,8 +71,9 @@ class Workers:
         descriptors: list[int] | None = None,
         actor: bool = False,
         env: Environment = (),
+        demand: Demand = (),
     ) -> Pool:
-        pool = Pool(number, target, owner, max_tasks, setup, actor, audience, env)
+        pool = Pool(number, target, owner, max_tasks, setup, actor, audience, env, demand)
         while descriptors:
             pool.descriptors.insert(0, descriptors.pop())
         if setup:
@@ -103,14 +102,15 @@ class Workers:
         descriptors: list[int] | None = None,
         actor: bool = False,
         env: Environment = (),
+        demand: Demand = (),
     ) -> int | None:
         """The number of a new pool; None if all are taken. `descriptors`, which are emptied: its
         workers inherit them."""
         number = self._unused()
         if number is None:
             return None
-        given = max_tasks, setup, audience, descriptors, actor, env
-        if self.open(number, target, owner, *given).workers:
+        given = max_tasks, setup, audience, descriptors, actor, env, demand
+        if self.open(number, target, owner, *given).workers or demand:  # it may wait for them
             return number
         self.close(number, False)  # no worker can be started
         return None
@@ -121,6 +121,7 @@ class Workers:
         pool = self.pools[0]
         if not self.pauses():
             pool.recovered()
+            self.ranked.resources_changed()  # tasks with resources may run here now
             before, pool.target = pool.target, pool.target + count
             self.start_missing(pool)
             if self.pauses():
@@ -181,10 +182,9 @@ class Workers:
             self.node.rounds.forget(pool.number)
             if self.node.lan is not None:
                 self.node.lan.delegation.forget_pool(pool.number)
-            for here in (False, True):
-                queue = self.queues.pop((pool.number, here), None)
-                if queue is not None:
-                    self.tasks.close_queue(queue)
+            self.forget_queues(pool.number)
+            if pool.demand:
+                self.node.resources.wait_workers(pool, 0)
 
     def pauses(self) -> bool:
         """Has it just turned out that no worker can be started?"""
@@ -216,26 +216,34 @@ class Workers:
         for pool in self.pools.values():
             if not pool.workers and pool.target and not pool.broken:
                 for oid in self.queued(pool.number):
-                    if not others or self._is_bound(oid):
+                    if not others or self.is_bound(oid):
                         self.fail(oid, why)
-
-    def _is_bound(self, oid: int) -> bool:
-        """Must workers of this host run it?"""
-        lan = self.node.lan
-        return lan is None or oid in lan.guests or bool(self.tasks.task(oid)[3] & FLAG_HERE)
 
     def start_missing(self, pool: Pool) -> None:
         if self.pauses():
             return
         blocked, now = self.blocked(pool), time.monotonic()
-        for _ in range(pool.missing(blocked, self.node.config.blocked_workers_max, now)):
-            slot = self.client.register(0, WORKER_KIND, pool.number)
-            if slot < 0:
-                return  # every client slot of the host is taken: what runs goes on
-            if not self.node.spawn(slot, pool):
-                self.client.unregister(slot)
+        missing = pool.missing(blocked, self.node.config.blocked_workers_max, now)
+        if pool.demand:
+            self.node.resources.wait_workers(pool, missing)
+            return
+        for _ in range(missing):
+            if self.start_one(pool, {}) < 0:
                 return
-            self.all[slot] = pool.workers[slot] = WorkerInfo(slot, pool.number, born=now)
+
+    def start_one(self, pool: Pool, assigned: dict[str, list[int]]) -> int:
+        """Its slot; -1: it cannot be started now. assigned: indices of resources, for life."""
+        if self.pauses():
+            return -1
+        slot = self.client.register(0, WORKER_KIND, pool.number)
+        if slot < 0:
+            return -1  # every client slot of the host is taken: what runs goes on
+        if not spawn(self.node, slot, pool, assigned):
+            self.client.unregister(slot)
+            return -1
+        worker = WorkerInfo(slot, pool.number, born=time.monotonic())
+        self.all[slot] = pool.workers[slot] = worker
+        return slot
 
     def blocked(self, pool: Pool) -> int:
         return sum(
@@ -315,7 +323,7 @@ class Workers:
         for oid in self.queued(pool.number):
             if others and lan is not None and oid in lan.guests:
                 lan.guests.give_back(oid)
-            elif not others or self._is_bound(oid):
+            elif not others or self.is_bound(oid):
                 self.fail(oid, why)
 
     def tell_workers(self) -> None:
@@ -340,34 +348,6 @@ class Workers:
         pool = self.pools.get(worker.pool) if worker is not None else None
         if pool is not None and not pool.setup_error:
             pool.setup_error, pool.setup_text = summary, text
-
-    def queue(self, pool: int, here: bool = False) -> int:
-        """`here`: for tasks of other hosts, which are not to be sent on."""
-        if (pool, here) not in self.queues:
-            self.queues[pool, here] = self.tasks.open_queue(pool, here)
-        return self.queues[pool, here]
-
-    def queue_for(self, number: int, here: bool) -> int | str:
-        """As queue(), or why nobody will run that pool's tasks."""
-        pool = self.pools.get(number)
-        if pool is None or pool.closing:
-            return "the executor that ran its task is closed"
-        return pool.broken or self.queue(number, here)
-
-    def queued(self, pool: int) -> list[int]:
-        return [
-            header["id"]
-            for header in self.client.scan()
-            if header["state"] == "QUEUED" and header["pool"] == pool
-        ]
-
-    def post_queued(self, pool: int, tasks: list[int] | None = None) -> None:
-        """The dead one may have taken hints with it: all queued tasks, or these, are announced."""
-        for oid in self.queued(pool) if tasks is None else tasks:
-            here = self.node.lan is not None and self._is_bound(oid)
-            if not self.tasks.post(oid, self.queue(pool, here)):
-                self.node.after(LOOK_AGAIN_S, lambda: self.post_queued(pool))
-                return
 
     def fail_queued(self, pool: Pool, *, again: bool = False) -> None:
         """All that is queued now, and what comes later until it is closed."""

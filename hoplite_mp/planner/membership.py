@@ -87,6 +87,7 @@ class Membership:
             message.addresses,
             message.memory_total,
             message.stays,
+            message.resources,
         )
         return member
 

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from hoplite_mp.protocol.birth import Environment
+from hoplite_mp.protocol.resources import Wanted
 
 __all__ = [
     "ActorAsk",
@@ -45,6 +46,7 @@ class OpenActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     node: int  # where it is to run
     places: tuple[int, ...] = ()  # to which it is bound; none: it may begin again on any node
     env: Environment = ()  # changes of its process's environment
+    demand: Wanted = ()  # resources that it keeps for life
 
 
 class BindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -32,6 +32,8 @@ LAYOUT_BYTES_MAX = 4096  # dtype, shape and order of a source, in words that onl
 # Names and values of options(env=): they travel in the messages that start a process, one packet.
 ENV_BYTES_MAX = 32 << 10
 TREE_DEGREE_MAX = 1 << 10  # children of one node in a tree
+RESOURCES_MAX = 64  # different resources of one node, or in one demand
+RESOURCE_CHARS_MAX = 64  # the name of a resource
 SHARES = 1 << 20  # an object's bytes are cut in this many shares, whatever its size
 
 # What an operation is for. The first three fold their sources, the others copy them:
@@ -170,6 +172,17 @@ def object_ids(name: str, value: Any, count_min: int = 1) -> None:
     for index, one in enumerate(value):
         if not isinstance(one, bytes) or len(one) != ID_BYTES:
             raise ValueError(f"{name}[{index}] must be {ID_BYTES} bytes, not {one!r}")
+
+
+def amounts(name: str, value: Any) -> None:
+    """Names of resources, each once and in order, with units of 1/10000 above 0."""
+    if not isinstance(value, tuple) or len(value) > RESOURCES_MAX:
+        raise ValueError(f"{name} must be a tuple of at most {RESOURCES_MAX} pairs, not {value!r}")
+    for one, units in value:
+        text(f"name in {name}", one, RESOURCE_CHARS_MAX, 1)
+        between(f"units of {one} in {name}", units, 1, U64_MAX)
+    if sorted({one for one, _ in value}) != [one for one, _ in value]:
+        raise ValueError(f"{name} must name each resource once, in order, not {value!r}")
 
 
 def object_id(name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a client and its node say to each other on one host, and node and supervisor.
+"""What a client and its node say to each other on one host.
 
 Why it exists: most of what a client does needs nobody; what is left (memory, collectives, groups,
 pools) is asked of the node in these messages. One message is one packet of a SEQPACKET socketpair:
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from hoplite_mp.protocol.actors import ActorAsk
-from hoplite_mp.protocol.birth import Birth, Environment
+from hoplite_mp.protocol.birth import Environment
 from hoplite_mp.protocol.foreign import HoldForeign, UsersOfNode
 from hoplite_mp.protocol.local_groups import (
     INBOX_MAX,
@@ -30,13 +30,31 @@ from hoplite_mp.protocol.local_groups import (
     GroupWritten,
 )
 from hoplite_mp.protocol.output import MarkLines
+from hoplite_mp.protocol.resources import ResourceAsk, Wanted
 from hoplite_mp.protocol.retries import TryAgain
 from hoplite_mp.protocol.rounds import RoundAsk
 from hoplite_mp.protocol.setup import SetUp, SetupFailed
+from hoplite_mp.protocol.spawning import (
+    GIVEN_UP,
+    NODE_DIED,
+    Exited,
+    FromSupervisor,
+    LanStart,
+    ManagerStarted,
+    NotSpawned,
+    Shutdown,
+    Spawn,
+    Spawned,
+    Start,
+    StartStandby,
+    ToSupervisor,
+)
 
 __all__ = [
+    "GIVEN_UP",
     "INBOX_MAX",
     "LINE_LOST",
+    "NODE_DIED",
     "ON_ITS_WAY",
     "POOL_BROKEN",
     "POOL_LEAVING",
@@ -203,6 +221,7 @@ class OpenPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
     far: list[tuple[int, int]] = []  # (node, workers there)
     exact: bool = False
     env: Environment = ()
+    demand: Wanted = ()  # resources that each worker keeps for life
 
 
 class AddWorkers(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -238,7 +257,8 @@ class Locate(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Members(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply: of each living node (number, address, host, workers, bytes used, bytes in all)."""
+    """Reply: of each living node (number, address, host, workers, bytes used, bytes in all,
+    resources, how much of these is free as far as this node knows)."""
 
 
 class GoneNodes(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -342,6 +362,7 @@ Ask: TypeAlias = (
     | Dump
     | DumpRead
     | ActorAsk
+    | ResourceAsk
     | MarkLines
     | RoundAsk
     | TryAgain
@@ -387,114 +408,3 @@ class NotAttached(msgspec.Struct, frozen=True, tag=True):
     """Instead: why this host's node has no place for it now."""
 
     reason: str
-
-
-class LanStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host of a LAN is started with. Never in argv: `key` and `certificate` are secrets."""
-
-    key: bytes
-    home: int
-    host: str
-    peer_fd: int  # listening socket of the node
-    addresses: list[str]  # where that is, as others reach it
-    ports: tuple[int, int, int]  # (start, stop, step) of those that this host may listen at
-    handshake_timeout_s: float
-    unauthenticated_max: int
-    connect_timeout_s: float
-    beat_interval_s: float
-    silence_s: float
-    tls: bool
-    # On the manager's host: its listening socket, the cluster's id and certificate.
-    manager_fd: int = -1
-    standby: list[str] = []  # where the standby is or will be: "ip:port", best first
-    cluster: bytes = b""
-    certificate: bytes = b""
-    meets_drivers: bool = False  # whether drivers of this host may attach to the node
-    # On others: where the manager may be, best first: (address family, socket address).
-    manager: list[tuple[int, tuple[Any, ...]]] = []
-
-
-class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor is started with: descriptors by number, and everything by value."""
-
-    sys_path: list[str]
-    control_fd: int
-    store_fd: int
-    event_fd: int
-    supervisor_fd: int
-    rpc_fd: int
-    output_fd: int
-    driver_pid: int
-    workers: int
-    cores: int
-    memory_bytes: int
-    config: dict[str, Any]
-    home: int
-    birth: Birth
-    lan: LanStart | None = None
-    # Of the first workers, by the supervisor for the node: (client slot, rpc, stdout, stderr).
-    first_workers: list[tuple[int, int, int, int]] = []
-
-
-class Spawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Node to supervisor, with descriptors (rpc, stdout, stderr): a worker for a client slot.
-    `audience`: who hears what it prints, until a task says otherwise (protocol/output.py)."""
-
-    slot: int
-    pool: int
-    max_tasks: int
-    setup: int
-    audience: int = 0
-    env: Environment = ()
-
-
-class Shutdown(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Driver to supervisor: end the host."""
-
-
-class StartStandby(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Node to supervisor, with the listening socket: a manager in waiting belongs to this host.
-    `node`: the number of its node. `certificate` is a secret."""
-
-    node: int
-    addresses: list[str]
-    cluster: bytes
-    certificate: bytes
-
-
-ToSupervisor: TypeAlias = Spawn | Shutdown | StartStandby
-
-
-# Exit code of a node, and of its supervisor, when the others have lost this host and it lives:
-# it may join again.
-GIVEN_UP = 75
-NODE_DIED = 76  # and of a host whose node was killed, or has failed
-
-
-class Spawned(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The worker's process; an Exited follows when it is gone."""
-
-    slot: int
-    pid: int
-
-
-class Exited(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A worker's end, as os.waitstatus_to_exitcode says: -9 = SIGKILL."""
-
-    slot: int
-    pid: int
-    code: int
-
-
-class NotSpawned(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The worker that was asked for cannot be started now."""
-
-    slot: int
-    why: str
-
-
-class ManagerStarted(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The manager has ended, and there is another one; with the connection to it."""
-
-
-FromSupervisor: TypeAlias = Spawned | NotSpawned | Exited | ManagerStarted

@@ -22,6 +22,7 @@ from hoplite_mp.protocol.fields import (
     HOST_CHARS_MAX,
     NODES_MAX,
     Message,
+    amounts,
     between,
     counts,
     flags,
@@ -30,6 +31,7 @@ from hoplite_mp.protocol.fields import (
     seconds,
     text,
 )
+from hoplite_mp.protocol.resources import Wanted
 
 PEM_BYTES_MAX = 16 << 10  # about 1 KiB is usual
 
@@ -56,6 +58,7 @@ class NodeJoined(Message, frozen=True):
     `addresses` are where other nodes can connect to, best first; none: it serves nobody.
     `memory_total` is the limit of its store in bytes. `stays`: it is one of the hosts of which
     a manager with a standby must hear half; not so the node of a program, which ends with that.
+    `resources`: what it has, by name, in 1/10000.
     """
 
     home: int
@@ -65,6 +68,7 @@ class NodeJoined(Message, frozen=True):
     addresses: tuple[str, ...] = ()
     memory_total: int = 0
     stays: bool = False
+    resources: Wanted = ()
 
     def __post_init__(self) -> None:
         flags(stays=self.stays)
@@ -72,6 +76,7 @@ class NodeJoined(Message, frozen=True):
         counts(memory_total=self.memory_total)
         text("host", self.host, HOST_CHARS_MAX)
         _addresses(self.addresses)
+        amounts("resources", self.resources)
 
 
 class NodeLost(Message, frozen=True):
@@ -149,6 +154,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     addresses: tuple[str, ...] = ()
     memory_total: int = 0
     stays: bool = False  # as of NodeJoined
+    resources: Wanted = ()  # as of NodeJoined
 
     def __post_init__(self) -> None:
         flags(stays=self.stays)
@@ -157,6 +163,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         counts(memory_total=self.memory_total)
         text("host", self.host, HOST_CHARS_MAX)
         _addresses(self.addresses)
+        amounts("resources", self.resources)
 
 
 class NodeAdmitted(Message, frozen=True):

@@ -19,6 +19,7 @@ from hoplite_mp.protocol.fields import (
     NODES_MAX,
     TEXT_CHARS_MAX,
     Message,
+    amounts,
     between,
     counts,
     environment,
@@ -27,6 +28,7 @@ from hoplite_mp.protocol.fields import (
     object_id,
     text,
 )
+from hoplite_mp.protocol.resources import Wanted
 
 __all__ = [
     "ABOUT_BYTES_MAX",
@@ -52,7 +54,8 @@ class BeginActor(Message, frozen=True):
     """An actor on the receiver's host. `setup`: the object with its constructor and arguments.
     `about`: what handles know of it, in words of clients. `audience`: as in RunTask. `places`: the
     nodes to which it is bound; none: it may begin again on any. `env`: changes of its process's
-    environment. Answered by ActorBegun with the same number."""
+    environment. `demand`: resources that it keeps for life. Answered by ActorBegun with the same
+    number."""
 
     number: int
     setup: bytes
@@ -65,6 +68,7 @@ class BeginActor(Message, frozen=True):
     audience: int
     places: tuple[int, ...] = ()
     env: Environment = ()
+    demand: Wanted = ()
 
     def __post_init__(self) -> None:
         environment("env", self.env)
@@ -75,6 +79,7 @@ class BeginActor(Message, frozen=True):
         text("name", self.name, NAME_CHARS_MAX)
         flags(get_if_exists=self.get_if_exists, detached=self.detached)
         numbers("places", self.places, NODES_MAX - 1)
+        amounts("demand", self.demand)
 
 
 class ActorBegun(Message, frozen=True):
@@ -160,6 +165,7 @@ class KeepActor(Message, frozen=True):
     audience: int
     places: tuple[int, ...] = ()
     env: Environment = ()
+    demand: Wanted = ()
 
     def __post_init__(self) -> None:
         environment("env", self.env)
@@ -174,6 +180,7 @@ class KeepActor(Message, frozen=True):
         text("label", self.label, NAME_CHARS_MAX)
         flags(detached=self.detached, begun=self.begun)
         numbers("places", self.places, NODES_MAX - 1)
+        amounts("demand", self.demand)
 
 
 class ActorKept(Message, frozen=True):

@@ -10,12 +10,14 @@ from hoplite_mp.protocol.birth import Environment
 from hoplite_mp.protocol.fields import (
     TEXT_CHARS_MAX,
     Message,
+    amounts,
     between,
     counts,
     environment,
     flags,
     text,
 )
+from hoplite_mp.protocol.resources import Wanted
 
 __all__ = [
     "AddWorkers",
@@ -35,10 +37,11 @@ __all__ = [
     "RelayAsked",
     "RelayOpened",
     "RemoveNode",
+    "ResourcesFreed",
     "WorkersNow",
 ]
 
-COUNTERS_MAX = 64
+COUNTERS_MAX = 256
 _U16_MAX = (1 << 16) - 1
 
 
@@ -60,10 +63,16 @@ class WorkersNow(Message, frozen=True):
         between("count", self.count, 0, _U16_MAX)
 
 
+class ResourcesFreed(Message, frozen=True):
+    """Some of the resources that the sender's host has are free again, since it has refused a task
+    of the receiver's (TaskEnded "full")."""
+
+
 class OpenFarPool(Message, frozen=True):
     """Workers on the receiver's host for the sender's tasks alone. `setup`: the object with
     (initializer, initargs), or zeros. `audience`: of what they print before their first task, as
-    in RunTask. `env`: changes of their environment. Answered by FarPoolOpened."""
+    in RunTask. `env`: changes of their environment. `demand`: resources that each worker keeps for
+    life. Answered by FarPoolOpened."""
 
     number: int
     workers: int
@@ -71,6 +80,7 @@ class OpenFarPool(Message, frozen=True):
     setup: bytes
     audience: int = 0
     env: Environment = ()
+    demand: Wanted = ()
 
     def __post_init__(self) -> None:
         environment("env", self.env)
@@ -78,6 +88,7 @@ class OpenFarPool(Message, frozen=True):
         between("workers", self.workers, 1, _U16_MAX)
         if len(self.setup) != ID_BYTES:
             raise ValueError(f"setup must be {ID_BYTES} bytes, not {self.setup!r}")
+        amounts("demand", self.demand)
 
 
 class FarPoolOpened(Message, frozen=True):

@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from hoplite_mp.ids import ID_BYTES
-from hoplite_mp.protocol.fields import Message, between, counts, flags, layout, one_of
+from hoplite_mp.protocol.fields import Message, amounts, between, counts, flags, layout, one_of
 from hoplite_mp.protocol.group_calls import GroupMessage
 from hoplite_mp.protocol.looking import LookMessage
 from hoplite_mp.protocol.output import LastLinesAsked, LastLinesSent, Printed, PrintedTaken
@@ -57,9 +57,11 @@ from hoplite_mp.protocol.peer_hosts import (
     RelayAsked,
     RelayOpened,
     RemoveNode,
+    ResourcesFreed,
     WorkersNow,
 )
 from hoplite_mp.protocol.point_to_point import PointToPoint
+from hoplite_mp.protocol.resources import Wanted
 
 __all__ = [
     "OBJECTS_ASKED_MAX",
@@ -109,6 +111,7 @@ __all__ = [
     "RelayOpened",
     "Release",
     "RemoveNode",
+    "ResourcesFreed",
     "RestartsAsked",
     "RestartsTold",
     "RunTask",
@@ -119,8 +122,9 @@ __all__ = [
 # How an object stands at its home: "ready" the whole value is held by a living node, "failed" its
 # payload is the error, "gone" it was deleted or nobody held it any more.
 STANDINGS = ("pending", "ready", "failed", "gone")
-# How a task ended at its runner; "returned": it has not begun, and may run anywhere.
-OUTCOMES = ("ready", "failed", "cancelled", "returned")
+# How a task ended at its runner; "returned": it has not begun, and may run anywhere; "full": the
+# same, because the resources that it needs are not free there.
+OUTCOMES = ("ready", "failed", "cancelled", "returned", "full")
 # Limit of a value inside a message. Higher: fewer fetches; lower: shorter turns for the others.
 INLINE_BYTES_MAX = 64 << 10
 # A payload's own head may come on top.
@@ -130,6 +134,7 @@ RECALLED_MAX = 1 << 16
 OBJECTS_ASKED_MAX = 1 << 12
 NAME_BYTES_MAX = 64
 _U16_MAX = (1 << 16) - 1
+_I32_MAX = (1 << 31) - 1
 
 
 def _object(name: str, value: bytes) -> None:
@@ -303,6 +308,9 @@ class RunTask(Message, frozen=True):
     pool: int = 0  # of the runner's host; 0: its workers for everybody
     audience: int = 0
     tries: int = 0  # so far, each ended by the death of a worker or host
+    priority: int = 0
+    floor: int = 0  # of a task with a priority or resources: level of its sender
+    demand: Wanted = ()  # resources
 
     def __post_init__(self) -> None:
         between("pool", self.pool, 0, _U16_MAX)
@@ -313,6 +321,9 @@ class RunTask(Message, frozen=True):
         between("retries", self.retries, 0, _U16_MAX)
         between("tries", self.tries, 0, _U16_MAX)
         between("flags", self.flags, 0, (1 << 32) - 1)
+        between("priority", self.priority, -_I32_MAX, _I32_MAX)
+        between("floor", self.floor, -_I32_MAX - 1, _I32_MAX)
+        amounts("demand", self.demand)
         between("bytes of name", len(self.name), 0, NAME_BYTES_MAX)
 
 
@@ -376,6 +387,7 @@ PeerMessage: TypeAlias = (
     | RecallTasks
     | AddWorkers
     | WorkersNow
+    | ResourcesFreed
     | OpenFarPool
     | FarPoolOpened
     | CloseFarPool

@@ -53,11 +53,11 @@ class _Arguments(msgspec.Struct, frozen=True, array_like=True):
 
 
 def environment_of(
-    here: dict[str, str], threads: dict[str, str], changes: Environment
+    here: dict[str, str], own: dict[str, str], changes: Environment
 ) -> dict[str, str]:
-    """The template's environment with a worker's share of the cores, then the changes. One that
-    names OMP_NUM_THREADS is meant for every BLAS that it does not name."""
-    found = {**here, **threads}
+    """The template's environment with the worker's own (its share of the cores, its devices), then
+    the changes. One that names OMP_NUM_THREADS is meant for every BLAS that it does not name."""
+    found = {**here, **own}
     named = dict(changes)
     if EVERY_BLAS in named:
         changes = (*((name, named[EVERY_BLAS]) for name in BLAS_VARIABLES), *changes)
@@ -70,7 +70,7 @@ def environment_of(
 
 
 def become_fresh(
-    start: Start, ask: Spawn, rpc_fd: int, inherited: list[int], threads: dict[str, str]
+    start: Start, ask: Spawn, rpc_fd: int, inherited: list[int], own: dict[str, str]
 ) -> NoReturn:
     """In the forked child, which this ends."""
     arguments = _Arguments(
@@ -99,7 +99,7 @@ def become_fresh(
     os.execve(
         sys.executable,
         [sys.executable, *warnings, boot, str(info), "worker"],
-        environment_of(dict(os.environ), threads, ask.env),
+        environment_of(dict(os.environ), own, ask.env),
     )
 
 

@@ -39,6 +39,7 @@ from hoplite_mp.protocol.local import (
     ToSupervisor,
 )
 from hoplite_mp.supervisor.blas import BLAS_VARIABLES, blas_environment, limit_blas, note_given
+from hoplite_mp.supervisor.devices import device_environment
 from hoplite_mp.supervisor.fresh import become_fresh
 from hoplite_mp.supervisor.processes import children, kill_group, leave, raise_descriptor_limit
 
@@ -232,7 +233,7 @@ class Supervisor:
         rpc_fd, out_fd, err_fd, *inherited = fds
         sys.stdout.flush()
         sys.stderr.flush()
-        environment = blas_environment(s)
+        environment = {**blas_environment(s), **device_environment(ask.assigned)}
 
         def run() -> int:
             os.dup2(out_fd, 1)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _tasks, serial
 from hoplite_mp.client.calls import Call, current_call
 from hoplite_mp.client.kinds import CONCURRENCY_MAX, CONCURRENCY_SHIFT, FLAG_ASYNC, FLAG_STREAM
+from hoplite_mp.worker import ranked
 from hoplite_mp.worker.retrying import try_again
 from hoplite_mp.worker.streams import STREAMED
 
@@ -44,6 +45,7 @@ class _Running(Call):
         self.task: asyncio.Task[Any] | None = None  # of the event loop, when it has begun
         self.unwanted = False  # cancelled before that
         self.again: Exceptions = ()  # after these it is tried again
+        self.flags = 0  # of one with a priority or resources
 
 
 class Beside:
@@ -149,6 +151,9 @@ class Beside:
         self.running[oid] = call
         self.slots.begin(oid)
         worker.speak_to(self.tasks.audience(oid))
+        if flags & _tasks.RANKED_FLAG:
+            call.flags = flags
+            ranked.begins(worker.runtime, oid, flags)
         timeout_ns = self.tasks.task(oid)[4]
         if timeout_ns:
             self.limit(oid, time.monotonic_ns() + timeout_ns)
@@ -191,6 +196,10 @@ class Beside:
         if not self.running:
             serial.end_run(self._brought)
         worker.done_tasks += 1
+        if call.flags:
+            ranked.ended(worker.runtime, oid, call.flags)
+        if not self.running:
+            worker.submitter.floor = 0
         self.slots.end(oid, -1 if again else failed, next(iter(self.running), 0))
         while worker.own_again:
             oid = worker.own_again.pop()

@@ -34,7 +34,7 @@ from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.protocol.actors import ActorBegins, ActorFailed, ActorMayEnd
 from hoplite_mp.protocol.local import LINE_LOST, SetUp, SetupFailed
-from hoplite_mp.worker import actor, checkpoints, retrying, rounds
+from hoplite_mp.worker import actor, checkpoints, ranked, retrying, rounds
 from hoplite_mp.worker.beside import Beside
 from hoplite_mp.worker.birth import take_after
 from hoplite_mp.worker.streams import STREAMED, Source
@@ -54,6 +54,7 @@ SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
 ERROR_IN_MESSAGE_BYTES_MAX = 128 << 10
 FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 SETUP_FAILED = 97  # exit code: the initializer raised
+RANKED: int = _tasks.RANKED_FLAG
 
 
 class Worker:
@@ -86,6 +87,7 @@ class Worker:
         self.line = runtime.channel.line
         runtime.channel.taken_away = self.end_without_line
         runtime.own_pool = pool
+        self.submitter.floor = 0
         self.submitter.waiting.run_in_place = self.run_in_place
         rounds.offer(self)
 
@@ -212,7 +214,11 @@ class Worker:
         exceptions: Exceptions = ()
         value: Any = None
         brought = serial.begin_run()
-        audience = self.submitter.audience
+        audience, floor = self.submitter.audience, self.submitter.floor
+        if flags & RANKED:
+            ranked.begins(self.runtime, oid, flags)
+        else:
+            self.submitter.floor = 0
         try:
             self.speak_to(self.tasks.audience(oid))
             if self.depth == 1:
@@ -251,6 +257,9 @@ class Worker:
         serial.end_run(brought)
         self.depth -= 1
         self.done_tasks += 1
+        self.submitter.floor = floor
+        if flags & RANKED:
+            ranked.ended(self.runtime, oid, flags)
         if before:
             self.speak_to(audience)
         self.tasks.end(outer, -1 if again else failed)

@@ -58,3 +58,11 @@ def test_a_standby_that_is_not_there_yet(tmp_path: Path) -> None:
         assert line.startswith("standby at 10.9.9.9:7001: no host with that address has joined")
     with HostCluster(listen="127.0.0.1:0", workers=1, token=token) as cluster:
         assert standby(cluster) == []
+
+
+@pytest.mark.parametrize("wrong", ["gpu", "gpu=x", "gpu=-1", "gpu=1,gpu=2", "=1", "a b=1"])
+def test_resources_that_cannot_be(wrong: str) -> None:
+    done = subprocess.run([*UP, "--resources", wrong], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "argument --resources: resources" in done.stderr

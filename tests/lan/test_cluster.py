@@ -68,9 +68,9 @@ class UpCluster:
         self.address = f"{first.address}:7000"
         self.joined = [self.join(host, workers) for host in list(lan)[1 : 1 + joins]]
 
-    def join(self, host: Host, workers: int) -> subprocess.Popen[str]:
+    def join(self, host: Host, workers: int, more: Sequence[str] = ()) -> subprocess.Popen[str]:
         return host.popen(
-            [*HOPLITE, "join", self.address, "--workers", str(workers), *self.options],
+            [*HOPLITE, "join", self.address, "--workers", str(workers), *more, *self.options],
             env=self.env,
             text=True,
         )

@@ -64,8 +64,8 @@ class ActorSide(LossSide):
         self.node.open_pool(pool.number, 1)
         return pool.number
 
-    def open_next(self, target: int, owner: int, *about: Any, actor: bool) -> int:
-        number = self.open_pool(Pool(0, target, owner, actor=actor))
+    def open_next(self, target: int, owner: int, *about: Any, actor: bool, **wanted: Any) -> int:
+        number = self.open_pool(Pool(0, target, owner, actor=actor, **wanted))
         self.started.append(number)
         return number
 

@@ -173,7 +173,9 @@ class LossNetwork(Network):
         for number in range(size):
             home = 1000 + number
             self.homes[home] = number
-            self.members[number] = SimpleNamespace(home=home, node=number, workers=1, stays=True)
+            self.members[number] = SimpleNamespace(
+                home=home, node=number, workers=1, stays=True, resources=()
+            )
             self.planner.step(NodeJoined(home, 0, 2), 0.0)
         self.held_back: list[tuple[int, Any]] | None = None  # words of the manager
         self.no_manager = False  # what it is told is lost

@@ -12,7 +12,7 @@ ID = bytes(range(16))
 WHOLE = (m.Stripe(0, 0, m.SHARES),)
 
 ADDRESSES = ("10.0.0.1:7001", "[fe80::1]:7001")
-MEMBER = m.Member(0, 1, 1 << 63, 8, "h0", ADDRESSES, 1 << 40)
+MEMBER = m.Member(0, 1, 1 << 63, 8, "h0", ADDRESSES, 1 << 40, False, (("gpu", 20_000),))
 
 DISTRIBUTE = m.Distribute(1 << 63, ID, 3, 64 << 20, (0,), (1, 2), WHOLE, "stripes")
 REDUCE = m.ExecuteReduce(
@@ -23,7 +23,7 @@ RUNS = ((0, 3, 17, 0), (1, 4, 1, 2))
 GROUP_END = GroupEnd("run-1", 2, (b"t" * 16,), (b"t" * 16, b"u" * 16), RUNS, True)
 
 SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
-    m.NodeJoined(1 << 63, 1, 8, "h0", ADDRESSES, 1 << 40),
+    m.NodeJoined(1 << 63, 1, 8, "h0", ADDRESSES, 1 << 40, False, (("disk", 5), ("gpu", 20_000))),
     m.NodeLost(0, 1),
     m.NodeLeaving(0, 1),
     m.ClientLost(0, 3, 17),

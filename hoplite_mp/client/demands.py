@@ -1,0 +1,154 @@
+"""Resources that a process asks for: what a user may write, where there is enough of them.
+
+Why it exists: a demand that no node can ever meet is an error at the call, and workers and actors
+with resources go where these are. What is there, the node of this host knows; the answer is kept
+until the cluster's nodes change.
+It must never know: who holds what, when a task begins.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.client.calls import current_call
+from hoplite_mp.client.ranking import checked_priority
+from hoplite_mp.client.spreading import spread
+from hoplite_mp.planner.resources import Demand, amounts_of, demand_words
+from hoplite_mp.protocol.resources import AssignedAsked, ResourcePlaces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hoplite_mp.client.runtime import Runtime
+
+__all__ = ["Demands", "check_demands", "refuse_demands"]
+
+KNOWN_MAX = 256  # different demands whose places are remembered
+
+
+def check_demands(changes: dict[str, Any]) -> None:
+    """The options priority= and resources=, as numbers and units. ValueError, TypeError."""
+    if "priority" in changes:
+        changes["priority"] = checked_priority(changes["priority"])
+    if changes.get("resources") is not None:
+        changes["resources"] = amounts_of(changes["resources"]) or None
+
+
+def refuse_demands(changes: dict[str, Any]) -> None:
+    """Of a view of an executor."""
+    if changes.get("resources") is not None:
+        raise ValueError(
+            "resources= of an executor belong to its workers, each for life: give them where it is "
+            "made, with c.options(resources=...).executor(n)"
+        )
+
+
+class Demands:
+    """What one process knows of where resources are."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._known: dict[Demand, list[tuple[int, int, int, int]]] = {}
+        self._version = -1
+
+    def _places(self, demand: Demand) -> list[tuple[int, int, int, int]]:
+        """(node, workers, how often it fits, how often just now) in order of joining, this host
+        first."""
+        self._runtime.memory.check()
+        found = [tuple(one) for one in self._runtime.channel.call(ResourcePlaces(demand)).value]
+        own = self._runtime.tasks.node_number
+        found.sort(key=lambda place: place[0] != own)
+        return found
+
+    def nodes_for_task(self, demand: Demand, nodes: Sequence[int] | None) -> Sequence[int] | None:
+        """Those of the named nodes on which such a task can run; None for None: it can run
+        somewhere. ValueError: nowhere."""
+        version = self._runtime.submitter.queues.ranked.resources_version
+        if version != self._version or len(self._known) > KNOWN_MAX:
+            self._known, self._version = {}, version
+        known = self._known.get(demand)
+        if known is None:
+            known = self._known[demand] = self._places(demand)
+        able = [
+            number
+            for number, workers, fits, _ in known
+            if fits and workers and (nodes is None or number in nodes)
+        ]
+        if not able:
+            idle = [number for number, workers, fits, _ in known if fits and not workers]
+            self._refuse(demand, nodes, idle)
+        return None if nodes is None else able
+
+    def _refuse(
+        self, demand: Demand, nodes: Sequence[int] | None, idle: Sequence[int] = ()
+    ) -> None:
+        where = "no node of this cluster"
+        if nodes is not None:
+            where = f"none of the nodes {', '.join(f'h{number}' for number in nodes)}"
+        why = ""
+        if idle:
+            names = ", ".join(f"h{number}" for number in idle)
+            why = f" and workers for everybody's tasks (without workers: {names})"
+        raise ValueError(
+            f"{where} has {demand_words(demand)}{why}: say what a host has with "
+            "Cluster(resources=), or with --resources of `hoplite-mp up` and `join`"
+        )
+
+    def places_for_workers(
+        self, demand: Demand, count: int, numbers: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """(node, workers) for so many processes with that demand each: spread over these nodes; if
+        none are named, as many on each as there is enough for, this host first. ValueError: it is
+        not there so often."""
+        fits = {number: times for number, _, times, _ in self._places(demand)}
+        able = [one for one in numbers or fits if fits.get(one)]
+        if not able:
+            self._refuse(demand, numbers or None)
+        room = sum(fits[one] for one in able)
+        if room < count:
+            raise ValueError(
+                f"{count} processes with {demand_words(demand)} each: there is enough for {room}"
+                + (" on the nodes that are named" if numbers else "")
+            )
+        if numbers:
+            return spread(count, [(one, 1) for one in able], fits)
+        places = []
+        for one in able:
+            here = min(count, fits[one])
+            count -= here
+            places.append((one, here))
+        return [place for place in places if place[1]]
+
+    def most_workers(self, demand: Demand, count: int, numbers: Sequence[int]) -> int:
+        """At most so many, and at least one: as many as there is enough for."""
+        fits = [
+            times for number, _, times, _ in self._places(demand) if number in (numbers or [number])
+        ]
+        return max(1, min(count, sum(fits)))
+
+    def places_for_actor(self, demand: Demand, nodes: Sequence[int], turn: int) -> list[int]:
+        """Of these nodes, each in turn, or of all: first those where there is enough just now, then
+        those where there is enough at all. ValueError: nowhere."""
+        known = [
+            (number, now)
+            for number, _, times, now in self._places(demand)
+            if times and (not nodes or number in nodes)
+        ]
+        if not known:
+            self._refuse(demand, nodes or None)
+        able = [number for number, now in known if now]
+        others = [number for number, now in known if not now]
+        return _turned(able, turn) + _turned(others, turn) if nodes else able + others
+
+    def assigned(self) -> dict[str, list[int]]:
+        """Indices that were given to the task that runs here, or to this process for life."""
+        call = current_call.get()
+        oid = self._runtime.running if call is None else call.oid
+        found = self._runtime.channel.call(AssignedAsked(oid)).value
+        return {name: list(indices) for name, indices in found.items()}
+
+
+def _turned(numbers: list[int], turn: int) -> list[int]:
+    """The same from another one on."""
+    first = turn % len(numbers) if numbers else 0
+    return numbers[first:] + numbers[:first]

@@ -1,0 +1,70 @@
+"""Priorities of tasks: which level one has, and which of those that wait for room goes first.
+
+Why it exists: tasks with a priority stand in bags (cext/shm_bag.h) beside the queues of all others.
+A bag has room for so many; what does not fit waits in its process, the highest first.
+It must never know: who runs tasks, what they do.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _tasks
+from hoplite_mp.client.memory import whole
+
+if TYPE_CHECKING:
+    from hoplite_mp.client.pending import Pending
+    from hoplite_mp.planner.resources import Demand
+
+__all__ = ["NO_FLOOR", "PRIORITY_MAX", "Best", "checked_priority", "level_of", "rank_of"]
+
+NO_FLOOR: int = _tasks.NO_FLOOR
+PRIORITY_MAX = (1 << 31) - 1  # and down to its negative
+
+
+def checked_priority(given: Any) -> int:
+    """As a whole number. TypeError, ValueError."""
+    priority = whole(given)
+    if priority is None or not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
+        raise ValueError(
+            f"priority={given!r}: it must be a whole number from -{PRIORITY_MAX} to {PRIORITY_MAX}"
+        )
+    return priority
+
+
+def rank_of(priority: int, floor: int, demand: Demand | None) -> tuple[int, int] | None:
+    """(priority, floor) of a task that is sent now; None: it needs none. floor: the level of the
+    task that sends it."""
+    return (priority, floor) if priority or floor > 0 or demand is not None else None
+
+
+def level_of(rank: tuple[int, int]) -> int:
+    """Where it stands among tasks of all others: at least as high as the task that has sent it,
+    because that one may be waiting for it."""
+    return max(rank)
+
+
+class Best:
+    """As a deque of which one appends to the end and takes the first, which is the highest."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, ...], Pending]] = []
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def __getitem__(self, at: int) -> Pending:
+        return self._heap[at][1]
+
+    def append(self, pending: Pending) -> None:
+        assert pending.rank is not None
+        self._count += 1
+        # What needs resources is only announced to the node, so it never waits for room here.
+        first = pending.demand is None
+        key = (first, -level_of(pending.rank), -pending.rank[0], self._count)
+        heapq.heappush(self._heap, (key, pending))
+
+    def popleft(self) -> Pending:
+        return heapq.heappop(self._heap)[1]

@@ -1,0 +1,291 @@
+"""Resources of one node: what there is, who has which part of it, whose turn it is.
+
+Why it exists: a GPU, a licence, a share of a disk is counted, and tasks, actors and workers wait
+until there is enough of it. Here stands the accounting alone, in whole numbers, so that it can be
+tried exhaustively; who asks and what happens then is node/resources.py's.
+It must never know: messages, processes, time.
+
+Amounts are integers of 1/10000, so that ten times 0.1 is one. Of a resource of which there is a
+whole number, up to INDICES_MAX, each one has an index: 0, 1, ... A demand of 1 or more has whole
+ones to itself; a fraction shares one index with other fractions.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+__all__ = [
+    "INDICES_MAX",
+    "UNITS",
+    "Assigned",
+    "Demand",
+    "Ledger",
+    "Row",
+    "Rows",
+    "amounts_of",
+    "amounts_text",
+    "as_amounts",
+    "demand_words",
+    "parse_amounts",
+]
+
+UNITS = 10_000
+# Above it a resource is a plain quantity, without indices: nobody wants a list of a million bytes.
+INDICES_MAX = 1024
+AMOUNT_MAX = 1 << 40  # of one resource: 1 TiB of bytes
+NAMES_MAX, NAME_CHARS_MAX = 64, 64
+_NAME = re.compile(r"[^\s,=\0]{1,64}")
+
+Demand: TypeAlias = tuple[tuple[str, int], ...]  # (name, units), by name
+Assigned: TypeAlias = dict[str, list[int]]
+
+
+def amounts_of(resources: Any, what: str = "resources") -> Demand:
+    """{"gpu": 0.5} as names with units, sorted; what is 0 is left out. ValueError, TypeError."""
+    if not isinstance(resources, Mapping):
+        raise TypeError(f'{what}={resources!r}: it must be a dictionary, such as {{"gpu": 1}}')
+    if len(resources) > NAMES_MAX:
+        raise ValueError(f"{what} has {len(resources)} names: at most {NAMES_MAX} are allowed")
+    found = []
+    for name, amount in resources.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{what}={resources!r}: the name {name!r} must be a text of 1 to "
+                f"{NAME_CHARS_MAX} characters, without spaces, commas and equals signs"
+            )
+        units = _units(amount)
+        if units is None:
+            raise ValueError(
+                f"{what}={resources!r}: the amount of {name!r} must be a number from 1/{UNITS} up "
+                f"to {AMOUNT_MAX}, or 0"
+            )
+        if units:
+            found.append((name, units))
+    return tuple(sorted(found))
+
+
+def _units(amount: Any) -> int | None:
+    """In 1/10000, rounded down, so that three thirds fit into one. None: it is no such amount."""
+    if isinstance(amount, bool):
+        return None
+    try:
+        exact = float(amount)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if isinstance(amount, str) or not math.isfinite(exact) or not 0 <= exact <= AMOUNT_MAX:
+        return None
+    units = math.floor(exact * UNITS + 1e-6)
+    return None if exact and not units else units
+
+
+def parse_amounts(text: str) -> Demand:
+    """Of "gpu=2,disk=0.5", as on the command line. ValueError."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, amount = (one.strip() for one in part.partition("="))
+        try:
+            if not equals or name in found:
+                raise ValueError
+            found[name] = float(amount)
+        except ValueError:
+            raise ValueError(
+                f"resources {text!r}: {part.strip()!r} is not understood; write names with "
+                'amounts, each once, such as "gpu=2,disk=0.5"'
+            ) from None
+    return amounts_of(found)
+
+
+def amounts_text(units: Demand) -> str:
+    """What parse_amounts() reads."""
+    return ",".join(f"{name}={amount!r}" for name, amount in as_amounts(units).items())
+
+
+def as_amounts(units: Demand) -> dict[str, float]:
+    """As a user writes it."""
+    return {name: one // UNITS if one % UNITS == 0 else one / UNITS for name, one in units}
+
+
+def demand_words(demand: Demand) -> str:
+    """ "gpu 1, disk 0.5"."""
+    return ", ".join(f"{name} {amount:g}" for name, amount in as_amounts(demand).items())
+
+
+class Ledger:
+    """What one node has, and who holds which part of it."""
+
+    def __init__(self, totals: Demand = ()) -> None:
+        self.totals = dict(totals)
+        # Of what has indices: index -> units of it that are in use.
+        self._used: dict[str, dict[int, int]] = {
+            name: {} for name, units in totals if _has_indices(units)
+        }
+        self._sums = dict.fromkeys(self.totals, 0)  # units in use, of each
+        # Who -> what it holds: (name, index or None, units).
+        self._held: dict[Any, list[tuple[str, int | None, int]]] = {}
+
+    def __contains__(self, who: Any) -> bool:
+        return who in self._held
+
+    @property
+    def is_unused(self) -> bool:
+        """Does nobody hold anything?"""
+        return not self._held
+
+    def free(self) -> Demand:
+        """What nobody holds."""
+        return tuple((name, units - self._sums[name]) for name, units in self.totals.items())
+
+    def could_ever(self, demand: Demand) -> bool:
+        """Is there so much at all?"""
+        return all(units <= self.totals.get(name, 0) for name, units in demand)
+
+    def fits(self, demand: Demand) -> bool:
+        """Is so much free now?"""
+        return self._find(demand) is not None
+
+    def take(self, who: Any, demand: Demand) -> Assigned | None:
+        """The indices that `who`, who holds nothing yet, has from now on; of a plain quantity
+        none. None: so much is not free."""
+        assert who not in self._held
+        found = self._find(demand)
+        if found is None:
+            return None
+        self._held[who] = found
+        for name, index, units in found:
+            self._sums[name] += units
+            if index is not None:
+                used = self._used[name]
+                used[index] = used.get(index, 0) + units
+        return self.assigned(who)
+
+    def assigned(self, who: Any) -> Assigned:
+        """The indices that it has, by name."""
+        found: Assigned = {}
+        for name, index, _ in self._held.get(who, ()):
+            found.setdefault(name, []).extend([] if index is None else [index])
+        return {name: sorted(indices) for name, indices in found.items()}
+
+    def give_back(self, who: Any) -> bool:
+        """It holds nothing any more; False: it held nothing."""
+        held = self._held.pop(who, None)
+        for name, index, units in held or ():
+            self._sums[name] -= units
+            if index is not None:
+                used = self._used[name]
+                used[index] -= units
+                if not used[index]:
+                    del used[index]
+        return held is not None
+
+    def times(self, demand: Demand, most: int, now: bool) -> int:
+        """How often that demand can be met at a time, `now` or if nobody held anything; at most so
+        often."""
+        trial = Ledger(tuple(self.totals.items()))
+        if now:
+            trial._sums = dict(self._sums)
+            trial._used = {name: dict(used) for name, used in self._used.items()}
+        count = 0
+        while count < most and trial.take(count, demand) is not None:
+            count += 1
+        return count
+
+    def _find(self, demand: Demand) -> list[tuple[str, int | None, int]] | None:
+        """Which parts would meet that demand now."""
+        found: list[tuple[str, int | None, int]] = []
+        for name, units in demand:
+            if units > self.totals.get(name, 0) - self._sums.get(name, 0):
+                return None
+            used = self._used.get(name)
+            if used is None:
+                found.append((name, None, units))
+                continue
+            whole, part = divmod(units, UNITS)
+            shared = None
+            if part:  # the fullest one in which there is room, so that whole ones stay whole
+                able = [(-in_use, at) for at, in_use in used.items() if in_use + part <= UNITS]
+                shared = min(able)[1] if able else None
+            needed = whole + (part > 0 and shared is None)
+            count = self.totals[name] // UNITS
+            if needed > count - len(used):
+                return None
+            unused = (index for index in range(count) if index not in used)
+            found += [(name, next(unused), UNITS) for _ in range(whole)]
+            if part:
+                found.append((name, next(unused) if shared is None else shared, part))
+        return found
+
+
+def _has_indices(units: int) -> bool:
+    return units % UNITS == 0 and units <= INDICES_MAX * UNITS
+
+
+@dataclass(slots=True)
+class Row:
+    """Those that want the same of the same nodes, the first one first."""
+
+    demand: Demand
+    where: Any  # which nodes: a value that the caller understands
+    # Somebody who holds something may be waiting for them, so nothing is kept from them for others
+    # that come before: those may wait for just what that one holds.
+    needed: bool = False
+    members: list[tuple[Any, Any]] = field(default_factory=list)  # a heap of (rank, who)
+    lost_since: float | None = None  # since when no node has so much at all
+
+    @property
+    def key(self) -> Any:
+        """By which it is found."""
+        return self.demand, self.where, self.needed
+
+
+class Rows:
+    """All that wait, by what they want: so a turn costs as much as there are kinds of demands."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Any, Row] = {}
+        self.ranks: dict[Any, tuple[Any, Any]] = {}  # who -> (rank, key of its row)
+
+    def __contains__(self, who: Any) -> bool:
+        return who in self.ranks
+
+    def add(self, who: Any, demand: Demand, where: Any, rank: Any, needed: bool = False) -> None:
+        """rank: who has a lower one is served first; no two are the same."""
+        key = demand, where, needed
+        row = self.rows.get(key)
+        if row is None:
+            row = self.rows[key] = Row(demand, where, needed)
+        self.ranks[who] = rank, key
+        heapq.heappush(row.members, (rank, who))
+
+    def remove(self, who: Any) -> None:
+        """It waits no more. Its place in the heap goes when it comes to the top."""
+        known = self.ranks.pop(who, None)
+        if known is not None:
+            self._trim(known[1])
+
+    def _trim(self, key: Any) -> None:
+        row = self.rows[key]
+        while row.members:
+            rank, who = row.members[0]
+            if self.ranks.get(who) == (rank, key):
+                return
+            heapq.heappop(row.members)
+        del self.rows[key]
+
+    def everybody(self, row: Row) -> list[Any]:
+        """Of that row, in order."""
+        members = sorted(row.members, key=lambda one: one[0])
+        return [who for rank, who in members if self.ranks.get(who) == (rank, row.key)]
+
+    def first(self, skip: Container[Any]) -> Row | None:
+        """The row whose first member is the first of all, without those whose key is in
+        `skip`; None: there is none."""
+        best: Row | None = None
+        for key, row in self.rows.items():
+            if key not in skip and (best is None or row.members[0][0] < best.members[0][0]):
+                best = row
+        return best

@@ -1,0 +1,422 @@
+"""Processes of their own on a cluster: `c.executor()`, `c.spmd()`, and what they are given.
+
+Why it exists: an executor of its own is an executor like any other (executor.py) whose pool is
+opened and closed by its owner, and whose workers may have an environment and resources for life.
+It must never know: how workers are started, who shares out resources.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp import errors
+from hoplite_mp.client.demands import refuse_demands
+from hoplite_mp.client.functions import Fixed
+from hoplite_mp.client.inheriting import Inheritance, put_setup
+from hoplite_mp.client.losing import UnlessEnded
+from hoplite_mp.client.memory import FOREVER_NS, whole
+from hoplite_mp.client.spreading import WORKERS_MAX, refusal, spread
+from hoplite_mp.executor import TaskExecutor
+from hoplite_mp.nodes import named_places, working_places
+from hoplite_mp.protocol.local import ClosePool, OpenPool
+from hoplite_mp.store.limits import cpu_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp.client.futures import Future
+    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.executor import Options
+    from hoplite_mp.planner.resources import Demand
+    from hoplite_mp.protocol.birth import Environment
+
+__all__ = ["PoolCalls", "PoolExecutor", "open_pool", "spmd"]
+
+T = TypeVar("T")
+SPMD_SIZE_MAX = 200
+MAX_TASKS_MAX = 1 << 62
+_log = logging.getLogger("hoplite_mp")
+
+
+class PoolExecutor(TaskExecutor):
+    """`c.executor()`: workers of its own on a cluster."""
+
+    _finisher: threading.Thread | None = None
+    _cluster: Any = None  # held as long as this is
+    _dropped: weakref.finalize[Any, Any]
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        pool: int,
+        options: Options,
+        setup: Any,
+        places: Sequence[tuple[int, int]],
+    ) -> None:
+        self._runtime, self._pool, self._options, self._places = runtime, pool, options, places
+        self._setup = setup  # the initializer's object is held as long as workers may start
+
+    def options(self, **changes: Any) -> TaskExecutor:
+        """The same workers with other defaults; see `Cluster.options`."""
+        refuse_demands(changes)
+        return self._view(self._options.override(self._resolved(changes)))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As in the standard library."""
+        if not self._runtime.client.usable:
+            return
+        ending, self._closed = self._closed, True
+        self._dropped.detach()
+        if cancel_futures:
+            with UnlessEnded():
+                self._cancel_pending(False)
+        if ending:  # already, behind the caller's back
+            if wait and self._finisher is not None:
+                self._finisher.join()
+        elif wait:
+            _close_pool(self._runtime, self._pool)
+        else:
+            self._finisher = threading.Thread(
+                target=_close_quietly, args=(self._runtime, self._pool, self._setup), daemon=True
+            )
+            self._finisher.start()
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
+        if kind is None:
+            self.shutdown(wait=True)
+        else:
+            self._closed = True
+            self._dropped.detach()
+            with UnlessEnded():
+                self._cancel_pending(True)
+                self._close(False)
+        return None
+
+    def _hand_over(self) -> int:
+        """The pool's number, for an owner that ends the whole cluster; the setup stays held."""
+        self._dropped.detach()
+        self._runtime.setups.append(self._setup)
+        return self._pool
+
+    def _close(self, kill: bool) -> None:
+        _end_pool(self._runtime, self._pool, kill)
+
+
+def _end_pool(runtime: Runtime, pool: int, kill: bool = False) -> None:
+    """First this process's queue to it: as soon as the node hears of the end, the number of that
+    pool may be another one's, with tasks in a queue of its own."""
+    if runtime.client.usable:
+        runtime.submitter.close_queue(pool)
+        runtime.channel.tell(ClosePool(pool, kill))
+
+
+def _close_pool(runtime: Runtime, pool: int) -> None:
+    """Ends a pool when this process's tasks in it are done."""
+    submitter = runtime.submitter
+    with UnlessEnded():  # the cluster has ended meanwhile
+        queues = submitter.queues.all_to(pool)
+        while oids := [
+            oid for oid, task in list(submitter.pending.items()) if task.queue in queues
+        ]:
+            submitter.waiting.wait_many(oids, len(oids), FOREVER_NS)
+            submitter.drain()
+        _end_pool(runtime, pool)
+
+
+def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
+    """In a thread of its own, at any time, also while the interpreter ends. `setup`: the
+    initializer's object, which workers that still start need."""
+    try:
+        _close_pool(runtime, pool)
+    except Exception:
+        if runtime.client.usable:
+            _log.exception("while an executor was closed")
+
+
+def _drop_pool(pid: int, runtime: Runtime, pool: int, setup: Any) -> None:
+    """Nobody holds that executor any more. The garbage collector may call this anywhere, so it
+    waits for nothing, and takes no lock."""
+    if os.getpid() == pid and runtime.client.usable:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no thread can be started: it goes with its cluster
+            _thread.start_new_thread(_close_quietly, (runtime, pool, setup))
+
+
+def open_pool(
+    runtime: Runtime,
+    workers: int,
+    initializer: Callable[..., Any] | None,
+    initargs: tuple[Any, ...],
+    max_tasks_per_child: int | None,
+    options: Options,
+    numbers: Sequence[int] = (),
+) -> PoolExecutor:
+    """Starts a pool of its own, on these nodes or else on this host; if each worker has resources,
+    where these are."""
+    count = whole(workers)
+    if count is None or not 1 <= count <= WORKERS_MAX:
+        raise ValueError(refusal(workers))
+    if initializer is not None and not callable(initializer):
+        raise TypeError(f"initializer={initializer!r}: it must be callable")
+    max_tasks = 0 if max_tasks_per_child is None else whole(max_tasks_per_child)
+    if max_tasks is None or max_tasks < (max_tasks_per_child is not None):
+        raise ValueError(f"max_tasks_per_child={max_tasks_per_child!r}: it must be 1 or more")
+    max_tasks = min(max_tasks, MAX_TASKS_MAX)
+    setup: Any = None
+    oid, inheritance = 0, Inheritance()
+    own = runtime.tasks.node_number
+    env, demand = options.env, options.resources
+    options = dataclasses.replace(options, env=(), resources=None)
+    if demand is None:
+        places = spread(count, [(number, 1) for number in numbers or [own]])
+    else:
+        places = runtime.demands.places_for_workers(demand, count, numbers)
+    if initializer is not None:
+        alone = all(number == own for number, _ in places)
+        ref = put_setup(runtime, initializer, tuple(initargs), inheritance if alone else None)
+        oid = runtime.memory.local_id(ref)
+        setup = ref, initargs  # locks and queues go with the object that was passed
+
+    def own_it(pool: int) -> PoolExecutor:
+        runtime.pool_sizes[pool] = count
+        made = PoolExecutor(runtime, pool, options, setup, places)
+        made._dropped = weakref.finalize(made, _drop_pool, os.getpid(), runtime, pool, setup)
+        made._dropped.atexit = False
+        return made
+
+    given = inheritance.descriptors
+    return _start(runtime, places, max_tasks, oid, False, own_it, given, env, demand)
+
+
+def _start(
+    runtime: Runtime,
+    places: Sequence[tuple[int, int]],
+    max_tasks: int,
+    setup: int,
+    exact: bool,
+    owner: Callable[[int], T],
+    descriptors: Sequence[int] = (),
+    env: Environment = (),
+    demand: Demand | None = None,
+) -> T:
+    """Workers of their own: what `owner` makes of their pool's number closes that pool."""
+    own = runtime.tasks.node_number
+    here = sum(workers for number, workers in places if number == own)
+    far = [place for place in places if place[0] != own]
+
+    def take(value: int | str, number: int, seen: list[int]) -> T | str:
+        if isinstance(value, str):
+            return value
+        made = owner(value)
+        seen[0] = number
+        runtime.submitter.queues.opened(value)
+        return made
+
+    ask = OpenPool(here, max_tasks, setup, far, exact, env, demand or ())
+    opened: T | str = runtime.channel.call(ask, take, descriptors)
+    if isinstance(opened, str):
+        raise errors.NodeLostError(opened)
+    return opened
+
+
+def spmd(
+    runtime: Runtime,
+    options: Options,
+    fn: Callable[..., T],
+    size: int,
+    args: tuple[Any, ...],
+    weights: Sequence[tuple[int, int]],
+) -> list[Future[T]]:
+    """Peers in a pool of their own, which closes with the last of them, over (node, weight)."""
+    env, demand = options.env, options.resources
+    options = dataclasses.replace(options, env=(), resources=None)
+    if demand is None:
+        places = spread(size, weights)
+    else:
+        places = runtime.demands.places_for_workers(demand, size, [n for n, _ in weights])
+    opened: list[PoolExecutor] = []
+
+    def own_it(pool: int) -> PoolExecutor:
+        opened.append(PoolExecutor(runtime, pool, options, None, places))
+        return opened[0]
+
+    futures: list[Future[T]] = []
+    fixed: Any = Fixed(fn, again=options.retry_exceptions)
+    try:
+        peers = _start(runtime, places, 0, 0, True, own_it, env=env, demand=demand)
+        for rank in range(size):
+            futures.append(peers.submit(fixed, rank, *args))
+    except BaseException:  # it does not pickle, say: no peer is left waiting for the others
+        for future in futures:
+            future.cancel(force=True)
+        for one in opened:
+            one._close(True)
+        raise
+    left = [size]
+    lock = threading.Lock()
+
+    def done(future: Any) -> None:
+        with lock:
+            left[0] -= 1
+            if left[0]:
+                return
+        with UnlessEnded():  # else it has gone with its cluster
+            _end_pool(runtime, peers._pool)
+
+    for future in futures:
+        future.add_done_callback(done)
+    return futures
+
+
+class PoolCalls(TaskExecutor):
+    """The part of `Cluster` that starts processes of their own."""
+
+    def executor(
+        self,
+        max_workers: int | None = None,
+        *,
+        initializer: Callable[..., Any] | None = None,
+        initargs: tuple[Any, ...] = (),
+        max_tasks_per_child: int | None = None,
+        **options: Any,
+    ) -> PoolExecutor:
+        """An executor on this cluster with worker processes of its own.
+
+        Its workers end at its shutdown. Options are those of `options`, besides the arguments
+        below.
+
+        Parameters
+        ----------
+        max_workers : int, optional
+            How many workers, 1 to 200. Default: as many as CPUs here, or, with `node=`, as many as
+            those nodes have workers; with `options(resources=)` at most as many as there is enough
+            for.
+        initializer : callable, optional
+            Runs in each worker before its first task, and in each worker that replaces a dead one.
+        initargs : tuple, optional
+            Its arguments.
+        max_tasks_per_child : int, optional
+            After so many tasks a worker is replaced by a new one. Default: never.
+        **options
+            As of `options`. `node`: one or several nodes that share the workers evenly. Default:
+            this host; with `resources`, then the others that have them.
+
+        Returns
+        -------
+        concurrent.futures.Executor
+            With `submit`, `map`, `options` and `shutdown`, for `with`.
+
+        Raises
+        ------
+        ValueError
+            A number of workers or tasks that is not allowed, or not enough of the `resources` for
+            so many workers.
+        NodeLostError
+            A node has gone before its workers had started.
+
+        Examples
+        --------
+        >>> def load(scale):
+        ...     global factor
+        ...     factor = scale
+        >>> with c.executor(1, initializer=load, initargs=(3,)) as pool:
+        ...     print(pool.submit(lambda x: x * factor, 5).result())
+        15
+        """
+        self._runtime.memory.check()
+        places = named_places(self._runtime, options.pop("node", None), self._options.node)
+        wanted = self._options.override(options)
+        if max_workers is None:
+            max_workers = min(WORKERS_MAX, sum(n for _, n in places) or cpu_count())
+            if wanted.resources is not None:
+                numbers = [number for number, _ in places]
+                max_workers = self._runtime.demands.most_workers(
+                    wanted.resources, max_workers, numbers
+                )
+        made = open_pool(
+            self._runtime,
+            max_workers,
+            initializer,
+            initargs,
+            max_tasks_per_child,
+            dataclasses.replace(wanted, node=None),
+            [number for number, _ in places],
+        )
+        made._cluster = self
+        return made
+
+    def spmd(
+        self, fn: Callable[..., T], size: int, *args: Any, node: Any = None
+    ) -> list[Future[T]]:
+        """Starts `size` peers at once, each in a process of its own, as `fn(rank, *args)`.
+
+        The peers usually become members of one Group. A peer that dies begins again like any task
+        (`options(retries=0)`: it does not), and may join its Group again as long as that lives.
+
+        Parameters
+        ----------
+        fn : callable
+            Runs in each peer. Its first argument is the rank, 0 to size - 1.
+        size : int
+            How many peers, 1 to 200.
+        *args
+            Further arguments, the same for every peer. Refs arrive as their values, as for
+            `submit`; `by_ref(ref)` hands over the ref.
+        node : Node, str, or a list of them, optional
+            Where the peers run. Default: all nodes that have workers, in proportion to these; with
+            `options(resources=)` this host as far as it has them, then the others that do.
+
+        Returns
+        -------
+        list of Future
+            The peers' results, by rank.
+
+        Raises
+        ------
+        ValueError
+            A size that is not allowed, a node that has never been in the cluster, or not enough of
+            the `resources` for so many peers.
+
+        Examples
+        --------
+        >>> def peer(rank, scale):
+        ...     g = hoplite_mp.current().group("spmd", size=2, rank=rank)
+        ...     return float(g.allreduce(scale * rank))
+        >>> [future.result() for future in c.spmd(peer, 2, 10.0)]
+        [10.0, 10.0]
+        """
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= SPMD_SIZE_MAX:
+            raise ValueError(f"size={size!r}: it must be from 1 to {SPMD_SIZE_MAX}")
+        self._runtime.memory.check()
+        places = named_places(self._runtime, node, self._options.node)
+        weights = [(number, 1) for number, _ in places]
+        if self._options.resources is None:
+            weights = weights or working_places(self._runtime)
+        options = dataclasses.replace(self._options, node=None)
+        return spmd(self._runtime, options, fn, size, args, weights)
+
+    @property
+    def assigned(self) -> dict[str, list[int]]:
+        """Which ones of its `resources` this task, executor's worker or actor has been given.
+
+        Returns
+        -------
+        dict
+            By name, the indices on this host, from 0: ``{"gpu": [0, 1]}``. For a fraction, the
+            index that it shares; an empty list for an amount without indices (of a total that is no
+            whole number, or above 1024). {} where nothing was given, as in a driver.
+
+        Examples
+        --------
+        >>> c.assigned
+        {}
+        """
+        return self._runtime.demands.assigned()

@@ -1,0 +1,209 @@
+"""Resources of several hosts: where what needs them runs, and what happens when a host is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lan import Lan
+from tests.lan.test_cluster import PATIENCE_S, UpCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BEGIN = """
+from hoplite_mp import NodeLostError
+deadline = time.monotonic() + 30
+def have(count):
+    while sum(n.resources.get("gpu", 0) for n in c.nodes) != count and time.monotonic() < deadline:
+        time.sleep(0.02)
+def where():
+    return os.uname().nodename
+def what():
+    return where(), hoplite_mp.current().assigned, os.environ.get("CUDA_VISIBLE_DEVICES")
+gpu = c.options(resources={"gpu": 1})
+"""
+
+
+@pytest.fixture(scope="module")
+def lan(lan_permitted: None) -> Iterator[Lan]:
+    with Lan(3) as made:
+        yield made
+
+
+def test_they_run_where_it_is(lan: Lan) -> None:
+    cluster = UpCluster(lan, tls=False, workers=2, joins=0)
+    cluster.joined = [
+        cluster.join(lan[1], 2, ["--resources", "gpu=2,disk=0.5"]),
+        cluster.join(lan[2], 1),
+    ]
+    out = cluster.run(
+        lan[0],
+        BEGIN
+        + """
+have(2)
+(there,) = [n for n in c.nodes if n.resources]
+print(there.host, there.resources, there.resources_free)
+print(sorted(f.result(30)[0] for f in [gpu.submit(what) for _ in range(6)]))
+print(c.options(resources={"gpu": 2}).submit(what).result(30))
+print(c.options(resources={"disk": 0.5}).submit(what).result(30))
+print(gpu.actor(type("A", (), {"go": lambda self: what()})).go().result(30))
+with gpu.executor(2) as e:
+    import tempfile
+    folder = tempfile.mkdtemp()  # hosts share the disk
+    def meet(i):
+        open(f"{folder}/{os.getpid()}", "w").close()
+        while len(os.listdir(folder)) < 2:
+            time.sleep(0.01)
+        return what()
+    print(*sorted(e.map(meet, range(2), chunksize=1), key=str))
+    waits = gpu.submit(what)
+    time.sleep(0.2)
+    print(waits.done(), c.stats()["resources_free"])
+print(waits.result(30)[0], *sorted(f.result(30)[1][0] for f in gpu.spmd(lambda r: (r, what()), 2)))
+for wrong in ({"gpu": 3}, {"tpu": 1}):
+    try:
+        c.options(resources=wrong).submit(what)
+    except ValueError as error:
+        print(str(error).partition(":")[0])
+try:
+    c.options(resources={"gpu": 1}, node=[n for n in c.nodes if not n.resources]).submit(what)
+except ValueError as error:
+    print(str(error).partition(":")[0])
+print(c.options(resources={"gpu": 1}, node=c.nodes).submit(where).result(30))
+""",
+    )
+    assert out.splitlines() == [
+        "h2 {'disk': 0.5, 'gpu': 2} {'disk': 0.5, 'gpu': 2}",
+        "['h2', 'h2', 'h2', 'h2', 'h2', 'h2']",
+        "('h2', {'gpu': [0, 1]}, None)",
+        "('h2', {'disk': []}, None)",
+        "('h2', {'gpu': [0]}, '0')",
+        "('h2', {'gpu': [0]}, '0') ('h2', {'gpu': [1]}, '1')",
+        "False {'disk': 0.5, 'gpu': 0}",
+        "h2 h2 h2",
+        "no node of this cluster has gpu 3",
+        "no node of this cluster has tpu 1",
+        "none of the nodes h0, h2 has gpu 1",
+        "h2",
+    ]
+    shown = lan[0].run(
+        [sys.executable, "-m", "hoplite_mp", "status", cluster.address, "--no-tls"],
+        env=cluster.env,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert "resources free" in shown.stdout
+    assert "disk 0.5 of 0.5, gpu 2 of 2" in shown.stdout
+    assert cluster.end() == [0, 0, 0]
+
+
+def test_two_hosts_ask_for_what_a_third_one_has(lan: Lan) -> None:
+    """Each believes that it is free; the one that has it decides."""
+    cluster = UpCluster(lan, tls=False, workers=1, joins=0)
+    cluster.joined = [
+        cluster.join(lan[1], 1),
+        cluster.join(lan[2], 2, ["--resources", "gpu=1"]),
+    ]
+    program = (
+        BEGIN
+        + """
+import tempfile
+have(1)
+def alone():
+    path = os.path.join(tempfile.gettempdir(), "hoplite_mp resources FOLDER")
+    os.mkdir(path)  # FileExistsError: another one runs
+    time.sleep(0.01)
+    os.rmdir(path)
+    return where()
+print(*{f.result(60) for f in [gpu.submit(alone) for _ in range(20)]})
+"""
+    ).replace("FOLDER", str(id(cluster)))
+    drivers = [
+        host.popen(
+            cluster.program(program),
+            env=cluster.driver_env(host),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for host in list(lan)[:2]
+    ]
+    assert [driver.communicate(timeout=PATIENCE_S)[0] for driver in drivers] == ["h3\n", "h3\n"]
+    assert cluster.end() == [0, 0, 0]
+
+
+def test_hosts_that_have_it_come_and_go(lan: Lan) -> None:
+    cluster = UpCluster(lan, tls=False, workers=1, joins=0, HOPLITE_MP_RESOURCE_WAIT_S="1.5")
+    first = cluster.join(lan[1], 1, ["--resources", "gpu=1"])
+    driver = lan[0].popen(
+        cluster.program(
+            BEGIN
+            + """
+def long(path):
+    print("begun on", where(), flush=True)
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return where()
+import tempfile
+def said(word):
+    print("driver:", word, flush=True)
+path = os.path.join(tempfile.mkdtemp(), "gate")  # hosts share the disk
+have(1)
+running, waiting = gpu.submit(long, path), gpu.submit(where)
+said("sent")
+print("waiting on", waiting.result(60), flush=True)  # on the host that comes later
+open(path, "w").close()
+c.wait(running)
+have(1)
+said(running.result(60))
+print("now", gpu.submit(where).result(60), flush=True)
+shut = os.path.join(tempfile.mkdtemp(), "gate")
+lost = [gpu.options(retries=0).submit(long, shut), gpu.submit(where)]
+said("again")
+for one in lost:
+    try:
+        one.result(60)
+    except NodeLostError as error:
+        print(error, flush=True)
+have(0)
+try:
+    gpu.submit(where)
+except ValueError as error:
+    print(str(error).partition(":")[0], flush=True)
+"""
+        ),
+        env=cluster.driver_env(lan[0]),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+
+    def until(text: str) -> str:
+        assert driver.stdout is not None
+        for line in driver.stdout:
+            if text in line:
+                return line.strip()
+        raise AssertionError(f"{text!r} was not printed")
+
+    until("begun on h2")
+    second = cluster.join(lan[2], 1, ["--resources", "gpu=1"])
+    assert until("waiting on") == "waiting on h3"
+    lan[1].signal(first, 9)
+    first.wait(PATIENCE_S)
+    until("driver: h")  # it had ended on one host, or has run again on the other
+    assert until("now") == "now h3"
+    until("begun on h3")
+    lan[2].signal(second, 9)
+    second.wait(PATIENCE_S)
+    assert "was lost while it ran long()" in until("was lost")
+    line = until("no worker can run")
+    assert "no node has gpu 1 any more" in line
+    assert "within 1.5 s (resource_wait_s)" in line
+    assert until("no node of this cluster") == "no node of this cluster has gpu 1"
+    assert driver.wait(PATIENCE_S) == 0
+    driver.stdout.close()
+    assert cluster.end() == [0]
