@@ -74,6 +74,7 @@ class EverywhereCalls(TaskExecutor):
 
         Examples
         --------
+        >>> import os
         >>> pids = c.run(os.getpid)
         >>> len(set(pids.values())) == sum(node.workers for node in c.nodes)
         True

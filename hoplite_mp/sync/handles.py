@@ -56,8 +56,15 @@ class Handle:
 
     @property
     def actor(self) -> Actor:
-        """The actor's handle, for `Actor.close(q.actor)` and `Actor.kill(q.actor)`: what ends those
-        that were made with detached=True."""
+        """The actor's handle, for `Actor.close(q.actor)` and `Actor.kill(q.actor)`.
+
+        Those end it when it was made with detached=True.
+
+        Examples
+        --------
+        >>> lock = hoplite_mp.Lock(detached=True)
+        >>> hoplite_mp.Actor.close(lock.actor)
+        """
         return self._actor
 
     @property

@@ -30,12 +30,32 @@ class _Acquired(Handle):
     __slots__ = ()
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Waits for it, for `timeout` seconds or for ever; without `block` it does not wait.
-        Returns whether this process has it now."""
+        """Acquires it for this process; waits for it if it is held.
+
+        Parameters
+        ----------
+        block : bool, optional
+            False: it does not wait.
+        timeout : float, optional
+            How many seconds it waits. Default: for ever.
+
+        Returns
+        -------
+        bool
+            Whether this process has it now.
+
+        Examples
+        --------
+        >>> lock = hoplite_mp.Lock()
+        >>> lock.acquire(), lock.acquire(block=False)
+        (True, False)
+        """
         return run(self._acquiring(block, timeout))
 
     async def acquire_async(self, block: bool = True, timeout: float | None = None) -> bool:
-        """As `acquire`, without blocking the event loop. A cancelled one holds nothing."""
+        """As `acquire`, without blocking the event loop.
+
+        A cancelled one holds nothing."""
         return await run_async(self._acquiring(block, timeout))
 
     def _acquiring(
@@ -59,7 +79,19 @@ class _Acquired(Handle):
         return answer is Answer.DONE
 
     def release(self) -> None:
-        """Gives it back; whoever has waited longest gets it."""
+        """Gives it back; the process that has waited longest gets it.
+
+        Raises
+        ------
+        ValueError
+            A lock that nobody holds.
+
+        Examples
+        --------
+        >>> lock = hoplite_mp.Lock()
+        >>> _ = lock.acquire()
+        >>> lock.release()
+        """
         self._check(self._call("release", self._process()).result())
 
     async def release_async(self) -> None:
@@ -71,7 +103,17 @@ class _Acquired(Handle):
             raise ValueError("lock released too many times: nobody holds it")
 
     def locked(self) -> bool:
-        """Would `acquire` wait now?"""
+        """Would `acquire` wait now?
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> hoplite_mp.Lock().locked()
+        False
+        """
         return not self._call("value").result()
 
     def __enter__(self) -> bool:
@@ -95,14 +137,20 @@ class Lock(_Acquired):
     process dies, or its host, whoever has waited longest gets it. What it protects may then be half
     changed. Those who wait get it in the order in which they came.
 
-    name, node, detached, and how handles travel: as of `Queue`.
+    Parameters
+    ----------
+    name, node, detached
+        As of `Queue`.
 
-    >>> with hoplite_mp.Cluster(workers=2) as c:
-    ...     lock = hoplite_mp.Lock()
-    ...     def append(lock, line):
-    ...         with lock, open("log.txt", "a") as log:
-    ...             log.write(line)
-    ...     _ = c.wait([c.submit(append, lock, "a line") for _ in range(2)])
+    Examples
+    --------
+    >>> lock = hoplite_mp.Lock()
+    >>> def append(lock, line):
+    ...     with lock, open("log.txt", "a") as log:
+    ...         log.write(line)
+    >>> done, _ = c.wait([c.submit(append, lock, "a line") for _ in range(2)])
+    >>> len(done)
+    2
     """
 
     __slots__ = ()
@@ -118,13 +166,24 @@ class Lock(_Acquired):
 class Semaphore(_Acquired):
     """So many permits for processes of all hosts; `with semaphore:` and `async with semaphore:`.
 
-    value: permits at the beginning, 0 or more. As of `multiprocessing.Semaphore`, `release` may be
-    called by anyone, also more often than `acquire`: then there are more permits. It gives back a
-    permit of its own process; if that has none, one of the process that has held one longest; if
-    nobody holds any, a new one. When a process dies, or its host, the permits that it holds go to
-    those who have waited longest.
+    As of `multiprocessing.Semaphore`, `release` may be called by any process, also more often than
+    `acquire`: then there are more permits. It gives back a permit of its own process; if that has
+    none, one of the process that has held one longest; if nobody holds any, a new one. When a
+    process dies, or its host, the permits that it holds go to those who have waited longest.
 
-    name, node, detached, and how handles travel: as of `Queue`.
+    Parameters
+    ----------
+    value : int, optional
+        How many permits there are at the beginning, from 0. Default: 1.
+    name, node, detached
+        As of `Queue`.
+
+    Examples
+    --------
+    >>> two_at_a_time = hoplite_mp.Semaphore(2)
+    >>> with two_at_a_time:
+    ...     two_at_a_time.get_value()
+    1
     """
 
     __slots__ = ()
@@ -142,20 +201,34 @@ class Semaphore(_Acquired):
         self._make((permits,), name, node, detached)
 
     def get_value(self) -> int:
-        """How many permits are free now."""
+        """How many permits are free now.
+
+        Returns
+        -------
+        int
+
+        Examples
+        --------
+        >>> hoplite_mp.Semaphore(3).get_value()
+        3
+        """
         return int(self._call("value").result())
 
 
 class Event(Handle):
     """A flag for which processes of all hosts can wait; it is not set at first.
 
-    name, node, detached, and how handles travel: as of `Queue`.
+    Parameters
+    ----------
+    name, node, detached
+        As of `Queue`.
 
-    >>> with hoplite_mp.Cluster(workers=2) as c:
-    ...     ready = hoplite_mp.Event()
-    ...     answer = c.submit(ready.wait, 60)
-    ...     ready.set()
-    ...     print(answer.result())
+    Examples
+    --------
+    >>> ready = hoplite_mp.Event()
+    >>> answer = c.submit(ready.wait, 60)
+    >>> ready.set()
+    >>> answer.result()
     True
     """
 
@@ -169,7 +242,12 @@ class Event(Handle):
         self._make((), name, node, detached)
 
     def set(self) -> None:
-        """Sets it: all who wait go on, and `wait` returns at once from now on."""
+        """Sets it: all who wait go on, and `wait` returns at once from now on.
+
+        Examples
+        --------
+        >>> hoplite_mp.Event().set()
+        """
         self._call("set").result()
 
     async def set_async(self) -> None:
@@ -177,7 +255,12 @@ class Event(Handle):
         await self._call("set")
 
     def clear(self) -> None:
-        """`wait` waits from now on."""
+        """Clears it: `wait` waits from now on.
+
+        Examples
+        --------
+        >>> hoplite_mp.Event().clear()
+        """
         self._call("clear").result()
 
     async def clear_async(self) -> None:
@@ -185,11 +268,37 @@ class Event(Handle):
         await self._call("clear")
 
     def is_set(self) -> bool:
-        """Is it set now?"""
+        """Is it set now?
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> hoplite_mp.Event().is_set()
+        False
+        """
         return bool(self._call("is_set").result())
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until it is set, or for `timeout` seconds. Returns whether it is set."""
+        """Waits until it is set.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            How many seconds it waits at most. Default: for ever.
+
+        Returns
+        -------
+        bool
+            Whether it is set.
+
+        Examples
+        --------
+        >>> hoplite_mp.Event().wait(timeout=0)
+        False
+        """
         return run(self._waiting(timeout))
 
     async def wait_async(self, timeout: float | None = None) -> bool:

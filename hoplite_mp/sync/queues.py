@@ -48,25 +48,37 @@ class Queue(Handle, Generic[T]):
     `get_async` and so on, which is a coroutine function. The errors are `queue.Empty` and
     `queue.Full` of the standard library.
 
-    maxsize: items that it holds at most; 0: any number. name: `Queue(name="jobs")` is the same
-    queue in every process of the cluster; the first one makes it, with its arguments. node: where
-    its actor runs, a Node or a node id; None: this host. detached: it lives without handles, until
-    `Actor.close(q.actor)`. copy: what this handle, and copies of it, get from the queue is
-    writable; else it is read-only, and not copied.
+    Parameters
+    ----------
+    maxsize : int, optional
+        How many items it holds at most. Default: 0, any number.
+    name : str, optional
+        `Queue(name="jobs")` is the same queue in every process of the cluster; the first one makes
+        it, with its arguments.
+    node : Node or str, optional
+        Where its actor runs. Default: this host.
+    detached : bool, optional
+        True: it lives without handles, until `Actor.close(q.actor)`.
+    copy : bool, optional
+        True: what this handle, and copies of it, get from the queue is writable. Default: it is
+        read-only, and not copied.
 
+    Notes
+    -----
     `put` returns when the item is in the queue: it stays there if the process that has put it dies.
-    An item of more than `Config.queue_item_bytes_max` stays on the host of who has put it until it
-    is asked for, so it is lost with that host, and `get` raises ObjectLostError. A process that
-    dies while it waits in `get` takes nothing along. When the actor's process or host dies, all
-    that the queue held is lost, and every call raises ActorLostError.
+    An item of more than `Config.queue_item_bytes_max` stays on the host of the process that has put
+    it until it is asked for, so it is lost with that host, and `get` raises ObjectLostError. A
+    process that dies while it waits in `get` takes nothing along. When the actor's process or host
+    dies, all that the queue held is lost, and every call raises ActorLostError.
 
-    >>> with hoplite_mp.Cluster(workers=2) as c:
-    ...     jobs = hoplite_mp.Queue(maxsize=100)
-    ...     def produce(jobs):
-    ...         for n in range(3):
-    ...             jobs.put(np.full(4, n))
-    ...     done = c.submit(produce, jobs)
-    ...     print([int(jobs.get().sum()) for _ in range(3)])
+    Examples
+    --------
+    >>> jobs = hoplite_mp.Queue(maxsize=100)
+    >>> def produce(jobs):
+    ...     for n in range(3):
+    ...         jobs.put(np.full(4, n))
+    >>> done = c.submit(produce, jobs)
+    >>> [int(jobs.get().sum()) for _ in range(3)]
     [0, 4, 8]
     """
 
@@ -100,17 +112,53 @@ class Queue(Handle, Generic[T]):
     # -- put -----------------------------------------------------------------------------------
 
     def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
-        """Adds the item at the end. While the queue is full it waits, for `timeout` seconds or for
-        ever; without `block` it does not. `queue.Full`: there was no room. `Queue.ShutDown`."""
+        """Adds the item at the end; while the queue is full it waits.
+
+        Parameters
+        ----------
+        item : object
+            Anything that pickles. Arrays of more than `Config.queue_item_bytes_max` are stored.
+        block : bool, optional
+            False: it does not wait.
+        timeout : float, optional
+            How many seconds it waits. Default: for ever.
+
+        Raises
+        ------
+        queue.Full
+            There was no room.
+        Queue.ShutDown
+            The queue was shut down.
+
+        Examples
+        --------
+        >>> jobs = hoplite_mp.Queue(maxsize=1)
+        >>> jobs.put("a")
+        >>> jobs.put("b", timeout=0)
+        Traceback (most recent call last):
+            ...
+        queue.Full
+        """
         run(self._putting(item, block, timeout))
 
     def put_nowait(self, item: T) -> None:
-        """`put(item, block=False)`."""
+        """Adds the item, or raises `queue.Full` at once: `put(item, block=False)`.
+
+        Parameters
+        ----------
+        item : object
+            As of `put`.
+
+        Examples
+        --------
+        >>> hoplite_mp.Queue().put_nowait("a")
+        """
         run(self._putting(item, False, None))
 
     async def put_async(self, item: T, block: bool = True, timeout: float | None = None) -> None:
-        """As `put`, without blocking the event loop while it waits. A cancelled one that was still
-        waiting has put nothing."""
+        """As `put`, without blocking the event loop while it waits.
+
+        A cancelled one that was still waiting has put nothing."""
         await run_async(self._putting(item, block, timeout))
 
     def _packed(self, item: Any) -> Any:
@@ -151,17 +199,59 @@ class Queue(Handle, Generic[T]):
     # -- get -----------------------------------------------------------------------------------
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
-        """Takes the oldest item. While there is none it waits, for `timeout` seconds or for ever;
-        without `block` it does not. `queue.Empty`: there was none. `Queue.ShutDown`."""
+        """Takes the oldest item; while there is none it waits.
+
+        Parameters
+        ----------
+        block : bool, optional
+            False: it does not wait.
+        timeout : float, optional
+            How many seconds it waits. Default: for ever.
+
+        Returns
+        -------
+        object
+            The item.
+
+        Raises
+        ------
+        queue.Empty
+            There was none.
+        Queue.ShutDown
+            The queue was shut down, and has no items left.
+        ObjectLostError
+            The item was lost with the host of the process that has put it.
+
+        Examples
+        --------
+        >>> jobs = hoplite_mp.Queue()
+        >>> jobs.put("a")
+        >>> jobs.get()
+        'a'
+        """
         return run(self._getting(block, timeout))
 
     def get_nowait(self) -> T:
-        """`get(block=False)`."""
+        """Takes the oldest item, or raises `queue.Empty` at once: `get(block=False)`.
+
+        Returns
+        -------
+        object
+            The item.
+
+        Examples
+        --------
+        >>> hoplite_mp.Queue().get_nowait()
+        Traceback (most recent call last):
+            ...
+        _queue.Empty
+        """
         return run(self._getting(False, None))
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> T:
-        """As `get`, without blocking the event loop while it waits. A cancelled one has taken
-        nothing."""
+        """As `get`, without blocking the event loop while it waits.
+
+        A cancelled one has taken nothing."""
         return await run_async(self._getting(block, timeout))
 
     def _getting(
@@ -213,27 +303,76 @@ class Queue(Handle, Generic[T]):
     # -- looking -------------------------------------------------------------------------------
 
     def qsize(self) -> int:
-        """How many items there are now."""
+        """How many items there are now.
+
+        Returns
+        -------
+        int
+
+        Examples
+        --------
+        >>> hoplite_mp.Queue().qsize()
+        0
+        """
         return int(self._call("sizes").result()[0])
 
     def empty(self) -> bool:
-        """Are there none now?"""
+        """Are there no items now?
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> hoplite_mp.Queue().empty()
+        True
+        """
         return self.qsize() == 0
 
     def full(self) -> bool:
-        """Is there no room now?"""
+        """Is there no room now?
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> hoplite_mp.Queue(maxsize=1).full()
+        False
+        """
         items, most = self._call("sizes").result()
         return bool(0 < most <= items)
 
     @property
     def maxsize(self) -> int:
-        """Items that it holds at most; 0: any number."""
+        """How many items it holds at most; 0: any number.
+
+        Examples
+        --------
+        >>> hoplite_mp.Queue(maxsize=7).maxsize
+        7
+        """
         return int(self._call("sizes").result()[1])
 
     # -- the end of work -----------------------------------------------------------------------
 
     def task_done(self) -> None:
-        """One item that was taken has been worked on. ValueError: called too often."""
+        """One item that was taken has been worked on.
+
+        Raises
+        ------
+        ValueError
+            It was called more often than items were put.
+
+        Examples
+        --------
+        >>> jobs = hoplite_mp.Queue()
+        >>> jobs.put("a")
+        >>> _ = jobs.get()
+        >>> jobs.task_done()
+        """
         _check_finished(self._call("finish_one", self._process()).result())
 
     async def task_done_async(self) -> None:
@@ -241,8 +380,17 @@ class Queue(Handle, Generic[T]):
         _check_finished(await self._call("finish_one", self._process()))
 
     def join(self) -> None:
-        """Waits until `task_done` was called for every item. WorkerLostError: all that are missing
-        were taken by processes that have died."""
+        """Waits until `task_done` was called for every item.
+
+        Raises
+        ------
+        WorkerLostError
+            All that are missing were taken by processes that have died.
+
+        Examples
+        --------
+        >>> hoplite_mp.Queue().join()
+        """
         run(self._joining())
 
     async def join_async(self) -> None:
@@ -262,9 +410,28 @@ class Queue(Handle, Generic[T]):
             yield from self._until(found, waits(True, None)[1])
 
     def shutdown(self, immediate: bool = False) -> None:
-        """Nothing can be put any more, and when it is empty nothing can be got: whoever tries, and
-        whoever waits, gets `Queue.ShutDown`. immediate: what it holds is dropped. As that of
-        `queue.Queue` in Python 3.13, in every version."""
+        """Ends the queue: nothing can be put, and when it is empty nothing can be got.
+
+        Calls that try, and those that wait, raise `Queue.ShutDown`. It is that of `queue.Queue` in
+        Python 3.13, in every version.
+
+        Parameters
+        ----------
+        immediate : bool, optional
+            True: what it holds is dropped.
+
+        Examples
+        --------
+        >>> jobs = hoplite_mp.Queue()
+        >>> jobs.put("a")
+        >>> jobs.shutdown()
+        >>> jobs.get()
+        'a'
+        >>> jobs.get()
+        Traceback (most recent call last):
+            ...
+        hoplite_mp.sync.queues.ShutDown: ...
+        """
         self._call("end", bool(immediate)).result()
 
 

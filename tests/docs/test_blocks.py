@@ -45,7 +45,7 @@ PAGES = [
 ]
 # Commands of the pages that belong to others: pip, ssh and so on.
 OTHERS = {
-    "cd", "chmod", "cp", "dask", "docker", "export", "git", "head", "kill", "pip", "pstree",
+    "cd", "chmod", "cp", "dask", "docker", "export", "git", "head", "kill", "pip", "pstree", "ray",
     "py-spy", "python", "python3", "rsync", "sbatch", "scp", "srun", "ssh", "sudo", "systemctl",
     "useradd",
 }  # fmt: skip
