@@ -5,6 +5,7 @@ All examples share one cluster, `c`, of two workers. What a docstring shows is w
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib.util
 import inspect
@@ -17,6 +18,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp.actor_method import ActorMethod
 from hoplite_mp.client.completions import Completions
+from tests.tasks.helpers import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,8 +77,9 @@ def named(text: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[hoplite_mp.Cluster]:
-    with hoplite_mp.Cluster(workers=2, memory="64MiB") as c:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hoplite_mp.Cluster]:
+    folder = tmp_path_factory.mktemp("workers")  # where examples write files in tasks
+    with contextlib.chdir(folder), hoplite_mp.Cluster(workers=2, memory="64MiB") as c:
         yield c
 
 
@@ -88,6 +91,7 @@ def test_its_examples_run(
     names = {"c": cluster, "np": np, "hoplite_mp": hoplite_mp, "__name__": "__main__"}
     text = inspect.getdoc(PUBLIC[name]) or ""
     test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
+    eventually(lambda: cluster.here.workers == 2)  # who stood in for a waiting one has ended
     said: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     runner.run(test, out=said.append, clear_globs=True)
