@@ -222,3 +222,18 @@ def test_a_spare_of_one_that_is_closed_begins_it_for_those_who_hold_it(
     (kept,) = played.spare.lan.spares.kept.values()
     assert kept.what.name == ""
     assert kept.what.detached == (end == "leaving")
+
+
+def test_it_begins_where_its_resources_are(network: ActorNetwork) -> None:
+    """With those, and with its environment."""
+    demand, env = (("gpu", 10_000),), (("WORD", "there"),)
+    for member in network.members.values():
+        member.resources = demand if member.node in (1, 3) else ()
+    played = Played(network, demand=demand, env=env)
+    network.settle()
+    played.lose_home(played.other)
+    played.say_rest(played.other)
+    network.settle()
+    assert not played.spare.started
+    (pool,) = played.other.started
+    assert (played.other.pools[pool].demand, played.other.pools[pool].env) == (demand, env)

@@ -6,6 +6,8 @@ import contextlib
 import fcntl
 import os
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from concurrent.futures import CancelledError
@@ -19,6 +21,7 @@ from tests.tasks.helpers import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from hoplite_mp import Cluster
 
@@ -86,8 +89,48 @@ def test_workers_and_actors_keep_theirs(c: Cluster) -> None:
     assert waits.result(PATIENCE_S)[0] in ({"gpu": [0]}, {"gpu": [1]})
     hoplite_mp.Actor.kill(box)
     del box
-    peers = view.spmd(lambda rank: what(), 2)
+
+    def peer(rank: int) -> Any:
+        hoplite_mp.current().group("peers with a gpu", 2, rank).barrier()  # each has a process
+        return what()
+
+    peers = view.spmd(peer, 2)
     assert sorted(one.result(PATIENCE_S)[1] or "" for one in peers) == ["0", "1"]
+    eventually(lambda: all_free(c))
+
+
+def test_an_environment_of_its_own_says_which_devices(c: Cluster) -> None:
+    both = c.options(resources={"gpu": 2}, env={"WORD": "there"})
+    look = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['WORD'])"
+
+    def begun() -> str:
+        return subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout
+
+    with both.executor(1) as pool:
+        assert pool.submit(what).result(PATIENCE_S) == ({"gpu": [0, 1]}, "0,1")
+        assert pool.submit(begun).result(PATIENCE_S) == "0,1 there\n"
+    said = both.options(env={"CUDA_VISIBLE_DEVICES": "7"}).actor(Box)
+    assert said.look().result(PATIENCE_S) == ({"gpu": [0, 1]}, "7")
+    hoplite_mp.Actor.kill(said)
+    del said
+    eventually(lambda: all_free(c))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_is_tried_again_has_them_again(c: Cluster, beside: bool, tmp_path: Path) -> None:
+    def fails(path: Path) -> Any:
+        tries = len(list(path.iterdir()))
+        (path / str(tries)).touch()
+        if tries < 2:
+            raise OSError(tries)
+        return tries, what()[0]["gpu"]
+
+    async def fails_beside(path: Path) -> Any:
+        return fails(path)
+
+    view = c.options(resources={"gpu": 2}, priority=1, retry_exceptions=OSError)
+    fn = fails_beside if beside else fails
+    assert view.submit(fn, tmp_path).result(PATIENCE_S) == (2, [0, 1])
     eventually(lambda: all_free(c))
 
 
