@@ -301,6 +301,7 @@ SOURCES: dict[str, str] = {
     "serial/numbers.py": "payloads; heads of payloads",
     "serial/reading.py": "payloads",
     "serial/streams.py": "payloads; calls",
+    "serial/tensors.py": "payloads",
     "serial/values.py": "payloads",
     "simulation/checks.py": OWN,
     "supervisor/boot.py": "local: Start",
@@ -313,6 +314,7 @@ SOURCES: dict[str, str] = {
     # Decoders that use none of the calls that the test looks for.
     "node/layouts.py": "layouts",
     "node/lines.py": "lines",
+    "sync/queues.py": "payloads",
     "transport/addresses.py": "addresses",
     "transport/certificates.py": "certificates",
 }
