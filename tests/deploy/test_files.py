@@ -140,7 +140,7 @@ wait
 """
 
 
-@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.soak), 3])
 def test_a_job_of_slurm(nodes: int, commands: Path, tmp_path: Path) -> None:
     (commands / "srun").write_text(textwrap.dedent(SRUN).lstrip())
     (commands / "srun").chmod(0o755)

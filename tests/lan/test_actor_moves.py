@@ -198,6 +198,7 @@ except LookupError:
     assert cluster.end() == [0, 0]
 
 
+@pytest.mark.soak
 def test_the_manager_dies_at_the_same_time(lan: Lan) -> None:
     """A standby takes over, and the actor of the first host begins again on another one."""
     cluster = StandbyCluster(lan)

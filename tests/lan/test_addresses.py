@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.lan import Host, Lan
 
@@ -102,6 +104,7 @@ def container_bridge(host: Host) -> None:
         assert host.run(command.split()).returncode == 0
 
 
+@pytest.mark.soak
 def test_the_address_of_the_interface_that_leads_to_the_manager(lan4: Lan) -> None:
     manager, node = lan4[0], lan4[1]
     container_bridge(node)

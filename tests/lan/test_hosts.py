@@ -90,6 +90,7 @@ def test_nodes_are_started_and_end_with_the_cluster(lan: Lan, tls: bool) -> None
     assert nothing_left(lan)
 
 
+@pytest.mark.soak
 def test_workers_are_added_where_it_is_said(lan: Lan) -> None:
     done = run(
         lan[0],

@@ -53,6 +53,7 @@ def test_the_others_begin(cluster: UpCluster, lan: Lan) -> None:
     assert members(cluster, lan, "late", program) == [["[True]"]] * 3
 
 
+@pytest.mark.soak
 def test_it_gives_something_else(cluster: UpCluster, lan: Lan) -> None:
     """Another shape, another op, another call: everybody's mistake, and the next call is good."""
     program = (

@@ -207,6 +207,7 @@ print(own.where().result(30) in ("h1", "h2"), flush=True)
     assert cluster.end() == [0, 0, 0]
 
 
+@pytest.mark.soak
 def test_a_driver_there_that_goes_on_sending_holds_up_nobody(lan: Lan) -> None:
     cluster = UpCluster(lan, tls=False)
     begun = lan[0].root / "sends"

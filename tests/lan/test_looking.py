@@ -189,6 +189,7 @@ def test_collectives_and_groups_over_hosts(cluster: UpCluster, lan: Lan, tmp_pat
     assert {call["name"] for call in calls} == {"allreduce over hosts"}
 
 
+@pytest.mark.soak
 def test_two_programs_cannot_trace_at_once(cluster: UpCluster, lan: Lan, tmp_path: Path) -> None:
     first = lan[0].popen(
         cluster.program(

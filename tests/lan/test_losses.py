@@ -143,6 +143,7 @@ def test_results_are_made_again_and_what_was_put_is_lost(tmp_path: Path) -> None
     assert said == ["2.0 (0, 1) 2", "True 2.0 2", "True True 1", "True True"]
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("lan_permitted")
 def test_a_chain_over_two_killed_hosts(tmp_path: Path) -> None:
     """Steps that nobody holds any more are made again, too; without anybody's bytes meanwhile."""

@@ -47,7 +47,7 @@ def said(cluster: UpCluster, where: int, program: str) -> str:
     return cluster.run(cluster.lan[where], program).strip()
 
 
-@pytest.mark.parametrize("here", [1, 3])
+@pytest.mark.parametrize("here", [1, pytest.param(3, marks=pytest.mark.soak)])
 def test_tasks_and_objects_pass(apart: UpCluster, here: int) -> None:
     """Of each of those, on all others: small and large, as arguments and as results."""
     out = said(

@@ -192,7 +192,7 @@ except hoplite_mp.WorkerLostError as error:
     assert out.splitlines() == ["True 2", "WorkerLostError True True"]
 
 
-@pytest.mark.parametrize("retries", [3, 0])
+@pytest.mark.parametrize("retries", [3, pytest.param(0, marks=pytest.mark.soak)])
 def test_its_host_dies(lan_permitted: None, retries: int) -> None:
     with Lan(3) as lan:
         cluster = UpCluster(lan, tls=False)
