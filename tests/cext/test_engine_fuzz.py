@@ -123,7 +123,7 @@ class Game:
             b"x" * step.block if step.type == DATA else b"",
             length=step.length,
         )
-        self.sent[place] = offset + len(frame.block)
+        self.sent[place] = (offset + len(frame.block)) % (1 << 64)  # the field has 64 bits
         data = bytearray(frame.pack())
         if step.kind == "spoiled":
             data[step.flip // 8] ^= 1 << step.flip % 8
