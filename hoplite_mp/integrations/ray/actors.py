@@ -105,7 +105,7 @@ class Leader:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._looked:
             enough = self._looks + 2  # a look that began after this call
-            while self._looks < enough or self._missing():
+            while not self._ends.is_set() and (self._looks < enough or self._missing()):
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     break
@@ -117,7 +117,9 @@ class Leader:
 
     def end(self) -> beside.Place:
         """The nodes beside the others go with the manager."""
-        self._ends.set()
+        with self._looked:
+            self._ends.set()
+            self._looked.notify_all()
         for actor in list(self._on_hosts.values()):
             ray.kill(actor)
         member = beside.member_of(self._place)
@@ -132,8 +134,8 @@ class Leader:
         while not self._ends.is_set():
             try:
                 asked = self._look(asked)
-            except (RayError, OSError) as error:
-                _log.warning("Ray does not say which nodes it has: %s", error)
+            except Exception as error:  # Ray's are of many classes; the next look may succeed
+                _log.warning("following Ray's nodes failed, and is tried again: %s", error)
             self._ends.wait(FOLLOW_S)
 
     def _look(self, asked: dict[Any, str]) -> dict[Any, str]:
@@ -146,7 +148,7 @@ class Leader:
             if one != self._own and one not in self._on_hosts:
                 self._on_hosts[one] = _begin_on(one, self._place)
         for one, actor in self._on_hosts.items():
-            if one not in self._standing and one not in asked.values():
+            if one not in asked.values():  # those that stand, too: a node may be lost later
                 asked[actor.number.remote()] = one
         standing = self._standing & living.keys()
         done, waiting = (
@@ -163,6 +165,7 @@ class Leader:
                     living.get(one, {}).get("NodeManagerAddress"),
                     error,
                 )
+                standing.discard(one)
                 actor = self._on_hosts.pop(one, None)
                 if actor is not None:
                     ray.kill(actor)

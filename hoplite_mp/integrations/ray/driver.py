@@ -89,7 +89,7 @@ def init(
         ) from error
     if missing:
         raise errors.HopliteTimeoutError(
-            f"after {timeout:g} s there is no node beside Ray on {', '.join(missing)}; the log of "
+            f"after {timeout} s there is no node beside Ray on {', '.join(missing)}; the log of "
             "the actor there says why (ray logs actor), and init() may be called again"
         )
     return beside.take_part(place).cluster
