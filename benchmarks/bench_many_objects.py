@@ -12,6 +12,7 @@ from benchmarks.common import Row, median, seconds
 FEW, MANY = 1_000, 100_000
 WANTED = 1.3
 CALLS = 200
+ROUNDS, CALLS_A_ROUND = 25, 2_000
 
 
 def increment(x):
@@ -97,7 +98,17 @@ def bench_many_refs_at_once(benchmark, cluster, rounds, record):
         record(times_many(f"{title} of {MANY} refs, each", below, above))
 
 
-def bench_turns_beside_objects_of_other_hosts(benchmark, rounds, record):
+def of_each_of_many(few, many):
+    """Seconds of each of two calls that take less than a microsecond: rounds of many calls, of
+    both in turn, because one call is shorter than what the clock and the caches add to it."""
+    costs = [], []
+    for _ in range(ROUNDS):
+        for call, found in zip((few, many), costs, strict=True):
+            found.append(seconds(lambda call=call: [call() for _ in range(CALLS_A_ROUND)]))
+    return [median(found) / CALLS_A_ROUND for found in costs]
+
+
+def bench_turns_beside_objects_of_other_hosts(benchmark, record):
     """A pass of the node over what has changed, with so many objects of other hosts in its care."""
     from hoplite_mp import ids
     from tests.cext.host import STATE
@@ -105,29 +116,54 @@ def bench_turns_beside_objects_of_other_hosts(benchmark, rounds, record):
 
     kind_task, node_slot = 2, 0
 
-    def turn(count):
-        network = Network(2)
-        try:
-            side = network.sides[0]
-            for _ in range(count):
-                oid = side.party.new(kind_task, STATE["CLAIMED"], node_slot, 0)
-                assert side.node.finish_elsewhere(oid, 1000, False)
-                side.places.add(oid, ids.pack_id(side.home, oid), 1000, (1,))
-            return median([seconds(side.places.purge) for _ in range(CALLS)])
-        finally:
-            network.close()
-
-    found = {FEW: [], MANY: []}
+    def elsewhere(network, count):
+        side = network.sides[0]
+        for _ in range(count):
+            oid = side.party.new(kind_task, STATE["CLAIMED"], node_slot, 0)
+            assert side.node.finish_elsewhere(oid, 1000, False)
+            side.places.add(oid, ids.pack_id(side.home, oid), 1000, (1,))
+        return side.places.purge
 
     def call():
-        for count, costs in found.items():
-            costs.append(turn(count))
+        networks = [Network(2), Network(2)]
+        try:
+            turns = [elsewhere(*one) for one in zip(networks, (FEW, MANY), strict=True)]
+            return of_each_of_many(*turns)
+        finally:
+            for network in networks:
+                network.close()
 
-    benchmark.pedantic(call, rounds=rounds(3, 1))
-    record(
-        times_many(
-            f"a node's turn beside {MANY} objects elsewhere",
-            median(found[FEW]),
-            median(found[MANY]),
-        )
-    )
+    few, many = benchmark.pedantic(call, rounds=1)
+    record(times_many(f"a node's turn beside {MANY} objects elsewhere", few, many))
+
+
+def bench_queued_tasks_beside_many_objects(benchmark, record):
+    """What is asked when an actor begins or ends: which calls are queued for it. Ten are, beside so
+    many objects, and as many tasks of another pool, of the same process."""
+    from hoplite_mp import _tasks
+    from tests.cext.host import STATE, Host
+
+    kind_put, kind_task, calls, common, actor = 1, 2, 10, 0, 7
+
+    def queued(host, count):
+        party = host.client()
+        tasks = _tasks.Tasks(party)
+        queues = {pool: tasks.open_queue(pool) for pool in (common, actor)}
+        for number in range(count):
+            party.new(kind_put, STATE["SEALED"], 0, 0)
+            pool = actor if number % (count // calls) == 0 else common
+            oid = party.new(kind_task, STATE["WAITING"], 0, pool)
+            tasks.submit(oid, 0, b"", 0, 0, 0, 0, b"f", queues[pool], False, 0, 0)
+        assert len(host.node.queued_in(actor, True)) == calls
+        return lambda: host.node.queued_in(actor, True)
+
+    def call():
+        hosts = [Host(), Host()]
+        try:
+            return of_each_of_many(*map(queued, hosts, (FEW, MANY)))
+        finally:
+            for host in hosts:
+                host.close()
+
+    few, many = benchmark.pedantic(call, rounds=1)
+    record(times_many(f"the calls of an actor beside {MANY} objects and tasks", few, many))

@@ -1,4 +1,4 @@
-"""How long until a cluster has done its first work?"""
+"""How long until a program can begin, and until a cluster has done its first work?"""
 
 from __future__ import annotations
 
@@ -22,4 +22,24 @@ def bench_startup(benchmark, rounds, record):
         median(theirs[1:]),
     )
     row.wanted = 1.3
+    record(row)
+
+
+def bench_import(benchmark, rounds, record):
+    """Fresh interpreters; what an import adds to one that has imported nothing."""
+    ours, theirs = [], []
+
+    def both():
+        theirs.append(run_script("imported.py", "numpy")["seconds"])
+        ours.append(run_script("imported.py", "hoplite_mp")["seconds"])
+
+    benchmark.pedantic(both, rounds=rounds(15, 2), warmup_rounds=1)
+    row = beside(
+        "import hoplite_mp, numpy with it",
+        median(ours[1:]),
+        "s",
+        "import numpy",
+        median(theirs[1:]),
+    )
+    row.wanted = 1.5
     record(row)

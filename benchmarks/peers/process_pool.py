@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from benchmarks.peers.base import Peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 
 class _Pool(Peer):
@@ -26,6 +26,10 @@ class _Pool(Peer):
     def queue(self, fn: Callable[..., Any], items: Iterable[Any]) -> list[Any]:
         futures = [self._executor.submit(fn, item) for item in items]
         return [future.result() for future in futures]
+
+    def map(self, fn: Callable[..., Any], items: Iterable[Any], chunksize: int) -> Iterator[Any]:
+        """As the executor's own."""
+        return self._executor.map(fn, items, chunksize=chunksize)
 
     def close(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)

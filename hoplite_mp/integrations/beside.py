@@ -1,6 +1,7 @@
 """A cluster beside another engine (Dask, Ray): a node for each host, shared by its processes.
 
     place = beside.begin()            # once, in a process that lives as long as the cluster shall
+    place = beside.begin_kept()       # or in one that may be killed and come again
     member = beside.take_part(place)  # in each process of the engine: then `current()` works
     member.leave()                    # or the end of the process
 
@@ -8,7 +9,8 @@ Why it exists: an engine starts, restarts and kills the processes of a host as i
 objects of that host are to outlive them. So the node is the child of none of them: the first one
 that needs it starts a *keeper* (`integrations/keeper.py`), all attach to its node, and it ends some
 time after the last of them, or with the cluster. A node has no workers: tasks are the engine's. A
-process whose node was killed is let in again through the next one.
+process whose node was killed is let in again through the next one. The manager, too, may be a
+keeper's: then nothing ends with the process that has begun the cluster.
 
 In a process that takes part, pickling an ObjectRef by anything but this library makes its node hold
 the object for Config.foreign_hold_s (`client/foreign.py`), because the engine carries the bytes.
@@ -25,6 +27,8 @@ import json
 import logging
 import os
 import secrets
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -40,7 +44,18 @@ from hoplite_mp.errors import AuthError, ConfigError, HopliteError, ProtocolErro
 from hoplite_mp.transport.addresses import Address, parse_address
 from hoplite_mp.transport.rendezvous import Sole
 
-__all__ = ["KeptCluster", "Member", "Place", "begin", "lock_name", "member_of", "take_part"]
+__all__ = [
+    "KeptCluster",
+    "Member",
+    "Place",
+    "begin",
+    "begin_kept",
+    "end_kept",
+    "is_kept",
+    "lock_name",
+    "member_of",
+    "take_part",
+]
 
 TOKEN_BYTES = 32
 # Between two looks for a node that is just being started, or is just leaving. Lower costs a
@@ -49,6 +64,9 @@ LOOK_S = 0.1
 # How long a process whose node has ended looks for another one. Higher: longer troubles of a host
 # are bridged. Lower: threads do not try for long what cannot succeed.
 REJOIN_S = 60.0
+# How long a keeper that was told to end may take for it; then it is killed. Higher: a loaded
+# machine passes. Lower: a shutdown does not take longer.
+END_S = 15.0
 # In the standard input of the keeper, not among its arguments: others could read those.
 # The process that was started ends at once, so that the keeper is nobody's child.
 BOOT = (
@@ -113,6 +131,7 @@ class Member:
         self.lost: HopliteError | None = None  # why there is no way back into the cluster
         self._users = 1
         self._passes_on = passes_on
+        self._changed = threading.Condition()  # cluster, or lost
         self._follows = threading.Thread(target=self._follow, name="hoplite_mp beside", daemon=True)
 
     def leave(self) -> None:
@@ -134,6 +153,19 @@ class Member:
             cluster = self.cluster
         cluster.shutdown(wait=True, cancel_futures=True)
 
+    def await_return(self, wait_s: float) -> None:
+        """Returns when this process takes part, also if its node has just ended and another one
+        has to be found. Raises why it cannot; after wait_s what calls raise says it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.lost is not None or self._takes_part, wait_s)
+            if self.lost is not None:
+                raise type(self.lost)(*self.lost.args)
+
+    @property
+    def _takes_part(self) -> bool:
+        runtime = self.cluster._runtime
+        return runtime.memory.lost is None or not runtime.client.usable
+
     def _follow(self) -> None:
         """Lets this process in again when its node has ended and nobody here wanted that."""
         while True:
@@ -147,17 +179,20 @@ class Member:
                 if begun_here:
                     raise errors.ManagerLostError("its node was on this host, with the manager")
                 found = _enter(self.place, REJOIN_S, self._passes_on)
-            except HopliteError as error:
-                with _lock:
-                    self.lost = error
+            # Anything: the system may refuse a process or a descriptor. Who asks next tries anew.
+            except Exception as error:
+                with self._changed, _lock:
+                    self.lost = error if isinstance(error, HopliteError) else _no_node(error)
                     if _members.get(self.place.name) is self:
                         del _members[self.place.name]
+                    self._changed.notify_all()
                 _log.warning("this process takes no part in the cluster any more: %s", error)
                 return
-            with _lock:
+            with self._changed, _lock:
                 left = _members.get(self.place.name) is not self
                 if not left:
                     self.cluster = found
+                self._changed.notify_all()
             if left:
                 found.shutdown()
                 return
@@ -181,7 +216,67 @@ def begin(
     """Starts a cluster whose manager, and first node, end with this process. Arguments as of
     `Cluster`; memory, ports and config also of the nodes that join. passes_on: as of `take_part`.
     This process takes part."""
-    place = Place(
+    place = _place(memory, ports, tls, config)
+    cluster = KeptCluster(listen=listen, **place.options)
+    place = dataclasses.replace(place, address=str(cluster.address))
+    _begin_member(place, cluster, passes_on)
+    return place
+
+
+def begin_kept(
+    listen: str = "0.0.0.0:0",
+    *,
+    memory: int | str | None = None,
+    ports: str | None = None,
+    tls: bool | None = None,
+    config: Config | None = None,
+) -> Place:
+    """As `begin`, but manager and first node are a keeper's on this host, so this process may end
+    and another one go on with it. The cluster ends by `end_kept`, with that keeper, or when nobody
+    has used it on any host for Config.beside_idle_s. This process does not take part yet."""
+    place = _place(memory, ports, tls, config)
+    said = _start_keeper(place, place.config.start_timeout_s, listen)
+    error = _error_in(said)
+    if error is not None:
+        raise error
+    return dataclasses.replace(place, address=str(said["address"]))
+
+
+def is_kept(place: Place) -> bool:
+    """On the host on which `begin_kept` was called: is the keeper with the manager there?"""
+    return Sole.holder(lock_name(place)) is not None
+
+
+def end_kept(place: Place) -> None:
+    """On the host on which `begin_kept` was called: the end of the cluster, in order if that is
+    possible within END_S; returns when its keeper is gone. No effect if it is already."""
+    pid = Sole.holder(lock_name(place))
+    if not pid:
+        return
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if Sole.holder(lock_name(place)) != pid:  # that number may be another process's by now
+                return
+            signal.pidfd_send_signal(process, number)
+            if poll.poll(END_S * 1e3):
+                return
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(process)
+
+
+def _place(
+    memory: int | str | None, ports: str | None, tls: bool | None, config: Config | None
+) -> Place:
+    """Of a cluster that is about to begin, but for its address."""
+    return Place(
         secrets.token_hex(16),
         "",
         secrets.token_urlsafe(TOKEN_BYTES),
@@ -190,10 +285,6 @@ def begin(
         ports,
         Config.from_environment() if config is None else config,
     )
-    cluster = KeptCluster(listen=listen, **place.options)
-    place = dataclasses.replace(place, address=str(cluster.address))
-    _begin_member(place, cluster, passes_on)
-    return place
 
 
 def take_part(place: Place, wait_s: float | None = None, *, passes_on: bool = False) -> Member:
@@ -204,14 +295,15 @@ def take_part(place: Place, wait_s: float | None = None, *, passes_on: bool = Fa
     for others, who shall learn it if one is gone. AuthError, ManagerLostError, ProtocolError: it
     cannot.
     """
+    wait = place.config.start_timeout_s if wait_s is None else wait_s
     with _entering:
         member = member_of(place)
         if member is None:
-            wait = place.config.start_timeout_s if wait_s is None else wait_s
             return _begin_member(place, _enter(place, wait, passes_on), passes_on)
         with _lock:
             member._users += 1
-        return member
+    member.await_return(wait)
+    return member
 
 
 def member_of(place: Place) -> Member | None:
@@ -248,7 +340,7 @@ def _enter(place: Place, wait_s: float, passes_on: bool) -> Cluster:
         except NoNodeHere:
             pass
         left = deadline - time.monotonic()
-        error = _start_keeper(place, max(left, LOOK_S)) if left > 0 else None
+        error = _find_keeper(place, max(left, LOOK_S)) if left > 0 else None
         if isinstance(error, _FINAL):
             raise error
         if time.monotonic() >= deadline:
@@ -263,7 +355,7 @@ def _enter(place: Place, wait_s: float, passes_on: bool) -> Cluster:
     return cluster
 
 
-def _start_keeper(place: Place, wait_s: float) -> HopliteError | None:
+def _find_keeper(place: Place, wait_s: float) -> HopliteError | None:
     """Has a process started that keeps a node of this host going, unless there is one; returns when
     it is there, or why it is not. The process is nobody's child."""
     try:
@@ -273,32 +365,49 @@ def _start_keeper(place: Place, wait_s: float) -> HopliteError | None:
     if sole is None:
         return None  # it is on its way, or leaves just now
     sole.close()
+    return _error_in(_start_keeper(place, wait_s))
+
+
+def _start_keeper(place: Place, wait_s: float, listen: str | None = None) -> dict[str, Any]:
+    """What the keeper says when it is there, or cannot be. listen: it has the manager, there."""
     told = {
+        "listen": listen,
         "path": [path or os.getcwd() for path in [*sys.path, _root()]],
         "place": dataclasses.asdict(place),
     }
-    process = subprocess.Popen(
-        [sys.executable, "-c", BOOT],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # signals of a terminal are for the engine
-    )
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", BOOT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # signals of a terminal are for the engine
+        )
+    except OSError as error:  # no memory, or no descriptor, just now
+        return {"error": "NodeLostError", "text": str(_no_node(error))}
     with process:
         try:
             patience = wait_s + place.config.start_timeout_s
             answer, _ = process.communicate(json.dumps(told).encode() + b"\n", patience)
-            said = json.loads(answer)
+            said: dict[str, Any] = json.loads(answer)
         except (subprocess.TimeoutExpired, ValueError):
-            return errors.NodeLostError(
+            text = (
                 "a node beside this process could not be started: the process that was to keep it "
                 "has ended or does not answer"
             )
-    if "error" in said:
-        kind = getattr(errors, said["error"], HopliteError)
-        found: HopliteError = kind(said["text"])
-        return found
-    return None
+            return {"error": "NodeLostError", "text": text}
+    return said
+
+
+def _error_in(said: dict[str, Any]) -> HopliteError | None:
+    if "error" not in said:
+        return None
+    kind: type[HopliteError] = getattr(errors, said["error"], HopliteError)
+    return kind(said["text"])
+
+
+def _no_node(error: Exception) -> HopliteError:
+    return errors.NodeLostError(f"a node beside this process could not be started: {error}")
 
 
 def lock_name(place: Place) -> str:

@@ -3,6 +3,8 @@
 Why it exists: the node is to outlive each of those processes, so it is the child of none of them.
 The keeper leaves in order when nobody has used its node for Config.beside_idle_s: others first
 fetch what only it holds of theirs. Of several that are started at once on a host, one stays.
+One of them may have the cluster's manager; it stays as long as there is a node on another host, and
+ends the cluster when it leaves. SIGTERM lets any of them leave at once.
 It must never know: who the processes are.
 """
 
@@ -12,6 +14,8 @@ import contextlib
 import json
 import logging
 import os
+import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -51,15 +55,19 @@ def main(told: dict[str, Any]) -> None:
     if sole is None:
         _say(answer, {"taken": True})
         return
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    listen = told["listen"]
+    where = {"address": place.address} if listen is None else {"listen": listen}
     try:
         try:
-            cluster = KeptCluster(address=place.address, **place.options)
+            cluster = KeptCluster(**where, **place.options)
         except HopliteError as error:
             _say(answer, {"error": type(error).__name__, "text": str(error)})
             return
         with cluster:
-            _say(answer, {"ready": True})
-            _keep(cluster, place.config.beside_idle_s)
+            _say(answer, {"ready": True, "address": cluster.address})
+            _keep(cluster, place.config.beside_idle_s, listen is not None, ending)
     finally:
         sole.close()
 
@@ -71,20 +79,23 @@ def _say(fd: int, what: dict[str, Any]) -> None:
     os.close(fd)
 
 
-def _keep(cluster: Cluster, idle_s: float) -> None:
-    """Until the cluster has ended, or nobody uses the node."""
+def _keep(cluster: Cluster, idle_s: float, leads: bool, ending: threading.Event) -> None:
+    """Until the cluster has ended, or nobody uses the node, or that is asked for."""
     host, channel = cluster._host, cluster._runtime.channel
     assert host is not None
     used_at = time.monotonic()
     draining: float | None = None
     with contextlib.suppress(HopliteError):  # the node has ended, which `ended` says
-        while not host.ended.wait(LOOK_S):
+        while not host.ended.wait(LOOK_S) and not ending.is_set():
             now = time.monotonic()
             if draining is not None:
                 if now > draining + DRAIN_S:
                     return
-            elif channel.call(UsersOfNode()).value:
+            elif channel.call(UsersOfNode()).value or (leads and len(cluster.nodes) > 1):
                 used_at = now
+            elif leads and now - used_at > idle_s:
+                _log.info("nobody uses this cluster: it ends")
+                return
             elif now - used_at > idle_s:
                 _log.info("nobody uses this node: it leaves")
                 channel.call(DrainNode(cluster._runtime.tasks.node_number))

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
 import sys
 import textwrap
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.engines.programs import ROOT, Logs, Program, start
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import subprocess
 
     from tests.lan import Host, Lan
 
-__all__ = ["DaskHosts", "Program", "kill", "processes", "until"]
+__all__ = ["DaskHosts"]
 
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 90.0
 PORT = 8786
 PYTHON = [sys.executable, "-W", "ignore", "-m", "dask"]
 
@@ -65,40 +61,10 @@ client.wait_for_workers(WORKERS, timeout=60)
 """
 
 
-def until(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
-class Program:
-    """A program that runs on a host and is spoken with."""
-
-    def __init__(self, process: subprocess.Popen[Any]) -> None:
-        self.process = process
-
-    def line(self) -> str:
-        """What it prints next."""
-        assert self.process.stdout is not None
-        return str(self.process.stdout.readline()).rstrip("\n")
-
-    def go_on(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def end(self) -> list[str]:
-        """The lines that are left; it must end well."""
-        out, _ = self.process.communicate("\n", timeout=PATIENCE_S)
-        assert self.process.returncode == 0, out
-        return str(out).splitlines()
-
-
 class DaskHosts:
     """`dask scheduler` on the first host, `dask worker` on others."""
 
-    def __init__(self, lan: Lan, logs: Path) -> None:
+    def __init__(self, lan: Lan, logs: Logs) -> None:
         self.lan = lan
         self.logs = logs
         self.env = {
@@ -106,6 +72,8 @@ class DaskHosts:
             "HOPLITE_MP_BESIDE_IDLE_S": "2",
             "DASK_DISTRIBUTED__WORKER__MEMORY__TERMINATE": "false",
             "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "10s",
+            # Every 2 s it drops copies that no task waits for: tests count copies.
+            "DASK_DISTRIBUTED__SCHEDULER__ACTIVE_MEMORY_MANAGER__START": "false",
         }
         first = lan[0]
         self.scheduler = self._start(
@@ -115,11 +83,8 @@ class DaskHosts:
         self.count = 0
 
     def _start(self, host: Host, kind: str, *arguments: str) -> subprocess.Popen[Any]:
-        log = open(self.logs / f"{kind}-{host.name}", "ab")  # noqa: SIM115 - for the process
-        with log:
-            return host.popen(
-                [*PYTHON, kind, *arguments], env=self.env, stdout=log, stderr=subprocess.STDOUT
-            )
+        log = self.logs.of(f"{kind}-{host.name}")
+        return start(host, [*PYTHON, kind, *arguments], self.env, log)
 
     def add_workers(self, host: Host, count: int = 1) -> None:
         """So many worker processes with two threads each."""
@@ -134,44 +99,8 @@ class DaskHosts:
         """A client of all workers that were started."""
         source = HEAD.replace("WORKERS", str(self.count)) + textwrap.dedent(text)
         command = [sys.executable, "-W", "ignore", "-c", source]
-        with open(self.logs / f"client-{host.name}", "ab") as log:
-            return Program(
-                host.popen(
-                    command,
-                    env=self.env,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                )
-            )
+        return Program(host, command, self.env, self.logs.of(f"client-{host.name}"))
 
     def run(self, host: Host, text: str) -> list[str]:
         """A program's lines."""
         return self.program(host, text).end()
-
-    def said(self) -> str:
-        """For the message of a failed test."""
-        words = []
-        for path in sorted(self.logs.iterdir()):
-            words.append(f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}")
-        return "\n".join(words)
-
-
-def processes(host: Host, word: str) -> list[int]:
-    """Pids, inside the host, of those whose command line has that word."""
-    done = subprocess.run(
-        host.enter("ps", "-ww", "-eo", "pid,args"), capture_output=True, text=True, check=True
-    )
-    found = []
-    for line in done.stdout.splitlines()[1:]:
-        pid, _, words = line.strip().partition(" ")
-        if word in words and "ps -ww" not in words:
-            with contextlib.suppress(ValueError):
-                found.append(int(pid))
-    return found
-
-
-def kill(host: Host, pid: int) -> None:
-    """A process inside the host, at once."""
-    subprocess.run(host.enter("kill", "-9", str(pid)), check=True)

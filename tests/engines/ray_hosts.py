@@ -5,17 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.engines.dask_hosts import Program, processes, until
+from tests.engines.programs import ROOT, Logs, Program, start, until
 
 if TYPE_CHECKING:
     from tests.lan import Host, Lan
 
 __all__ = ["RayHosts"]
 
-ROOT = Path(__file__).resolve().parents[2]
 PORT = 6379
 # Each host would claim 30 % of this machine's memory.
 STORE_BYTES = 100_000_000
@@ -70,9 +68,12 @@ ray.init(
 class RayHosts:
     """`ray start` on each host."""
 
-    def __init__(self, lan: Lan, logs: Path) -> None:
+    def __init__(
+        self, lan: Lan, logs: Logs, *, cpus: int = 2, store_bytes: int = STORE_BYTES
+    ) -> None:
         self.lan = lan
         self.logs = logs
+        self.limits = f"--num-cpus={cpus}", f"--object-store-memory={store_bytes}"
         self.env = {
             "PYTHONPATH": str(ROOT),
             "HOPLITE_MP_BESIDE_IDLE_S": "2",
@@ -106,48 +107,33 @@ class RayHosts:
             [
                 *(sys.executable, "-W", "ignore", "-m", "ray.scripts.scripts", "start", *role),
                 f"--node-ip-address={host.address}",
-                "--num-cpus=2",
-                f"--object-store-memory={STORE_BYTES}",
+                *self.limits,
                 "--block",
             ]
         )
         own = host.root / "tmp" / "ray"
         script = f"mkdir -p {own} /tmp/ray && mount --bind {own} /tmp/ray && exec {words}"
-        with open(self.logs / f"ray-{host.name}", "ab") as log:
-            self.rays[host.number] = host.popen(
-                ["sh", "-c", script], env=self.env, stdout=log, stderr=subprocess.STDOUT
-            )
+        log = self.logs.of(f"ray-{host.name}")
+        self.rays[host.number] = start(host, ["sh", "-c", script], self.env, log)
 
     def add(self, host: Host) -> None:
         """One more node of Ray."""
         self.start(host, f"--address={self.lan[0].address}:{PORT}")
 
+    def await_nodes(self, count: int) -> None:
+        """Returns when so many hosts are Ray's."""
+        self.run(
+            self.lan[0],
+            f"""
+            until(lambda: sum(n["Alive"] for n in ray.nodes()) == {count}, "nodes of Ray")
+            """,
+        )
+
     def program(self, host: Host, text: str) -> Program:
         """A driver there."""
         command = [*PYTHON, "-c", HEAD + textwrap.dedent(text)]
-        with open(self.logs / f"driver-{host.name}", "ab") as log:
-            return Program(
-                host.popen(
-                    command,
-                    env=self.env,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                )
-            )
+        return Program(host, command, self.env, self.logs.of(f"driver-{host.name}"))
 
     def run(self, host: Host, text: str) -> list[str]:
         """A driver's lines."""
         return self.program(host, text).end()
-
-    def pids(self, host: Host, word: str) -> list[int]:
-        """Of processes there whose command line has that word, as the host counts them."""
-        return processes(host, word)
-
-    def said(self) -> str:
-        """For the message of a failed test."""
-        found = []
-        for path in sorted(self.logs.iterdir()):
-            found.append(f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}")
-        return "\n".join(found)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.engines.dask_hosts import DaskHosts, kill, processes, until
+from tests.engines.dask_hosts import DaskHosts
+from tests.engines.programs import Logs, kill, processes, until
 from tests.lan import Lan, why_not
 
 if TYPE_CHECKING:
@@ -28,13 +29,12 @@ def lan() -> Iterator[Lan]:
 @pytest.fixture
 def hosts(lan: Lan, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[DaskHosts]:
     """A scheduler on h1, two workers on each of h2 and h3; h4 is empty."""
-    logs = tmp_path / "logs"
-    logs.mkdir()
+    logs = Logs(tmp_path / "logs")
     made = DaskHosts(lan, logs)
     for host in (lan[1], lan[2]):
         made.add_workers(host, 2)
     yield made
-    print(made.said())  # pytest shows it if the test has failed
+    print(logs.said())  # pytest shows it if the test has failed
 
 
 def test_nodes_are_shared_and_values_too(hosts: DaskHosts, lan: Lan) -> None:

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lan import Lan, why_not
+from tests.engines.pages import blocks, environment, page_lan
+from tests.engines.programs import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from tests.lan import Host
+    from tests.lan import Host, Lan
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "engines.md").read_text()
-DASK = re.split(r"^## ", PAGE, flags=re.MULTILINE)
-(SECTION,) = [text for text in DASK if text.startswith("Dask\n")]
-SHELL = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL)
-PROGRAMS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+SHELL, PROGRAMS = blocks("Dask")
 PATIENCE_S = 120.0
 
 
@@ -35,21 +30,8 @@ def test_the_page_has_these_blocks() -> None:
 
 @pytest.fixture
 def lan() -> Iterator[Lan]:
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(f"no emulated hosts: {reason}")
-    with Lan(3) as made:
-        for number, host in enumerate(made, 10):
-            address = f"192.168.1.{number}/24"
-            command = host.enter("ip", "address", "add", address, "dev", "eth0")
-            subprocess.run(command, check=True)
+    with page_lan(3) as made:
         yield made
-
-
-def environment() -> dict[str, str]:
-    """Where the command `dask` is, and this package."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
 
 
 @pytest.mark.long

@@ -163,6 +163,12 @@ class Rank:
             x = full(3, 0)
             col.recv(x, 0, name)
             found["recv"] = done(x)
+        fixed = np.ones(2)
+        fixed.flags.writeable = False  # as arguments of actors are
+        try:
+            col.allreduce(fixed, name)
+        except ValueError as error:
+            found["read-only"] = "x.copy()" in str(error)
         col.barrier(name)
         found["about"] = (
             col.get_rank(name),
@@ -201,6 +207,7 @@ def expected(rank: int) -> dict[str, Any]:
         "allgather": [[float(i)] * 2 for i in range(SIZE)],
         "reducescatter": [float(SIZE * rank)] * 2,
         "reduce": [3.0 if rank == 2 else float(rank)] * 2,
+        "read-only": True,
         "about": (rank, SIZE, True),
     }
     if rank == 1:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.engines.programs import Logs, kill, processes, until
 from tests.engines.ray_hosts import RayHosts
 from tests.lan import Lan, why_not
 
@@ -53,17 +53,12 @@ def lan() -> Iterator[Lan]:
 @pytest.fixture
 def hosts(lan: Lan, tmp_path: Path) -> Iterator[RayHosts]:
     """Ray on h1 (its head), h2 and h3; h4 is empty."""
-    logs = tmp_path / "logs"
-    logs.mkdir()
+    logs = Logs(tmp_path / "logs")
     made = RayHosts(lan, logs)
     for host in (lan[1], lan[2]):
         made.add(host)
     yield made
-    print(made.said())  # pytest shows it if the test has failed
-
-
-def kill(host: object, pid: int) -> None:
-    subprocess.run(host.enter("kill", "-9", str(pid)), check=True)  # type: ignore[attr-defined]
+    print(logs.said())  # pytest shows it if the test has failed
 
 
 def test_each_host_has_one_node_and_refs_travel_through_ray(hosts: RayHosts, lan: Lan) -> None:
@@ -157,42 +152,126 @@ hoplite_ray.shutdown()
     assert program.end() == []
 
 
-def test_the_process_of_the_manager_is_killed(hosts: RayHosts, lan: Lan) -> None:
-    """Ray starts the leading actor again, and with it a new cluster; drivers and tasks find it."""
+def test_the_leading_actor_is_killed(hosts: RayHosts, lan: Lan) -> None:
+    """The manager is not in it: Ray starts it again, it finds the cluster, and nobody notices."""
     program = hosts.program(
         lan[1],
         """
         until(lambda: sum(n["Alive"] for n in ray.nodes()) == 3, "three nodes of Ray")
         c = hoplite_ray.init(memory="100MiB")
-        ref = c.put(np.ones(1000))
+        refs = [c.put(np.ones(n)) for n in (10, 1_000_000)]
         look = ray.remote(here)
-        before = {ray.get(look.options(**on(h)).remote()) for h in (1, 2, 3)}
+        before = [ray.get(look.options(**on(h)).remote()) for h in (1, 2, 3)]
+        nodes = c.nodes
         leader = ray.get_actor("leader", namespace="hoplite_mp")
         say(ray.get(leader.pid.remote()))
         heard()
+        say(hoplite_ray.init() is c, [n.id for n in c.nodes] == [n.id for n in nodes])
+        say(ray.get(leader.pid.remote()))
+        say([ray.get(look.options(**on(h)).remote()) for h in (1, 2, 3)] == before)
+        def totals(refs):
+            return [float(x.sum()) for x in hoplite_mp.current().get(refs)]
+        say([ray.get(ray.remote(totals).options(**on(h)).remote(refs)) for h in (1, 3)])
+        heard()
+        until(lambda: sorted(n.host for n in c.nodes) == ["h1", "h2", "h3", "h4"], "a new host")
+        hoplite_ray.shutdown()
+        say("ended")
+        """,
+    )
+    killed = int(program.line())
+    kill(lan[0], killed)
+    program.go_on()
+    assert program.line() == "True True"
+    assert int(program.line()) != killed
+    assert program.line() == "True"
+    assert program.line() == str([[10.0, 1_000_000.0]] * 2)
+    hosts.add(lan[3])  # it follows Ray as the one before did
+    program.go_on()
+    assert program.line() == "ended"
+    assert program.end() == []
+    for host in lan:
+        until(lambda host=host: not processes(host, "integrations.keeper"), "a keeper is left")  # type: ignore[misc]
+
+
+def test_the_manager_and_its_node_are_killed(hosts: RayHosts, lan: Lan) -> None:
+    """All objects are gone, calls say so; the next init() gives a new cluster, also to tasks."""
+    program = hosts.program(
+        lan[1],
+        """
+        until(lambda: sum(n["Alive"] for n in ray.nodes()) == 3, "three nodes of Ray")
+        c = hoplite_ray.init(memory="100MiB")
+        ref = c.put(np.ones(1_000_000))
+        view = c.get(ref)
+        look = ray.remote(here)
+        for h in (1, 2, 3):
+            ray.get(look.options(**on(h)).remote())
+        say("kill")
+        heard()
+        begun = time.monotonic()
         def ended():
             try:
                 c.put(1)
-            except hoplite_mp.errors.HopliteError:
+            except hoplite_mp.errors.NodeLostError:
                 return True
         until(ended, "the end of the cluster")
-        try:
-            c.get(ref, timeout=0)
-        except hoplite_mp.errors.HopliteError as error:
-            say("lost")
+        say(time.monotonic() - begun < 30, float(view.sum()))
         d = hoplite_ray.init()
-        say(len(d.nodes), d is c)
-        again = {ray.get(look.options(**on(h)).remote())[0] for h in (1, 2, 3)}
-        say(sorted(again))
+        say(sorted(n.host for n in d.nodes), d is c, hoplite_mp.current() is d)
+        def total(refs):
+            c = hoplite_mp.current()
+            return c.put(c.get(refs[0]) * 2)
+        total = ray.remote(total)
+        mine = d.put(np.ones(1_000_000))
+        # The processes that took part in the old one take part in the new one.
+        parts = [ray.get(total.options(**on(h)).remote([mine])) for h in (1, 2, 3)]
+        say(float(d.get(d.reduce(parts))[-1]))
         hoplite_ray.shutdown()
         """,
     )
-    kill(lan[0], int(program.line()))
+    assert program.line() == "kill"
+    (keeper,) = processes(lan[0], "integrations.keeper")
+    kill(lan[0], keeper)
     program.go_on()
-    assert program.line() == "lost"
-    assert program.line() == "3 False"
-    assert program.line() == "['h1', 'h2', 'h3']"
+    assert program.line() == "True 1000000.0"
+    assert program.line() == "['h1', 'h2', 'h3'] False True"
+    assert program.line() == "6.0"
     assert program.end() == []
+
+
+def test_the_head_of_ray_is_killed_with_our_manager(hosts: RayHosts, lan: Lan) -> None:
+    """They share one host, and Ray ends with its head. Nobody hangs."""
+    program = hosts.program(
+        lan[1],
+        """
+        until(lambda: sum(n["Alive"] for n in ray.nodes()) == 3, "three nodes of Ray")
+        c = hoplite_ray.init(memory="100MiB")
+        ref = c.put(np.ones(1_000_000))
+        view = c.get(ref)
+        group = c.group("never", size=2, rank=0)
+        say("kill")
+        heard()
+        begun = time.monotonic()
+        try:
+            group.allreduce(1.0)
+        except hoplite_mp.HopliteError as error:
+            say(type(error).__name__, time.monotonic() - begun < 40)
+        until(lambda: c._host.ended.is_set(), "the node lives on")
+        try:
+            c.put(1)
+        except hoplite_mp.NodeLostError:
+            say("over", float(view.sum()))
+        os._exit(0)
+        """,
+    )
+    assert program.line() == "kill"
+    others = list(lan)[1:3]
+    lan[0].kill()
+    program.go_on()
+    first, second = program.end()
+    assert first.endswith(" True")
+    assert second == "over 1000000.0"
+    for host in others:
+        until(lambda host=host: not processes(host, "integrations.keeper"), "a keeper is left")  # type: ignore[misc]
 
 
 def test_a_node_is_killed_and_its_host_takes_part_again(hosts: RayHosts, lan: Lan) -> None:
@@ -215,8 +294,8 @@ def test_a_node_is_killed_and_its_host_takes_part_again(hosts: RayHosts, lan: La
         """,
     )
     assert program.line() == "True"
-    for pid in hosts.pids(lan[1], "hoplite_mp.node"):
-        kill(lan[1], pid)
+    (pid,) = processes(lan[1], "hoplite node")
+    kill(lan[1], pid)
     program.go_on()
     assert program.line() == "again"
     assert program.end() == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 import hoplite_mp
 from hoplite_mp.integrations.torch import DistributedDataParallel
+from hoplite_mp.integrations.torch.rejoining import Meeting
 from tests.engines.torch_training import DIES_AT, SIZE, Step, data_of, model_of, train
 
 if TYPE_CHECKING:
@@ -143,6 +146,48 @@ def test_what_is_refused(cluster: Cluster) -> None:
         pytest.raises(ValueError, match="strict=True"),
     ):
         DistributedDataParallel(model, group=group)
+
+
+def test_nobody_waits_while_torch_builds_its_part(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the meeting on the others wait, and torch's constructor may take seconds."""
+    order = []
+    made, meet = torch.nn.parallel.DistributedDataParallel.__init__, Meeting.meet
+
+    def noted_made(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        order.append("made")
+
+    def noted_meet(self: Meeting) -> None:
+        order.append("meets")
+        meet(self)
+
+    monkeypatch.setattr(torch.nn.parallel.DistributedDataParallel, "__init__", noted_made)
+    monkeypatch.setattr(Meeting, "meet", noted_meet)
+    with cluster.group("order", 1, 0) as group:
+        ddp = DistributedDataParallel(torch.nn.Linear(2, 1), group=group)
+        for _ in range(2):
+            ddp(torch.ones(3, 2)).sum().backward()
+    assert order == ["made", "meets", "meets"]
+
+
+IMPORTS = """
+import sys, torch
+import hoplite_mp, hoplite_mp.integrations.torch
+assert "torch._dynamo" not in sys.modules, "who needs the process group alone pays for it, too"
+from hoplite_mp.integrations.torch import DistributedDataParallel
+before = set(sys.modules)
+with hoplite_mp.Cluster(workers=0) as c, c.group("imports", 1, 0) as group:
+    DistributedDataParallel(torch.nn.Linear(2, 1), group=group)
+print([name for name in set(sys.modules) - before if name.startswith("torch")])
+"""
+
+
+def test_what_takes_long_is_imported_before_a_group_is_joined() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
 
 
 def test_alone(cluster: Cluster) -> None:

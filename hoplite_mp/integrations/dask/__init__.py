@@ -70,14 +70,22 @@ def init(
     scheduler's host, and end with the scheduler. Calling it again changes nothing; after the loss
     of the manager's host or node it begins a new cluster. With an asynchronous client: `await` it.
 
-    Args:
-        listen: "host:port" for the manager, on the scheduler's host. Default: any free port, at
-            the addresses at which the scheduler listens.
-        ports, memory, config: of each node, as of `Cluster`. The first call's count.
-        tls: False sends everything in the clear.
-
-    Raises what a worker, or this process, could not take part for: ManagerLostError, AuthError.
     This library must be installed where scheduler and workers run.
+
+    Parameters
+    ----------
+    listen
+        "host:port" for the manager, on the scheduler's host. Default: any free port, at the
+        addresses at which the scheduler listens.
+    ports, memory, config
+        Of each node, as of `Cluster`. The first call's count.
+    tls
+        False sends everything in the clear.
+
+    Raises
+    ------
+    ManagerLostError, AuthError
+        What a worker, or this process, could not take part for.
     """
     options = {"listen": listen, "ports": ports, "memory": memory, "tls": tls, "config": config}
     return client.sync(_init, client, options)  # type: ignore[no-any-return]
@@ -164,9 +172,9 @@ def reduce(
     """Adds up the arrays (or what op says) that Dask Futures stand for, in place of a tree of
     tasks: a Dask Future of the result, at once. What they stand for may also be numbers, or refs.
 
-    The first `num` to be ready go in (all if None); `.contributors` says which. A source that fails
-    is skipped while num can still be met, else the result is a ReduceError with the cause. What is
-    lost with a worker's host is computed again by Dask, and goes in then.
+    The first `num` to be ready go in (all if None); ``.contributors`` says which. A source that
+    fails is skipped while num can still be met, else the result is a ReduceError with the cause.
+    What is lost with a worker's host is computed again by Dask, and goes in then.
 
     ValueError: no futures, num < 1 or > len, unknown op. TypeError: something else than Futures.
     """

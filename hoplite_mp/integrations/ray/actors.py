@@ -2,8 +2,9 @@
 
 Why it exists: Ray starts actors again when they die, places them on hosts, and finds them by name;
 so what keeps the nodes going is detached actors. The leading one is on Ray's head, whose end is
-Ray's own, and follows the hosts that come and go. The token travels in arguments and results of
-actors, which is Ray's own channel.
+Ray's own, and follows the hosts that come and go; where its cluster is stands among the internal
+values of Ray's head, for the actor that Ray starts in its place. The token travels there, and in
+arguments and results of actors, which are Ray's own channels.
 It must never know: what drivers and tasks do with the cluster.
 """
 
@@ -11,12 +12,14 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 from ray.exceptions import RayError
+from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hoplite_mp.errors import HopliteError
@@ -30,6 +33,7 @@ __all__ = ["LEADER", "NAMESPACE", "Leader", "OnHost", "Settings", "head_of", "pi
 
 NAMESPACE = "hoplite_mp"
 LEADER = "leader"
+KEY = "place"  # in that namespace of Ray's internal values
 HEAD = "node:__internal_head__"  # the resource by which Ray marks its head
 # How often the leading actor looks which nodes Ray has. Higher: fewer questions to Ray's head.
 # Lower: a new host gets its node sooner.
@@ -73,31 +77,56 @@ class OnHost:
 
 
 class Leader:
-    """Has the manager, and the node beside Ray's head."""
+    """Keeps the cluster going: the manager, with the node beside Ray's head, is a keeper's there,
+    and an actor like this that Ray has started again goes on with it."""
 
     def __init__(self, settings: Settings) -> None:
-        self._place = beside.begin(
-            str(Address(ray.util.get_node_ip_address(), 0)),
-            memory=settings.memory,
-            ports=settings.ports,
-            tls=settings.tls,
-            config=settings.config,
-        )
+        self._settings = settings
         self._own = ray.get_runtime_context().get_node_id()
         self._on_hosts: dict[str, Any] = {}  # Ray's id of a node -> the actor there
-        self._standing: set[str] = {self._own}  # where the node of this library has joined
+        self._asked: dict[Any, tuple[str, Any]] = {}  # what an actor answers -> its place above
+        self._standing: set[str] = set()  # where the node of this library has joined
         self._names: dict[str, str] = {}
         self._looked = threading.Condition()
         self._looks = 0
         self._ends = threading.Event()
-        _kill_earlier(self._place.name)
+        self._lead()
         threading.Thread(target=self._follow, name="hoplite_mp follow", daemon=True).start()
 
+    def _lead(self) -> None:
+        """The cluster of the actor before this one, if its manager is there; else a new one."""
+        found = internal_kv._internal_kv_get(KEY, namespace=NAMESPACE)
+        place = None if found is None else pickle.loads(found)
+        if place is None or not beside.is_kept(place):
+            settings = self._settings
+            place = beside.begin_kept(
+                str(Address(ray.util.get_node_ip_address(), 0)),
+                memory=settings.memory,
+                ports=settings.ports,
+                tls=settings.tls,
+                config=settings.config,
+            )
+            internal_kv._internal_kv_put(KEY, pickle.dumps(place), namespace=NAMESPACE)
+            _kill_earlier(place.name)
+        member = beside.take_part(place)
+        with self._looked:
+            self._place, self._member = place, member
+            self._on_hosts, self._asked, self._standing = {}, {}, {self._own}
+            self._looked.notify_all()
+
     def place(self) -> beside.Place:
-        return self._place
+        """Of the cluster; a new one if its manager has ended."""
+        patience = self._place.config.start_timeout_s
+        with self._looked:
+            self._looked.wait_for(lambda: self._ends.is_set() or self._is_there, patience)
+            return self._place
+
+    @property
+    def _is_there(self) -> bool:
+        return beside.is_kept(self._place) and self._member.lost is None
 
     def pid(self) -> int:
-        """For those who look for the process of the manager's cluster."""
+        """For those who look for the process."""
         return os.getpid()
 
     def await_hosts(self, timeout: float | None) -> list[str]:
@@ -122,23 +151,25 @@ class Leader:
             self._looked.notify_all()
         for actor in list(self._on_hosts.values()):
             ray.kill(actor)
-        member = beside.member_of(self._place)
-        if member is not None:
-            member.end()
+        internal_kv._internal_kv_del(KEY, namespace=NAMESPACE)
+        self._member.end()
+        beside.end_kept(self._place)
         return self._place
 
     # -- following Ray ---------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        asked: dict[Any, str] = {}  # what an actor answers -> Ray's id of its node
         while not self._ends.is_set():
             try:
-                asked = self._look(asked)
+                if not self._is_there:
+                    _log.warning("the manager beside Ray's head has ended: a new cluster begins")
+                    self._lead()
+                self._look()
             except Exception as error:  # Ray's are of many classes; the next look may succeed
                 _log.warning("following Ray's nodes failed, and is tried again: %s", error)
             self._ends.wait(FOLLOW_S)
 
-    def _look(self, asked: dict[Any, str]) -> dict[Any, str]:
+    def _look(self) -> None:
         living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         for one in [one for one in self._on_hosts if one not in living]:
             # Ray has given the host up. This library has seen the death of its node, or will see
@@ -147,15 +178,16 @@ class Leader:
         for one in living:
             if one != self._own and one not in self._on_hosts:
                 self._on_hosts[one] = _begin_on(one, self._place)
+        waited_for = {one for one, _ in self._asked.values()}
         for one, actor in self._on_hosts.items():
-            if one not in asked.values():  # those that stand, too: a node may be lost later
-                asked[actor.number.remote()] = one
+            if one not in waited_for:  # those that stand, too: a node may be lost later
+                self._asked[actor.number.remote()] = one, actor
         standing = self._standing & living.keys()
-        done, waiting = (
-            ray.wait(list(asked), num_returns=len(asked), timeout=0) if asked else ([], [])
-        )
+        done: list[Any] = []
+        if self._asked:
+            done, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
         for answer in done:
-            one = asked[answer]
+            one, actor = self._asked.pop(answer)
             try:
                 ray.get(answer)
                 standing.add(one)
@@ -166,15 +198,13 @@ class Leader:
                     error,
                 )
                 standing.discard(one)
-                actor = self._on_hosts.pop(one, None)
-                if actor is not None:
-                    ray.kill(actor)
+                if self._on_hosts.get(one) is actor:
+                    ray.kill(self._on_hosts.pop(one))
         with self._looked:
             self._names = {one: str(node["NodeManagerAddress"]) for one, node in living.items()}
             self._standing = standing
             self._looks += 1
             self._looked.notify_all()
-        return {answer: asked[answer] for answer in waiting}
 
 
 def _begin_on(node_id: str, place: beside.Place) -> Any:
@@ -193,7 +223,7 @@ def _begin_on(node_id: str, place: beside.Place) -> Any:
 
 
 def _kill_earlier(name: str) -> None:
-    """The leading actor has been started again: the cluster before this one ended with it."""
+    """A cluster begins: the one before it has ended, and what stood in it on other hosts goes."""
     for one in ray.util.list_named_actors(all_namespaces=True):
         if one["namespace"] != NAMESPACE or one["name"] == LEADER or one["name"].startswith(name):
             continue

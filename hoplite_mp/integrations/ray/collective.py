@@ -44,6 +44,7 @@ from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from ray.util.collective.types import ReduceOp
 
 from hoplite_mp.cluster import current
+from hoplite_mp.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,7 +115,14 @@ class HopliteGroup(BaseGroup):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
-        self._group: Group = current().group(f"ray/{group_name}", world_size, rank)
+        try:
+            cluster = current()
+        except ClosedError:
+            raise ClosedError(
+                "no cluster of hoplite_mp runs beside this one of Ray: call "
+                "hoplite_mp.integrations.ray.init() in the driver first"
+            ) from None
+        self._group: Group = cluster.group(f"ray/{group_name}", world_size, rank)
 
     @classmethod
     def backend(cls) -> str:
@@ -207,7 +215,13 @@ def _array_of(tensor: Any) -> Array:
 
 
 def _fill(x: Array, result: Any) -> None:
-    """In place. ValueError: it does not fit."""
+    """In place. ValueError: it does not fit, or x cannot be written to. That is said after the
+    call, in which this rank's part has counted, so that the others do not wait for it."""
+    if not x.flags.writeable:
+        raise ValueError(
+            "the result is to stand in an array that is read-only, as those are that Ray passes to "
+            "tasks and actors: give a copy of it, x.copy()"
+        )
     found = np.asarray(result)
     if found.shape != x.shape:
         raise ValueError(f"a value of shape {found.shape} arrived where {x.shape} was expected")

@@ -6,6 +6,8 @@ that has a cluster, as a member of `Cluster.spmd` or by `Cluster(address=...)`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 try:
     import torch.distributed as dist
 except ImportError as error:
@@ -13,10 +15,22 @@ except ImportError as error:
         "hoplite_mp.integrations.torch needs torch: pip install 'hoplite-mp[torch]'"
     ) from error
 
-from hoplite_mp.integrations.torch.data_parallel import DistributedDataParallel
 from hoplite_mp.integrations.torch.process_group import ProcessGroup, create
+
+if TYPE_CHECKING:
+    from hoplite_mp.integrations.torch.data_parallel import DistributedDataParallel
 
 __all__ = ["DistributedDataParallel", "ProcessGroup"]
 
 if "hoplite" not in dist.Backend.backend_list:
     dist.Backend.register_backend("hoplite", create, devices=["cpu"])
+
+
+def __getattr__(name: str) -> Any:
+    """DistributedDataParallel at its first use, because it takes 1.5 s to import."""
+    if name != "DistributedDataParallel":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hoplite_mp.integrations.torch.data_parallel import DistributedDataParallel
+
+    globals()[name] = DistributedDataParallel
+    return DistributedDataParallel

@@ -12,6 +12,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+# torch's own class does this in its constructor, where it takes 1.5 s in a new process: while a
+# rank that has come back to a Group imports it there, the others wait for that rank's first call.
+import torch._dynamo
 from torch.futures import Future
 from torch.nn import parallel
 
@@ -78,6 +82,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             find_unused_parameters=True,
             **kwargs,
         )
+        # Only now, because from here on all wait for each other.
+        traffic.begin_with_the_others()
         self._traffic = traffic
         self._syncs_buffers = forward_sync_buffers and bool(list(module.buffers()))
         # torch reads the annotations of a hook, and knows them as objects only; a lambda has none.
@@ -86,7 +92,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
     @property
     def step_number(self) -> int:
-        """How many steps all have made: backward passes whose gradients were averaged."""
+        """How many steps all have made, which are backward passes with averaged gradients."""
         return self._traffic.state.step
 
     @property
@@ -150,9 +156,14 @@ class _Traffic:
     def __init__(self, group: Group, state: _State) -> None:
         self.state = state
         self.meeting = Meeting(group, state.give, state.take)
+        self._has_met = False
+        self.caller: Caller
+
+    def begin_with_the_others(self) -> None:
+        """What comes before the first step: this rank has their state then, and makes calls."""
         self.meeting.meet()
-        self._has_met = True  # for the first step
-        self.caller = Caller(f"hoplite_mp {group.name}", self.meeting.close)
+        self._has_met = True
+        self.caller = Caller(f"hoplite_mp {self.meeting.group.name}", self.meeting.close)
 
     def begin(self, buffers: list[torch.Tensor]) -> None:
         """What comes before a step."""

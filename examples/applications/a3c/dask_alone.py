@@ -1,0 +1,63 @@
+"""The same on Dask alone: tasks compute gradients, the learner gathers and adds up those that
+`as_completed` names.
+
+The policy is scattered to the worker of the learner's host; the others fetch it from there, or from
+each other. A sampler's environments stay in its worker's process.
+
+Needs: distributed, gymnasium, torch
+"""
+
+import time
+
+import numpy as np
+from distributed import as_completed, wait
+
+from examples.applications import policies
+from examples.applications.dask_hosts import connect
+from examples.applications.policies import Learner, Record, sampler
+from examples.applications.running import arguments, say
+
+
+def gradient(policy, environment, seed):
+    return sampler(environment, seed).gradient(policy, np.empty_like(policy))
+
+
+def train(client, workers, given):
+    server, places = workers[0], workers[1:]  # the learner's host, and the others
+
+    def scattered():
+        return client.scatter(learner.policy, workers=[server], direct=True, hash=False)
+
+    def begin(seed):
+        future = client.submit(
+            gradient, policy, given.environment, seed, workers=places[seed], pure=False
+        )
+        seed_of[future] = seed
+        return future
+
+    learner, record = Learner(given.environment, given.megabytes), Record()
+    half, seed_of = (len(places) + 1) // 2, {}
+    policy = scattered()
+    begun = [begin(seed) for seed in range(len(places))]
+    wait(begun)  # all workers are there
+    ready = as_completed(begun)
+    del begun
+    say("begun")
+    end = time.monotonic() + given.seconds
+    while time.monotonic() < end:
+        done = [next(ready) for _ in range(half)]
+        gradients, seen = zip(*client.gather(done, direct=True), strict=True)
+        learner.apply(policies.mean(gradients))
+        policy = scattered()
+        for seed in [seed_of.pop(future) for future in done]:
+            ready.add(begin(seed))
+        record.note(seen)
+    say("ended")
+    return record.found()
+
+
+if __name__ == "__main__":
+    given = arguments(environment="CartPole-v1", megabytes=0, seconds=10)
+    client, workers = connect(given)
+    say("result", **train(client, workers, given))
+    client.shutdown()

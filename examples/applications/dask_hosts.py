@@ -1,0 +1,17 @@
+"""Dask's workers, the one beside the scheduler first; one for each host, with one thread."""
+
+from distributed import Client
+
+WAIT_S = 120
+
+
+def connect(given):
+    """A client, and the addresses of all workers; without an address, of some here."""
+    if given.address is None:
+        client = Client(n_workers=given.hosts, threads_per_worker=1, dashboard_address=None)
+    else:
+        client = Client(f"tcp://{given.address}", timeout=WAIT_S)
+        client.wait_for_workers(given.hosts, timeout=WAIT_S)
+    found = client.scheduler_info(n_workers=-1)["workers"]
+    here = client.scheduler.address.rpartition(":")[0]
+    return client, sorted(found, key=lambda one: (one.rpartition(":")[0] != here, one))

@@ -1,0 +1,73 @@
+"""How do I serve an ensemble of models on several hosts, some of which die?
+
+A batch is put once, and goes from host to host, not from here to each. A model that has died is
+begun anew, on its host or, if that is gone, on the next one that joins; until then the others vote.
+"""
+
+import math
+
+from examples.applications.ensemble.serving import Classifier, Requests
+from examples.applications.our_hosts import connect
+from examples.applications.running import arguments, say
+from hoplite_mp import ActorLostError
+
+
+class Ensemble:
+    def __init__(self, c, count):
+        self.c, self.models, self.places = c, {}, {}
+        self.away = {}  # models that cannot be asked -> a call that ends when they can
+        self.on_host = math.ceil(count / len(self.hosts()))
+        for seed in range(count):
+            self.begin(seed)
+        c.wait(list(self.away.values()))  # all have learned
+
+    def hosts(self):
+        return self.c.nodes[1:] or self.c.nodes  # not this one, if there are others
+
+    def begin(self, seed):
+        """On a host that has room; if there is none, the next request tries again."""
+        others = [place for other, place in self.places.items() if other != seed]
+        for node in self.hosts():
+            if others.count(node.id) < self.on_host:
+                self.models[seed] = self.c.options(node=node).actor(Classifier, seed)
+                self.places[seed], self.away[seed] = node.id, self.models[seed].ready()
+                return
+
+    def look(self):
+        """Who can be asked again, who is to be begun anew?"""
+        for seed, ready in list(self.away.items()):
+            if not ready.done():
+                continue
+            if ready.exception() is None:
+                del self.away[seed]
+            else:
+                self.begin(seed)
+
+    def ask(self, batch):
+        ref = self.c.put(batch)
+        there = [seed for seed in self.models if seed not in self.away]
+        return {seed: self.models[seed].predict(ref) for seed in there}
+
+    def answers(self, asked):
+        for seed, future in asked.items():
+            try:
+                yield future.result()
+            except ActorLostError:
+                self.away[seed] = future
+
+
+def serve(c, given):
+    ensemble, requests = Ensemble(c, given.models), Requests(given)
+    for batch in requests:
+        ensemble.look()
+        asked = ensemble.ask(batch)
+        if requests.killing:
+            ensemble.models[1].die()
+        requests.answer(list(ensemble.answers(asked)))
+    return requests.found()
+
+
+if __name__ == "__main__":
+    given = arguments(megabytes=5, models=8, seconds=5, kill_s=None, tls=False)
+    with connect(given) as c:
+        say("result", **serve(c, given))
