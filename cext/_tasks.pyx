@@ -112,7 +112,7 @@ cdef class Tasks:
         memset(r.name, 0, NAME_BYTES)
         memcpy(r.name, PyBytes_AS_STRING(name), min(PyBytes_GET_SIZE(name), NAME_BYTES))
         memcpy(r.args_inline, PyBytes_AS_STRING(args), n)
-        header_of(self.c, oid).pool = <uint16_t>queue_of(self.c, queue).pool
+        set_pool(self.c, oid, queue_of(self.c, queue).pool)
         self.watch_table(ID_TABLE(oid))
         return ready and self.post(oid, queue)
 

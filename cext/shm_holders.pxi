@@ -77,6 +77,8 @@ cdef class _Holders:
             raise MemoryError(f"all {TABLES * TABLE_HEADERS} object headers of this host are taken")
         memset(table_of(self.c, t).used, 0, sizeof(table_of(self.c, t).used))
         memset(table_of(self.c, t).open, 0, sizeof(table_of(self.c, t).open))
+        memset(table_of(self.c, t).pool_groups, 0, sizeof(table_of(self.c, t).pool_groups))
+        STORE64(&table_of(self.c, t).pools, 0)
         if self.free_index[t] == NULL:
             self.free_index[t] = <uint16_t *>calloc(TABLE_HEADERS, 2)
             if self.free_index[t] == NULL:
@@ -111,7 +113,11 @@ cdef class _Holders:
         if table.high <= index:
             STORE32(&table.high, index + 1)
         bit = 1ULL << (index % 64)
+        if not table.used[index // 64]:
+            forget_pools(table, index // 64)
         table.used[index // 64] |= bit  # only the owner writes it
+        if kind == KIND_TASK:
+            note_pool(table, index, pool)
         if kind != KIND_PUT:
             OR64(&table.open[index // 64], bit)
         elif LOAD64(&table.open[index // 64]) & bit:  # by a dead process of an earlier life

@@ -135,13 +135,15 @@ static_assert(sizeof(shm_record) == 512, "record");
 static_assert(offsetof(shm_record, args_inline) == 104, "record");
 static_assert(offsetof(shm_record, result_inline) == 320, "record");
 
-/* A table: who owns 4096 headers, two bitmaps of news for that owner, one of news for the node, and
- * two from which the node counts objects without a look at their headers. */
+/* A table: who owns 4096 headers, two bitmaps of news for that owner, one of news for the node,
+ * two from which the node counts objects without a look at their headers, and words by which it
+ * finds a pool's tasks, 64 headers at a time: a bit may be set in vain, none is missing. */
 typedef struct {
     uint32_t owner;        /* client slot + 1; 0 = free */
     uint32_t high;         /* headers ever used */
     uint64_t owner_generation;
-    uint64_t pad[6];
+    uint64_t pools;        /* those with a word in pool_groups, since the table was taken */
+    uint64_t pad[5];
     uint64_t done_summary;
     uint64_t pad2[7];
     uint64_t freed_summary;
@@ -152,8 +154,9 @@ typedef struct {
     uint64_t gone[TABLE_WORDS];  /* news for the node: marked FLAG_ELSEWHERE, freed or deleted */
     uint64_t used[TABLE_WORDS];  /* owner: headers that are handed out */
     uint64_t open[TABLE_WORDS];  /* of those: results that are not done */
+    uint64_t pool_groups[64]; /* owner: for each pool (modulo 64), which words have tasks of it */
 } shm_table;
-static_assert(sizeof(shm_table) == 192 + 5 * 512, "table");
+static_assert(sizeof(shm_table) == 192 + 6 * 512, "table");
 
 enum client_state { CLIENT_FREE = 0, CLIENT_LIVE = 1, CLIENT_DEAD = 2 };
 

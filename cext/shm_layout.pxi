@@ -24,12 +24,13 @@ cdef extern from "shm_spans.h" nogil:
         uint8_t result_inline[192]
     ctypedef struct shm_table:
         uint32_t owner, high
-        uint64_t owner_generation, done_summary, freed_summary, gone_summary
+        uint64_t owner_generation, pools, done_summary, freed_summary, gone_summary
         uint64_t done[64]
         uint64_t freed[64]
         uint64_t gone[64]
         uint64_t used[64]
         uint64_t open[64]
+        uint64_t pool_groups[64]
     ctypedef struct shm_client:
         uint32_t state, pid, pool, kind, event, sleeping, returned, blocked, task, retire
         uint64_t generation, running, deadline_ns, deadline_id, tasks_done, tasks_failed, puts, put_bytes
@@ -153,6 +154,9 @@ cdef extern from "shm_spans.h" nogil:
     uint64_t ADD64 "ADD"(uint64_t *, uint64_t)
     uint8_t OR8 "OR"(uint8_t *, uint8_t)
     uint8_t AND8 "AND"(uint8_t *, uint8_t)
+    void note_pool(shm_table *, unsigned, unsigned)
+    void forget_pools(shm_table *, unsigned)
+    void set_pool(char *, uint64_t, unsigned)
     uint64_t OR64 "OR"(uint64_t *, uint64_t)
     uint64_t AND64 "AND"(uint64_t *, uint64_t)
     uint64_t SWAP64 "SWAP"(uint64_t *, uint64_t)

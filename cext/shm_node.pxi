@@ -95,17 +95,27 @@ cdef class NodeClient(_Counting):
         """Tasks that wait for a worker of that pool, in the order in which they were submitted;
         `waiting_too`: also those that wait for their arguments."""
         cdef list found = []
-        cdef unsigned t, i
+        cdef unsigned t, i, word
         cdef shm_header *h
-        cdef uint64_t w
+        cdef shm_table *table
+        cdef uint64_t w, used, words
         for t in range(LOAD32(&root_of(self.c).tables_high)):
-            for i in range(LOAD32(&table_of(self.c, t).high)):
-                h = header_at(self.c, t, i)
-                w = LOAD64(&h.word)
-                if h.pool == pool and h.kind == KIND_TASK and (
-                        WORD_STATE(w) == ST_QUEUED or (waiting_too and WORD_STATE(w) == ST_WAITING)):
-                    found.append((record_at(self.c, t, i).submitted_ns,
-                                  ID_MAKE(t, i, WORD_GENERATION(w))))
+            table = table_of(self.c, t)
+            words = LOAD64(&table.pool_groups[pool % 64])
+            while words:
+                word = ctz(words)
+                words &= words - 1
+                used = LOAD64(&table.used[word])
+                while used:
+                    i = word * 64 + ctz(used)
+                    used &= used - 1
+                    h = header_at(self.c, t, i)
+                    w = LOAD64(&h.word)
+                    if h.pool == pool and h.kind == KIND_TASK and (
+                            WORD_STATE(w) == ST_QUEUED
+                            or (waiting_too and WORD_STATE(w) == ST_WAITING)):
+                        found.append((record_at(self.c, t, i).submitted_ns,
+                                      ID_MAKE(t, i, WORD_GENERATION(w))))
         found.sort()
         return [oid for _, oid in found]
 

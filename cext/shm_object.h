@@ -116,6 +116,23 @@ static inline void set_gone_bit(char *c, uint64_t id) {
     OR(&table_of(c, t)->gone_summary, 1ULL << (i / 64));
     OR(&root_of(c)->gone_tables[t / 64], 1ULL << (t % 64));
 }
+/* By the table's owner, before anybody can see that header as a task of that pool. */
+static inline void note_pool(shm_table *t, unsigned index, unsigned pool) {
+    uint64_t word = 1ULL << (index / 64), bit = 1ULL << (pool % 64);
+    if (!(LOAD(&t->pool_groups[pool % 64]) & word))
+        OR(&t->pool_groups[pool % 64], word);
+    if (!(LOAD(&t->pools) & bit))
+        OR(&t->pools, bit);
+}
+/* Likewise: none of these 64 headers is a task any more. */
+static inline void forget_pools(shm_table *t, unsigned word) {
+    for (uint64_t pools = LOAD(&t->pools); pools; pools &= pools - 1)
+        AND(&t->pool_groups[__builtin_ctzll(pools)], ~(1ULL << word));
+}
+static inline void set_pool(char *c, uint64_t id, unsigned pool) {
+    note_pool(table_of(c, ID_TABLE(id)), ID_INDEX(id), pool);
+    header_of(c, id)->pool = (uint16_t)pool;
+}
 /* The one place where a header becomes FREED. Returns 1 when this call did it. */
 static inline int try_free(char *c, uint64_t id) {
     shm_header *h = header_of(c, id);

@@ -110,8 +110,9 @@ class Actors:
         again: tuple[type[Exception], ...] = (),
         demand: Demand = (),
     ) -> tuple[ObjectRef[Any], About]:
-        """A new actor on the first of these nodes that does not leave the cluster; or the one of
-        that name, with what its own handles know. NodeLostError: that one is gone, or all leave."""
+        """A new actor on the first of these nodes that does not leave the cluster, with a `demand`
+        on the first that can meet it now, if there is one; or the one of that name, with what its
+        own handles know. NodeLostError: that one is gone, or all leave."""
         memory = self._runtime.memory
         memory.check()
         arguments = memory.put_encoded(serial.encode_call(args, kwargs))
@@ -138,25 +139,31 @@ class Actors:
             env=env,
             demand=demand,
         )
-        node = next(nodes)
+        # What a node has given to others, only that node knows: each is asked whether there is room
+        # now, and if there is none anywhere the actor waits on the first.
+        asked = list(nodes) if demand else []
+        tried = [(one, True) for one in asked if len(asked) > 1] + [(one, False) for one in asked]
+        candidates = iter(tried) if demand else ((one, False) for one in nodes)
+        node, only_now = next(candidates)
         while True:
             try:
-                hold = take_over(memory, ask(node=node), int)
+                hold = take_over(memory, ask(node=node, only_now=only_now), int)
             except errors.NodeLostError:
-                if node not in self._runtime.channel.call(LeavingNodes()).value:
+                if not only_now and node not in self._runtime.channel.call(LeavingNodes()).value:
                     raise
-                another = next(nodes, None)
+                another = next(candidates, None)
                 if another is None:
                     raise
-                node = another
+                node, only_now = another
                 continue
-            if hold is not None:
+            known = None if hold is None else self._known(hold)
+            if known is not None:
                 if not detached:
                     self._opened[hold.oid] = None
                     if len(self._opened) > OPENED_KNOWN_MAX:
                         del self._opened[next(iter(self._opened))]
-                return self._known(hold)
-            # With get_if_exists: the actor that had the name has just ended.
+                return known
+            # With get_if_exists: the actor that had the name has just ended, or could not begin.
 
     def find(self, name: str) -> tuple[ObjectRef[Any], About] | None:
         """The living actor of that name."""
@@ -164,9 +171,13 @@ class Actors:
         hold = take_over(self._runtime.memory, FindActor(name), int)
         return None if hold is None else self._known(hold)
 
-    def _known(self, hold: Any) -> tuple[ObjectRef[Any], About]:
-        """A ref to that identity, and what its handles know."""
-        _, about, identity = self._runtime.memory.read(hold.oid, FOREVER_NS, False)
+    def _known(self, hold: Any) -> tuple[ObjectRef[Any], About] | None:
+        """A ref to that identity, and what its handles know. None: the actor that had asked for the
+        name could not begin, and nobody became it."""
+        said = self._runtime.memory.read(hold.oid, FOREVER_NS, False)
+        if said is None:
+            return None
+        _, about, identity = said
         return ObjectRef(identity, hold), About(*pickle.loads(about))
 
     def pool_of(self, identity: ObjectRef[Any], about: About) -> int:
@@ -301,4 +312,4 @@ OPENED_KNOWN_MAX = 4096
 def title(about: About) -> str:
     """As errors name the actor."""
     name, kind = about.name, about.class_name
-    return f"actor {name!r} ({kind})" if name else f"a {kind}"
+    return f"actor {name!r} ({kind})" if name else f"actor {kind}"

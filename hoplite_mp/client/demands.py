@@ -60,6 +60,10 @@ class Demands:
         found.sort(key=lambda place: place[0] != own)
         return found
 
+    def common_workers(self) -> int:
+        """How many workers all nodes have for all tasks."""
+        return sum(workers for _, workers, *_ in self._places(()))
+
     def nodes_for_task(self, demand: Demand, nodes: Sequence[int] | None) -> Sequence[int] | None:
         """Those of the named nodes on which such a task can run; None for None: it can run
         somewhere. ValueError: nowhere."""

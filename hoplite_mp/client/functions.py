@@ -21,11 +21,12 @@ import numpy as np
 from hoplite_mp import serial
 from hoplite_mp.client.carried import Carried as Arrays
 from hoplite_mp.client.carried import Kept, Look
+from hoplite_mp.client.chunks import rows_of
 from hoplite_mp.client.kinds import flags_of, is_async
 from hoplite_mp.serial.code import importable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from hoplite_mp.client.memory import Memory
     from hoplite_mp.ref import ObjectRef
@@ -45,6 +46,8 @@ Known = weakref.WeakKeyDictionary[
 ]
 # Of a function that is tried again, those that count as the death of its worker does.
 Exceptions: TypeAlias = tuple[type[Exception], ...]
+# One for each argument, of the same length.
+Columns: TypeAlias = "Sequence[list[Any]]"
 FORMS_MAX = 64  # (chunked, exceptions) whose functions are remembered apart
 _BY_NAME: list[Any] = []  # what is carried along by a function that readers import: nothing
 
@@ -87,6 +90,9 @@ class Functions:
             if sent is None:
                 sent = fn.sent = self.send(fn.fn, fn.chunked, fn.again)
             return sent
+        known = self._table(chunked, again).get(fn) if kind in _BY_IDENTITY else None
+        if known is not None and known[1] is _BY_NAME:
+            return known[0], None
         look = Look(self._arrays)
         if kind not in _BY_IDENTITY:  # it may have a state, and an equality of its own
             sending = _in_form(fn, chunked, again)
@@ -94,12 +100,8 @@ class Functions:
             ref = self._put(encoded, beside)
             look.used_by(fn)
             return ref, fn if refs else NOTHING
-        table = self._table(chunked, again)
-        known = table.get(fn)
         if known is not None:
             ref, before, *_ = known
-            if before is _BY_NAME:
-                return ref, None
             now, constant = _carried(fn, look)
             if constant and before and len(now) == len(before) and all(map(is_, now, before)):
                 return ref, None
@@ -111,6 +113,7 @@ class Functions:
         digest = serial.digest(b"".join((encoded, *[one._id for one in beside])))
         if known is None or known[2] != digest:
             ref = self._put(encoded, beside)
+        table = self._table(chunked, again)
         if constant:
             table[fn] = ref, now, digest, look.kept
             return ref, None if now is _BY_NAME else NOTHING
@@ -157,7 +160,7 @@ class Tried:
 
 
 class Chunked:
-    """A function of a list of arguments, one call for each; made anew in the worker."""
+    """A function of columns of arguments, one call for each row; made anew in the worker."""
 
     def __init__(self, fn: Any, again: Exceptions = ()) -> None:
         self.fn = fn
@@ -167,26 +170,29 @@ class Chunked:
     def __reduce__(self) -> Any:
         return Chunked, (self.fn, self.again)
 
-    def __call__(self, chunk: list[tuple[Any, ...]]) -> Any:
-        if is_async(self.fn):
-            return self._one_by_one(chunk)
-        return [self.fn(*args) for args in chunk]
+    def __call__(self, *columns: list[Any]) -> Any:
+        fn = self.fn
+        if is_async(fn):
+            return self._one_by_one(columns)
+        if len(columns) == 1:  # not map(), which would take a StopIteration for the end
+            return [fn(item) for item in columns[0]]
+        return [fn(*args) for args in rows_of(columns)]
 
-    async def _one_by_one(self, chunk: list[tuple[Any, ...]]) -> list[Any]:
-        return [await self.fn(*args) for args in chunk]
+    async def _one_by_one(self, columns: Columns) -> list[Any]:
+        return [await self.fn(*args) for args in rows_of(columns)]
 
-    def with_tries(self, may: Callable[[int], bool], anew: Callable[[], list[Any]]) -> Any:
+    def with_tries(self, may: Callable[[int], bool], anew: Callable[[], Columns]) -> Any:
         """In place of this one. may: may an item be tried again that has failed so often? anew: the
-        chunk as it was sent, since an item may have changed its arguments."""
+        columns as they were sent, since an item may have changed its arguments."""
         if is_async(self.fn):
             return functools.partial(self._one_by_one_tried, may, anew)
         return functools.partial(self._tried, may, anew)
 
     def _tried(
-        self, may: Callable[[int], bool], anew: Callable[[], list[Any]], chunk: list[Any]
+        self, may: Callable[[int], bool], anew: Callable[[], Columns], *columns: list[Any]
     ) -> list[Any]:
         results = []
-        for index, args in enumerate(chunk):
+        for index, args in enumerate(rows_of(columns)):
             failures = 0
             while True:
                 try:
@@ -196,14 +202,14 @@ class Chunked:
                     failures += 1
                     if not may(failures):
                         raise
-                args = anew()[index]
+                args = tuple(column[index] for column in anew())
         return results
 
     async def _one_by_one_tried(
-        self, may: Callable[[int], bool], anew: Callable[[], list[Any]], chunk: list[Any]
+        self, may: Callable[[int], bool], anew: Callable[[], Columns], *columns: list[Any]
     ) -> list[Any]:
         results = []
-        for index, args in enumerate(chunk):
+        for index, args in enumerate(rows_of(columns)):
             failures = 0
             while True:
                 try:
@@ -213,7 +219,7 @@ class Chunked:
                     failures += 1
                     if not may(failures):
                         raise
-                args = anew()[index]
+                args = tuple(column[index] for column in anew())
         return results
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+import weakref
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +32,13 @@ T = TypeVar("T")
 _making = threading.RLock()
 _NOTHING: Any = object()
 _PENDING, _FINISHED, _CANCELLED = "PENDING", "FINISHED", "CANCELLED_AND_NOTIFIED"
+
+
+class _Lent(weakref.ref[Any]):
+    """An array in the store that somebody has read: while it lives it is what `result` gives. A
+    strong reference would pin its bytes, so that a list of Futures could fill the store."""
+
+    __slots__ = ()
 
 
 class Future(concurrent.futures.Future[T]):
@@ -61,8 +69,10 @@ class Future(concurrent.futures.Future[T]):
 
     @property
     def unread(self) -> bool:
-        """Nobody has fetched the result."""
-        return self._value is _NOTHING and self._error is None
+        """The result is not in this process for good: nobody has fetched it, or it is lent."""
+        if self._error is not None:
+            return False
+        return self._value is _NOTHING or type(self._value) is _Lent
 
     # -- what the standard library's functions look at -----------------------------------------
 
@@ -121,7 +131,7 @@ class Future(concurrent.futures.Future[T]):
 
     @property
     def ref(self) -> ObjectRef[T]:
-        """The result as an object: valid at once, also after cancel and failure.
+        """The result as an object, valid at once, also after cancel and failure.
 
         Examples
         --------
@@ -216,7 +226,8 @@ class Future(concurrent.futures.Future[T]):
         Returns
         -------
         object
-            The value, read-only unless `options(copy=True)`.
+            The value, read-only unless `options(copy=True)`. An array in the store is pinned by
+            who holds it, not by the Future: once nobody does, it is read again.
 
         Raises
         ------
@@ -234,13 +245,13 @@ class Future(concurrent.futures.Future[T]):
             ...
         ValueError: invalid literal for int() with base 10: 'x'
         """
-        self._fetch(timeout)
+        value = self._fetch(timeout)
         if self._error is not None:
             try:
                 raise self._error
             finally:
                 self = None  # type: ignore[assignment]  # no cycle through the traceback
-        return self._value  # type: ignore[no-any-return]
+        return value  # type: ignore[no-any-return]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the end of the task, and returns what it raised.
@@ -270,9 +281,15 @@ class Future(concurrent.futures.Future[T]):
         self._fetch(timeout)
         return self._error
 
-    def _fetch(self, timeout: float | None) -> None:
-        if self._value is not _NOTHING or self._error is not None:
-            return
+    def _fetch(self, timeout: float | None) -> Any:
+        """The value; what there is instead is the error from then on."""
+        if self._error is not None:
+            return None
+        if (value := self._value) is not _NOTHING:
+            if type(value) is not _Lent:
+                return value
+            if (value := value()) is not None:
+                return value
         memory = self._submitter.memory
         mem = self._kept
         if mem is None:
@@ -286,15 +303,19 @@ class Future(concurrent.futures.Future[T]):
             if self.cancelled():
                 raise CancelledError
             mem = memory.payload(self._oid, deadline)
-        if serial.payload_kind(mem) == serial.ERROR:
+        kind = serial.payload_kind(mem)
+        if kind == serial.ERROR:
             self._error = memory.failure(mem)
-            return
+            return None
         try:
-            self._value = serial.decode(mem, make_ref=memory.make_ref, writable=self._writable)
+            value = serial.decode(mem, make_ref=memory.make_ref, writable=self._writable)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a class that cannot be rebuilt here: this result's error
             self._error = error
+            return None
+        self._value = _Lent(value) if kind == serial.ARRAY and not self._writable else value
+        return value
 
     def __await__(self) -> Generator[Any, None, T]:
         """The value, without blocking the event loop; cancelling the `await` cancels nothing
@@ -306,7 +327,30 @@ class Future(concurrent.futures.Future[T]):
 
     def __repr__(self) -> str:
         state = "cancelled" if self.cancelled() else "finished" if self.done() else "pending"
+        if state == "finished":
+            state += self._raised()
         return f"<Future {self._submitter.memory.public_id(self._oid).hex()} {state}>"
+
+    def _raised(self) -> str:
+        """ " raised ValueError" of a task that failed, as far as this process has it at hand."""
+        if self._error is not None:
+            return f" raised {type(self._error).__name__}"
+        client = self._submitter.client
+        mem = self._kept
+        if mem is None:
+            if self._value is not _NOTHING or not client.usable:
+                return ""
+            if client.state(self._oid) != STATE["FAILED"]:
+                return ""
+            got = client.view(self._oid)
+            if isinstance(got, int):  # it has changed since
+                return ""
+            mem = memoryview(got)
+        try:
+            failed = serial.payload_kind(mem) == serial.ERROR
+            return f" raised {serial.error_name(mem)}" if failed else ""
+        except Exception:  # a repr does not raise: the bytes contradict themselves
+            return ""
 
     def __reduce__(self) -> Any:
         raise TypeError("a Future does not pickle; send its .ref")

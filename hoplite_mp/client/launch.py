@@ -73,6 +73,7 @@ class Host:
         limit = memory or config.memory_bytes or total_bytes() // 3
         config = _with_spans_that_fit(config, limit, self.workers)
         _check_descriptors(self.workers)
+        _check_spill_dir(config)
         self.limit = limit
         control_fd = os.memfd_create("hoplite_mp control", os.MFD_CLOEXEC)
         store_fd = os.memfd_create("hoplite_mp store", os.MFD_CLOEXEC)
@@ -285,6 +286,17 @@ def _with_spans_that_fit(config: Config, limit: int, workers: int) -> Config:
             "memory=, ask for fewer workers, or lower small_object_bytes_max"
         )
     return dataclasses.replace(config, span_bytes=span)
+
+
+def _check_spill_dir(config: Config) -> None:
+    """ConfigError: nothing can be written to the directory that was named. It is not made."""
+    where = config.spill_dir
+    if where is None or config.spill_bytes_max == 0:
+        return
+    if not os.path.isdir(where):
+        raise ConfigError(f"spill_dir={where!r} is no directory of this host: make it first")
+    if not os.access(where, os.W_OK | os.X_OK):
+        raise ConfigError(f"spill_dir={where!r} cannot be written by this process")
 
 
 def _check_descriptors(workers: int) -> None:

@@ -17,19 +17,13 @@ from hoplite_mp.client.completions import Completions
 from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Generator, Iterator
 
     from hoplite_mp.client.futures import Future
 
-__all__ = ["Results", "Run", "chunks_of"]
+__all__ = ["Results", "Run"]
 
 T = TypeVar("T")
-
-
-def chunks_of(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    iterator = iter(items)
-    while chunk := list(itertools.islice(iterator, size)):
-        yield chunk
 
 
 class Run:
@@ -154,18 +148,23 @@ class Results(Generic[T]):
     def __init__(self, run: Run, chunked: bool) -> None:
         self._run = run
         self._chunked = chunked
-        results = _results_of(run)
-        self._iterator: Generator[T, None, None] = _flattened(results) if chunked else results
+        self._results = results = _results_of(run)
+        self._turns: list[list[int]] = []  # of the chunk that is read now
+        self._iterator: Iterator[T] = results
+        if chunked:
+            self._iterator = itertools.chain.from_iterable(_poppers(results, self._turns))
 
     def __iter__(self) -> Iterator[T]:
-        return self._iterator  # a generator, whose steps cost less than ours
+        return self._iterator  # compiled, so its steps cost less than ours
 
     def __next__(self) -> T:
         return next(self._iterator)
 
     def close(self) -> None:
         """Cancels what has not begun."""
-        self._iterator.close()
+        self._results.close()
+        for turns in self._turns:
+            turns.clear()
         self._run.end()
 
     def __aiter__(self) -> AsyncIterator[T]:
@@ -189,12 +188,16 @@ def _results_of(run: Run) -> Generator[Any, None, None]:
         run.end()
 
 
-def _flattened(results: Generator[list[Any], None, None]) -> Generator[Any, None, None]:
-    """The items of chunks; a generator, so that closing it closes `results`."""
+def _poppers(
+    results: Generator[list[Any], None, None], turns: list[list[int]]
+) -> Generator[Iterator[Any], None, None]:
+    """For each chunk an iterator over its items, which takes them out: nothing here holds what the
+    reader has been given. It takes no Python code for an item, and ends when the list in `turns`
+    has no more of them."""
     for chunk in results:
         chunk.reverse()
-        while chunk:
-            yield chunk.pop()  # nothing here holds what the reader has been given
+        turns[:] = [[-1] * len(chunk)]
+        yield map(chunk.pop, turns[0])
 
 
 class _InLoop(Generic[T]):

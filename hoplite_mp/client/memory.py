@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import numbers
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp import _shm, ids, serial
+from hoplite_mp.client.array_marks import checked_order, freeze
+from hoplite_mp.client.mapped import POPULATE_BYTES_MIN, Mapped
 from hoplite_mp.client.taking import take_over
 from hoplite_mp.contributions import shortened
 from hoplite_mp.errors import (
@@ -57,8 +59,6 @@ READY = (STATE["SEALED"], STATE["FAILED"])
 PENDING = (STATE["WAITING"], STATE["QUEUED"], STATE["CLAIMED"])
 PREFIX_BIG = 4096 - _shm.BLOCK_HEAD_BYTES  # the array of c.empty() begins on a page
 PREFIX_SMALL = 256
-MAP_UNIT = 1 << 20
-POPULATE_BYTES_MIN = 1 << 20
 SPILLING_LOOK_S = 0.001
 SIZE_BYTES_MAX = 1 << 62
 
@@ -113,10 +113,12 @@ class Memory:
         self.wait_moved: Callable[[int, int], bool] = lambda oid, deadline: True
         self.keep: Callable[[], serial.Keep] | None = None  # for large globals of functions
         self.drain: Callable[[], None] = lambda: None  # drops what finished tasks held
+        self.pending: Container[int] = ()  # results of this process that were not looked after
+        self.ended: Callable[[int], None] = lambda oid: None  # looks after one of these
         self.lost: BaseException | None = None  # why nothing that is pending will ever be done
         self.attached = 0  # refs that came in foreign pickles, functions among them
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # refs inside objects of ours
-        self._mapped: set[int] = set()  # MiBs of the store whose pages this process has mapped
+        self.mapped = Mapped(client)
 
     # -- refs ----------------------------------------------------------------------------------
 
@@ -129,8 +131,8 @@ class Memory:
 
     def check_lost(self) -> None:
         """As check(); once the node is gone, the error that says so."""
-        self.check()
-        if self.lost is not None:
+        if self.lost is not None or not self.client.usable:
+            self.check()
             raise self.lost_again()
 
     def lost_again(self) -> BaseException:
@@ -147,7 +149,7 @@ class Memory:
         return ObjectRef(self.public_id(oid))
 
     def local_id(self, ref: ObjectRef[Any]) -> int:
-        home, oid = ids.unpack_id(ref._id)
+        home, oid = ids.unpack_whole(ref._id)
         if home != self.client.home:
             return self._local_id_of_foreign(ref)
         return oid
@@ -221,19 +223,19 @@ class Memory:
             encoded = serial.encode(shortened(values, place))
         return self.put_encoded(encoded)
 
-    def write(self, encoded: serial.Encoded, error: bool = False) -> _shm.Lease:
-        """A LEASED block with the payload in it; of an error from the reserve, if need be."""
+    def write(self, encoded: serial.Encoded, error: bool = False, what: str = "put") -> _shm.Lease:
+        """A LEASED block with the payload in it; of an error from the reserve, if need be. what: as
+        errors name it."""
         if error and encoded.nbytes <= self.config.error_bytes_max:
             lease = self.allocate_error(encoded.nbytes)
         else:
-            lease = self.allocate(encoded.nbytes, written=True)
-        payload, write = lease.payload, self.client.write
-        if encoded.nbytes >= POPULATE_BYTES_MIN and not self._is_mapped(payload, encoded.nbytes):
-            write = self.client.write_cold
-        write(payload, encoded.head, encoded.buffers, encoded.offsets)
+            lease = self.allocate(encoded.nbytes, written=True, what=what)
+        mapped = self.mapped.serves(lease.payload, encoded.nbytes)
+        write = self.client.write if mapped else self.client.write_cold
+        write(lease.payload, encoded.head, encoded.buffers, encoded.offsets)
         return lease
 
-    def allocate(self, nbytes: int, written: bool = False) -> _shm.Lease:
+    def allocate(self, nbytes: int, written: bool = False, what: str = "put") -> _shm.Lease:
         """A LEASED block, which goes back with what is returned, unless it becomes an object;
         StoreFullError without room for put_wait_s. written: its pages are not asked for here, since
         who writes them all at once knows a better way."""
@@ -246,7 +248,7 @@ class Memory:
             lease = self.client.lease_small(nbytes)
             deadline = time.monotonic() + self.config.put_wait_s
             while lease is None:
-                self._ask(LeaseSpan(), nbytes, deadline)
+                self._ask(LeaseSpan(), nbytes, deadline, what)
                 lease = self.client.lease_small(nbytes)  # spilling may have made room in old spans
                 if lease is None:
                     self.give_empty_spans()
@@ -256,13 +258,10 @@ class Memory:
         lease = None
         deadline = time.monotonic() + self.config.put_wait_s
         while lease is None:
-            lease = self._ask(Lease(nbytes), nbytes, deadline)
+            lease = self._ask(Lease(nbytes), nbytes, deadline, what)
         if nbytes >= POPULATE_BYTES_MIN and not written:
-            self._map(lease.payload, nbytes)
+            self.mapped.add(lease.payload, nbytes)
         return lease
-
-    def _is_mapped(self, payload: int, nbytes: int) -> bool:
-        return self._mapped.issuperset(_units(payload, nbytes))
 
     def allocate_error(self, nbytes: int) -> _shm.Lease:
         """The same for an error: it does not wait for room, but may use what is kept for errors."""
@@ -277,12 +276,9 @@ class Memory:
             raise StoreFullError(f"an error of {format_bytes(nbytes)}: {reply.error}")
         return reply
 
-    def _map(self, payload: int, nbytes: int) -> None:
-        if not self._is_mapped(payload, nbytes):
-            self.client.populate(payload, nbytes)
-            self._mapped.update(_units(payload, nbytes))
-
-    def _ask(self, ask: Lease | LeaseSpan, nbytes: int, deadline: float) -> _shm.Lease | None:
+    def _ask(
+        self, ask: Lease | LeaseSpan, nbytes: int, deadline: float, what: str
+    ) -> _shm.Lease | None:
         """A block, or a span that is added to those of this process; None: there is none yet, but
         what was given back may do."""
         take = self.client.take_lease if isinstance(ask, Lease) else self.client.take_span
@@ -290,7 +286,7 @@ class Memory:
         if not isinstance(reply, Reply):
             return reply
         if reply.value == "never" or time.monotonic() >= deadline:
-            raise StoreFullError(f"put of {format_bytes(nbytes)}: {reply.error}")
+            raise StoreFullError(f"{what} of {format_bytes(nbytes)}: {reply.error}")
         self.drain()
         self.collect()
         if isinstance(ask, Lease):
@@ -333,8 +329,10 @@ class Memory:
         if nbytes >= SIZE_BYTES_MAX:
             raise StoreFullError(f"empty of {nbytes} bytes: no store can be that large")
         prefix = PREFIX_BIG if nbytes > self.config.small_object_bytes_max else PREFIX_SMALL
-        block: Any = self.client.block_of(self.allocate(prefix + nbytes), prefix + nbytes)
-        return np.ndarray(dims, kind, buffer=block, offset=prefix, order=_order(order))
+        block: Any = self.client.block_of(
+            self.allocate(prefix + nbytes, what="empty"), prefix + nbytes
+        )
+        return np.ndarray(dims, kind, buffer=block, offset=prefix, order=checked_order(order))
 
     def private_copy(self, part: memoryview) -> Any:
         """A writable copy of a large buffer: in a block of the store, whose pages are warm, rather
@@ -346,7 +344,7 @@ class Memory:
         if isinstance(lease, Reply):  # there is no room
             return bytearray(part)
         payload = lease.payload
-        self._map(payload, PREFIX_BIG + nbytes)
+        self.mapped.add(payload, PREFIX_BIG + nbytes)
         block = self.client.block_of(lease, PREFIX_BIG + nbytes)
         self.client.write(payload, b"", [part], [PREFIX_BIG])
         return memoryview(block)[PREFIX_BIG:]
@@ -382,7 +380,7 @@ class Memory:
             return self.put_encoded(serial.encode(array))
         self.client.write(block.payload, head, [], [])
         hold = block.publish()
-        _freeze(array)
+        freeze(array)
         return ObjectRef(self.public_id(hold.oid), hold)
 
     # -- reading -------------------------------------------------------------------------------
@@ -434,6 +432,8 @@ class Memory:
     def read(self, oid: int, deadline: int, writable: bool) -> Any:
         """The value; raises what the object failed with."""
         mem = self.payload(oid, deadline)
+        if oid in self.pending:  # what it was made from is to go now, not at the next call
+            self.ended(oid)
         if serial.payload_kind(mem) == serial.ERROR:
             raise self.failure(mem)
         return serial.decode(mem, make_ref=self.make_ref, writable=writable)
@@ -473,21 +473,3 @@ class Memory:
             return None
         mem = self.payload(oid, FOREVER_NS) if isinstance(got, int) else memoryview(got)
         return None if serial.payload_kind(mem) == serial.ERROR else serial.read_contributors(mem)
-
-
-def _units(payload: int, nbytes: int) -> range:
-    return range(payload // MAP_UNIT, (payload + nbytes - 1) // MAP_UNIT + 1)
-
-
-def _order(order: str) -> Any:
-    if order not in ("C", "F"):
-        raise ValueError(f"order must be 'C' or 'F', not {order!r}")
-    return order
-
-
-def _freeze(array: Array) -> None:
-    """The array, and what it is a view of, become read-only."""
-    base: Any = array
-    while type(base) is np.ndarray:
-        base.flags.writeable = False
-        base = base.base

@@ -62,3 +62,12 @@ def life_of(runtime: Runtime) -> Life:
             if life is None:
                 life = runtime.life = Life(runtime)
     return life
+
+
+def _forked() -> None:
+    """A child in which user code opens a cluster of its own: the lock may have been held."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -60,6 +60,7 @@ class Runtime:
         self.memory = Memory(self.client, channel, config)
         self.submitter = Submitter(self.memory, self.tasks)
         self.memory.wait_one = self.submitter.waiting.wait_done
+        self.memory.pending, self.memory.ended = self.submitter.pending, self.submitter.ended
         self.memory.wait_moved = self.submitter.waiting.wait_moved
         self.memory.drain = self.submitter.drain
         self.actors = Actors(self)
@@ -69,6 +70,7 @@ class Runtime:
         self.demands = Demands(self)
         self.running = 0  # the task with resources that runs here, if it runs alone
         self.own_pool = 0  # the pool whose tasks may be run in place
+        self.is_actor = False  # its own pool is for calls of one object alone
         # The Cluster over this runtime, made when first asked for; in a driver a weak reference,
         # called for it: who holds the Cluster decides how long it lives.
         self.face: Any = None
@@ -88,6 +90,11 @@ class Runtime:
         while: another engine carries the bytes. passes_on: as of ForeignRefs."""
         if self.foreign is None:
             self.foreign = ForeignRefs(self.memory, lambda: self.tasks.node_number, passes_on)
+
+    @property
+    def is_over(self) -> bool:
+        """Its node is gone, and an engine may know a way back, or another cluster."""
+        return self.foreign is not None and self.memory.lost is not None
 
     @property
     def label(self) -> str:
@@ -195,19 +202,35 @@ class Runtime:
         self.memory.wait_one = _closed
         self.memory.wait_moved = _gone
         self.memory.drain = _nothing
+        self.memory.pending, self.memory.ended = (), lambda oid: None
         self.memory.keep = None
         self.face = None
         self.setups.clear()  # what initializers were given, locks say, goes at once
 
 
 def current_runtime() -> Runtime:
-    """The innermost open one of this process."""
+    """The innermost open one of this process. One whose node is gone, if there is no other: its
+    calls say so; an engine may know the way back, or another one, so it is asked before."""
+    found = _innermost()
+    if found is None or found.is_over:
+        if enter_by_engine():
+            found = _innermost() or found
+        if found is None:
+            raise ClosedError(
+                "no cluster is open in this process: open one with hoplite_mp.Cluster()"
+            )
+    return found
+
+
+def _innermost() -> Runtime | None:
+    """Of those that take part, else of those that an engine may bring back."""
+    over = None
     for runtime in reversed(_stack):
         if runtime.client.usable and not runtime.dropped:
-            return runtime
-    if enter_by_engine():
-        return current_runtime()
-    raise ClosedError("no cluster is open in this process: open one with hoplite_mp.Cluster()")
+            if not runtime.is_over:
+                return runtime
+            over = over or runtime
+    return over
 
 
 def runtime_of(ref: ObjectRef[Any]) -> Runtime:
@@ -239,7 +262,8 @@ def _owner(object_id: bytes) -> Memory | None:
     for runtime in usable:
         if runtime.client.home == home:
             return runtime.memory
-    return usable[0].memory if usable else None  # of another host, if of any
+    of_others = [runtime for runtime in usable if not runtime.is_over] or usable
+    return of_others[0].memory if of_others else None  # of another host, if of any
 
 
 def _contributors(ref: ObjectRef[Any]) -> tuple[int, ...] | None:
@@ -253,9 +277,10 @@ def _contributors(ref: ObjectRef[Any]) -> tuple[int, ...] | None:
 def _entered(object_id: bytes) -> Memory | None:
     """As `_owner`; another engine may bring this process into a cluster for it."""
     memory = _owner(object_id)
-    if memory is None and enter_by_engine():
-        memory = _owner(object_id)
-    return memory
+    home = int.from_bytes(object_id[:8], "little")
+    if memory is not None and (memory.lost is None or memory.client.home == home):
+        return memory
+    return _owner(object_id) if enter_by_engine() else memory
 
 
 def _attach(object_id: bytes) -> object:

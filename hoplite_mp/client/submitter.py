@@ -156,11 +156,8 @@ class Submitter:
             elif holder is not None:
                 self.queues.look_at_actor(pool)
             hold.keep()
-            if len(holds) > HOLDS_OF_CALL:  # what it holds is to go soon after, asked for or not
-                self.collector.start()
-                self.collector.notice()
-            elif carried is not None:
-                self.collector.look_soon()
+            if carried is not None or len(holds) > HOLDS_OF_CALL:
+                self.collector.look_soon()  # what it holds is to go soon after, asked for or not
         except BaseException:  # Ctrl-C, say: nobody gets this Future, so nobody waits for the task
             self.tasks.cancel(oid, False)
             self.drain()
@@ -346,7 +343,7 @@ class Submitter:
                 oid, encoded.head, encoded.buffers, encoded.offsets, encoded.nbytes, refs
             )
         else:
-            lease = self.memory.write(encoded, failed)
+            lease = self.memory.write(encoded, failed, "result")
             payload = lease.payload
             client.bind_lease(oid, lease, encoded.nbytes, refs)
         if self.tasks.finish(oid, failed):
@@ -393,6 +390,11 @@ class Submitter:
         for oid in (*self.pending, *self._waiting):
             if self.tasks.done(oid):
                 self._look_after(oid)
+        self.wake_told()
+
+    def ended(self, oid: int) -> None:
+        """As drain(), of one of ours that somebody has just read."""
+        self._look_after(oid)
         self.wake_told()
 
     def _look_after(self, oid: int) -> None:

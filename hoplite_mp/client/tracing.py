@@ -12,7 +12,6 @@ import contextlib
 import errno
 import logging
 import os
-import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -54,7 +53,7 @@ class Trace:
     @contextlib.contextmanager
     def _beside(self) -> Iterator[tuple[TextIO, Path]]:
         """A new file in the same directory; what is not renamed is gone afterwards."""
-        made = self.path.with_name(f".{self.path.name[:100]}.{secrets.token_hex(4)}")
+        made = self.path.with_name(f".{self.path.name[:100]}.{os.urandom(4).hex()}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with open(os.open(made, flags, 0o666), "w", encoding="utf-8") as file:
             try:
@@ -65,7 +64,7 @@ class Trace:
     def __enter__(self) -> Trace:
         if self._trace:
             raise RuntimeError("this trace has been entered before: ask for another one")
-        self._trace = secrets.randbits(TRACE_BITS) | 1
+        self._trace = int(os.urandom(8).hex(), 16) >> (64 - TRACE_BITS) | 1
         self._begin_ns = time.monotonic_ns()
         try:
             refusal = self._runtime.channel.call(TraceBegin(self._trace)).value

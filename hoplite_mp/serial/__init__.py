@@ -49,6 +49,7 @@ from hoplite_mp.serial.errors import (
     decode_error,
     encode_error,
     encode_short_error,
+    error_name,
 )
 from hoplite_mp.serial.fingerprints import (
     digest,
@@ -169,6 +170,7 @@ __all__ = [
     "encode_short_error",
     "encode_with_aside",
     "end_run",
+    "error_name",
     "fetching",
     "function_name",
     "is_bytes_alone",

@@ -71,23 +71,24 @@ def encode_call(
 
 def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
     """A call of nothing but small immutable values and refs: most calls, and the quickest."""
-    refs: dict[ObjectRef[Any], int] = {}  # each once, and which of them it is
-    flags = PLAIN | ARGS_ONLY
     if all_atoms(map(type, args)):
         stream = pickle.dumps(args, 5)
-    else:
-        types: tuple[Any, ...] = ref_types()
-        plain, places = list(args), []
-        for place, arg in enumerate(args):
-            if isinstance(arg, types):
-                ref = arg if isinstance(arg, ObjectRef) else arg.ref
-                plain[place] = refs.setdefault(ref, len(refs))
-                places.append(place)
-            elif type(arg) not in ATOMS:
-                return None
-        stream = pickle.dumps((plain, places), 5)
-        flags |= REFS_AT
-    head = pack_head(PICKLE, flags, 0, len(refs), 0, len(stream))
+        head = pack_head(PICKLE, PLAIN | ARGS_ONLY, 0, 0, 0, len(stream)) + stream
+        call = EncodedCall(head, [], [], len(head), [])
+        call.dependencies = []
+        return call
+    refs: dict[ObjectRef[Any], int] = {}  # each once, and which of them it is
+    types: tuple[Any, ...] = ref_types()
+    plain, places = list(args), []
+    for place, arg in enumerate(args):
+        if isinstance(arg, types):
+            ref = arg if isinstance(arg, ObjectRef) else arg.ref
+            plain[place] = refs.setdefault(ref, len(refs))
+            places.append(place)
+        elif type(arg) not in ATOMS:
+            return None
+    stream = pickle.dumps((plain, places), 5)
+    head = pack_head(PICKLE, PLAIN | ARGS_ONLY | REFS_AT, 0, len(refs), 0, len(stream))
     head = b"".join((head, *[ref._id for ref in refs], stream))
     call = EncodedCall(head, [], [], len(head), list(refs))
     call.dependencies = list(refs)

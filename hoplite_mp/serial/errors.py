@@ -162,6 +162,11 @@ def _error_texts(mem: memoryview) -> tuple[str, str, int]:
     return text, str(mem[middle:end], "utf-8", "replace"), end - meta
 
 
+def error_name(mem: memoryview) -> str:
+    """The name of what was raised, of an ERROR payload; it loads nothing."""
+    return _error_texts(mem)[1].partition(":")[0].rpartition(".")[2]
+
+
 def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
     """The exception of an ERROR payload, caused by its RemoteTraceback if it was raised somewhere.
     Never raises."""

@@ -153,6 +153,8 @@ class Lock(_Acquired):
     2
     """
 
+    __module__ = "hoplite_mp"  # as users import it
+
     __slots__ = ()
 
     _served = serving.Lock
@@ -185,6 +187,8 @@ class Semaphore(_Acquired):
     ...     two_at_a_time.get_value()
     1
     """
+
+    __module__ = "hoplite_mp"  # as users import it
 
     __slots__ = ()
 
@@ -231,6 +235,8 @@ class Event(Handle):
     >>> answer.result()
     True
     """
+
+    __module__ = "hoplite_mp"  # as users import it
 
     __slots__ = ()
 

@@ -82,6 +82,8 @@ class Queue(Handle, Generic[T]):
     [0, 4, 8]
     """
 
+    __module__ = "hoplite_mp"  # as users import it
+
     __slots__ = ("_copy",)
 
     _served = serving.Queue
@@ -177,10 +179,12 @@ class Queue(Handle, Generic[T]):
         self, item: Any, block: bool, timeout: float | None
     ) -> Generator[Future[Any] | Until | Read, Any, None]:
         may_wait, deadline = waits(block, timeout)
-        packed = by_ref(self._packed(item))
+        packed = self._packed(item)
+        if isinstance(packed, ObjectRef):
+            packed = by_ref(packed)
         ticket = self._ticket()
         try:
-            code, promised = yield self._call("put", ticket, packed, may_wait)
+            code, promised = yield self._call("put", *ticket, packed, may_wait)
             answer: Answer | None = Answer(code)
             if answer is Answer.WAIT:
                 answer = yield from self._until(promised, deadline)
@@ -262,13 +266,13 @@ class Queue(Handle, Generic[T]):
         asked: Future[Any] | None = None
         try:
             while True:
-                asked = self._call("take", ticket, may_wait)
-                code, found = yield asked
+                asked = self._call("take", *ticket, may_wait)
+                code, *found = yield asked
                 asked = None
                 if code != Answer.WAIT:
                     break
                 # At the deadline one last look, which does not wait.
-                may_wait = (yield from self._until(found, deadline)) is not None
+                may_wait = (yield from self._until(found[0], deadline)) is not None
         except Exception:
             raise
         except BaseException:  # Ctrl-C, or a cancelled await
@@ -281,17 +285,22 @@ class Queue(Handle, Generic[T]):
         if code == Answer.REFUSED:
             raise queue.Empty
         value: Any = found[1]
-        if isinstance(value, ObjectRef):
-            value = yield Read(self._runtime, value, self._copy)
-        else:
+        try:
+            if isinstance(value, ObjectRef):
+                return (yield Read(self._runtime, value, self._copy))  # type: ignore[no-any-return]
             make_ref = self._runtime.memory.make_ref
-            value = serial.decode(memoryview(value), make_ref=make_ref, writable=self._copy)
-        return value  # type: ignore[no-any-return]
+            decoded = serial.decode(memoryview(value), make_ref=make_ref, writable=self._copy)
+            return decoded  # type: ignore[no-any-return]
+        except Exception:
+            raise
+        except BaseException:  # it was taken, but the caller does not have it
+            self._say("give_back", ticket[0], found[0], by_ref(value))
+            raise
 
     def _give_back(self, asked: Any) -> None:
         """The answer to somebody who does not wait for it any more."""
         with contextlib.suppress(Exception):  # it was not an item
-            code, found = asked.result(0)
+            code, *found = asked.result(0)
             if code == Answer.DONE:
                 self._say("give_back", self._process(), found[0], by_ref(found[1]))
 
@@ -347,7 +356,7 @@ class Queue(Handle, Generic[T]):
 
     @property
     def maxsize(self) -> int:
-        """How many items it holds at most; 0: any number.
+        """How many items it holds at most. 0 means any number.
 
         Examples
         --------

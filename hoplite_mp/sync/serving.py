@@ -70,15 +70,17 @@ class Served:
     @contextlib.contextmanager
     def _alone(self, process: bytes | None = None) -> Iterator[Any]:
         """The table, for a call of that process."""
-        with self._lock:
-            if process is not None and process not in self._lives:
-                raise PeerLostError(
-                    "this process was taken for dead, because its host was not heard of: what it "
-                    "held here has been released"
-                )
-            yield self._table
-            self._wake()
-        self._look()
+        try:
+            with self._lock:
+                if process is not None and process not in self._lives:
+                    raise PeerLostError(
+                        "this process was taken for dead, because its host was not heard of: what "
+                        "it held here has been released"
+                    )
+                yield self._table
+                self._wake()
+        finally:  # also when the call has failed: a death may have been told meanwhile
+            self._look()
 
     def _wait(self, key: Hashable) -> Reply:
         promised = self._promises.get(key)
@@ -130,8 +132,10 @@ class Queue(Served):
         super().__init__(QueueTable(size_max))
         self.size_max = size_max
 
-    def put(self, ticket: Ticket, value: Any, waits: bool) -> Reply:
-        with self._alone(ticket[0]) as table:
+    def put(self, process: bytes, turn: int, value: Any, waits: bool) -> Reply:
+        """Its arguments, and the answer of `take`, are flat: so they are the quickest to send."""
+        ticket = process, turn
+        with self._alone(process) as table:
             answer = table.put(ticket, value, waits)
             return self._wait(ticket) if answer is Answer.WAIT else (int(answer), None)
 
@@ -141,11 +145,13 @@ class Queue(Served):
             self._keep(ticket, answer)
             return int(answer)
 
-    def take(self, ticket: Ticket, waits: bool) -> Reply:
-        with self._alone(ticket[0]) as table:
+    def take(self, process: bytes, turn: int, waits: bool) -> Reply | tuple[int, int, Any]:
+        """The number and the value of an item are two."""
+        ticket = process, turn
+        with self._alone(process) as table:
             found = table.take(ticket, waits)
             if isinstance(found, Item):
-                return int(Answer.DONE), tuple(found)
+                return int(Answer.DONE), found.number, found.value
             if found is Answer.WAIT:
                 return self._wait(ticket)
             self._keep(ticket, found)

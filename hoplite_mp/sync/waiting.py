@@ -50,6 +50,7 @@ class QueueTable:
         self.getters: Tickets = OrderedDict()  # wait for an item
         self.called: set[Ticket] = set()  # have been woken: an item is set aside for each
         self.putters: Tickets = OrderedDict()  # wait for room, each with its value
+        self.turned_away: set[Ticket] = set()  # waited for room when the queue was shut down
         self.woken: list[tuple[Ticket, Answer]] = []
         self.unfinished = 0  # items put for which nobody has said task_done
         self.taken: dict[bytes, int] = {}  # of these, how many each living process has
@@ -71,9 +72,15 @@ class QueueTable:
         return Answer.WAIT
 
     def stop_putting(self, ticket: Ticket) -> Answer:
-        """Its time is over. DONE: the value was put just before."""
-        waited = self.putters.pop(ticket, None) is not None
-        return Answer.REFUSED if waited else Answer.DONE
+        """Its time is over. DONE: the value was put just before. ENDED: the queue was shut down
+        just before, and the value is not in it."""
+        if ticket in self.turned_away:
+            self.turned_away.discard(ticket)
+            return Answer.ENDED
+        if ticket in self.putters:
+            del self.putters[ticket]
+            return Answer.REFUSED
+        return Answer.DONE
 
     def _has_room(self) -> bool:
         return not self.size_max or len(self.items) < self.size_max
@@ -166,6 +173,7 @@ class QueueTable:
             self.woken.append((putter, Answer.ENDED))
         for getter in self.getters:
             self.woken.append((getter, Answer.ENDED))
+        self.turned_away.update(self.putters)
         self.putters.clear()
         self.getters.clear()
 
@@ -175,6 +183,7 @@ class QueueTable:
             for ticket in [one for one in waiting if one[0] == process]:
                 del waiting[ticket]
         self.called = {one for one in self.called if one[0] != process}
+        self.turned_away = {one for one in self.turned_away if one[0] != process}
         self.lost = min(self.lost + self.taken.pop(process, 0), self.unfinished)
         self._wake_getters()
 

@@ -23,10 +23,11 @@ import numpy as np
 from hoplite_mp import _tasks, serial
 from hoplite_mp.client import inheriting
 from hoplite_mp.client.actors import ActorSetup
+from hoplite_mp.client.array_marks import freeze
 from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.descriptors import lift
 from hoplite_mp.client.kinds import FLAG_ASYNC, FLAG_STREAM
-from hoplite_mp.client.memory import FOREVER_NS, _freeze
+from hoplite_mp.client.memory import FOREVER_NS
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.client.streams import Plan
 from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK
@@ -34,7 +35,7 @@ from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.protocol.actors import ActorBegins, ActorFailed, ActorMayEnd
 from hoplite_mp.protocol.local import LINE_LOST, SetUp, SetupFailed
-from hoplite_mp.worker import actor, checkpoints, ranked, retrying, rounds
+from hoplite_mp.worker import actor, checkpoints, ranked, retrying, rounds, warming
 from hoplite_mp.worker.beside import Beside
 from hoplite_mp.worker.birth import take_after
 from hoplite_mp.worker.streams import STREAMED, Source
@@ -77,6 +78,7 @@ class Worker:
         # id -> the function, what to check before it runs, from how many bytes it was decoded
         self.functions: dict[int, tuple[Any, serial.Carried | None, int]] = {}
         self.functions_bytes = 0
+        self.first_use = False  # collections are put off for the first task's imports
         self.is_actor = False
         self.concurrency = 1  # of an actor: calls at a time
         self.again: Exceptions = ()  # of an actor's calls: after these they are tried again
@@ -93,7 +95,7 @@ class Worker:
 
     def become_actor(self, setup: ActorSetup) -> None:
         """Its tasks are calls of one object: while one waits, it runs no other in its place."""
-        self.is_actor = True
+        self.is_actor = self.runtime.is_actor = True
         self.concurrency = concurrency = setup.concurrency
         self.again = serial.decode_function(setup.again) if setup.again else ()
         self.submitter.waiting.run_in_place = None
@@ -327,12 +329,17 @@ class Worker:
         self, args_id: int, inline: bytes, copy: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         mem = self.memory.payload(args_id, FOREVER_NS) if args_id else memoryview(inline)
-        return serial.decode_call(
-            mem,
-            make_ref=self.memory.make_ref,
-            resolve=lambda ref: self.memory.read(self.memory.local_id(ref), FOREVER_NS, copy),
-            writable=True,
-        )
+        try:
+            return serial.decode_call(
+                mem,
+                make_ref=self.memory.make_ref,
+                resolve=lambda ref: self.memory.read(self.memory.local_id(ref), FOREVER_NS, copy),
+                writable=True,
+            )
+        finally:
+            if self.first_use:
+                self.first_use = False
+                warming.collect_again()
 
     # -- its result ----------------------------------------------------------------------------
 
@@ -396,7 +403,7 @@ class Worker:
         client.write(block.payload, head, [], [])
         client.bind(oid, block.payload, len(block), False)
         block.become(oid)
-        _freeze(array)
+        freeze(array)
         if not self.tasks.finish(oid, False):
             block.unbecome()
             self.tasks.settle(oid)
@@ -482,6 +489,9 @@ def main(
             return SETUP_FAILED
         inheriting.forget()
         channel.tell(SetUp())
+    else:
+        worker.first_use = True
+        warming.put_off_collections()
     try:
         worker.loop()
     finally:

@@ -29,9 +29,8 @@ def prepared(
     def may(failures: int) -> bool:
         return bool(worker.runtime.channel.call(TryAgain(oid, failures)).value)
 
-    def anew() -> list[Any]:
-        args, _ = worker.arguments(args_id, inline, bool(flags & FLAG_COPY))
-        return args[0]  # type: ignore[no-any-return]
+    def anew() -> tuple[list[Any], ...]:
+        return worker.arguments(args_id, inline, bool(flags & FLAG_COPY))[0]
 
     return function.with_tries(may, anew)
 

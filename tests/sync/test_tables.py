@@ -6,9 +6,12 @@ import queue
 import threading
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hoplite_mp.ref import ObjectRef
+from hoplite_mp.sync import serving
 from hoplite_mp.sync.waiting import Answer, Item, Permits, QueueTable
 
 PROCESSES = [b"a", b"b", b"c"]
@@ -121,6 +124,8 @@ class QueueRun:
             self.table.give_back(who, item)
         elif kind == "end" and pick == 0:
             self.table.end(False)
+            for one in self.waiting_put:  # whose time is over before they have heard of it
+                assert self.table.stop_putting(one) is Answer.ENDED
         self.wake()
         self.check()
 
@@ -250,3 +255,36 @@ def test_what_was_set_aside_is_the_next_ones() -> None:
         assert table.take((b"b", 2), False) is Answer.REFUSED
         gives_up(table)
         assert table.take((b"b", 3), False) == Item(1, "item")
+
+
+def test_a_putter_whose_time_ends_with_the_queue_learns_that() -> None:
+    """Its time is over before it has heard that the queue was shut down: the value is not there."""
+    table = QueueTable(1)
+    table.put((b"a", 1), "first", True)
+    assert table.put((b"a", 2), "second", True) is Answer.WAIT
+    assert table.put((b"b", 1), "third", True) is Answer.WAIT
+    table.end(False)
+    assert table.stop_putting((b"a", 2)) is Answer.ENDED
+    table.died(b"b")
+    assert not table.turned_away
+    assert [item.value for item in table.items] == ["first"]
+
+
+def test_a_death_that_is_told_during_a_call_that_fails_is_not_overlooked() -> None:
+    """The thread that is told it finds the table taken, and leaves it to the one that has it."""
+    lock = serving.Lock.__new__(serving.Lock)
+    lock._table = Permits(1, True)
+    lock._promises, lock._lives = {}, {b"holder": ObjectRef(bytes(16), None)}
+    lock._lock, lock._deaths = threading.Lock(), queue.SimpleQueue()
+    assert lock.acquire((b"holder", 1), False)[0] == Answer.DONE
+
+    def call() -> None:
+        with lock._alone():
+            lock._deaths.put(b"holder")
+            lock._look()
+            assert lock.value() == 0
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        call()
+    assert lock.value() == 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 
 import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError
+from hoplite_mp.client import promises
 
 CALLS = {
     hoplite_mp.Queue: "qsize",
@@ -32,3 +34,12 @@ def test_there_is_one_clear_error() -> None:
 def test_the_error_of_a_shut_down_queue_travels() -> None:
     error = pickle.loads(pickle.dumps(hoplite_mp.Queue.ShutDown("why")))
     assert type(error) is hoplite_mp.Queue.ShutDown
+
+
+def test_a_child_forked_while_another_thread_makes_its_life() -> None:
+    """Of a lock that its parent holds nothing is left: it may open a cluster of its own."""
+    with promises._lock:
+        child = os.fork()
+        if not child:
+            os._exit(0 if promises._lock.acquire(timeout=5) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

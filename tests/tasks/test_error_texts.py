@@ -129,5 +129,6 @@ def test_a_member_that_was_refused_is_told_of(cluster: Cluster, tmp_path: Path) 
     assert isinstance(error, ValueError)
     refused.touch()
     words = first.result(PATIENCE_S)
-    assert "1 of 2 members came; one was refused: " in words
+    told = "1 of 2 members came within timeout=0.3 s; missing: rank 1, which never came or left"
+    assert f"{told} again; one was refused: " in words
     assert str(error) in words

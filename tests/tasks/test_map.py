@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,3 +202,51 @@ def test_a_map_inside_a_task_and_in_threads(cluster: Cluster) -> None:
 
 def test_thousands_of_items(cluster: Cluster) -> None:
     assert sum(cluster.map(abs, range(-20_000, 0))) == 20_000 * 20_001 // 2
+
+
+def stops(n: int) -> int:
+    if n == 3:
+        raise StopIteration(n)
+    return n
+
+
+def test_a_stop_iteration_of_the_function_loses_nothing(cluster: Cluster) -> None:
+    """In place of results it would look like their end."""
+    for call in (
+        lambda: list(cluster.map(stops, range(6), chunksize=6)),
+        lambda: list(cluster.map(lambda n, _: stops(n), range(6), range(6), chunksize=6)),
+    ):
+        with pytest.raises((RuntimeError, StopIteration)) as caught:
+            assert not call()
+        text = str(caught.value.__cause__) + str(caught.value)
+        assert "StopIteration" in text
+
+
+def test_after_close_nothing_comes_of_a_chunk_that_was_read(cluster: Cluster) -> None:
+    results = cluster.map(abs, range(20), chunksize=10)
+    items = iter(results)
+    assert [next(items), next(items)] == [0, 1]
+    results.close()  # type: ignore[attr-defined]
+    assert list(items) == []
+    assert list(results) == []
+
+
+def test_an_item_of_a_chunk_belongs_to_the_reader_alone(cluster: Cluster) -> None:
+    """Large ones would otherwise stay as long as their chunk is read."""
+    results = cluster.map(np.full, [50_000] * 4, range(4), chunksize=4)
+    first = next(results)
+    kept = weakref.ref(first)
+    del first
+    assert kept() is None
+    assert [int(array[0]) for array in results] == [1, 2, 3]
+
+
+def test_a_loop_that_is_left_cancels_the_rest(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with hoplite_mp.Cluster(workers=1) as one:
+        for n in one.map(note_after_first, [str(go)] * 40, range(40), chunksize=2):
+            assert n == 0
+            eventually(lambda: (tmp_path / "2").exists())
+            break
+        go.touch()
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2", "3", "go"}

@@ -86,6 +86,18 @@ def test_more_than_there_is_room_for(one: Cluster, tmp_path: Path) -> None:
     assert order.index(len(order) - 1) < order.index(_tasks.RANKED_HINTS_MAX)
 
 
+def test_those_that_are_cancelled_leave_their_room_to_others(one: Cluster, tmp_path: Path) -> None:
+    """As many as there is room for are, with more behind them; then come more again."""
+    gate = Gate(one, tmp_path)
+    low = [one.options(priority=-2).submit(begun) for _ in range(MORE_THAN_FIT)]
+    assert all(future.cancel() for future in low[: _tasks.RANKED_HINTS_MAX])
+    later = [one.options(priority=-1).submit(begun) for _ in range(MORE_THAN_FIT)]
+    left = low[_tasks.RANKED_HINTS_MAX :]
+    order = gate.order([*left, *later])
+    assert [at for at in order if at < len(left)] == list(range(len(left)))
+    assert [at for at in order if at >= len(left)] == list(range(len(left), len(order)))
+
+
 def test_it_counts_when_a_task_is_ready(one: Cluster, tmp_path: Path) -> None:
     second = tmp_path / "second"
     second.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import signal
 import threading
@@ -45,7 +46,16 @@ def test_refs(cluster: hoplite_mp.Cluster, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     assert waiting.result() == 4
     failed = cluster.submit(fail)
+    concurrent.futures.wait([failed], 60)
+    assert repr(failed).endswith(" finished raised ValueError>")
     assert failed.exception() is not None
+    assert repr(failed).endswith(" finished raised ValueError>")
+    assert repr(cluster.submit(pow, 2, 2)).startswith("<Future ")
+    fine = cluster.submit(pow, 2, 2)
+    concurrent.futures.wait([fine], 60)
+    assert repr(fine).endswith(" finished>")
+    assert fine.result() == 4
+    assert repr(fine).endswith(" finished>")
     assert words(failed.ref) == "failed"
     cluster.delete(array)
     assert words(array) == "deleted"

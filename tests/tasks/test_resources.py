@@ -11,17 +11,17 @@ import sys
 import tempfile
 import time
 from concurrent.futures import CancelledError
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import hoplite_mp
-from hoplite_mp import errors
+from hoplite_mp import _tasks, errors
 from tests.tasks.helpers import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from hoplite_mp import Cluster
 
@@ -163,6 +163,24 @@ def test_async_tasks_have_their_own(c: Cluster) -> None:
     eventually(lambda: all_free(c))
 
 
+def test_a_process_of_its_own_sends_tasks_that_need_some(c: Cluster) -> None:
+    """They run in the cluster's workers: those of an executor have none to share out."""
+
+    def send(_: int = 0) -> Any:
+        here = hoplite_mp.current()
+        gpu = here.options(resources={"gpu": 2})
+        refs = gpu.stream(lambda: iter([what()]))
+        return [gpu.submit(what).result(PATIENCE_S), *(here.get(ref) for ref in refs)]
+
+    class Sender:
+        def send(self) -> Any:
+            return send()
+
+    with c.executor(1) as executor:
+        for future in (executor.submit(send), *c.spmd(send, 1), c.actor(Sender).send()):
+            assert future.result(PATIENCE_S) == [({"gpu": [0, 1]}, None)] * 2
+
+
 def test_what_is_not_there(c: Cluster) -> None:
     for wrong in ({"gpu": 3}, {"tpu": 1}, {"gpu": 1, "tpu": 1}, {"disk": 0.6}):
         view = c.options(resources=wrong)
@@ -199,6 +217,7 @@ def test_those_who_wait_are_served_by_priority_then_in_order(c: Cluster) -> None
     eventually(held.running)
     priorities = [0, 3, -1, 3, 0, 9]
     futures = [view.options(priority=p).submit(time.monotonic_ns) for p in priorities]
+    assert len(c.nodes) == 1  # answered by the node when it knows of all of them
     open(gate, "w").close()
     times = [one.result(PATIENCE_S) for one in futures]
     order = sorted(range(len(times)), key=lambda at: times[at])
@@ -325,3 +344,30 @@ def test_random_programs_never_use_more_than_there_is(c: Cluster, seed: int) -> 
 def test_many_random_programs(c: Cluster) -> None:
     for seed in range(3, 100):
         play(c, seed, 100)
+
+
+def begun_at() -> int:
+    return time.monotonic_ns()
+
+
+def held_until(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.002)
+
+
+def test_more_that_wait_than_a_queue_has_room_for(tmp_path: Path) -> None:
+    """There is enough for all of them, and one worker: none is forgotten, and higher ones begin
+    before those that were sent earlier."""
+    many, opened = _tasks.RANKED_HINTS_MAX + 300, str(tmp_path / "open")
+    with hoplite_mp.Cluster(workers=1, memory="256MiB", resources={"slot": 2 * many}) as c:
+        held = c.options(priority=9).submit(held_until, opened)
+        eventually(held.running)
+        view = c.options(resources={"slot": 1})
+        low = [view.submit(begun_at) for _ in range(many)]
+        high = [view.options(priority=1).submit(begun_at) for _ in range(20)]
+        Path(opened).touch()
+        last = max(one.result(PATIENCE_S) for one in high)
+        times = [one.result(PATIENCE_S) for one in low]
+        assert times == sorted(times)
+        assert sum(one > last for one in times) > many - 20, "a few were given theirs before"
+        eventually(lambda: c.nodes[0].resources_free == {"slot": 2 * many})

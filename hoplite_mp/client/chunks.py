@@ -1,0 +1,102 @@
+"""How the items of a map are cut into tasks.
+
+Why it exists: a task costs as much as a thousand tiny items, and nobody knows before what an item
+costs. So chunks begin small, and grow while the workers are done with them at once. Items travel as
+columns, one list for each argument of the function, because a list of numbers is written and read
+ten times as fast as one of tuples.
+It must never know: what a task is, how results are read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from hoplite_mp.client.futures import Future
+
+__all__ = ["Chunks", "Items", "rows_of"]
+
+GROWS_WITHIN_S = 0.005  # from sending a chunk to its end: then the next ones have twice the items
+_SIZED = {list, tuple, range}  # are read again and again with the same items, and never wait
+
+
+def rows_of(columns: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    """The arguments of each call."""
+    return zip(*columns, strict=True)
+
+
+class Items:
+    """The arguments of a map, in the order of its iterables."""
+
+    def __init__(self, iterables: Sequence[Iterable[Any]], at_once: bool) -> None:
+        """at_once: all are read now, and counted."""
+        self.count: int | None = None
+        self._alone = len(iterables) == 1
+        self._left: Iterator[Any]
+        if at_once and not all(type(one) in _SIZED for one in iterables):
+            read = list(iterables[0] if self._alone else zip(*iterables, strict=False))
+            self.count = len(read)
+            self._left = iter(read)
+            return
+        if at_once:
+            self.count = min((len(one) for one in iterables), default=0)  # type: ignore[arg-type]
+        self._left = iter(iterables[0]) if self._alone else zip(*iterables, strict=False)
+        self._width = len(iterables)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """The arguments of each call that is left."""
+        return zip(self._left, strict=True) if self._alone else self._left
+
+    def take(self, size: int) -> list[list[Any]]:
+        """The columns of the next ones; none at the end."""
+        rows = list(itertools.islice(self._left, size))
+        if not rows:
+            return []
+        if self._alone:
+            return [rows]
+        return [list(map(operator.itemgetter(at), rows)) for at in range(len(rows[0]))]
+
+
+class Chunks:
+    """Iterates over (Future, number of items) of the tasks, which are sent on the way."""
+
+    def __init__(
+        self, items: Items, send: Callable[..., Future[Any]], size: int, size_max: int
+    ) -> None:
+        """send: a task with these columns. size: items of the first chunk; later ones have more, up
+        to size_max, while others are done so soon that the sender is what all wait for."""
+        self._items = items
+        self._send = send
+        self._size = size
+        self._size_max = size_max
+        self._watched: Future[Any] | None = None  # one of the present size
+        self._since = 0.0  # when it was sent
+
+    def __iter__(self) -> Chunks:
+        return self
+
+    def __next__(self) -> tuple[Future[Any], int]:
+        if self._watched is not None:
+            self._look(self._watched)
+        columns = self._items.take(self._size)
+        if not columns:
+            self._watched = None
+            raise StopIteration
+        began = time.monotonic()
+        future = self._send(*columns)
+        if self._watched is None and self._size < self._size_max:
+            self._watched, self._since = future, began
+        return future, len(columns[0])
+
+    def _look(self, watched: Future[Any]) -> None:
+        late = time.monotonic() - self._since > GROWS_WITHIN_S
+        done = watched.done()
+        if done and not late:
+            self._size = min(2 * self._size, self._size_max)
+        if done or late:
+            self._watched = None
