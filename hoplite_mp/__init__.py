@@ -32,20 +32,32 @@ from hoplite_mp.group import Group as Group
 from hoplite_mp.ref import ObjectRef as ObjectRef
 from hoplite_mp.ref import by_ref as by_ref
 from hoplite_mp.serial import register_pickle_by_value as register_pickle_by_value
-from hoplite_mp.sync.locks import Event as Event
-from hoplite_mp.sync.locks import Lock as Lock
-from hoplite_mp.sync.locks import Semaphore as Semaphore
-from hoplite_mp.sync.queues import Queue as Queue
 
 if _TYPE_CHECKING:
     from hoplite_mp.errors import ActorLostError as ActorLostError
     from hoplite_mp.errors import NodeLostError as NodeLostError
     from hoplite_mp.errors import WorkerLostError as WorkerLostError
+    from hoplite_mp.sync.locks import Event as Event
+    from hoplite_mp.sync.locks import Lock as Lock
+    from hoplite_mp.sync.locks import Semaphore as Semaphore
+    from hoplite_mp.sync.queues import Queue as Queue
 else:
+    # Imported at their first use, because few programs have them: name -> module.
+    _LATER = {
+        "Event": "hoplite_mp.sync.locks",
+        "Lock": "hoplite_mp.sync.locks",
+        "Queue": "hoplite_mp.sync.queues",
+        "Semaphore": "hoplite_mp.sync.locks",
+    }
 
     def __getattr__(name: str) -> object:
         if name in _errors.LOST:  # made at their first use
             return getattr(_errors, name)
+        if name in _LATER:
+            from importlib import import_module
+
+            found = getattr(import_module(_LATER[name]), name)
+            return globals().setdefault(name, found)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -92,10 +104,6 @@ for _name in (
     "Group",
     "Node",
     "ObjectRef",
-    "Event",
-    "Lock",
-    "Queue",
-    "Semaphore",
     "as_completed",
 ):
     globals()[_name].__module__ = "hoplite_mp"

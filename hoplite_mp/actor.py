@@ -66,21 +66,26 @@ class Actor:
     10
     """
 
-    __slots__ = ("__weakref__", "_about", "_cluster", "_identity")
+    __slots__ = ("__weakref__", "_about", "_cluster", "_identity", "_methods")
 
     _identity: ObjectRef[Any]
     _about: About
     _cluster: Any  # held: a Cluster that nobody holds ends
+    _methods: dict[str, ActorMethod]  # those that have been called, which do not hold the handle
 
     def __init__(self) -> None:
         raise TypeError("an Actor is made by Cluster.actor(cls, ...)")
 
     def __getattribute__(self, name: str) -> Any:
+        methods: dict[str, ActorMethod] = _methods_met(self)
+        found = methods.get(name)
+        if found is not None:
+            return found
         if name.startswith("__") and name.endswith("__"):
             return object.__getattribute__(self, name)
         about: About = _about_of(self)
         if name in about.methods:
-            return ActorMethod(_identity_of(self), about, name)
+            return methods.setdefault(name, ActorMethod(_identity_of(self), about, name))
         raise AttributeError(
             f"{about.class_name} has no method {name!r}: a handle of an actor has its methods, "
             "not its data; write a method that returns them"
@@ -191,6 +196,8 @@ class Actor:
 
 _identity_of = Actor.__dict__["_identity"].__get__
 _about_of = Actor.__dict__["_about"].__get__
+_methods_met = Actor.__dict__["_methods"].__get__
+_set_methods = Actor.__dict__["_methods"].__set__
 _set_identity = Actor.__dict__["_identity"].__set__
 _set_about = Actor.__dict__["_about"].__set__
 _set_cluster = Actor.__dict__["_cluster"].__set__
@@ -200,6 +207,7 @@ def _handle(identity: ObjectRef[Any], about: About) -> Actor:
     handle = Actor.__new__(Actor)
     _set_identity(handle, identity)
     _set_about(handle, about)
+    _set_methods(handle, {})
     with contextlib.suppress(ClosedError, ObjectLostError):  # unpickled where there is no cluster
         face = runtime_of(identity).face
         _set_cluster(handle, None if face is None else face())

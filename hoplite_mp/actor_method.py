@@ -28,7 +28,10 @@ __all__ = ["ActorMethod"]
 class ActorMethod:
     """A method of an actor: calling it submits, and returns a Future."""
 
-    __slots__ = ("_about", "_buffersize", "_copy", "_identity", "_label", "_method", "_timeout")
+    __slots__ = (
+        *("_about", "_buffersize", "_copy", "_flags", "_identity", "_label", "_method"),
+        *("_numbered", "_streams", "_timeout"),
+    )
 
     def __init__(self, identity: ObjectRef[Any], about: About, method: str) -> None:
         self._identity = identity
@@ -38,29 +41,31 @@ class ActorMethod:
         self._copy = about.copy
         self._buffersize = about.buffersize
         self._label = f"{about.class_name}.{method}"
+        self._streams = method in about.streams
+        self._numbered = about.checkpoint > 0
+        self._flags = FLAG_STREAM if self._streams else 0
+        # With checkpoints its coroutines run one at a time, as its methods do.
+        if method in about.asyncs and not self._streams and not self._numbered:
+            self._flags = FLAG_ASYNC | about.concurrency << CONCURRENCY_SHIFT
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs in the actor's process, behind the calls that this process has made before.
 
         Returns a Future; of a method that yields an iterator of refs, as from `Cluster.stream`."""
-        about = self._about
-        if self._method not in about.streams:
-            many = about.concurrency << CONCURRENCY_SHIFT
-            alone = about.checkpoint > 0  # its coroutines run one at a time, as its methods do
-            flags = FLAG_ASYNC | many if self._method in about.asyncs and not alone else 0
-            return self._submit(flags, (self._method, *args), kwargs)
+        if not self._streams:
+            return self._submit((self._method, *args), kwargs)
         runtime = runtime_of(self._identity)
 
         def begin(plan: Plan) -> Future[Any]:
-            return self._submit(FLAG_STREAM, (tuple(plan), self._method, *args), kwargs)
+            return self._submit((tuple(plan), self._method, *args), kwargs)
 
         face = None if runtime.face is None else runtime.face()
-        return Stream(runtime, begin, about.retries, self._buffersize, self._label, face)
+        return Stream(runtime, begin, self._about.retries, self._buffersize, self._label, face)
 
-    def _submit(self, flags: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+    def _submit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         identity = self._identity
         actors = runtime_of(identity).actors
-        numbered = self._about.checkpoint > 0 and not flags & FLAG_STREAM
+        numbered = self._numbered and not self._streams
         return (actors.submit_numbered if numbered else actors.submit)(
             identity,
             self._about,
@@ -70,7 +75,7 @@ class ActorMethod:
             self._timeout,
             self._copy,
             self._label,
-            flags,
+            self._flags,
         )
 
     def options(self, **changes: Any) -> ActorMethod:

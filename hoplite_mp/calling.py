@@ -130,10 +130,10 @@ class Calling:
         result = self._committed(call)
         if self._hosts is not None:
             self._hosts.finished()
-        self._result, led = result if self._leads else None, self._result
         self.calls = call + 1
         self._part = None
-        del led  # everybody has finished the call before this one
+        if not self._leads:
+            self._result = None  # everybody has finished the call before this one
         if mistake is None:
             return self._take(kind, part[1], root, result, out)
         try:
@@ -201,7 +201,9 @@ class Calling:
         if self.calls is not None:
             return self.calls
         wait_ns = self._whole_ns() if timeout is None else int(timeout * 1e9)
-        self._wait(self._admitted, time.monotonic_ns() + wait_ns, self._not_full)
+        limit = self._whole_limit() if timeout is None else f"timeout={timeout:.3g} s"
+        until = time.monotonic_ns() + wait_ns
+        self._wait(self._admitted, until, lambda: self._not_full(limit))
         if self.calls is None:  # else another thread has made the first call meanwhile
             self.calls = self._admitted() - 1
         return self.calls
@@ -226,14 +228,27 @@ class Calling:
         wait_s = self._runtime.config.group_wait_s if self._timeout is None else self._timeout
         return int(wait_s * 1e9)
 
-    def _not_full(self) -> str:
+    def _whole_limit(self) -> str:
+        """As errors name it."""
+        if self._timeout is None:
+            return f"group_wait_s={self._runtime.config.group_wait_s:g} s"
+        return f"timeout={self._timeout:g} s"
+
+    def _not_full(self, limit: str) -> str:
         _, alive, joining, *_ = self._board.look()
-        came = (alive | joining).bit_count()
+        here = alive | joining
+        absent = [str(rank) for rank in range(self.size) if not here >> rank & 1]
+        who = f"rank{'s' * (len(absent) > 1)} {', '.join(absent)}"
         over, refusal = self._why_not()
         if over:
             raise PeerLostError(refusal)
         why = f"; one was refused: {refusal}" if refusal else ""
-        return f"{came} of {self.size} members came{why}"
+        if not absent:  # they wait for a leader's word
+            return f"all {self.size} members came, but were not let in within {limit}{why}"
+        return (
+            f"{here.bit_count()} of {self.size} members came within {limit}; missing: {who}, which "
+            f"never came or left again{why}"
+        )
 
     def _committed(self, call: int) -> Any:
         """Waits for the commit of `call`, leading it when this is the lowest living rank."""
@@ -334,7 +349,10 @@ class Calling:
         except Exception as error:  # whatever it is, it is everybody's: nobody may wait for ever
             failed = mask_of(ranks), error_kind(error), _words(str(error)), None
             committed = self._memory.put_text(failed, 2)
+        # Held from before the commit on: the others read it also if this one is interrupted then.
+        self._result, led = committed, self._result
         self._board.commit(call, self._memory.local_id(committed))
+        del led  # everybody has finished the call before this one
         for rank in range(self.size):
             if joining >> rank & 1:  # its first call is fixed, so from here on it is one of us
                 self._runtime.channel.tell(GroupAdmit(self.name, self._generation, rank))

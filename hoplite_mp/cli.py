@@ -371,7 +371,7 @@ def _lacking(command: str, needs: dict[str, str]) -> bool:
     missing = [package for name, package in needs.items() if not _importable(name)]
     if missing:
         print(
-            f"hoplite-mp {command} needs {', '.join(missing)}: pip install 'hoplite_mp[{command}]'",
+            f"hoplite-mp {command} needs {', '.join(missing)}: pip install 'hoplite-mp[{command}]'",
             file=sys.stderr,
         )
     return bool(missing)

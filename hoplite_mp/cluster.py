@@ -9,20 +9,20 @@ It must never know: shared memory, sockets, processes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp.actor import ActorCalls
-from hoplite_mp.client.entering import enter
 from hoplite_mp.client.runtime import Runtime, current_runtime
 from hoplite_mp.collectives import CollectiveCalls
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.ending import Ending
 from hoplite_mp.errors import ClosedError, ConfigError
 from hoplite_mp.everywhere import EverywhereCalls
-from hoplite_mp.executor import Options, TaskExecutor
+from hoplite_mp.executor import COMMON_POOL, Options, TaskExecutor
 from hoplite_mp.group import GroupCalls
 from hoplite_mp.nodes import Node, NodeCalls
 from hoplite_mp.objects import ObjectCalls
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "Node", "current"]
 
 T = TypeVar("T")
+_turns = itertools.count()  # of nodes to which tasks are bound
 
 
 class Cluster(
@@ -85,8 +86,8 @@ class Cluster(
         Limit of this host's store, in bytes or as "2GiB"; allocated as it is needed. Default: a
         third of the smaller of RAM and the control group's limit.
     spill_dir : str or pathlib.Path, optional
-        Directory on a disk for objects that do not fit into memory. Default: the first suitable of
-        TMPDIR, /var/tmp and the working directory.
+        Directory on a disk for objects that do not fit into memory; it must be there. Default: the
+        first suitable of TMPDIR, /var/tmp and the working directory.
     resources : dict, optional
         What this host has for tasks with `options(resources=)`, such as ``{"gpu": 2}``. With
         `address`, this process then joins with a node of its own. Default: nothing.
@@ -162,6 +163,8 @@ class Cluster(
         elif config.resources is not None:
             parse_amounts(config.resources)
         config = dataclasses.replace(config, **changes)
+        from hoplite_mp.client.entering import enter  # what starts hosts: not of every import
+
         self._pid = os.getpid()
         self._host: Host | None
         self._host, network = enter(
@@ -214,7 +217,7 @@ class Cluster(
 
     @property
     def address(self) -> str | None:
-        """Where others can join, "ip:port"; None if this cluster is of one host.
+        """Where others can join, as ip and port; None if this cluster is of one host.
 
         Examples
         --------
@@ -242,6 +245,8 @@ class Cluster(
             face._host = face._network = face._far = None
             face._shutting = threading.Lock()
             face._join(runtime)
+            if runtime.is_actor and runtime.demands.common_workers():
+                face._pool = COMMON_POOL  # what an actor sends is no call of its own
             runtime.face = lambda: face  # a worker's lives as long as the worker
         found = runtime.face()
         if found is None:
@@ -249,6 +254,10 @@ class Cluster(
                 "this cluster is ending, because nothing in the program refers to it any more"
             )
         return found  # type: ignore[no-any-return]
+
+    def _bound(self, numbers: tuple[int, ...]) -> int:
+        """The pool of one of these nodes, each in turn."""
+        return self._runtime.bound_pool(numbers[next(_turns) % len(numbers)])
 
     def __reduce__(self) -> tuple[Any, ...]:  # where it arrives it is current(), so viewed
         return _arrived, (self._options,)

@@ -54,11 +54,14 @@ class _Explained(type):
 
     @property
     def __doc__(cls) -> str:  # type: ignore[override]
+        own = cls.__dict__.get("__doc__") or ""
+        if not hasattr(cls, "__match_args__"):  # `dataclass`, which has just begun, asks
+            return own
         import ast
         import inspect
         import textwrap
 
-        own = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
+        own = inspect.cleandoc(own)
         try:
             tree = ast.parse(inspect.getsource(sys.modules[__name__]))
         except (KeyError, OSError, SyntaxError, TypeError):  # there is no source here

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import itertools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import errors, serial
@@ -37,7 +36,6 @@ __all__ = ["Options", "TaskExecutor"]
 T = TypeVar("T")
 RETRIES_MAX = 127
 COMMON_POOL = 0
-_turns = itertools.count()
 SHUT_DOWN = "cannot schedule new futures after shutdown: this executor takes no new tasks"
 TIMEOUT_S_MAX = 1e9  # 31 years; more is none
 
@@ -195,8 +193,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         retries = options.retries
         runtime = self._runtime
         pool, demand, nodes = self._pool, options.resources, options.node
-        if demand is not None:
-            nodes = runtime.demands.nodes_for_task(demand, nodes)
+        if demand is not None:  # the workers of an executor have theirs for life
+            pool, nodes = COMMON_POOL, runtime.demands.nodes_for_task(demand, nodes)
         if nodes is not None:
             pool = self._bound(nodes)
         floor = runtime.submitter.floor
@@ -251,10 +249,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return {**changes, "node": numbers}
 
     def _bound(self, numbers: tuple[int, ...]) -> int:
-        """The pool of one of these nodes, each in turn."""
-        if self._pool != COMMON_POOL:
-            return self._pool
-        return self._runtime.bound_pool(numbers[next(_turns) % len(numbers)])
+        """The pool for tasks bound to these nodes: the workers of an executor's own are there."""
+        return self._pool
 
     def _view(self, options: Options) -> TaskExecutor:
         view = TaskExecutor()

@@ -239,10 +239,15 @@ def _take_part(
             also = f", with its standby at {held}" if held else ""
             print(f"node {name} of the cluster at {address}{also}", flush=True)
             _stay(cluster, ending)
-        if ending.is_set() or host is None or not (host.given_up or host.node_died):
+        if ending.is_set():
+            return 0
+        if host is None or not (host.given_up or host.node_died):
+            told = "the cluster has ended, or this host has left it"
+            print(f"hoplite-mp: {told}", file=sys.stderr)
             return 0
         standby = host.standby or standby
         if not standby and _refuses(address):
+            print("hoplite-mp: the cluster has ended", file=sys.stderr)
             return 0
         if time.monotonic() - begun > LIVED_S:
             tries = REJOINS_MAX

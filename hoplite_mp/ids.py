@@ -10,8 +10,12 @@ module only packs and unpacks: it knows neither whether an object exists nor whe
 
 from __future__ import annotations
 
-import secrets
+import os
 import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ID_BYTES = 16
 TABLE_BITS = 16
@@ -19,7 +23,6 @@ INDEX_BITS = 16
 GENERATION_BITS = 32
 
 _PUBLIC = struct.Struct("<QQ")
-_U64_MAX = (1 << 64) - 1
 
 
 def pack_local(table: int, index: int, generation: int) -> int:
@@ -47,6 +50,10 @@ def pack_id(host: int, local: int) -> bytes:
     return _PUBLIC.pack(host, local)
 
 
+unpack_whole: Callable[[bytes], tuple[int, int]] = _PUBLIC.unpack
+"""As unpack_id, for bytes that are known to be an id: an ObjectRef's, say."""
+
+
 def unpack_id(public: bytes) -> tuple[int, int]:
     """The home host id and the local id of a public id."""
     if len(public) != ID_BYTES:
@@ -64,7 +71,9 @@ def format_id(public: bytes) -> str:
 
 def random_host_id() -> int:
     """A new host id: never 0, which stands for "no host"."""
-    return secrets.randbelow(_U64_MAX) + 1
+    while not (host := int.from_bytes(os.urandom(8), "little")):
+        pass
+    return host
 
 
 def _check(name: str, value: int, bits: int) -> None:

@@ -8,18 +8,20 @@ It must never know: pools, options beyond a name, how a task is sent.
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hoplite_mp.client.chunks import Chunks, Items
 from hoplite_mp.client.functions import Fixed
 from hoplite_mp.client.kinds import flags_of
-from hoplite_mp.client.mapping import Results, Run, chunks_of
+from hoplite_mp.client.mapping import Results, Run
 from hoplite_mp.client.memory import check_timeout
 from hoplite_mp.client.option_checks import refuse_env
 from hoplite_mp.client.progress import length_of, open_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from hoplite_mp.client.futures import Future
     from hoplite_mp.client.runtime import Runtime
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["MapCalls"]
 
 T = TypeVar("T")
-CHUNKS_PER_WORKER = 16  # of map(chunksize=None): enough to balance, few enough to be cheap
-CHUNK_ITEMS_MAX = 256
+# Of map(chunksize=None): enough chunks to balance, few enough to be cheap; those with most items
+# are for items that take next to no time.
+CHUNKS_PER_WORKER = 16
+CHUNK_ITEMS_FIRST, CHUNK_ITEMS_MAX = 256, 4096
 
 
 class MapCalls:
@@ -63,7 +67,8 @@ class MapCalls:
         timeout : float, optional
             Seconds from this call, after which asking for a result raises. Default: no limit.
         chunksize : int, optional
-            Items that are sent as one task. Default: chosen from the number of items and workers.
+            Items that are sent as one task. Default: chosen from the number of
+            items and workers; chunks grow while those before are done at once.
         buffersize : int, optional
             How many results may be under way before the iterables are read further. Default: all
             are read at once.
@@ -102,24 +107,23 @@ class MapCalls:
         refuse_env(self._options.env, "map")
         check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
-        items: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
-        if buffersize is None:
-            items = list(items)
-            if chunksize is None and not flags_of(fn):  # what awaits is to run beside others
-                chunksize = self._chunksize(len(items))
-        total = length_of(iterables if buffersize else [items])
-        chunksize = chunksize or 1
-        chunked = chunksize > 1
+        items = Items(iterables, at_once=buffersize is None)
+        total = length_of(iterables) if items.count is None else items.count
+        size = size_max = chunksize or 1
+        if chunksize is None and items.count and not flags_of(fn):
+            size_max = self._chunksize(items.count)  # what awaits is to run beside others
+            size = min(size_max, CHUNK_ITEMS_FIRST)
+        chunked = size > 1
         # What the function carries along is what it is now, for all items.
         fixed: Any = Fixed(fn, chunked, self._options.retry_exceptions)
+        futures: Iterator[tuple[Future[Any], int]]
         if chunked:
             name = self._options.name or getattr(fn, "__name__", "map")
             view = self._view(self._options.override({"name": name}))
-            chunks = chunks_of(items, chunksize)
-            futures = ((view.submit(fixed, chunk), len(chunk)) for chunk in chunks)
-            limit = None if buffersize is None else max(1, buffersize // chunksize)
+            futures = Chunks(items, functools.partial(view.submit, fixed), size, size_max)
+            limit = None if buffersize is None else max(1, buffersize // size)
         else:
-            futures = ((self.submit(fixed, *args), 1) for args in items)
+            futures = ((self.submit(fixed, *args), 1) for args in items.rows())
             limit = buffersize
         bar = open_bar(progress, total)
         return Results(Run(futures, limit, deadline, ordered, self, bar), chunked)

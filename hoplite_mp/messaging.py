@@ -371,6 +371,7 @@ class Messages(Calling):
         to do before. Those whose time is over meanwhile fail."""
         assert self._whole_by is not None, "set before anything is posted"
         deadline = min(self._whole_by, *(receive.deadline for receive in waiting))
+        limit = self._whole_limit() if deadline == self._whole_by else "timeout= of a receive"
 
         def look() -> bool:
             self._check()
@@ -378,7 +379,7 @@ class Messages(Calling):
             return new or self._admitted() > 0
 
         try:
-            self._wait(look, deadline, self._not_full, counts=False)
+            self._wait(look, deadline, lambda: self._not_full(limit), counts=False)
         except HopliteTimeoutError as error:
             now = time.monotonic_ns()
             for receive in waiting:

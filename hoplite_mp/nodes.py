@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import errors
 from hoplite_mp.client.describing import cluster_words
 from hoplite_mp.client.memory import format_bytes, whole
-from hoplite_mp.client.notebook import cluster_html, in_time
 from hoplite_mp.client.spreading import WORKERS_MAX
 from hoplite_mp.client.tracing import Trace
 from hoplite_mp.planner.resources import as_amounts
@@ -221,6 +220,8 @@ class NodeCalls:
 
     def _repr_html_(self) -> str:
         """For notebooks: its nodes, their workers, and memory as bars."""
+        from hoplite_mp.client.notebook import cluster_html, in_time
+
         words = cluster_words(self)
         runtime: Runtime | None = self.__dict__.get("_runtime")
         if runtime is None or words == "closed":

@@ -59,6 +59,8 @@ class ObjectCalls:
         StoreFullError
             There was no room for `Config.put_wait_s` seconds; at once if the value is larger than
             the store's limit.
+        NodeLostError, ManagerLostError
+            The node of this host, or the cluster, is gone.
         ValueError
             `copies` is below 1, or above the number of nodes.
 
@@ -72,6 +74,8 @@ class ObjectCalls:
         >>> c.get(ref)
         array([0, 1, 2, 3])
         """
+        # A small value needs nobody else: without this its ref would name what nobody can be given.
+        self._runtime.memory.check_lost()
         to = other_places(self._runtime, copies)
         ref = self._runtime.memory.put(value)
         keep_copies(self._runtime, ref, copies, to)

@@ -15,7 +15,7 @@ from hoplite_mp.client.ranking import rank_of
 from hoplite_mp.client.streams import Plan, Stream
 from hoplite_mp.client.submitter import FLAG_OWN_STACK
 from hoplite_mp.errors import ClosedError
-from hoplite_mp.executor import SHUT_DOWN, Options, TaskExecutor
+from hoplite_mp.executor import COMMON_POOL, SHUT_DOWN, Options, TaskExecutor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterable
@@ -106,10 +106,12 @@ class StreamCalls(TaskExecutor):
         retries = runtime.config.retries if options.retries is None else options.retries
 
         def begin(plan: Plan) -> Future[Any]:
-            nodes = options.node
+            pool, nodes = self._pool, options.node
             if options.resources is not None:
+                pool = COMMON_POOL
                 nodes = runtime.demands.nodes_for_task(options.resources, nodes)
-            pool = self._pool if nodes is None else self._bound(nodes)
+            if nodes is not None:
+                pool = self._bound(nodes)
             return runtime.submitter.submit(
                 fn,
                 (tuple(plan), *args),

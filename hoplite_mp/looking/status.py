@@ -48,7 +48,7 @@ def gone(cluster: Cluster) -> list[str]:
     along only to look has seen nothing."""
     here = {node.id for node in cluster.nodes}
     return [
-        f"{name} ({host}) is gone, lost or in order, since {ago(seconds)}"
+        f"{name} ({host}) has been gone for {ago(seconds)} (left, or lost)"
         for name, host, seconds in gone_nodes(cluster._runtime)
         if name not in here
     ]

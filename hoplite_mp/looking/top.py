@@ -32,6 +32,7 @@ from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError
 from hoplite_mp.looking import actors
 from hoplite_mp.looking.dump import collect
+from hoplite_mp.looking.status import gone
 from hoplite_mp.looking.visit import brought_along, visit
 from hoplite_mp.nodes import (
     Node,
@@ -51,13 +52,13 @@ if TYPE_CHECKING:
 __all__ = ["Look", "lines", "top"]
 
 PIPED_COLUMNS = 200  # of a table when the output is no terminal
-NARROW_COLUMNS = 110  # on a terminal below that, what says least is left out
+NARROW_COLUMNS = 120  # on a terminal below that, what says least is left out
 COLUMNS = (
-    "node", "host", "address", "workers", "memory", "tasks/s", "done", "failed", "objects",
-    "sent/s", "received/s",
+    "node", "host", "address", "workers", "memory", "running", "tasks/s", "done", "failed",
+    "objects", "sent/s", "received/s",
 )  # fmt: skip
 NUMBERS = COLUMNS[3:]
-LEAST = {"address", "done", "failed", "objects"}
+LEAST = {"address", "running", "done", "failed", "objects"}
 RATES = ("tasks_done", "bytes_sent", "bytes_received")
 NO_RATE = "-"  # there is one look so far
 NO_ANSWER, ALL = "no answer", "all"
@@ -74,12 +75,14 @@ class Look:
     nodes: tuple[Node, ...]
     counts: dict[str, dict[str, int]]  # by node id
     actors: tuple[tuple[str, ...], ...] = ()  # rows of looking/actors.py
+    running: dict[str, int] | None = None  # tasks that ran then, by node id; of those that said so
+    gone: tuple[str, ...] = ()  # a line for each host that is there no longer
 
 
 def lines(now: Look, before: Look | None) -> list[tuple[str, ...]]:
     """One for each node and, of several, one for all; in the order of COLUMNS."""
     found = []
-    total = dict.fromkeys(("workers", "used", "limit", "done", "failed", "objects"), 0)
+    total = dict.fromkeys(("workers", "used", "limit", "done", "failed", "objects", "running"), 0)
     sums: dict[str, float] = {}
     for node in now.nodes:
         free = "".join(f", {words} free" for words in resource_words(node))
@@ -99,6 +102,8 @@ def lines(now: Look, before: Look | None) -> list[tuple[str, ...]]:
             "failed": counts["tasks_failed"],
             "objects": counts["objects"],
         }
+        if now.running is not None and node.id in now.running:
+            one["running"] = now.running[node.id]
         for name, number in one.items():
             total[name] += number
         found.append((*head, *_cells(one, rates)))
@@ -113,6 +118,7 @@ def _cells(counts: dict[str, int], rates: dict[str, float]) -> tuple[str, ...]:
 
     return (
         f"{counts['used'] / max(1, counts['limit']):.0%} of {format_bytes(counts['limit'])}",
+        str(counts["running"]) if "running" in counts else "",
         f"{rates['tasks_done']:.0f}" if "tasks_done" in rates else NO_RATE,
         str(counts["done"]),
         str(counts["failed"]),
@@ -144,7 +150,9 @@ def _look(cluster: Cluster) -> Look:
         for one in list_nodes(runtime)
         if own is None or one.id != node_id(own)
     )
-    return Look(at, tuple(shown), counted, tuple(actors.rows(collect(cluster))))
+    said = collect(cluster)
+    running = {node_id(one["node"]): one["running"]["count"] for one in said["nodes"]}
+    return Look(at, tuple(shown), counted, tuple(actors.rows(said)), running, tuple(gone(cluster)))
 
 
 def _table(title: str, now: Look, before: Look | None, width: int) -> Table:
@@ -159,8 +167,8 @@ def _table(title: str, now: Look, before: Look | None, width: int) -> Table:
 
 
 def _drawn(title: str, now: Look, before: Look | None, width: int) -> Group:
-    """The nodes, and below them the actors, if there are any."""
-    parts = [_table(title, now, before, width)]
+    """The nodes, and below them the hosts that are gone and the actors, if there are any."""
+    parts: list[Table | Text] = [_table(title, now, before, width), *map(Text, now.gone)]
     if now.actors:
         table = Table(title="actors", title_justify="left", box=SIMPLE)
         for name in actors.COLUMNS:

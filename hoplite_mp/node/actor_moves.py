@@ -155,7 +155,7 @@ class ActorMoves:
         if state == 0 and what.state != NO_OBJECT:
             why = ", and the state that it had kept is gone"
         if not what.restarts_left:
-            why = f"; it had been restarted {what.restarts} times"
+            why = f". Its restarts are used up (options(restarts={what.restarts}))"
         if why:
             error = errors.ActorLostError(f"{actor.title} has lost its state: {lost}{why}")
             actors.end_with(actor, error)

@@ -72,6 +72,7 @@ class Wanted:
     places: tuple[int, ...] = ()  # to which it is bound
     env: Environment = ()
     demand: Demand = ()  # resources that it keeps for life
+    only_now: bool = False  # not where it would wait for them
 
 
 @dataclass(slots=True)
@@ -98,7 +99,11 @@ class Actor:
     @property
     def title(self) -> str:
         """As errors name it."""
-        return f"actor {self.label!r} ({self.class_name})" if self.label else f"a {self.class_name}"
+        return (
+            f"actor {self.label!r} ({self.class_name})"
+            if self.label
+            else f"actor {self.class_name}"
+        )
 
 
 @dataclass(slots=True)

@@ -76,6 +76,7 @@ class Actors:
             ask.places,
             ask.env,
             ask.demand,
+            ask.only_now,
         )
         if ask.node == self.node.number:
             self.begin(asker, wanted)
@@ -88,6 +89,9 @@ class Actors:
         """An actor on this host, unless another one has its name."""
         if self.leaving:
             asker.refused(self._why_leaving(), True)
+            return
+        if wanted.only_now and not self.node.resources.has_room(wanted.demand):
+            asker.refused(f"node h{self.node.number} has no room now", True)
             return
         identity = self.client.new(KIND_IDENTITY, STATE["CLAIMED"], NODE_SLOT, 0)
         opening = Opening(asker, wanted, identity)
@@ -375,10 +379,19 @@ class Actors:
     def loss(self, actor: Actor, worker: WorkerInfo, how: str) -> Exception:
         """Why calls of an actor whose process has ended fail."""
         number = self.node.number
-        left = f"; it had been restarted {actor.restarts} times" if actor.restarts else ""
+        used = actor.restarts
+        if actor.ended is not None:
+            then = ""  # it had ended before
+        elif actor.restarts_left > 0:
+            total = used + actor.restarts_left
+            then = f". This call is lost; the actor begins anew (restart {used + 1} of {total})"
+        elif used:
+            then = f". Its restarts are used up (options(restarts={used}))"
+        else:
+            then = ". options(restarts=) begins it anew"
         return errors.ActorLostError(
             f"{actor.title} has lost its state: its process, worker {worker.slot}@h{number}, "
-            f"{how}{left}. options(restarts=) begins it anew"
+            f"{how}{then}"
         )
 
     def freed(self, oid: int) -> None:

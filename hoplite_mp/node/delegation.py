@@ -95,6 +95,7 @@ class Delegation:
         self.is_actor: Callable[[int], bool] = lambda pool: False  # of another host
         # Resources that the task has been given at its runner.
         self.demand_of: Callable[[int], Demand] = lambda oid: ()
+        self.target_of: Callable[[int], bytes] = lambda oid: b""  # see RunTask
         # Told of tasks whose runner has none free: by its home.
         self.was_full: Callable[[int, int], None] = lambda oid, home: None
         self.ranked = _tasks.Ranked(self.tasks)
@@ -264,6 +265,7 @@ class Delegation:
             header["tries"],
             *self.ranked.ranks(oid),
             self.demand_of(oid),
+            self.target_of(oid),
         )
         runner.running[oid] = holds
         self.where[oid] = runner

@@ -133,6 +133,7 @@ class FarActors:
             wanted.places,
             wanted.env,
             wanted.demand,
+            wanted.only_now,
         )
         if not self.send(member.home, ask) and self.asking.pop(ask.number, None) is not None:
             asker.refused(f"node h{node} is gone", True)  # although the manager has not said so yet
@@ -381,6 +382,7 @@ class FarActors:
                 message.places,
                 message.env,
                 message.demand,
+                message.only_now,
             )
             self.node.actors.begin(asker, wanted)
 

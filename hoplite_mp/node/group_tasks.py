@@ -37,13 +37,15 @@ class GroupTasks:
         self.send = send
         self.node = node
         self.watched: dict[bytes, tuple[int, list[int]]] = {}  # task -> its header, where we park
+        # Is that task run again, because its result was lost?
+        self.again: Callable[[int], bool] = lambda oid: False
 
     def ask(self, tasks: Iterable[bytes]) -> None:
         """The manager is told when each of them is over; of those that are at once."""
         over = []
         for task in tasks:
             home, oid = ids.unpack_id(task)
-            if home != self.client.home or self.tasks.done(oid):
+            if home != self.client.home or self._is_over(oid):
                 over.append(task)
             elif task not in self.watched:
                 # Who finishes it wakes this process, which looks before it sleeps.
@@ -56,8 +58,11 @@ class GroupTasks:
         """Is any of them over?"""
         if not self.watched:
             return
-        over = [task for task, (oid, _) in self.watched.items() if self.tasks.done(oid)]
+        over = [task for task, (oid, _) in self.watched.items() if self._is_over(oid)]
         for task in over:
             self.tasks.unpark(self.watched.pop(task)[1])
         if over:
             self.send(GroupTasksOver(self.node(), tuple(over)))
+
+    def _is_over(self, oid: int) -> bool:
+        return self.tasks.done(oid) and not self.again(oid)

@@ -51,6 +51,7 @@ class Guest:
     ready: bool = False  # a call of an actor: what it names is held here
     pool: int = POOL
     late: bool = False  # a call that has come after its actor was closed
+    target: bytes = b""  # the lost result that it makes again
 
 
 class Guests:
@@ -106,7 +107,9 @@ class Guests:
             if not self.admit(peer, message.task, message.demand, needed):
                 self.send(peer, TaskEnded(message.task, "full"))
                 return
-        guest = self.by_task[message.task] = Guest(peer, message.task, [], pool=message.pool)
+        guest = self.by_task[message.task] = Guest(
+            peer, message.task, [], pool=message.pool, target=message.target
+        )
         named = [message.function]
         if message.args:
             named += serial.read_refs(memoryview(message.args))

@@ -158,6 +158,7 @@ class Lan:
         self.recovering = Recovering(node, self)
         self.recovering.lineage.demand_of = node.resources.demand_of
         self.recovering.remaking.take_resources = node.resources.wait
+        node.groups.awaited.again = self.recovering.remaking.runs.__contains__
         self.recovering.homes.has_moved = self.actor_moves.moved
         self.recovering.homes.has_heard = self.actor_moves.look
         self.recovering.homes.holdings.spare = self.spares.number_of

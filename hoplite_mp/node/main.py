@@ -219,8 +219,9 @@ class Node:
         oid = self.tasks.running(slot)
         if not oid:
             return b"", 0
+        task = b"" if self.lan is None else self.lan.recovering.target_of(oid)
         one = self.imports.by_oid.get(oid)  # it comes from another host
-        task = one.object if one else ids.pack_id(self.client.home, oid)
+        task = task or (one.object if one else ids.pack_id(self.client.home, oid))
         return task, self.client.inspect(oid)["tries"]
 
     def driver_name(self, slot: int) -> int:

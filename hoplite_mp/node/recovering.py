@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import ids
 from hoplite_mp.node.homes import Homes
 from hoplite_mp.node.inquiries import Inquiries
 from hoplite_mp.node.lineage import Lineage
@@ -77,6 +78,7 @@ class Recovering:
         remaking.open = self.homes.is_open
         lan.kept.unwanted = self.lineage.holds
         lan.delegation.ends_elsewhere = self._keep
+        lan.delegation.target_of = self.target_of
 
     def _home_at(self, number: int) -> int | None:
         member = self.lan.members.get(number)
@@ -99,6 +101,13 @@ class Recovering:
         running = self.node.tasks.running(slot)
         if running and len(self.lan.members) > 1:
             self._keep(running)
+
+    def target_of(self, oid: int) -> bytes:
+        """The lost result that this task of the node's own tables makes again; b"": none."""
+        guest, run = self.lan.guests.by_oid.get(oid), self.remaking.by_run.get(oid)
+        if guest is not None:
+            return guest.target
+        return b"" if run is None else ids.pack_id(self.node.client.home, run.target)
 
     def is_run_here(self, oid: int) -> bool:
         """Is this task of the node's own tables one that somebody waits for?"""

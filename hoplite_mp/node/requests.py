@@ -207,7 +207,7 @@ class Requests:
             self.node.reply(slot, Reply(request.number, found, why, found is None))
             return
         if self.store.impossible(nbytes):
-            self.node.reply(slot, Reply(request.number, "never", self.store.full_message(), True))
+            self.node.reply(slot, Reply(request.number, "never", self.store.never_message(), True))
             return
 
         if self.node.lan is not None:

@@ -79,7 +79,9 @@ class Resources:
         self.pools: dict[int, int] = {}  # that wait for resources -> for how many workers
         self._order = 0
         self._serving = False
-        self._freed = False  # something of this host's, since the last turn
+        # Something of this host's, since the last turn: it was given back, or who waited for it, so
+        # that it was kept from other hosts' tasks, does no more.
+        self._freed = False
 
     # -- asked by clients ----------------------------------------------------------------------
 
@@ -179,6 +181,10 @@ class Resources:
             return False
         return True
 
+    def has_room(self, demand: Demand) -> bool:
+        """Would who asks for that be given it at once?"""
+        return self.ledger.fits(demand) and not self._is_kept(demand)
+
     def _is_kept(self, demand: Demand) -> bool:
         """Does anybody of this host wait for some of that, who would be given it here?"""
         names = {name for name, _ in demand}
@@ -206,7 +212,9 @@ class Resources:
         who = ("pool", pool.number)
         if not count:
             self.pools.pop(pool.number, None)
-            self.rows.remove(who)
+            if who in self.rows:
+                self._waits_no_more(who)
+                self.node.after(0.0, self.serve)
             return
         self.pools[pool.number] = count
         if who not in self.rows:
@@ -224,6 +232,10 @@ class Resources:
                 self._release(oid)
         if self._freed:
             self.node.after(0.0, self.serve)
+
+    def _waits_no_more(self, who: Any) -> None:
+        self.rows.remove(who)
+        self._freed = True
 
     def _give_back_here(self, token: Any) -> bool:
         freed = self.ledger.give_back(token)
@@ -286,7 +298,7 @@ class Resources:
         while (row := self.rows.first(skip)) is not None:
             who = row.members[0][1]
             if isinstance(who, int) and self.client.state(who) not in UNSENT:
-                self.rows.remove(who)  # cancelled, or its submitter has died
+                self._waits_no_more(who)  # cancelled, or its submitter has died
                 continue
             if not (self._start(row, who) if isinstance(who, tuple) else turn.begin(row, who)):
                 skip.add(row.key)
@@ -296,7 +308,7 @@ class Resources:
         """A worker."""
         pool = self.node.workers.pools.get(who[1])
         if pool is None or not self.pools.get(who[1]):
-            self.rows.remove(who)
+            self._waits_no_more(who)
             return True
         self._order += 1
         token = ("worker", self._order)
@@ -334,7 +346,7 @@ class Resources:
         assert lan is not None
         if ledger.take(oid, demand) is None:
             return False
-        self.rows.remove(oid)
+        self._waits_no_more(oid)
         if not (self.tasks.take(oid) or self.tasks.claim(oid)):  # cancelled just now
             ledger.give_back(oid)
             return True
@@ -364,7 +376,7 @@ class Resources:
 
     def _fail(self, row: Row, why: str) -> None:
         for oid in self.rows.everybody(row):
-            self.rows.remove(oid)
+            self._waits_no_more(oid)
             self.node.workers.fail(oid, why, host_lost=True)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from hoplite_mp import _shm
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hoplite_mp.config import Config
+
+    Candidate = tuple[int, int, int, int]  # when it was last used, its id, payload offset, bytes
 
 __all__ = ["NODE_SLOT", "Store"]
 
@@ -258,29 +261,57 @@ class Store:
     def _spill_until(self, nbytes: int, align: int, slot: int) -> None:
         """Until there is room, and then on to the end of a batch: finding out what was not used
         for longest looks at every header, and the next one who asks need not do that again."""
-        # A small object's bytes help only the client whose span it is in, or us in adopted ones.
-        spans = {offset for offset, lessee in self.spans.items() if lessee in (slot, ADOPTED)}
         size = self.config.span_bytes
+        # A small object's bytes help only the client whose span it is in, and only if that asks
+        # for a span; everybody else is helped by whole spans. Big objects go before these: they
+        # are fewer for as many bytes.
+        own = {offset for offset, lessee in self.spans.items() if lessee == slot and align >= size}
+        others: dict[int, list[Candidate]] = {}
         small = spilled = 0
         batch, room = self.limit // SPILL_BATCHES, False
-        for _, oid, payload, length in sorted(self.client.spill_candidates()):
+        candidates = sorted(self.client.spill_candidates())
+        for candidate in candidates:
             if (room and spilled >= batch) or time.monotonic() < self._spill_again:
                 return
+            _, oid, payload, length = candidate
             big = payload in self.leases
             span = payload & -size
-            if not big and (room or span not in spans or small >= max(size, nbytes)):
+            if not big and span not in own:
+                others.setdefault(span, []).append(candidate)
+                continue
+            if not big and (room or small >= max(size, nbytes)):
                 continue
             if not self.spill_one(oid, payload, length):
                 continue
             spilled += length
             if big:
                 self.take_returns()
-            elif self.spans[span] == ADOPTED:
-                self.sweep_spans()
             else:
                 small += length
                 self.returned_to = slot
             room = room or self._room(nbytes, align)
+        if not room and not small:
+            count = len(candidates) // SPILL_BATCHES
+            self._empty_spans(others, lambda: self._room(nbytes, align), count)
+
+    def _empty_spans(
+        self, found: dict[int, list[Candidate]], enough: Callable[[], bool], count: int
+    ) -> None:
+        """Spills all that is in a span, those first that were not used for longest, and takes it
+        away from its lessee; until there is enough, and then on to so many objects."""
+        used = Counter(payload & -self.config.span_bytes for payload in self.client.live_blocks())
+        done = 0
+        for offset, inside in sorted(found.items(), key=lambda item: item[1][-1][0]):
+            if used[offset] != len(inside):
+                continue  # something in it is pinned, or is an error
+            if time.monotonic() < self._spill_again or (done >= count and enough()):
+                return
+            done += len(inside)
+            if all(self.spill_one(oid, payload, length) for _, oid, payload, length in inside):
+                lessee = self.spans.get(offset)
+                if lessee == ADOPTED or (lessee is not None and self.client.revoke_span(offset)):
+                    del self.spans[offset]
+                    self.arena.free(offset)
 
     def spill_one(self, oid: int, payload: int, nbytes: int) -> bool:
         """Moves one unpinned object into the spill file."""
@@ -383,6 +414,11 @@ class Store:
         """How full it is, without a look at every object."""
         room = f"store of h{self.number()} holds {format_bytes(self.arena.used)}"
         return f"{room} of {format_bytes(self.limit)}"
+
+    def never_message(self) -> str:
+        """Why there is no room for what could never have any."""
+        limit = format_bytes(self.limit)
+        return f"that is larger than the whole store of h{self.number()} ({limit}): raise memory="
 
     def full_message(self) -> str:
         """Why there is no room: who pins how much, in the words of StoreFullError."""

@@ -47,6 +47,7 @@ class OpenActor(msgspec.Struct, frozen=True, tag=True, array_like=True):
     places: tuple[int, ...] = ()  # to which it is bound; none: it may begin again on any node
     env: Environment = ()  # changes of its process's environment
     demand: Wanted = ()  # resources that it keeps for life
+    only_now: bool = False  # refused as by a node that is gone, where it would wait for them
 
 
 class BindActor(msgspec.Struct, frozen=True, tag=True, array_like=True):

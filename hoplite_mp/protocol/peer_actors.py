@@ -54,8 +54,8 @@ class BeginActor(Message, frozen=True):
     """An actor on the receiver's host. `setup`: the object with its constructor and arguments.
     `about`: what handles know of it, in words of clients. `audience`: as in RunTask. `places`: the
     nodes to which it is bound; none: it may begin again on any. `env`: changes of its process's
-    environment. `demand`: resources that it keeps for life. Answered by ActorBegun with the same
-    number."""
+    environment. `demand`: resources that it keeps for life. `only_now`: refused where it would wait
+    for them. Answered by ActorBegun with the same number."""
 
     number: int
     setup: bytes
@@ -69,6 +69,7 @@ class BeginActor(Message, frozen=True):
     places: tuple[int, ...] = ()
     env: Environment = ()
     demand: Wanted = ()
+    only_now: bool = False
 
     def __post_init__(self) -> None:
         environment("env", self.env)

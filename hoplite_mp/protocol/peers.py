@@ -294,7 +294,8 @@ class RunTask(Message, frozen=True):
     `task` is the id of its result. `args` are the arguments' payload, or `args_object` is the
     object that they are (16 zero bytes: none). The sender holds everything that is named here until
     the task has ended. `audience`: home of the host whose driver hears what it prints; 0: the
-    sender's.
+    sender's. `target`: the lost result that this run makes again, by which Groups know the task;
+    empty: it is the task's first result.
     """
 
     task: bytes
@@ -311,10 +312,11 @@ class RunTask(Message, frozen=True):
     priority: int = 0
     floor: int = 0  # of a task with a priority or resources: level of its sender
     demand: Wanted = ()  # resources
+    target: bytes = b""
 
     def __post_init__(self) -> None:
         between("pool", self.pool, 0, _U16_MAX)
-        for name in ("task", "function", "args_object"):
+        for name in ("task", "function", "args_object", *(("target",) if self.target else ())):
             _object(name, getattr(self, name))
         _payload(self.args)
         counts(timeout_ns=self.timeout_ns, audience=self.audience)

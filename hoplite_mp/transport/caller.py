@@ -158,7 +158,7 @@ class Caller:
             why = "no answer" if self._coming is not None else NO_HANDSHAKE
             self._last = f"{self._endpoints[self._next]}: {why}"
         seconds = f"{self._timeout_s:.3g} s"
-        raise self._lost(f"{self._name} did not answer within {seconds} ({self._last})")
+        raise self._lost(f"no answer within {seconds} ({self._last})")
 
     # -- one attempt ---------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Caller:
             self._rounds_lost = 0 if self._arrived else self._rounds_lost + 1
             self._arrived = False
             if self._rounds_max and self._rounds_lost == self._rounds_max:
-                raise self._lost(f"{self._name} cannot be reached ({self._last})")
+                raise self._lost(f"it cannot be reached ({self._last})")
             self._again_at = now + ROUND_PAUSE_S
 
     def _abandon(self) -> None:
@@ -256,14 +256,15 @@ class Caller:
         return f"{self._service} at {self._endpoints[self._next]}"
 
     @property
-    def _name(self) -> str:
-        return f"{self._service} at {', '.join(map(str, self._endpoints))}"
-
-    @property
     def _service(self) -> str:
-        return "standby" if self._role == "tool" else SERVICE_OF[self._role]
+        # Who only looks, or promotes, does not know whether it is a manager or a standby.
+        return "host" if self._role == "tool" else SERVICE_OF[self._role]
 
     def _lost(self, words: str) -> ConnectionError:
+        where = " or ".join(map(str, self._endpoints))
         if SERVICE_OF[self._role] == "manager":
-            return ManagerLostError(f"{words}: check the address, and whether the cluster runs")
-        return ConnectionError(words)
+            return ManagerLostError(
+                f"nobody at {where} answers for the cluster: {words}; check the address, and "
+                "whether the cluster runs"
+            )
+        return ConnectionError(f"{self._service} at {where}: {words}")

@@ -53,10 +53,9 @@ def listen(host: str, ports: Iterable[int]) -> socket.socket:
 
     "::" serves IPv4 as well. ConfigError: `host` is not this host's, or no port is free.
     """
-    tried = 0
+    tried = list(ports)
     for family, where in _local(host):
-        for port in ports:
-            tried += 1
+        for port in tried:
             sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             try:
                 # A successor need not wait for connections of the last life to fade out.
@@ -73,9 +72,17 @@ def listen(host: str, ports: Iterable[int]) -> socket.socket:
                 raise ConfigError(_words(host, error)) from error
             return sock
     raise ConfigError(
-        f"none of {tried} ports is free at {host} (or they need privileges); give others, or 0 "
-        "for any"
+        f"{_port_words(tried)} at {host}: in use, or a port that needs privileges; give another, "
+        "or 0 for any"
     )
+
+
+def _port_words(ports: list[int]) -> str:
+    if len(ports) == 1:
+        return f"port {ports[0]} is not free"
+    if ports and ports == list(range(ports[0], ports[-1] + 1)):
+        return f"none of the ports {ports[0]}-{ports[-1]} is free"
+    return f"none of the ports {', '.join(map(str, ports))} is free"
 
 
 def _local(host: str) -> list[Endpoint]:

@@ -33,6 +33,7 @@ __all__ = ["Meeting", "Sole", "anybody", "folders", "peer_of", "reach"]
 FOLDER = "hoplite_mp"
 BACKLOG = 64  # drivers that come in the same moment; one more waits in connect()
 AGAIN_MAX = 100  # tries in one directory that others remove
+PID_BYTES_MAX = 20
 NAME = re.compile(r"[0-9a-f]{32}")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _TIMEVAL = struct.Struct("ll")
@@ -88,12 +89,17 @@ class Meeting:
         which it is logged that one is not fit."""
         why = OSError(errno.ENOENT, "no directory is fit for it")
         for folder in folders():
-            try:
-                place = _open(folder, level, make=True)
-                if place is not None:
+            for _ in range(AGAIN_MAX):
+                try:
+                    place = _open(folder, level, make=True)
+                    if place is None:
+                        break
                     return cls._take(folder, place, cluster.hex())
-            except OSError as error:
-                why = error
+                except FileNotFoundError as error:  # the last one in it has just removed it
+                    why = error
+                except OSError as error:
+                    why = error
+                    break
         raise why
 
     @classmethod
@@ -137,7 +143,7 @@ class Meeting:
 
 class Sole:
     """Being the only process of this user on this host that does something: a locked file in the
-    directory. The kernel ends it with the process."""
+    directory, with the number of the process. The kernel ends it with the process."""
 
     def __init__(self, folder: str, place: int, name: str, fd: int) -> None:
         self._folder = folder
@@ -177,8 +183,28 @@ class Sole:
                 except FileNotFoundError:
                     continue
                 if named == os.fstat(fd).st_ino:  # else one that has just ended has removed it
+                    os.truncate(fd, 0)
+                    os.pwrite(fd, str(os.getpid()).encode(), 0)
                     stack.pop_all()
                     return cls(folder, place, name, fd)
+
+    @staticmethod
+    def holder(name: str) -> int | None:
+        """The process that is it; 0 if it has not said yet which it is. None: nobody is."""
+        for place in _places():
+            try:
+                fd = os.open(
+                    f"{name}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place
+                )
+            except OSError:
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(os.pread(fd, PID_BYTES_MAX, 0) or b"0")
+            finally:
+                os.close(fd)
+        return None
 
     def close(self) -> None:
         """Somebody else may be it."""

@@ -1,7 +1,9 @@
 """What a handle does: calls, arguments, results, mistakes."""
 
 import concurrent.futures
+import os
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +147,54 @@ def test_waiting_for_a_later_call_to_itself(c: hoplite_mp.Cluster) -> None:
         counter.call_me(counter).result(20)
     other = c.actor(Counter, 41)
     assert counter.call_me(other).result(20) == 42
+
+
+class Sends:
+    """Gives work to the cluster that it is in."""
+
+    def pids(self) -> list[int]:
+        c = hoplite_mp.current()
+        there = [
+            c.submit(os.getpid),
+            c.options(node="h0").submit(os.getpid),
+            c.options(priority=1).submit(os.getpid),
+        ]
+        pids = [os.getpid(), *(one.result(20) for one in there)]
+        return [*pids, *c.map(_pid_for, range(2)), *(c.get(ref) for ref in c.stream(_own_pid))]
+
+
+def _pid_for(_: int) -> int:
+    return os.getpid()
+
+
+def _own_pid() -> Iterator[int]:
+    yield os.getpid()
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_what_an_actor_sends_runs_in_the_clusters_workers(
+    c: hoplite_mp.Cluster, concurrency: int
+) -> None:
+    """Its process is for its calls alone, and it may wait for what it has sent."""
+    own, *others = c.options(concurrency=concurrency).actor(Sends).pids().result(60)
+    assert own not in others
+
+
+def test_an_actor_of_a_cluster_without_workers_runs_what_it_sends() -> None:
+    """When the call that has sent it has ended."""
+
+    class Keeps:
+        def send(self) -> None:
+            self.future = hoplite_mp.current().submit(os.getpid)
+
+        def pids(self) -> tuple[int, int]:
+            return self.future.result(20), os.getpid()
+
+    with hoplite_mp.Cluster(workers=0) as c:
+        keeps = c.actor(Keeps)
+        keeps.send().result(60)
+        sent, own = keeps.pids().result(60)
+        assert sent == own
 
 
 def test_a_call_that_has_not_begun_is_cancelled(c: hoplite_mp.Cluster, tmp_path: Path) -> None:

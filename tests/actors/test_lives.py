@@ -82,7 +82,7 @@ def test_close_finishes_what_was_called_and_refuses_the_rest(c: hoplite_mp.Clust
     after = counter.add()
     assert before.result(20) == 1
     assert held.result(20) == 11
-    with pytest.raises(ActorLostError, match="a Counter was closed"):
+    with pytest.raises(ActorLostError, match="actor Counter was closed"):
         after.result(20)
     Actor.close(counter)
 
@@ -106,7 +106,11 @@ def test_its_state_is_never_lost_in_silence(c: hoplite_mp.Cluster) -> None:
     eventually(running.running)
     os.kill(pid, signal.SIGKILL)
     for future in (running, waiting, counter.add()):
-        with pytest.raises(ActorLostError, match=r"a Counter has lost its state.*SIGKILL"):
+        with pytest.raises(
+            ActorLostError,
+            match=r"^actor Counter has lost its state.*SIGKILL.*"
+            r"\. options\(restarts=\) begins it anew$",
+        ):
             future.result(20)
     with pytest.raises(WorkerLostError):
         counter.add().result(20)
@@ -131,14 +135,16 @@ def test_a_restart_begins_anew_and_goes_on_with_what_had_not_begun(
     waiting = [counter.note(i) for i in range(50)]
     eventually(running.running)
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(ActorLostError):
+    with pytest.raises(ActorLostError, match=r"the actor begins anew \(restart 1 of 1\)$"):
         running.result(20)
     assert [one.result(20) for one in waiting] == list(range(1, 51))
     assert counter.notes().result(20) == list(range(50))
     assert counter.add().result(20) == 101
     assert Actor.restarts(counter) == 1
     os.kill(counter.pid().result(20), signal.SIGKILL)
-    with pytest.raises(ActorLostError, match="restarted 1 time"):
+    with pytest.raises(
+        ActorLostError, match=r"Its restarts are used up \(options\(restarts=1\)\)$"
+    ):
         counter.add().result(20)
 
 
@@ -256,3 +262,10 @@ def test_a_handle_holds_its_cluster() -> None:
     del handle
     gc.collect()
     eventually(lambda: _gone(pid))
+
+
+def test_an_identity_that_nobody_became_is_no_actor(c: hoplite_mp.Cluster) -> None:
+    """Who asked for the name a moment ago was given it, and could not begin: what the node leaves
+    under the identity says so to those who have found it meanwhile."""
+    nobody = c.put(None)
+    assert c._runtime.actors._known(nobody._hold) is None

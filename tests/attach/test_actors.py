@@ -125,7 +125,9 @@ def test_people_see_them(up: Up, tmp_path: Path) -> None:
             ps = c.options(name="ps", restarts=3).actor(Counter)
             other = c.actor(Counter)
             assert other.add().result(20) == 1
-            os.kill(ps.pid().result(20), signal.SIGKILL)
+            pid = ps.pid().result(20)
+            eventually(lambda: command(up, "dump").count("1 are done") == 2)  # each is counted
+            os.kill(pid, signal.SIGKILL)
             eventually(lambda: Actor.restarts(ps) == 1)
             for _ in range(4):
                 ps.add().result(20)

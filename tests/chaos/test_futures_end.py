@@ -250,6 +250,8 @@ def test_a_callback_that_raises_leaves_nobody_waiting() -> None:
     assert (len(done), len(left)) == (20, 0)
     assert c._host is not None
     assert c._host.ended.wait(ENDED_S)
+    with pytest.raises(hoplite_mp.NodeLostError):
+        c.put(1)
     c.shutdown()
 
 

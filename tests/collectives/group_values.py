@@ -7,10 +7,12 @@ imported by programs on emulated hosts, so it needs no test runner.
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import decimal
 import enum
 import fractions
+import warnings
 from typing import Any
 
 import numpy as np
@@ -89,9 +91,12 @@ def samples() -> dict[str, Any]:
         "masked constant": np.ma.masked, "masked records": np.ma.zeros(2, "i4,f8"),
         "matrix": np.arange(4).reshape(2, 2).view(np.matrix),
         "recarray": np.rec.array([(1, 2.0)], "i4,f8"),
-        "chararray": np.char.array(["a", "b "]), "subclass": named([1.0, 2.0], "mine"),
+        "subclass": named([1.0, 2.0], "mine"),
         "large subclass": named(np.arange(40_000.0), "large"),
     }  # fmt: skip
+    with warnings.catch_warnings(), contextlib.suppress(DeprecationWarning):
+        warnings.simplefilter("error")  # numpy 2.5 and later deprecate the class
+        found["chararray"] = np.char.array(["a", "b "])
     try:
         import pandas as pd
     except ImportError:
@@ -114,6 +119,8 @@ def same(a: Any, b: Any) -> bool:
             and same(np.ma.getmaskarray(a), np.ma.getmaskarray(b))
             and same(np.asarray(a.data), np.asarray(b.data))
         )
+    if isinstance(a, np.longdouble):  # of its 16 bytes 6 are padding, which nobody writes
+        return bool(a == b)
     if isinstance(a, (np.ndarray, np.generic)):
         return _same_array(a, b)
     if isinstance(a, float):

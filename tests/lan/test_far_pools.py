@@ -184,3 +184,23 @@ print("all")
 """,
     )
     assert "all" in out
+
+
+def test_what_their_processes_send_to_a_node_runs_there(cluster: UpCluster, lan: Lan) -> None:
+    out = cluster.run(
+        lan[1],
+        WAIT_FOR_ALL
+        + """
+def name():
+    return os.uname().nodename
+def send(rank=0):
+    c = hoplite_mp.current()
+    nodes = sorted((n for n in c.nodes if n.workers), key=lambda n: n.host)
+    return [c.options(node=n).submit(name).result(30) for n in nodes]
+print(c.spmd(send, 1, node=there)[0].result(60))
+with c.executor(1, node=there) as e:
+    print(e.submit(send).result(60))
+print(c.options(node=there).actor(type("A", (), {"send": lambda self: send()})).send().result(60))
+""",
+    )
+    assert out.splitlines() == ["['h1', 'h2', 'h3']"] * 3

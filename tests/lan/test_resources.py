@@ -10,6 +10,7 @@ import pytest
 
 from tests.lan import Lan
 from tests.lan.test_cluster import PATIENCE_S, UpCluster
+from tests.lan.test_silence import Driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -211,3 +212,120 @@ except ValueError as error:
     assert driver.wait(PATIENCE_S) == 0
     driver.stdout.close()
     assert cluster.end() == [0]
+
+
+def test_a_lost_result_is_made_again_when_there_is_room_for_it(lan: Lan) -> None:
+    """The run that makes it again waits for what the task needs, and has it while it runs."""
+    cluster = UpCluster(lan, tls=False, workers=1, joins=0)
+    first = cluster.join(lan[1], 1, ["--resources", "gpu=1"])
+    with Driver(
+        cluster,
+        lan[0],
+        BEGIN
+        + """
+import pathlib, tempfile
+folder = pathlib.Path(tempfile.mkdtemp())  # hosts share the disk
+def make():
+    given = hoplite_mp.current().assigned
+    (folder / f"{where()}.{len(list(folder.iterdir()))}").touch()
+    return np.full(200_000, 1 + len(given["gpu"]))
+def hold():
+    (folder / "held").touch()
+    while not (folder / "open").exists():
+        time.sleep(0.005)
+have(1)
+made = gpu.submit(make)
+c.wait(made)
+print("made", flush=True)
+input()
+have(2)
+(third,) = [n for n in c.nodes if n.host == "h3" and n.resources]
+held = gpu.options(node=third).submit(hold)
+while not (folder / "held").exists():
+    time.sleep(0.005)
+print("held", flush=True)
+input()
+have(1)
+try:
+    c.get(made, timeout=1.5)
+except hoplite_mp.HopliteTimeoutError:
+    print("waits", len(list(folder.glob("h3.*"))), flush=True)
+(folder / "open").touch()
+held.result(30)
+print(c.get(made, timeout=30)[-1], len(list(folder.glob("h3.*"))), flush=True)
+deadline = time.monotonic() + 20
+while c.stats()["resources_free"]["gpu"] != 1 and time.monotonic() < deadline:
+    time.sleep(0.02)
+print(c.stats()["resources_free"], gpu.submit(what).result(30)[:2], flush=True)
+""",
+    ) as driver:
+        assert driver.hear() == "made"
+        second = cluster.join(lan[2], 1, ["--resources", "gpu=1"])
+        cluster.joined = [second]
+        driver.say()
+        assert driver.hear() == "held"
+        lan[1].signal(first, 9)
+        first.wait(PATIENCE_S)
+        driver.say()
+        assert driver.hear() == "waits 0"
+        assert driver.hear() == "2 1"
+        assert driver.hear() == "{'gpu': 1} ('h3', {'gpu': [0]})"
+    assert cluster.end() == [0, 0]
+
+
+def test_actors_that_are_made_in_a_row_go_where_there_is_room(lan: Lan) -> None:
+    """What the first ones keep on other hosts, this one's node does not know."""
+    cluster = UpCluster(lan, tls=False, workers=1, joins=0, more=["--resources", "gpu=1"])
+    cluster.joined = [
+        cluster.join(lan[1], 1, ["--resources", "gpu=2"]),
+        cluster.join(lan[2], 1, ["--resources", "gpu=1"]),
+    ]
+    out = cluster.run(
+        lan[0],
+        BEGIN
+        + """
+have(4)
+class A:
+    def go(self):
+        return where()
+made = [gpu.actor(A) for _ in range(4)]
+print(sorted(a.go().result(30) for a in made))
+fifth = gpu.actor(A)
+call = fifth.go()
+print(c.wait([call], timeout=0.2)[0])
+for one in made:
+    hoplite_mp.Actor.close(one)
+print(call.result(30) in ("h1", "h2", "h3"))
+""",
+    )
+    assert out.splitlines() == ["['h1', 'h2', 'h2', 'h3']", "[]", "True"]
+    assert set(cluster.end()) == {0}
+
+
+def test_what_is_kept_for_somebody_who_gives_up_is_others(lan: Lan) -> None:
+    """A host refuses a task because one of its own waits for more than is free; that one is
+    cancelled, and nothing is given back."""
+    cluster = UpCluster(lan, tls=False, workers=1, joins=0)
+    cluster.joined = [cluster.join(lan[1], 2, ["--resources", "gpu=2"])]
+    out = cluster.run(
+        lan[0],
+        BEGIN
+        + """
+class There:
+    def begin(self):
+        here = hoplite_mp.current()
+        self.holds = here.options(resources={"gpu": 1}).actor(list)
+        self.holds.copy().result(30)
+        self.waits = here.options(resources={"gpu": 2}).submit(where)
+    def cancel(self):
+        return self.waits.cancel()
+have(2)
+there = c.options(node=[n for n in c.nodes if n.resources]).actor(There)
+there.begin().result(30)
+refused = gpu.submit(where)
+print(c.wait(refused, timeout=1.0)[0])
+print(there.cancel().result(30), refused.result(30))
+""",
+    )
+    assert out.splitlines() == ["[]", "True h2"]
+    assert cluster.end() == [0, 0]

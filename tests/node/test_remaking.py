@@ -124,6 +124,33 @@ def test_a_lost_result_is_made_again_when_it_is_asked_for(
     clean(network)
 
 
+def test_the_run_is_known_by_the_result_that_it_makes_again(
+    network: LossNetwork, sender: LossSide
+) -> None:
+    """Wherever it runs: Groups must not take it for a task of which they have never heard."""
+    oid, runner = submit(network, BIG)
+    target = ids.pack_id(sender.home, oid)
+    network.lose(runner)
+    sender.places.want(oid, lambda: None)
+    network.settle()
+    (there, task), *others = [
+        (side, found) for side in network.living if (found := side.take_task())
+    ]
+    assert not others
+    assert there is not sender
+    assert there.recovering.target_of(task) == target
+    assert there.node_tasks.task(task)[5] == 1, "and by how often it was tried"
+    (run,) = sender.recovering.remaking.by_run
+    assert sender.recovering.target_of(run) == target
+    assert oid in sender.recovering.remaking.runs
+    there.answer(task, BIG)
+    network.settle()
+    assert oid not in sender.recovering.remaking.runs
+    again, first = submit(network, BIG)
+    assert first.recovering.target_of(again) == b""
+    clean(network)
+
+
 def test_workers_of_this_host_make_it_again(network: LossNetwork, sender: LossSide) -> None:
     oid, _ = submit(network, BIG)
     for side in list(network.living[1:]):

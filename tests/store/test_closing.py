@@ -90,9 +90,7 @@ def filled(number: int) -> bytes:
     return bytes([number]) * 60_000
 
 
-@pytest.mark.soak
 def test_small_spans_in_a_small_store() -> None:
-    """Fails about one time in three: see "Not yet" in docs/failures.md."""
     with hoplite_mp.Cluster(2, memory="2MiB") as c:
         futures = [c.submit(filled, number) for number in range(40)]
         assert all(c.get(future) == filled(number) for number, future in enumerate(futures))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp import Config, HopliteTimeoutError, ObjectLostError, StoreFullError
+from hoplite_mp import Config, ConfigError, HopliteTimeoutError, ObjectLostError, StoreFullError
 from tests.store.helpers import (
     MIB,
     checksum,
@@ -223,12 +223,23 @@ def test_everything_pinned(tmp_path: Path) -> None:
         assert isinstance(caught.value, MemoryError)
         with pytest.raises(StoreFullError):
             c.empty(8 * MIB, np.uint8)
-        with pytest.raises(StoreFullError, match="pinned by arrays"):
+        with pytest.raises(StoreFullError, match=r"^result of 8.*pinned by arrays"):
             c.submit(mib, 8).result()
         assert c.submit(echo, 5).result() == 5
         assert all((array == made(seed)).all() for seed, array in enumerate(arrays))
         del arrays
         assert checksum(c.get(c.put(mib(8)))) == checksum(mib(8))
+
+
+def test_what_is_larger_than_the_store_never_has_room(tmp_path: Path) -> None:
+    why = r"4[08](\.0)? MiB: that is larger than the whole store of h0 \(32 MiB\): raise memory=$"
+    with opened(tmp_path) as c:
+        with pytest.raises(StoreFullError, match=f"^put of {why}"):
+            c.put(mib(48))
+        with pytest.raises(StoreFullError, match=f"^empty of {why}"):
+            c.empty(40 * MIB, np.uint8)
+        with pytest.raises(StoreFullError, match=f"^result of {why}"):
+            c.submit(mib, 48).result()
 
 
 def test_what_another_process_pins_is_named(tmp_path: Path) -> None:
@@ -273,7 +284,7 @@ def attempts_that_fail_at_once(c: Cluster) -> None:
         lambda: c.submit(np.zeros, LIMIT, np.uint8).result(),
     ):
         begun = time.monotonic()
-        with pytest.raises(StoreFullError, match="of 32 MiB"):
+        with pytest.raises(StoreFullError, match=r"larger than the whole store of h0 \(32 MiB\)"):
             attempt()
         assert time.monotonic() - begun < LONG_S / 10
 
@@ -316,9 +327,30 @@ def test_spill_bytes_max_0_means_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("directory", ["missing", "a file"])
 def test_a_directory_that_cannot_be_used(tmp_path: Path, directory: str) -> None:
     (tmp_path / "a file").touch()
-    with opened(tmp_path / directory, put_wait_s=0.2) as c:
+    with pytest.raises(ConfigError, match=rf"^spill_dir='.*/{directory}' is no directory of this"):
+        opened(tmp_path / directory)
+    with opened(tmp_path / directory, spill_bytes_max=0) as c:  # nothing is to be spilled
+        assert c.get(c.put(made(1))).nbytes == made(1).nbytes
+
+
+def test_a_directory_that_may_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, *how: path != str(tmp_path) and access(path, *how)
+    )
+    with pytest.raises(ConfigError, match="cannot be written by this process"):
+        opened(tmp_path)
+
+
+def test_a_directory_that_goes_away(tmp_path: Path) -> None:
+    directory = tmp_path / "going"
+    directory.mkdir()
+    with opened(directory, put_wait_s=0.2) as c:
+        directory.rmdir()
         refs = [c.put(made(seed)) for seed in range(7)]
-        with pytest.raises(StoreFullError, match=directory):
+        with pytest.raises(StoreFullError, match="going"):
             c.put(made(8))
         assert all((c.get(ref) == made(seed)).all() for seed, ref in enumerate(refs))
 

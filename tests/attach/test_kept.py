@@ -1,0 +1,101 @@
+"""A cluster whose manager no process of an engine has: it outlives who has begun it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import hoplite_mp
+from hoplite_mp.integrations import beside
+from hoplite_mp.transport.rendezvous import Sole
+from tests.attach.conftest import PATIENCE_S, ROOT
+
+BEGINS = """
+import dataclasses, json, os, signal, sys
+import hoplite_mp
+from hoplite_mp.integrations import beside
+config = hoplite_mp.Config(beside_idle_s=float(sys.argv[1]))
+place = beside.begin_kept("127.0.0.1:0", memory="64MiB", tls=False, config=config)
+member = beside.take_part(place)
+member.cluster.put(1)
+print(json.dumps(dataclasses.asdict(place)), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def begun(idle_s: float) -> beside.Place:
+    """By a process that is killed then."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGINS, str(idle_s)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == -signal.SIGKILL
+    told = json.loads(done.stdout)
+    return beside.Place(**{**told, "config": hoplite_mp.Config(**told["config"])})
+
+
+def until_gone(place: beside.Place) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while beside.is_kept(place):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_it_goes_on_without_who_has_begun_it() -> None:
+    place = begun(60.0)
+    assert beside.is_kept(place)
+    member = beside.take_part(place)
+    c = member.cluster
+    ref = c.put(np.ones(100_000))
+    view = c.get(ref)
+    assert c.nodes[0].workers == 0
+    assert beside.take_part(place) is member
+    beside.end_kept(place)
+    assert not beside.is_kept(place)
+    beside.end_kept(place)  # no effect
+    assert c._host is not None
+    assert c._host.ended.wait(PATIENCE_S)
+    with pytest.raises(hoplite_mp.NodeLostError):
+        c.put(1)
+    assert view.sum() == 100_000
+    member.end()
+
+
+def test_nobody_uses_it() -> None:
+    place = begun(0.5)
+    until_gone(place)
+    with pytest.raises(hoplite_mp.ManagerLostError):
+        beside.take_part(place, 0.5)
+
+
+def test_its_keeper_is_killed() -> None:
+    place = begun(60.0)
+    member = beside.take_part(place)
+    pid = Sole.holder(beside.lock_name(place))
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+    until_gone(place)
+    host = member.cluster._host
+    assert host is not None
+    assert host.ended.wait(PATIENCE_S)
+    # Who waits for the way back hears that there is none, or what calls then raise.
+    with pytest.raises((hoplite_mp.NodeLostError, hoplite_mp.ManagerLostError)):
+        beside.take_part(place, 0.1).cluster.put(1)
+    member.end()
+
+
+def test_the_address_is_taken() -> None:
+    place = begun(60.0)
+    with pytest.raises(hoplite_mp.ConfigError):
+        beside.begin_kept(place.address, tls=False)
+    beside.end_kept(place)
