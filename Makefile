@@ -13,11 +13,14 @@ ROOMS := hoplite_mp._shm hoplite_mp._tasks hoplite_mp._reduce hoplite_mp._engine
 BUILD_INPUTS := pyproject.toml setup.py $(wildcard cext/*)
 SANITIZE := .build-sanitize
 
+# Each of the thousands of processes that the tests start would otherwise compile our modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test bench bench-lan bench-deaths peers engines test-engines \
-        test-engines-short docs build debug sanitize tsan soak steady test-wheel clean
+.PHONY: help demo test bench bench-lan bench-deaths bench-applications bench-engines peers engines \
+        test-engines test-engines-short docs build debug sanitize tsan soak steady test-wheel clean
 
 help:
 	@echo "make demo      the main job on this host, on real data"
@@ -25,6 +28,8 @@ help:
 	@echo "make bench     the benchmarks"
 	@echo "make bench-lan the benchmarks over emulated hosts, Gloo beside them, as root"
 	@echo "make bench-deaths  what deaths in the middle cost, beside Gloo and Open MPI, as root"
+	@echo "make bench-applications  whole applications on ours, Ray and Dask, over emulated hosts, as root"
+	@echo "make bench-engines  broadcast and reduce inside Ray and Dask, beside their own, as root"
 	@echo "make peers     the environment of the peers, which these two make by themselves"
 	@echo "make engines   the environment with Ray, Dask and torch, which the next two make by themselves"
 	@echo "make test-engines  the tests of the front ends to Ray, Dask and torch, all of them"
@@ -64,6 +69,13 @@ bench-deaths: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.lan.deaths -n 8
 	$(BIN)/python -m benchmarks.lan.sgd -n 8
 	$(BIN)/python -m benchmarks.lan.deaths_beside -n 8
+
+# Goes on where it was stopped; `... -m benchmarks.applications --report` prints what there is.
+bench-applications: $(ENGINES)/.installed
+	$(ENGINES)/bin/python -m benchmarks.applications
+
+bench-engines: $(ENGINES)/.installed
+	$(ENGINES)/bin/python -m benchmarks.engines -n 8
 
 peers: $(PEERS)/.installed
 

@@ -35,6 +35,8 @@ myst_heading_anchors = 3
 default_role = "py:obj"
 highlight_language = "text"  # a drawing is no program
 
+# Only their names are needed, and Ray with torch would be a gigabyte.
+autodoc_mock_imports = ["dask", "distributed", "ray", "torch"]
 autodoc_member_order = "groupwise"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True}

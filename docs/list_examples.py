@@ -25,11 +25,19 @@ class Examples(Directive):
             section += nodes.title(text=question)
             section += nodes.paragraph("", "", nodes.literal(text=f"examples/{path.name}"))
             for part in rest.strip().split("\n\n"):
-                section += nodes.paragraph(text=part)
+                section += _paragraph(part)
             code = text[text.index('"""', 3) + 3 :].strip() + "\n"
             section += nodes.literal_block(code, code, language="python")
             found.append(section)
         return found
+
+
+def _paragraph(text: str) -> nodes.paragraph:
+    """What stands between backticks is a literal: commands keep their quotes and dashes."""
+    made = nodes.paragraph()
+    for number, part in enumerate(text.replace("``", "`").split("`")):
+        made += nodes.literal(text=part) if number % 2 else nodes.Text(part)
+    return made
 
 
 def setup(app: Any) -> dict[str, Any]:

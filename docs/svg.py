@@ -85,10 +85,19 @@ class Drawing:
         )
 
     def line(
-        self, x1: float, y1: float, x2: float, y2: float, colour: str, *, dash: str = ""
+        self,
+        x1: float,
+        y1: float,
+        x2: float,
+        y2: float,
+        colour: str,
+        *,
+        dash: str = "",
+        width: float = 1,
     ) -> None:
         """A straight line."""
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
+        dashes += f' stroke-width="{width:g}"' if width != 1 else ""
         self.parts.append(
             f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{colour}"{dashes}/>'
         )

@@ -5,6 +5,7 @@ joblib runs on it. The data are stored once and read by all workers. With `clust
 cluster that is open already, of one host or many.
 
 Needs: sklearn, joblib
+(`pip install 'hoplite-mp[joblib]' scikit-learn`)
 """
 
 import joblib

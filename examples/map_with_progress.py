@@ -5,6 +5,7 @@ or a notebook (`pip install 'hoplite-mp[progress]'`). With `ordered=False` resul
 ready.
 
 Needs: tqdm
+(`pip install 'hoplite-mp[progress]'`)
 """
 
 import math

@@ -54,8 +54,8 @@ def train(rank: int, folder: Path):
     return began, loss.item(), sorted(alone), weights
 
 
-def kill_rank_1(folder: Path) -> None:
-    while True:
+def kill_rank_1(folder: Path, ranks: list) -> None:
+    while not any(rank.done() for rank in ranks):  # one that fails will say why
         for path in folder.glob("rank1-*"):
             if int(path.read_text() or 0) > 10:
                 os.kill(int(path.name.split("-")[1]), signal.SIGKILL)
@@ -66,7 +66,7 @@ def kill_rank_1(folder: Path) -> None:
 if __name__ == "__main__":
     with TemporaryDirectory() as name, hoplite_mp.Cluster(workers=0) as cluster:
         ranks = cluster.spmd(train, RANKS, Path(name))
-        kill_rank_1(Path(name))
+        kill_rank_1(Path(name), ranks)
         results = [rank.result() for rank in ranks]
     for rank, (began, loss, contributors, weights) in enumerate(results):
         print(f"rank {rank}: from step {began}, loss {loss:.4f}, who took part: {contributors}")

@@ -3,7 +3,7 @@
 Why it exists: `make test` runs from the source tree, which has everything; what is published must
 work where there is nothing else. For each interpreter named (by default: every CPython from 3.11 on
 that is found here), the wheel is built from the sdist, installed into a new environment with what
-the tests need, and the tests of some folders run from a copy of tests/ alone.
+the tests need, and the tests of some folders run from a copy of tests/ and of the pages they read.
 
     python tests/wheel.py [--folders tests/store ...] [PYTHON ...]
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ["tests/serial", "tests/store", "tests/collectives", "tests/actors"]
+COPIED = ["tests", "docs"]  # some tests run what a page shows
 NEEDED = [
     *("hypothesis", "ml_dtypes", "msgspec", "pandas", "psutil", "pyarrow", "pytest"),
     *("pytest-timeout", "pytest-xdist"),
@@ -53,7 +54,9 @@ def tested(python: str, sdist: Path, folders: list[str], place: Path) -> bool:
     subprocess.run([*pip, "install", str(wheel)], check=True)
     subprocess.run([own, "-c", "import hoplite_mp._pages"], check=True, cwd=place)
     subprocess.run([*pip, "install", *NEEDED], check=True)
-    shutil.copytree(ROOT / "tests", place / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in COPIED:
+        left_out = shutil.ignore_patterns("__pycache__", "_build")
+        shutil.copytree(ROOT / folder, place / folder, ignore=left_out)
     shutil.copy(ROOT / "pyproject.toml", place)
     command = [own, "-P", "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *folders]
     return subprocess.run(command, cwd=place).returncode == 0

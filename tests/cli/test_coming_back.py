@@ -69,6 +69,19 @@ def test_it_is_not_let_in_again(
     assert capsys.readouterr().err.splitlines()[-1] == last
 
 
+@pytest.mark.parametrize("given_up", [False, True])
+def test_the_end_of_the_cluster_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given_up: bool
+) -> None:
+    life = Life()
+    life._host.given_up, life._host.node_died = given_up, False
+    assert come_back(monkeypatch, [life], True) == 0
+    told = "hoplite-mp: the cluster has ended"
+    if not given_up:
+        told += ", or this host has left it"
+    assert capsys.readouterr().err.splitlines() == [told]
+
+
 def test_it_is_given_up_again_and_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pty
 import select
@@ -11,12 +12,15 @@ import subprocess
 import sys
 import termios
 import time
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
 from hoplite_mp import cli
-from hoplite_mp.looking.top import COLUMNS, Look, lines
+from hoplite_mp.looking import status
+from hoplite_mp.looking.top import COLUMNS, Look, _drawn, lines
 from hoplite_mp.nodes import Node
 from tests.cli.conftest import PATIENCE_S, ROOT, TOKEN
 
@@ -70,6 +74,28 @@ def test_who_does_not_answer_who_leaves_and_who_comes() -> None:
     again = Look(5.0, NODES, {"h0": counts(tasks_done=7), "h1": counts(tasks_done=1)})
     first, second, _ = map(cells, lines(again, came))
     assert (first["tasks/s"], second["tasks/s"]) == ("1", "-")
+
+
+def test_what_runs_now_and_who_is_gone() -> None:
+    look = Look(
+        1.0, NODES, {node.id: counts() for node in NODES}, running={"h0": 3, "h1": 1},
+        gone=("h2 (host2) has been gone for 11 s (left, or lost)",),
+    )  # fmt: skip
+    assert [cells(line)["running"] for line in lines(look, None)] == ["3", "1", "4"]
+    console = Console(width=200, file=io.StringIO())
+    console.print(_drawn("title", look, None, 200))
+    assert isinstance(console.file, io.StringIO)
+    assert look.gone[0] in console.file.getvalue().splitlines()
+    # A node that has counted, but not said what runs there.
+    quiet = Look(2.0, NODES, {node.id: counts() for node in NODES}, running={"h0": 2})
+    assert [cells(line)["running"] for line in lines(quiet, None)] == ["2", "", "2"]
+
+
+def test_the_line_of_a_host_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [("h0", "host0", 5.0), ("h2", "host2", 11.2)]
+    monkeypatch.setattr(status, "gone_nodes", lambda runtime: left)
+    seen: Any = SimpleNamespace(nodes=NODES, _runtime=None)
+    assert status.gone(seen) == ["h2 (host2) has been gone for 11 s (left, or lost)"]
 
 
 def command(address: str, *options: str) -> list[str]:
@@ -208,7 +234,7 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 def test_missing_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(cli, "_importable", lambda name: name != "rich")
     assert cli.main(["top", "127.0.0.1:9"]) == 1
-    assert capsys.readouterr().err == "hoplite-mp top needs rich: pip install 'hoplite_mp[top]'\n"
+    assert capsys.readouterr().err == "hoplite-mp top needs rich: pip install 'hoplite-mp[top]'\n"
 
 
 @pytest.mark.parametrize("option", ["--interval=0", "--interval=nan", "--interval=x", "--count=0"])

@@ -77,7 +77,7 @@ def test_missing_extra(module, monkeypatch, calls, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        f"hoplite-mp demo needs {cli.DEMO_NEEDS[module]}: pip install 'hoplite_mp[demo]'\n"
+        f"hoplite-mp demo needs {cli.DEMO_NEEDS[module]}: pip install 'hoplite-mp[demo]'\n"
     )
     assert calls == []
 

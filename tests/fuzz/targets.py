@@ -278,6 +278,7 @@ SOURCES: dict[str, str] = {
     "doctor/trial.py": OWN + ": a program that it has started",
     "ids.py": "frames; from nodes; from peers",
     "integrations/beside.py": OWN + ": the keeper that it has started",
+    "integrations/ray/actors.py": "what a process of the same cluster of Ray has stored with Ray",
     "looking/dump.py": "a member's answer to a person who asked: shown, and nothing else",
     "manager/standby.py": OWN,
     "member.py": "payloads",

@@ -28,7 +28,7 @@ PEER_SAMPLES: tuple[p.PeerMessage, ...] = (
     p.Drop(ID),
     p.RunTask(ID, ID, b"arguments", ID, 3, 10**9, 1, b"train", 2, 1 << 63, 1),
     p.RunTask(
-        ID, ID, b"a", ID, 3, 0, 1, b"f", 0, 0, 0, -7, -(1 << 31), (("disk", 5), ("gpu", 10_000))
+        ID, ID, b"a", ID, 3, 0, 1, b"f", 0, 0, 0, -7, -(1 << 31), (("disk", 5), ("gpu", 10_000)), ID
     ),
     p.TaskEnded(ID, "full"),
     p.ResourcesFreed(),

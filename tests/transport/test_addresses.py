@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import select
@@ -113,10 +114,27 @@ def test_the_first_free_port_of_a_range() -> None:
         taken = bound_address(first).port
         with listen("127.0.0.1", [taken, 0]) as second:
             assert bound_address(second).port != taken
-        with pytest.raises(ConfigError, match=r"none of 2 ports is free at 127\.0\.0\.1"):
+        with pytest.raises(
+            ConfigError, match=rf"^port {taken} is not free at 127\.0\.0\.1: in use"
+        ):
+            listen("127.0.0.1", [taken])
+        with pytest.raises(ConfigError, match=f"none of the ports {taken}, {taken} is free"):
             listen("127.0.0.1", [taken, taken])
     with listen("127.0.0.1", [taken]) as again:  # at once: no waiting for the last life
         assert bound_address(again) == Address("127.0.0.1", taken)
+
+
+def test_a_range_without_a_free_port_is_named() -> None:
+    with contextlib.ExitStack() as stack:
+        while True:  # until two neighbours are ours
+            first = bound_address(stack.enter_context(listen("127.0.0.1", [0]))).port
+            try:
+                stack.enter_context(listen("127.0.0.1", [first + 1]))
+                break
+            except ConfigError:
+                continue
+        with pytest.raises(ConfigError, match=f"none of the ports {first}-{first + 1} is free at"):
+            listen("127.0.0.1", range(first, first + 2))
 
 
 def test_an_address_of_another_host() -> None:

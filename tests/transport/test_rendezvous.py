@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -188,6 +189,8 @@ def test_the_sole_one_of_a_host(folder: Path) -> None:
     first = Sole.take("keeper-1")
     assert first is not None
     assert Sole.take("keeper-1") is None
+    assert Sole.holder("keeper-1") == os.getpid()
+    assert Sole.holder("keeper-2") is None
     other = Sole.take("keeper-2")
     assert other is not None
     assert not anybody()
@@ -207,6 +210,7 @@ def test_one_that_is_killed_is_it_no_more(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], check=False)
     assert done.returncode == -9
     assert os.listdir(folder) == ["keeper-1.lock"]
+    assert Sole.holder("keeper-1") is None
     mine = Sole.take("keeper-1")
     assert mine is not None
     mine.close()
@@ -236,3 +240,41 @@ def test_of_many_who_try_at_once_one_is_it(folder: Path) -> None:
     for thread in threads:
         thread.join()
     assert most == [1]
+
+
+def test_nodes_that_come_while_others_leave_share_one_directory(folder: Path) -> None:
+    """The last one of a directory removes it, also under one that has just opened it."""
+    elsewhere: list[str] = []
+
+    def work(number: int) -> None:
+        for turn in range(200):
+            meeting = Meeting.open(bytes([number, turn]) * 8)
+            if meeting is None:  # somebody else was just changing the directory
+                continue
+            if meeting._folder != str(folder):
+                elsewhere.append(meeting._folder)
+            meeting.close()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not elsewhere
+
+
+def test_a_directory_that_is_removed_at_the_last_moment_is_made_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, removed = fcntl.flock, []
+
+    def late(place: int, how: int) -> None:
+        flock(place, how)
+        if not removed:
+            removed.append(folder.rmdir())
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    meeting = taken(ONE)
+    assert meeting._folder == str(folder)
+    assert os.listdir(folder) == [ONE.hex()]
+    meeting.close()
