@@ -6,7 +6,6 @@ It must never know: anything that `Cluster` does not tell.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import shlex
@@ -22,13 +21,13 @@ from hoplite_mp.config import Config
 from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError
 from hoplite_mp.nearby import LISTEN_S, announced, heard
 from hoplite_mp.nodes import node_id
+from hoplite_mp.stop_request import StopRequest
 from hoplite_mp.store.limits import cpu_count
 from hoplite_mp.transport.addresses import parse_address, resolve
 from hoplite_mp.transport.tokens import VARIABLE, default_path, load_token, token_path
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = ["join", "up"]
@@ -56,31 +55,6 @@ class HostCluster(Cluster):
         there. Others as of Cluster."""
         self._standby = standby
         super().__init__(**options)
-
-
-class Ending(threading.Event):
-    """The end of this process, which a signal asks for: in order, not by an exception, but for
-    what may be given up half way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._breaks = False
-
-    def signalled(self, *_: object) -> None:
-        """The handler of the signals."""
-        self.set()
-        if self._breaks:
-            self._breaks = False
-            raise KeyboardInterrupt
-
-    @contextlib.contextmanager
-    def breaks(self) -> Iterator[None]:
-        """What is done in here is not waited for."""
-        self._breaks = not self.is_set()
-        try:
-            yield
-        finally:
-            self._breaks = False
 
 
 def up(arguments: argparse.Namespace) -> int:
@@ -178,7 +152,7 @@ def _list_nearby() -> int:
     return 0
 
 
-def _await_token(path: Path, deadline: float, ending: Ending) -> None:
+def _await_token(path: Path, deadline: float, ending: StopRequest) -> None:
     """Returns when the file is there, or waiting for it has ended; the first look is silent."""
     said = False
     while _missing(path) and time.monotonic() < deadline and not ending.is_set():
@@ -209,7 +183,7 @@ def _take_part(
     address: str,
     standby: tuple[str, ...],
     common: dict[str, Any],
-    ending: Ending,
+    ending: StopRequest,
     *,
     left: float = REJOIN_S,
     again: bool = False,
@@ -265,7 +239,7 @@ def _join(
     address: str,
     standby: tuple[str, ...],
     common: dict[str, Any],
-    ending: Ending,
+    ending: StopRequest,
     left: float,
     again: bool,
 ) -> HostCluster | HopliteError:
@@ -322,15 +296,15 @@ def _until_the_end_of_input() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _on_signals() -> Ending:
+def _on_signals() -> StopRequest:
     """Set by SIGTERM and SIGINT."""
-    ending = Ending()
+    ending = StopRequest()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ending.signalled)
     return ending
 
 
-def _stay(cluster: Cluster, ending: Ending) -> int:
+def _stay(cluster: Cluster, ending: StopRequest) -> int:
     """Until a signal comes or the cluster ends by itself."""
     host = cluster._host
     while host is not None and not ending.wait(LOOK_S) and not host.ended.is_set():

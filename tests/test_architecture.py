@@ -21,7 +21,7 @@ FLOORS = [
     {"protocol", "serial", "ref", "_shm", "_tasks", "_reduce", "_engine", "_pages", "rule"},
     {"planner", "store", "reduction", "transport", "contributions"},
     {"client"},
-    {"supervisor", "manager", "node", "worker", "nodes", "nearby"},
+    {"supervisor", "manager", "node", "worker", "nodes", "nearby", "stop_request"},
     {"maps"},
     {"executor", "collectives", "leading", "ending"},
     {"streaming", "everywhere", "actor_method", "pools"},

@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import signal
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from hoplite_mp.errors import HopliteError
 from hoplite_mp.integrations.beside import KeptCluster, Place, lock_name
 from hoplite_mp.protocol.foreign import UsersOfNode
 from hoplite_mp.protocol.local import DrainNode
+from hoplite_mp.stop_request import StopRequest
 from hoplite_mp.transport.rendezvous import Sole
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def main(told: dict[str, Any]) -> None:
     if sole is None:
         _say(answer, {"taken": True})
         return
-    ending = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    ending = StopRequest()
+    signal.signal(signal.SIGTERM, ending.signalled)
     listen = told["listen"]
     where = {"address": place.address} if listen is None else {"listen": listen}
     try:
@@ -79,7 +79,7 @@ def _say(fd: int, what: dict[str, Any]) -> None:
     os.close(fd)
 
 
-def _keep(cluster: Cluster, idle_s: float, leads: bool, ending: threading.Event) -> None:
+def _keep(cluster: Cluster, idle_s: float, leads: bool, ending: StopRequest) -> None:
     """Until the cluster has ended, or nobody uses the node, or that is asked for."""
     host, channel = cluster._host, cluster._runtime.channel
     assert host is not None

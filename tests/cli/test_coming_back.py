@@ -13,6 +13,7 @@ import pytest
 
 from hoplite_mp import hosting
 from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError
+from hoplite_mp.stop_request import StopRequest
 
 COMMON = {"workers": 1, "memory": None, "ports": None, "token": None, "tls": None}
 GONE = ManagerLostError("nobody answers")
@@ -36,7 +37,7 @@ def come_back(
     monkeypatch: pytest.MonkeyPatch, lives: list[Any], is_up: bool, end: bool = False
 ) -> int:
     """is_up: does the manager's host answer, with nobody there who listens?"""
-    ending = hosting.Ending()
+    ending = StopRequest()
 
     def join(*_: object) -> Any:
         if end and len(lives) == 1:
