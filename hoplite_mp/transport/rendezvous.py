@@ -37,6 +37,8 @@ PID_BYTES_MAX = 20
 NAME = re.compile(r"[0-9a-f]{32}")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _TIMEVAL = struct.Struct("ll")
+_FLOCK = struct.Struct("hhqqi4x")  # fcntl(2): type, whence, start, length (0: to the end), pid
+_WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -175,7 +177,7 @@ class Sole:
                 fd = os.open(name, flags, 0o600, dir_fd=place)
                 stack.callback(os.close, fd)
                 try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)
                 except BlockingIOError:
                     return None
                 try:
@@ -199,9 +201,10 @@ class Sole:
             except OSError:
                 continue
             try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return int(os.pread(fd, PID_BYTES_MAX, 0) or b"0")
+                # Asked without taking it, because who takes it meanwhile would be refused.
+                found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE)
+                if _FLOCK.unpack(found)[0] != fcntl.F_UNLCK:
+                    return int(os.pread(fd, PID_BYTES_MAX, 0) or b"0")
             finally:
                 os.close(fd)
         return None
