@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
+import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -341,6 +343,13 @@ def test_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_trial_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """However far it has come by then; that its processes are gone is looked at after each test."""
+
+    class Stopped(subprocess.Popen[str]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            threading.Timer(0.2, self.send_signal, [signal.SIGSTOP]).start()
+
+    monkeypatch.setattr(trial.subprocess, "Popen", Stopped)
     monkeypatch.setattr(trial, "TRIAL_S_MAX", 0.7)
     *_, last = trial.trial_of_host()()
     assert last.level == "problem"

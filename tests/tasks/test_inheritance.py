@@ -56,6 +56,10 @@ def test_all_of_them_also_in_workers_that_are_started_later() -> None:
             assert value.value == array[0] / 2 == 400 * (turn + 1)
             list(pool.map(put, range(20)))
             assert sorted(queue.get(timeout=PATIENCE_S) for _ in range(20)) == list(range(20))
+            # The thread that has sent the last one may still hold the queue's lock, which would be
+            # left locked if its process was killed; all have come, so nobody takes it any more.
+            assert queue._wlock.acquire(timeout=PATIENCE_S)
+            queue._wlock.release()
             waits = pool.submit(wait_for_event)
             event.set()
             assert waits.result(PATIENCE_S)

@@ -44,7 +44,7 @@ def announce_pid(path: str, seconds: float) -> None:
 
 def announce_deaf(path: str) -> None:
     """Runs on through interrupts, as code does that is blocked outside Python."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # blocked here, another thread would be given it
     announce_pid(path, 60)
 
 

@@ -365,6 +365,8 @@ def test_more_that_wait_than_a_queue_has_room_for(tmp_path: Path) -> None:
         view = c.options(resources={"slot": 1})
         low = [view.submit(begun_at) for _ in range(many)]
         high = [view.options(priority=1).submit(begun_at) for _ in range(20)]
+        # The node answers after it has read all that was sent to it before.
+        assert 2 * many - 20 < c.nodes[0].resources_free["slot"] < 2 * many
         Path(opened).touch()
         last = max(one.result(PATIENCE_S) for one in high)
         times = [one.result(PATIENCE_S) for one in low]
