@@ -303,7 +303,7 @@ class Bringing:
             self._bring_bytes(oid)
             self._one_less()
 
-        self.node.after(ROOM_LOOK_S, again)  # no room now
+        self.node.loop.call_later(ROOM_LOOK_S, again)  # no room now
 
     def _look(self, oid: int) -> None:
         """What it names is brought, too. What is pending is so later, when its reader is."""

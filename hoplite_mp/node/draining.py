@@ -10,7 +10,6 @@ It must never know: sockets, how bytes move, who asked for it.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.node.store import NODE_SLOT
@@ -55,7 +54,7 @@ class Draining:
         if self.going:
             return
         self.going = True
-        self.since_ns = time.monotonic_ns()
+        self.since_ns = self.node.loop.now_ns()
         self.lan.workers_now = 0
         self.node.actors.leave()
         for home in list(self.lan.peers.by_home):
@@ -75,7 +74,7 @@ class Draining:
 
     def _look(self) -> None:
         if self.waiting or self.lan.guests.by_task or self._works():
-            self.node.after(LOOK_S, self._look)
+            self.node.loop.call_later(LOOK_S, self._look)
         else:
             self.node.send_manager(NodeLeaving(self.node.number, 0))
 
@@ -131,7 +130,7 @@ class Draining:
             if not self.lan.far_actors.has_calls(home):
                 self.leaving[home] = True
                 self.lan.peers.send(home, Evacuated())
-        self.node.after(LOOK_S, self._evacuate)
+        self.node.loop.call_later(LOOK_S, self._evacuate)
 
 
 def _nothing() -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from hoplite_mp.node.ports import Loop
+
 __all__ = ["DriverSocket", "OutputLine", "frames"]
 
 LENGTH_BYTES = 4
@@ -46,16 +48,16 @@ def frames(stream: int, label: str, lines: list[bytes]) -> bytes:
 class DriverSocket:
     """Who puts something in bounds what it has in here."""
 
-    def __init__(self, sock: socket.socket, poll: select.epoll) -> None:
+    def __init__(self, sock: socket.socket, loop: Loop) -> None:
         sock.setblocking(False)
         self.sock = sock
-        self.poll = poll
+        self.loop = loop
         # What is to be sent, what it counts for its sender, and whom to tell when it is taken.
         self.backlog: deque[tuple[memoryview, int, Callable[[int], None]]] = deque()
         self.broken = False
         self._sending = False
-        self._ended: Callable[[], None] | None = None
-        poll.register(sock, 0)
+        self._ends = False  # as soon as it has everything
+        loop.watch(sock.fileno(), self.ready, read=False)
 
     def put(self, data: bytes, nbytes: int, taken: Callable[[int], None]) -> None:
         """`taken(nbytes)` is called when the driver has it, or is gone; perhaps at once."""
@@ -74,8 +76,8 @@ class DriverSocket:
         finally:
             self._sending = False
         if not self.broken:
-            self.poll.modify(self.sock, select.EPOLLOUT if self.backlog else 0)
-        if self._ended is not None and not self.backlog:
+            self.loop.watch(self.sock.fileno(), self.ready, read=False, write=bool(self.backlog))
+        if self._ends and not self.backlog:
             self._close()
 
     def ready(self) -> None:
@@ -86,23 +88,20 @@ class DriverSocket:
             look.register(self.sock, 0)
             if look.poll(0):
                 self.broken = True
-                self.poll.unregister(self.sock)
+                self.loop.unwatch(self.sock.fileno())
         self.send()
 
-    def end(self, ended: Callable[[], None]) -> None:
-        """Nothing more is put in; `ended` is called when the socket is closed, after the last byte,
-        or when the driver is gone."""
-        self._ended = ended
+    def end(self) -> None:
+        """Nothing more is put in; the socket is closed after the last byte, or when the driver is
+        gone."""
+        self._ends = True
         if not self.backlog:
             self._close()
 
     def _close(self) -> None:
-        ended, self._ended = self._ended, None
         if not self.broken:
             self.broken = True
-            self.poll.unregister(self.sock)
-        if ended is not None:
-            ended()
+            self.loop.unwatch(self.sock.fileno())
         self.sock.close()
 
     def _send(self) -> dict[Callable[[int], None], int]:
@@ -125,5 +124,5 @@ class DriverSocket:
             raise
         except OSError:  # the driver is gone: its lines go with it
             self.broken = True
-            self.poll.unregister(self.sock)
+            self.loop.unwatch(self.sock.fileno())
             return len(data)

@@ -15,7 +15,6 @@ import logging
 import os
 import select
 import socket
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -83,7 +82,7 @@ class Drivers:
         except OSError as error:
             _log.log(level, "drivers of this host cannot attach to its node: %s", error)
         if self.meeting is None:
-            self.node.after(NAME_AGAIN_S, self.open)
+            self.node.loop.call_later(NAME_AGAIN_S, self.open)
             return
         self.door = Door(
             self.meeting.socket,
@@ -95,7 +94,7 @@ class Drivers:
             handshake_timeout_s=config.handshake_timeout_s,
             unauthenticated_max=config.unauthenticated_max,
         )
-        self.node.add(self.door.fileno(), self._admit)
+        self.node.loop.watch(self.door.fileno(), self._admit)
 
     def close(self) -> None:
         """The node ends: nobody is to find it any more."""
@@ -111,7 +110,7 @@ class Drivers:
 
     def _admit(self) -> None:
         assert self.door is not None
-        for admission in self.door.turn(time.monotonic()):
+        for admission in self.door.turn(self.node.loop.now()):
             if admission.role != "driver":
                 admission.stream.close()
                 continue
@@ -122,11 +121,13 @@ class Drivers:
                 _log.info("a driver could not be attached: %s", error)
                 sock.close()
         if self.door.deadline is not None:
-            self.node.after(max(0.0, self.door.deadline - time.monotonic()), self._look)
+            self.node.loop.call_later(
+                max(0.0, self.door.deadline - self.node.loop.now()), self._look
+            )
 
     def _look(self) -> None:
         deadline = None if self.door is None else self.door.deadline
-        if deadline is not None and deadline <= time.monotonic():
+        if deadline is not None and deadline <= self.node.loop.now():
             self._admit()
 
     def _attach(self, life: socket.socket) -> None:
@@ -174,12 +175,12 @@ class Drivers:
             stack.pop_all()
         self._ever += 1
         driver = Driver(slot, generation, line, life, output, name, process)
-        node.handlers[output.fileno()] = node.output.attach(name, output).ready
+        node.output.attach(name, output)
         self.by_slot[slot] = driver
         node.tasks.set_pid(slot, pid)
         node.add_client(slot, line)
-        node.add(life.fileno(), lambda: self._life(driver))
-        node.add(process, lambda: self._ended(driver))
+        node.loop.watch(life.fileno(), lambda: self._life(driver))
+        node.loop.watch(process, lambda: self._ended(driver))
 
     # -- going ---------------------------------------------------------------------------------
 
@@ -220,8 +221,7 @@ class Drivers:
         self.lan.given.lose(slot)
         del self.by_slot[slot]
         for fd in (driver.life.fileno(), driver.process):
-            node.handlers.pop(fd, None)
-            node.poll.unregister(fd)
+            node.loop.unwatch(fd)
         driver.life.close()
         os.close(driver.process)
         node.client.unregister(slot)
@@ -240,7 +240,7 @@ class Drivers:
         driver.left = True
         node.forget_line(slot)
         self.lan.far_output.ask_last_lines(self.lan.peers.met, driver.name)
-        driver.output_until = time.monotonic() + OUTPUT_PATIENCE_S
+        driver.output_until = self.node.loop.now() + OUTPUT_PATIENCE_S
         self._finish_output(driver, driver.output_until)
         node.groups.forget_client(slot)
         node.send_manager(ClientLost(node.number, slot, driver.generation))
@@ -258,23 +258,19 @@ class Drivers:
         output, far = self.node.output, self.lan.far_output
         if driver.name not in output.attached:
             return
-        if time.monotonic() < until and (
+        if self.node.loop.now() < until and (
             not output.has_all(driver.name) or far.is_asking(driver.name)
         ):
             if not driver.looked_at:
                 driver.looked_at = True
-                self.node.after(OUTPUT_LOOK_S, lambda: self._look_again(driver))
+                self.node.loop.call_later(OUTPUT_LOOK_S, lambda: self._look_again(driver))
             return
-        fd = driver.output.fileno()
-        output.detach(driver.name, far.busy, lambda: self._hang_up(fd))
+        output.detach(driver.name, far.busy)
         far.forget(driver.name)
 
     def _look_again(self, driver: Driver) -> None:
         driver.looked_at = False
         self._finish_output(driver, driver.output_until)
-
-    def _hang_up(self, fd: int) -> None:
-        self.node.handlers.pop(fd, None)
 
     def _stop_tasks(self, slot: int) -> None:
         """Its tasks that run are interrupted, unless somebody else waits for the result."""

@@ -10,7 +10,6 @@ It must never know: what engines do with the bytes, who loads them.
 from __future__ import annotations
 
 import heapq
-import time
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.protocol.local import Reply
@@ -18,6 +17,7 @@ from hoplite_mp.protocol.local import Reply
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.node.ports import Loop
     from hoplite_mp.protocol.local import Request
 
 __all__ = ["Deadlines", "ForeignHolds"]
@@ -72,17 +72,14 @@ class ForeignHolds:
         self,
         hold: Callable[[int], Any],
         seconds: float,
-        after: Callable[[float, Callable[[], None]], None],
+        loop: Loop,
         reply: Callable[[int, Reply], None],
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """hold: a hold on that object, None if it is gone. seconds: how long. after: calls
-        something so many seconds later."""
+        """hold: a hold on that object, None if it is gone. seconds: how long."""
         self._hold = hold
         self._seconds = seconds
-        self._after = after
+        self._loop = loop
         self._reply = reply
-        self._now = now
         self.holds: dict[int, Any] = {}
         self._deadlines = Deadlines()
         self._looks_at: float | None = None  # when it will be looked what has ended
@@ -93,7 +90,7 @@ class ForeignHolds:
         if oid not in self.holds and (hold := self._hold(oid)) is not None:
             self.holds[oid] = hold
         if oid in self.holds:
-            self._deadlines.put_off(oid, self._now() + self._seconds)
+            self._deadlines.put_off(oid, self._loop.now() + self._seconds)
             self._look_later()
         if request.number:
             seconds = self._seconds if oid in self.holds else 0.0
@@ -104,10 +101,10 @@ class ForeignHolds:
         if due is None or (self._looks_at is not None and self._looks_at <= due + SLACK_S):
             return
         self._looks_at = due + SLACK_S
-        self._after(max(0.0, self._looks_at - self._now()), self._look)
+        self._loop.call_later(max(0.0, self._looks_at - self._loop.now()), self._look)
 
     def _look(self) -> None:
-        for oid in self._deadlines.ended(self._now()):
+        for oid in self._deadlines.ended(self._loop.now()):
             del self.holds[oid]
         self._looks_at = None
         self._look_later()

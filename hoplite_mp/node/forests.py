@@ -8,7 +8,6 @@ It must never know: who decided the plan, which call asked for it, what user cla
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,7 @@ class Forests:
         self.engine = links.engine
         self.kept = kept
         self.given = given
-        self.meter = Meter(lambda: links.moved(near=False), node.after, tell=self._measured)
+        self.meter = Meter(lambda: links.moved(near=False), node.loop, tell=self._measured)
         self.parts: dict[int, Part] = {}  # by operation
         self.by_cell: dict[int, Part] = {}
 
@@ -97,8 +96,15 @@ class Forests:
         self, plan: Plan, program: Program, done: Callable[[str, str], None] | None = None
     ) -> Part:
         """In the place of the one before, of which it takes over what it can use."""
-        until = time.monotonic() + self.node.config.put_wait_s
-        part = Part(plan, program, until, left=self._end(plan.operation), done=done)
+        loop = self.node.loop
+        part = Part(
+            plan,
+            program,
+            loop.now() + self.node.config.put_wait_s,
+            loop.now_ns(),
+            left=self._end(plan.operation),
+            done=done,
+        )
         self.parts[plan.operation] = part
         return part
 
@@ -214,7 +220,7 @@ class Forests:
             part.queue.remove(cell)
         self.links.close(cell, ground)
         del self.by_cell[cell]
-        self.node.after(0.0, lambda: self._look(part))
+        self.node.loop.call_later(0.0, lambda: self._look(part))
 
     def _measured(self, up: int, down: int) -> None:
         """What moves has shown how fast this host's links are."""
@@ -237,10 +243,10 @@ class Forests:
             else:
                 self._copy(part, plan)
         except NotNow as why:
-            if time.monotonic() > part.until:
+            if self.node.loop.now() > part.until:
                 self._fail(part, f"{why}; {self.node.store.full_message()}", (), "full")
             else:
-                self.node.after(SPACE_RETRY_S, lambda: self._begin(part))
+                self.node.loop.call_later(SPACE_RETRY_S, lambda: self._begin(part))
             return
         except SourcesGone as gone:
             self._fail(part, str(gone), gone.indices)
@@ -280,7 +286,7 @@ class Forests:
             got: Any = STATE["FREE"] if oid is None else self.client.view(oid)
             if oid is not None and got in _AWAY:
                 if oid in self.node.places:  # on its way from another host: that has its own end
-                    part.until = time.monotonic() + self.node.config.put_wait_s
+                    part.until = self.node.loop.now() + self.node.config.put_wait_s
                 if self.node.store.restore(oid) is None:
                     raise NotNow(
                         f"source {index} does not fit into the store beside what is in use"
@@ -428,7 +434,7 @@ class Forests:
             if self.by_cell.get(cell) is part and node in self.links.peers.by_number:
                 self.links.pull(cell, node, key, self)
 
-        self.node.after(PULL_RETRY_S, again)
+        self.node.loop.call_later(PULL_RETRY_S, again)
 
     def _look(self, part: Part) -> None:
         plan = part.plan

@@ -341,7 +341,7 @@ class GroupCalls:
                 self._lead(state, late=True)
 
         state.waited = call
-        self.node.after(seconds, over)
+        self.node.loop.call_later(seconds, over)
 
     def _is_other(self, state: State, going: Going) -> bool:
         """A call that has begun without some: are their parts other than what was taken for

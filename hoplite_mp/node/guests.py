@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _tasks, errors, ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.layouts import layout_of, payload_layout
-from hoplite_mp.node.notes import Notes
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, TaskEnded
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.imports import Imports
+    from hoplite_mp.node.notes import Notes
     from hoplite_mp.node.results import Results
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage, Release, RunTask
@@ -64,6 +64,7 @@ class Guests:
         send: Callable[[int, PeerMessage], bool],
         queue: Callable[[int], int],
         interrupt: Callable[[int, int], None],
+        notes: Notes,
     ) -> None:
         """queue: of hints to a pool. interrupt: the worker in that slot, which runs that task."""
         self.results = results
@@ -82,7 +83,7 @@ class Guests:
         self.is_round: Callable[[int], bool] = lambda pool: False  # see node/rounds.py
         self.arrived: Callable[[int], None] = lambda pool: None  # told of pools with a new task
         self.rows: dict[tuple[int, int], deque[tuple[Guest, RunTask]]] = {}
-        self.notes = Notes()
+        self.notes = notes
         self.unposted: list[int] = []  # the ring of hints was full
         # Told before the sender is: what that worker has printed goes before the task's end.
         self.ends: Callable[[int], None] = lambda slot: None

@@ -86,7 +86,7 @@ class Hints:
                 continue
             here = self.node.lan is not None and self.is_bound(oid)
             if not self.post(oid, here or oid in self.node.resources.held):
-                self.node.after(POST_AGAIN_S, lambda: self.post_queued(pool))
+                self.node.loop.call_later(POST_AGAIN_S, lambda: self.post_queued(pool))
                 return
 
     def is_bound(self, oid: int) -> bool:

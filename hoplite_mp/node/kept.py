@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.imports import Imports
     from hoplite_mp.node.places import Places
+    from hoplite_mp.node.ports import Loop
     from hoplite_mp.node.results import Results
     from hoplite_mp.protocol.peers import PeerMessage, Release
 
@@ -52,7 +53,7 @@ class KeptCopies:
         imports: Imports,
         places: Places,
         send: Callable[[int, PeerMessage], bool],
-        after: Callable[[float, Callable[[], None]], None],
+        loop: Loop,
     ) -> None:
         self.results = results
         self.client = results.client
@@ -60,7 +61,7 @@ class KeptCopies:
         self.imports = imports
         self.places = places
         self.send = send
-        self.after = after
+        self.loop = loop
         self.holds: dict[bytes, Any] = {}  # objects of others
         self.lent: dict[int, Lent] = {}  # objects of this host
         # How many holds on an object are there for other reasons than that somebody wants it.
@@ -184,7 +185,7 @@ class KeptCopies:
     def _look_later(self) -> None:
         if not self._looking:
             self._looking = True
-            self.after(KEPT_LOOK_S, self._look)
+            self.loop.call_later(KEPT_LOOK_S, self._look)
 
     def _look(self) -> None:
         for oid, lent in list(self.lent.items()):
@@ -200,7 +201,7 @@ class KeptCopies:
                 self.tell(object_id, self.client.inspect(hold.oid)["size"])
         self._looking = bool(self.lent or self.holds)
         if self._looking:
-            self.after(KEPT_LOOK_S, self._look)
+            self.loop.call_later(KEPT_LOOK_S, self._look)
 
     def _only_ours(self, oid: int) -> bool:
         """Is this file's the last hold on it?"""

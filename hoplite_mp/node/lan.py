@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import socket
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +91,7 @@ class Lan:
         self.numbers = 1  # so many were given, as far as this node knows
         self.door: Door | None = None
         self.missing = Missing(
-            lan.silence_s, node.after, node.send_manager, lambda: node.number, self._lost_many
+            lan.silence_s, node.loop, node.send_manager, lambda: node.number, self._lost_many
         )
         self._stealing = False  # there will be another look
         self.workers_now: int | None = None  # if it is not what this node has joined with
@@ -110,6 +109,7 @@ class Lan:
             self.peers.send,
             lambda pool: node.workers.queue(pool, here=True),
             node.workers.interrupt,
+            node.notes,
         )
         self.far_output = FarOutput(
             node.output,
@@ -131,10 +131,9 @@ class Lan:
         self.guests.arrived = node.rounds.arrived
         self.delegation.sends_on = self.far_output.sent_on
         self.kept: KeptCopies = KeptCopies(
-            node.results, node.imports, node.places, self.peers.send, node.after
+            node.results, node.imports, node.places, self.peers.send, node.loop
         )
         self.links = Links(node, self.peers)
-        self.guests.notes = self.links.notes = node.tracing.recording.notes
         self.given = GivenBlocks(node.store, node.client, self.links.engine)
         self.forests = Forests(node, self.links, self.kept, self.given)
         self.transfers = Transfers(node, self.links, self.kept, self.forests.meter)
@@ -153,7 +152,7 @@ class Lan:
         self.spares = node.actors.spares = Spares(node, self)
         self.actor_moves = ActorMoves(node, self)
         self.locations: Locations = Locations(node, self.peers, self.kept)
-        self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager)
+        self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager, node.loop)
         node.exports.elsewhere = self.locations.kept_at
         self.recovering = Recovering(node, self)
         self.recovering.lineage.demand_of = node.resources.demand_of
@@ -170,7 +169,7 @@ class Lan:
         if oid in node.resources.held:  # it needs resources, here or at another host
             node.resources.again(oid)
         elif not node.workers.post(oid, False):
-            node.after(0.05, lambda: self._post(oid))
+            node.loop.call_later(0.05, lambda: self._post(oid))
 
     def _deserted(self, pool: int, why: str) -> None:
         if not self.far_actors.lost(pool, why):
@@ -205,7 +204,7 @@ class Lan:
             role="node",
             mine=self.mine,
             tls=self.lan.tls,
-            now=time.monotonic(),
+            now=self.node.loop.now(),
             timeout_s=timeout_s,
             handshake_timeout_s=self.lan.handshake_timeout_s,
             cluster=cluster,
@@ -228,11 +227,11 @@ class Lan:
             unauthenticated_max=self.lan.unauthenticated_max,
         )
         self.peers.listens_at = self.door.address.host
-        self.node.add(self.door.fileno(), self._admit)
+        self.node.loop.watch(self.door.fileno(), self._admit)
 
     def _admit(self) -> None:
         assert self.door is not None
-        for admission in self.door.turn(time.monotonic()):
+        for admission in self.door.turn(self.node.loop.now()):
             if admission.role == "peer":
                 self.peers.admitted(admission)
             elif admission.role == "data":
@@ -240,11 +239,13 @@ class Lan:
             else:
                 admission.stream.close()
         if self.door.deadline is not None:
-            self.node.after(max(0.0, self.door.deadline - time.monotonic()), self._admit_again)
+            self.node.loop.call_later(
+                max(0.0, self.door.deadline - self.node.loop.now()), self._admit_again
+            )
 
     def _admit_again(self) -> None:
         deadline = None if self.door is None else self.door.deadline
-        if deadline is not None and deadline <= time.monotonic():
+        if deadline is not None and deadline <= self.node.loop.now():
             self._admit()
 
     # -- the manager's word --------------------------------------------------------------------
@@ -363,7 +364,7 @@ class Lan:
         if member is None:
             return
         if member.workers or member.stays:  # no program that has only looked in
-            self.gone.append((number, member.host, time.monotonic()))
+            self.gone.append((number, member.host, self.node.loop.now()))
         self.peers.went(number)
         self.spares.lose_host(member)
         self.recovering.begin(member)
@@ -430,7 +431,7 @@ class Lan:
             self.far_actors.look()
         if self.delegation.steal() and not self._stealing:
             self._stealing = True
-            self.node.after(STEAL_LOOK_S, self._look_for_idle)
+            self.node.loop.call_later(STEAL_LOOK_S, self._look_for_idle)
         self.far_output.look()
         self.node.places.purge()
         self.recovering.look()

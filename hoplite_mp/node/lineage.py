@@ -16,7 +16,6 @@ It must never know: who asks for lost objects, how a task is run again.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.places import Places
+    from hoplite_mp.node.ports import Loop
     from hoplite_mp.node.results import Results
     from hoplite_mp.planner.resources import Demand
 
@@ -75,14 +75,14 @@ class Lineage:
         results: Results,
         places: Places,
         bytes_max: int,
-        after: Callable[[float, Callable[[], None]], None],
+        loop: Loop,
     ) -> None:
         self.results = results
         self.client = results.client
         self.tasks = results.tasks
         self.places = places
         self.bytes_max = bytes_max
-        self.after = after
+        self.loop = loop
         self.entries: dict[int, Entry] = {}  # by result, the oldest first
         self.held: dict[int, _Held] = {}
         self.nbytes = 0
@@ -191,7 +191,7 @@ class Lineage:
     def _look_later(self, seconds: float) -> None:
         if not self._looking and (self.entries or self._let_go):
             self._looking = True
-            self.after(seconds, self._look_again)
+            self.loop.call_later(seconds, self._look_again)
 
     def _look_again(self) -> None:
         self._looking = False
@@ -200,13 +200,13 @@ class Lineage:
 
     def make_room(self) -> None:
         """The store is full: what nobody wants goes now."""
-        if self.entries and time.monotonic() - self._looked >= FULL_LOOK_S:
+        if self.entries and self.loop.now() - self._looked >= FULL_LOOK_S:
             self.look()
 
     def look(self) -> float:
         """Entries of results that are gone go, and bytes that nobody else wants. Returns how long
         that took."""
-        begun = time.monotonic()
+        begun = self.loop.now()
         if self._let_go:  # and it has been collected meanwhile: spans of the dead may be empty
             self._let_go = False
             self.results.store.sweep_spans()
@@ -216,7 +216,7 @@ class Lineage:
         for oid in list(self.held):
             if oid in self.entries and self._only_ours(oid) and self.retries(oid):
                 self._let_bytes_go(oid)
-        self._looked = time.monotonic()
+        self._looked = self.loop.now()
         return self._looked - begun
 
     def _only_ours(self, oid: int) -> bool:

@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _engine
-from hoplite_mp.node.notes import Notes
 from hoplite_mp.node.tls_links import TlsLink
 
 if TYPE_CHECKING:
@@ -73,9 +71,9 @@ class Links:
         self.calling: dict[int, list[tuple[int, Key]]] = {}
         self.wanting: dict[int, Wanting] = {}  # cell -> who waits for it
         self.pulling: dict[int, Pulling] = {}  # those of them that others fill
-        self.notes = Notes()
+        self.notes = node.notes
         self.closing: dict[int, Ground] = {}  # cells that the engine has not let go of
-        node.add(self.engine.fileno(), self.look)
+        node.loop.watch(self.engine.fileno(), self.look)
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -141,7 +139,7 @@ class Links:
         """Fills the cell from a node; `wanting` hears how it goes."""
         self.wanting[cell] = wanting
         begun = self.pulling.get(cell)  # another try
-        at = time.monotonic_ns() if begun is None else begun.begin_ns
+        at = self.node.loop.now_ns() if begun is None else begun.begin_ns
         self.pulling[cell] = Pulling(parent, at, wanting)
         if self.tls and parent in self.peers.by_number:
             self._driven(self.peers.by_number[parent].member)

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import heapq
 import logging
 import os
-import select
 import signal
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,6 +27,7 @@ from hoplite_mp.node.exports import Exports
 from hoplite_mp.node.groups import Groups
 from hoplite_mp.node.imports import Imports
 from hoplite_mp.node.management import Management
+from hoplite_mp.node.notes import Notes
 from hoplite_mp.node.operations import Operations
 from hoplite_mp.node.output import Output
 from hoplite_mp.node.pages import Pages
@@ -40,6 +38,7 @@ from hoplite_mp.node.requests import Requests
 from hoplite_mp.node.resources import Resources
 from hoplite_mp.node.results import Results
 from hoplite_mp.node.rounds import Rounds
+from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.node.store import Store
 from hoplite_mp.node.sweeper import Sweeper
 from hoplite_mp.node.tracing import Tracing
@@ -83,10 +82,8 @@ class Node:
         self.start = start
         self.client = _shm.NodeClient(start.control_fd, start.store_fd, NODE_SLOT, start.event_fd)
         self.tasks = _tasks.Tasks(self.client)
-        self.poll = select.epoll()
-        self.handlers: dict[int, Callable[[], None]] = {}
-        self.timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._timer = 0
+        self.loop = EpollLoop()
+        self.notes = Notes(self.loop, self.config.trace_events_max)
         self.supervisor = socket.socket(fileno=supervisor_fd)
         self.management = Management(self, manager_fd)
         self.given_up = False  # this host lives, and the others have lost it, or it them
@@ -96,11 +93,13 @@ class Node:
         self.event_fd = start.event_fd
         self.given: list[int] = []  # descriptors that came with the request that is served
         self.clients: dict[int, socket.socket] = {}  # slot -> its line
-        self.store = Store(self.client, self.config, start.memory_bytes, start.store_fd)
+        self.store = Store(
+            self.client, self.config, start.memory_bytes, start.store_fd, self.loop, self.notes
+        )
         self.store.clients = self.clients
         self.results = Results(self.client, self.tasks, self.store, self.config)
         self.sweeper = Sweeper(self.results)
-        self.places = Places(self.results)
+        self.places = Places(self.results, self.loop)
         self.store.elsewhere = self.places.restore
         self.imports = Imports(self.results, self.places, self.send_peer)
         self.exports = Exports(self.results, self.places, self.send_peer, lambda: self.number)
@@ -109,7 +108,12 @@ class Node:
         self.sweeper.lost_call = self.actors.lost_call
         threads = self.config.reduce_threads or start.cores
         self.operations = Operations(
-            self.results, self.send_manager, self.tasks.wake_node, threads, lambda: self.number
+            self.results,
+            self.send_manager,
+            threads,
+            self.loop,
+            self.notes,
+            lambda: self.number,
         )
         self.groups = Groups(
             self.client,
@@ -122,11 +126,10 @@ class Node:
         self.groups.messages = self.messages = PointToPoint(self)
         self.output = Output(
             socket.socket(fileno=start.output_fd),
-            self.poll,
             self.config,
             self.client.home,
             lambda: self.number,
-            self.after,
+            self.loop,
             None if start.lan is None else self.config.output_wait_s,
         )
         self.store.number = lambda: self.number
@@ -136,9 +139,7 @@ class Node:
         self.counters = Counters(self)
         self.tracing = Tracing(self)
         self.waits = Waits(self)
-        notes = self.tracing.recording.notes
-        notes.public = self.operations.public
-        self.store.notes = self.operations.notes = notes
+        self.notes.public = self.operations.public
         self.rounds = Rounds(self)
         self.requests = Requests(self)
         self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
@@ -150,24 +151,15 @@ class Node:
 
     # -- wiring --------------------------------------------------------------------------------
 
-    def add(self, fd: int, handler: Callable[[], None]) -> None:
-        self.handlers[fd] = handler
-        with contextlib.suppress(FileExistsError):
-            self.poll.register(fd, select.EPOLLIN)
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self._timer += 1
-        heapq.heappush(self.timers, (time.monotonic() + seconds, self._timer, action))
-
     def add_client(self, slot: int, sock: socket.socket) -> None:
         self.clients[slot] = sock
-        self.add(sock.fileno(), lambda: self.from_client(slot, sock))
+        self.loop.watch(sock.fileno(), lambda: self.from_client(slot, sock))
 
     def forget_line(self, slot: int) -> None:
         """That client is gone, or asks nothing any more."""
         sock = self.clients.pop(slot, None)
         if sock is not None:
-            self.handlers.pop(sock.fileno(), None)
+            self.loop.unwatch(sock.fileno())
             sock.close()
 
     def send_manager(self, message: Any) -> None:
@@ -265,8 +257,7 @@ class Node:
     ) -> None:
         """A worker's line and the reading ends of its pipes."""
         for stream, read in enumerate((out, err), 1):
-            self.output.add(read, stream, slot, audience)
-            self.handlers[read] = lambda fd=read: self.from_pipe(fd)  # type: ignore[misc]
+            self.output.add(read, stream, slot, audience, self.pipe_ended)
         self.workers.pipes[slot] = [out, err]
         self.add_client(slot, line)
 
@@ -280,8 +271,7 @@ class Node:
         except OSError:
             nbytes, given, flags = 0, [], 0
         if not nbytes:
-            self.handlers.pop(sock.fileno(), None)
-            self.poll.unregister(sock)
+            self.loop.unwatch(sock.fileno())
             if self.lan is not None:
                 self.lan.drivers.line_ended(slot)
             self.workers.line_ended(slot)
@@ -339,12 +329,11 @@ class Node:
         if not (self.operations.receive(message) or self.actors.receive(message)):
             self.groups.receive(message)
 
-    def from_pipe(self, fd: int) -> None:
-        if fd in self.output.pipes and not self.output.read(fd):
-            self.handlers.pop(fd, None)
-            for pipes in self.workers.pipes.values():  # the number is closed: it may come again
-                if fd in pipes:
-                    pipes.remove(fd)
+    def pipe_ended(self, fd: int) -> None:
+        """A worker's pipe has been closed, so its number may come again."""
+        for pipes in self.workers.pipes.values():
+            if fd in pipes:
+                pipes.remove(fd)
 
     def exited(self, message: Exited) -> None:
         """A worker has ended, of itself or not: everything of its is settled, a new one starts."""
@@ -354,7 +343,6 @@ class Node:
         for fd in self.workers.pipes.pop(slot, ()):
             if fd in self.output.pipes:
                 self.output.drain(fd)
-            self.handlers.pop(fd, None)
         self.forget_line(slot)
         self.groups.hold_committed(slot)
         self.tracing.recording.exited(slot, worker)
@@ -384,9 +372,9 @@ class Node:
             self.lan.look(done)
         self.exports.look()
         self.operations.look()
-        again = self.operations.collect()
+        again = self.operations.execute_again()
         if again is not None:
-            self.after(max(0.0, again - time.monotonic()), lambda: None)
+            self.loop.call_later(max(0.0, again - self.loop.now()), lambda: None)
         self.results.look()
         self.groups.look()
         self.workers.look()
@@ -395,9 +383,8 @@ class Node:
             self.sweeper.collect()
 
     def run(self) -> None:
-        self.add(self.supervisor.fileno(), self.from_supervisor)
-        self.add(self.event_fd, self._drain_event)
-        self.handlers[self.output.driver.sock.fileno()] = self.output.driver.send
+        self.loop.watch(self.supervisor.fileno(), self.from_supervisor)
+        self.loop.watch(self.event_fd, self._drain_event)
         self.client.register(DRIVER_SLOT, 1, 0)
         self.store.lease_first_span(DRIVER_SLOT)
         self.tasks.set_pid(DRIVER_SLOT, self.start.driver_pid)
@@ -427,14 +414,14 @@ class Node:
     def finish_output(self) -> None:
         """The host ends: what its workers wrote goes to their drivers, to the last byte, and what
         workers elsewhere have written for its own driver comes; within a bounded time."""
-        deadline = time.monotonic() + OUTPUT_PATIENCE_S
-        with contextlib.suppress(OSError, ValueError):
-            self.poll.unregister(self.supervisor)  # it has ended, and would say so all the time
+        deadline = self.loop.now() + OUTPUT_PATIENCE_S
+        # It has ended, and would say so all the time.
+        self.loop.unwatch(self.supervisor.fileno())
         self.output.drain_all()
         if self.lan is not None and self._orderly:
             self.lan.far_output.ask_last_lines(self.lan.peers.met)
         while not (self.output.quiet and (self.lan is None or self.lan.all_said)):
-            left = deadline - time.monotonic()
+            left = deadline - self.loop.now()
             if left <= 0:
                 return
             self.serve(left)
@@ -442,26 +429,19 @@ class Node:
                 self.lan.far_output.look()
 
     def turn(self) -> None:
-        now = time.monotonic()
         if self.management.pulse is not None:
-            self.management.pulse.turned_at = now
-        while self.timers and self.timers[0][0] <= now:
-            heapq.heappop(self.timers)[2]()
+            self.management.pulse.turned_at = self.loop.now()
+        self.loop.call_due()
         self.client.set_sleeping(True)
         self.look()
-        timeout = None
-        if self.timers:
-            timeout = max(0.0, self.timers[0][0] - time.monotonic())
-        self.serve(timeout)
+        due = self.loop.due
+        self.serve(None if due is None else max(0.0, due - self.loop.now()))
 
     def serve(self, timeout: float | None) -> None:
         """What comes in; waits for it at most so many seconds."""
-        events = self.poll.poll(timeout)
+        ready = self.loop.wait(timeout)
         self.client.set_sleeping(False)
-        for fd, _ in events:
-            handler = self.handlers.get(fd)
-            if handler is not None:
-                handler()
+        self.loop.serve(ready)
 
     def _drain_event(self) -> None:
         with contextlib.suppress(BlockingIOError):

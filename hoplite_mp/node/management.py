@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +132,7 @@ class Management:
             stream = TcpStream(socket.socket(fileno=self._fd))
         else:
             assert node.lan is not None
-            self._join_until = time.monotonic() + node.lan.lan.connect_timeout_s
+            self._join_until = self.node.loop.now() + node.lan.lan.connect_timeout_s
             try:
                 admission = node.lan.connect()
             except HopliteError as error:
@@ -161,7 +160,7 @@ class Management:
     def _join_again(self, reason: str) -> bool:
         """The manager has died while it let this node in: the next one is asked. False: it is too
         late for that."""
-        left, lan = self._join_until - time.monotonic(), self.node.lan
+        left, lan = self._join_until - self.node.loop.now(), self.node.lan
         if lan is None or self.is_near or self.ended or self.node.given_up or left <= 0:
             return False
         _log.info("the manager has not let this node in: %s", reason)
@@ -206,8 +205,7 @@ class Management:
     def _speak(self, stream: TcpStream, words: list[Any]) -> None:
         node = self.node
         wire = Wire(
-            node.poll,
-            node.handlers,
+            node.loop,
             stream,
             node_decoder(),
             self._take,
@@ -225,7 +223,7 @@ class Management:
             assert node.lan is not None
             self.pulse = Pulse(
                 wire.beat,
-                node.after,
+                node.loop,
                 self._silent,
                 interval_s=node.lan.lan.beat_interval_s,
                 patience_s=MANAGER_SILENCES * node.lan.lan.silence_s,
@@ -254,7 +252,7 @@ class Management:
             _log.info("the manager is gone: %s", reason)
             self._losses += 1
             losses = self._losses
-            node.after(MANAGER_ABSENT_S, lambda: self._still_alone(losses))
+            node.loop.call_later(MANAGER_ABSENT_S, lambda: self._still_alone(losses))
         elif self.succession is not None:
             _log.info("the connection to the manager ended: %s", reason)
             self.succession.lost()
@@ -337,10 +335,10 @@ class Management:
     # -- another one ---------------------------------------------------------------------------
 
     def _return(self, stream: TcpStream) -> None:
-        begun = time.monotonic()
+        begun = self.node.loop.now()
         words = list(self._report())
         self._speak(stream, words)
-        _log.info("told another manager what is here, in %.3f s", time.monotonic() - begun)
+        _log.info("told another manager what is here, in %.3f s", self.node.loop.now() - begun)
 
     def _report(self) -> Iterator[Any]:
         node = self.node

@@ -10,12 +10,13 @@ It must never know: plans, who asks for the rates.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from hoplite_mp.node.ports import Loop
 
 __all__ = ["Meter"]
 
@@ -37,15 +38,13 @@ class Meter:
     def __init__(
         self,
         moved: Callable[[], tuple[int, int]],
-        after: Callable[[float, Callable[[], None]], None],
-        clock: Callable[[], float] = time.monotonic,
+        loop: Loop,
         tell: Callable[[int, int], None] = lambda up, down: None,
     ) -> None:
         """moved: bytes (sent, received) so far. tell: hears of new rates, as `rates`."""
         self.moved = moved
         self.tell = tell
-        self.after = after
-        self.clock = clock
+        self.loop = loop
         self.users = 0
         self.known = [0.0, 0.0]
         self.peaks = [0.0, 0.0]  # of this burst
@@ -62,7 +61,7 @@ class Meter:
             self._looking = True
             self._samples.clear()
             self.peaks, self.full = [0.0, 0.0], [False, False]
-            self._moved_at = self.clock()
+            self._moved_at = self.loop.now()
             self._look()
         self.full = [before or now for before, now in zip(self.full, full, strict=True)]
 
@@ -78,8 +77,8 @@ class Meter:
 
     def _look(self) -> None:
         self._sample()
-        if self.users and self.clock() - self._moved_at < QUIET_S:
-            self.after(LOOK_S, self._look)
+        if self.users and self.loop.now() - self._moved_at < QUIET_S:
+            self.loop.call_later(LOOK_S, self._look)
             return
         self._looking = False
         for i, peak in enumerate(self.peaks):
@@ -97,7 +96,7 @@ class Meter:
             self.tell(*self.told)
 
     def _sample(self) -> None:
-        now = self.clock()
+        now = self.loop.now()
         sample = (now, *self.moved())
         if not self._samples or sample[1:] != self._samples[-1][1:]:
             self._moved_at = now

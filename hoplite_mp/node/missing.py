@@ -15,6 +15,7 @@ from hoplite_mp.protocol.messages import PeerLost
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from hoplite_mp.node.ports import Loop
     from hoplite_mp.protocol.messages import Member, NodeToManager
 
 __all__ = ["Missing"]
@@ -31,7 +32,7 @@ class Missing:
     def __init__(
         self,
         silence_s: float,
-        after: Callable[[float, Callable[[], None]], None],
+        loop: Loop,
         tell: Callable[[NodeToManager], None],
         number: Callable[[], int],
         most: Callable[[int], None],
@@ -40,7 +41,7 @@ class Missing:
         may have been lost by the fault of this host."""
         self.members: dict[int, Member] = {}
         self._silence_s = silence_s
-        self._after = after
+        self._loop = loop
         self._tell = tell
         self._number = number
         self._most = most
@@ -49,7 +50,7 @@ class Missing:
         """It has just been lost."""
         self.members[member.node] = member
         half_s = PEER_LOST_SILENCES / 2 * self._silence_s
-        self._after(half_s, lambda: self._most(len(self.members)))
+        self._loop.call_later(half_s, lambda: self._most(len(self.members)))
         self._complain_later(member.node)
 
     def heard(self, gone: Iterable[int]) -> None:
@@ -63,7 +64,7 @@ class Missing:
             self._complain_later(number)
 
     def _complain_later(self, number: int) -> None:
-        self._after(PEER_LOST_SILENCES * self._silence_s, lambda: self._complain(number))
+        self._loop.call_later(PEER_LOST_SILENCES * self._silence_s, lambda: self._complain(number))
 
     def _complain(self, number: int) -> None:
         """Both live: the manager must choose. If there is none now, the next one is told."""

@@ -7,12 +7,13 @@ It must never know: who traces, files, other hosts.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from hoplite_mp.node.ports import Loop
 
 __all__ = ["Note", "Notes"]
 
@@ -22,7 +23,8 @@ Note = tuple[str, str, int, int, dict[str, Any]]
 class Notes:
     """The latest `most` notes; what is older is dropped and counted."""
 
-    def __init__(self, most: int = 0) -> None:
+    def __init__(self, loop: Loop, most: int = 0) -> None:
+        self.loop = loop
         self.most = most
         self.on = False
         self.dropped = 0
@@ -47,7 +49,7 @@ class Notes:
         if self.on:
             if isinstance(more.get("object"), int):
                 more["object"] = self.public(more["object"])
-            now = time.monotonic_ns()
+            now = self.loop.now_ns()
             self.dropped += len(self.kept) == self.most
             self.kept.append((kind, name, begin_ns or now, now, more))
 

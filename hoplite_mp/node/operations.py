@@ -8,8 +8,7 @@ It must never know: how membership is decided, what user classes are (it never u
 
 from __future__ import annotations
 
-import threading
-import time
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
 from hoplite_mp.node.endings import finish, placed
 from hoplite_mp.node.execute import Execution, PlanError, SourcesGone, prepare
 from hoplite_mp.node.layouts import can_fold
-from hoplite_mp.node.notes import Notes
 from hoplite_mp.node.portions import NotInPortions, Portions
 from hoplite_mp.planner.program import participants, waits_for
 from hoplite_mp.protocol.fields import FOLDING
@@ -44,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp.node.forests import Forests
+    from hoplite_mp.node.notes import Notes
+    from hoplite_mp.node.ports import Loop
     from hoplite_mp.node.results import Results
     from hoplite_mp.protocol.local import Collective
     from hoplite_mp.protocol.reports import Report
@@ -88,8 +88,9 @@ class Operations:
         self,
         results: Results,
         send: Callable[[NodeToManager], None],
-        wake: Callable[[], None],
         threads: int,
+        loop: Loop,
+        notes: Notes,
         node: Callable[[], int] = lambda: 0,
     ) -> None:
         """node: this node's number, which is not known before it has joined."""
@@ -97,7 +98,7 @@ class Operations:
         self.client = results.client
         self.tasks = results.tasks
         self.send = send
-        self.wake = wake
+        self.loop = loop
         self.threads = threads
         self.node = node
         self.forests: Forests | None = None  # set when there is a network
@@ -105,10 +106,8 @@ class Operations:
         self.lost: Callable[[int], bool] = lambda oid: False
         # That source, which was to be at a node, is not there.
         self.not_there: Callable[[int, int], None] = lambda oid, node: None
-        self.notes = Notes()
+        self.notes = notes
         self.operations: dict[int, Operation] = {}
-        self.finished: list[tuple[int, int, Execution, BaseException | None]] = []
-        self._lock = threading.Lock()
         self._next = 1
 
     # -- the request ---------------------------------------------------------------------------
@@ -128,7 +127,7 @@ class Operations:
                 waiting.setdefault(oid, []).append(index)
         operation = Operation(number, ask, holds, waiting, self.tasks.park(list(waiting)))
         operation.results = list(ask.results)
-        operation.slot, operation.asked_ns = slot, time.monotonic_ns()
+        operation.slot, operation.asked_ns = slot, self.loop.now_ns()
         self.operations[number] = operation
         for message in self._request(operation):
             self.send(message)
@@ -157,7 +156,7 @@ class Operations:
         home = self.client.home
         deadline_s = ask.deadline_s
         if deadline_s is not None:
-            deadline_s = max(0.0, deadline_s - (time.monotonic_ns() - operation.asked_ns) / 1e9)
+            deadline_s = max(0.0, deadline_s - (self.loop.now_ns() - operation.asked_ns) / 1e9)
         yield ReduceRequested(
             operation.number,
             self.node(),
@@ -258,7 +257,7 @@ class Operations:
             self._drop_portions(operation)
             operation.plan = operation.executed = None
             self._note(operation, "planned again" if operation.planned_ns else "planned")
-            operation.planned_ns = time.monotonic_ns()
+            operation.planned_ns = self.loop.now_ns()
             operation.waits_for = tuple(sorted(waits_for(plan)))
             operation.epoch = plan.epoch
             if operation.execution is not None:  # of an earlier epoch
@@ -271,7 +270,7 @@ class Operations:
                 return
         if operation is not None:
             operation.plan = operation.executed = plan
-            operation.space_deadline = time.monotonic() + self.results.config.put_wait_s
+            operation.space_deadline = self.loop.now() + self.results.config.put_wait_s
             self.execute(operation)
 
     def execute(self, operation: Operation) -> None:
@@ -299,12 +298,10 @@ class Operations:
             )
             return
         operation.plan = None
-        threading.Thread(
-            target=self._run,
-            args=(operation.number, plan.epoch, execution),
-            name="hoplite_mp reduce",
-            daemon=True,
-        ).start()
+        self.loop.run_in_thread(
+            functools.partial(self._run, execution),
+            functools.partial(self._ran, operation.number, plan.epoch, execution),
+        )
 
     def _all_at_once(self, operation: Operation, plan: ExecuteReduce) -> Execution | None:
         """All members pinned; None: there is no room for them and the result."""
@@ -331,11 +328,11 @@ class Operations:
         if not portions.pin():
             return None
         operation.portions = portions
-        operation.space_deadline = time.monotonic() + self.results.config.put_wait_s
+        operation.space_deadline = self.loop.now() + self.results.config.put_wait_s
         return portions
 
     def _no_room(self, operation: Operation, why: str) -> None:
-        if time.monotonic() > operation.space_deadline:
+        if self.loop.now() > operation.space_deadline:
             why = f"{why}; {self.results.store.full_message()}"
             self._failed(operation, why, (), "full")
 
@@ -353,41 +350,40 @@ class Operations:
             ExecutionFailed(operation.number, operation.epoch, self.node(), reason, sources, error)
         )
 
-    def _run(self, number: int, epoch: int, execution: Execution) -> None:
-        """In a thread of its own: everything bulky is without the GIL."""
-        failure: BaseException | None = None
+    def _run(self, execution: Execution) -> BaseException | None:
+        """In a thread: everything bulky is without the GIL. Returns what has gone wrong."""
         try:
             execution.run(self.threads)
         except BaseException as error:
-            failure = error
-        with self._lock:
-            self.finished.append((number, epoch, execution, failure))
-        self.wake()
+            return error
+        return None
 
-    def collect(self) -> float | None:
-        """Executions that have ended, plans that wait for room; returns when to look again."""
-        with self._lock:
-            finished, self.finished = self.finished, []
-        for number, epoch, execution, failure in finished:
-            operation = self.operations.get(number)
-            if operation is None:
-                execution.drop()  # dropped while it ran
-            elif failure is None and isinstance(execution, Portions) and not execution.done:
-                execution.let_go()
-                operation.plan = execution.plan  # the next portion, below
-            elif failure is None:
-                operation.portions = None
-                operation.execution = execution
-                self.send(StripesComplete(number, epoch, self.node()))
-            else:
-                execution.drop()
-                self._failed(operation, f"{type(failure).__name__}: {failure}", ())
+    def _ran(
+        self, number: int, epoch: int, execution: Execution, failure: BaseException | None
+    ) -> None:
+        """That execution has ended."""
+        operation = self.operations.get(number)
+        if operation is None:
+            execution.drop()  # dropped while it ran
+        elif failure is None and isinstance(execution, Portions) and not execution.done:
+            execution.let_go()
+            operation.plan = execution.plan  # the next portion, in `execute_again`
+        elif failure is None:
+            operation.portions = None
+            operation.execution = execution
+            self.send(StripesComplete(number, epoch, self.node()))
+        else:
+            execution.drop()
+            self._failed(operation, f"{type(failure).__name__}: {failure}", ())
+
+    def execute_again(self) -> float | None:
+        """Plans that wait for room; returns when to look again."""
         again = None
         for operation in list(self.operations.values()):
             if operation.plan is not None:
                 self.execute(operation)
                 if operation.plan is not None:
-                    again = time.monotonic() + SPACE_RETRY_S
+                    again = self.loop.now() + SPACE_RETRY_S
         return again
 
     # -- the end -------------------------------------------------------------------------------
@@ -453,7 +449,7 @@ class Operations:
         if not lost and not moved:
             return False
         if ask.deadline_s is not None:
-            passed = (time.monotonic_ns() - operation.asked_ns) / 1e9
+            passed = (self.loop.now_ns() - operation.asked_ns) / 1e9
             ask = msgspec.structs.replace(ask, deadline_s=max(0.0, ask.deadline_s - passed))
         self._note(operation, "begun again")
         self.begin(ask, operation.slot)  # which holds everything, before the other lets go

@@ -10,8 +10,6 @@ It must never know: what the lines mean, how they travel to other hosts.
 from __future__ import annotations
 
 import os
-import select
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.config import Config
+    from hoplite_mp.node.ports import Loop
 
 __all__ = ["Output"]
 
@@ -47,6 +46,7 @@ class Pipe:
     slot: int
     stream: int
     lines: Lines
+    ended: Callable[[int], None]  # told the number of the descriptor that has ended
     waiting: deque[Run] = field(default_factory=deque)
 
 
@@ -56,22 +56,20 @@ class Output:
     def __init__(
         self,
         sock: socket.socket,
-        poll: select.epoll,
         config: Config,
         home: int,
         number: Callable[[], int],
-        after: Callable[[float, Callable[[], None]], None],
+        loop: Loop,
         patience_s: float | None,
     ) -> None:
         """number: of this node, for the labels. patience_s: how long a driver may take no lines
         before what is for it is dropped; None: for ever."""
-        self.poll = poll
+        self.loop = loop
         self.home = home
         self.number = number
-        self.after = after
         self.patience_s = patience_s
         self.line_bytes_max = config.output_line_bytes_max
-        self.driver = DriverSocket(sock, poll)
+        self.driver = DriverSocket(sock, loop)
         self.own = Audience(self._to_driver, BACKLOG_BYTES_MAX, patience_s)
         # Drivers of other hosts, by home; None: nobody is there.
         self.far: Callable[[int], Audience | None] = lambda home: None
@@ -82,29 +80,36 @@ class Output:
         self._own_taken = lambda nbytes: self.taken(self.own, nbytes)
         self._watched: set[Audience] = set()
 
-    def add(self, fd: int, stream: int, slot: int, audience: int) -> None:
-        """Reads a worker's pipe from now on; audience: of what it says before its first mark."""
+    def add(
+        self, fd: int, stream: int, slot: int, audience: int, ended: Callable[[int], None]
+    ) -> None:
+        """Reads a worker's pipe from now on; audience: of what it says before its first mark.
+        ended: told when the pipe has been closed here because nobody can write into it any more."""
         os.set_blocking(fd, False)
-        self.pipes[fd] = Pipe(fd, slot, stream, Lines(self.home, self.line_bytes_max, audience))
-        self.poll.register(fd, select.EPOLLIN)
+        lines = Lines(self.home, self.line_bytes_max, audience)
+        self.pipes[fd] = pipe = Pipe(fd, slot, stream, lines, ended)
+        self._listen(pipe)
+
+    def _listen(self, pipe: Pipe) -> None:
+        self.loop.watch(pipe.fd, lambda: self._ready(pipe))
 
     # -- in ------------------------------------------------------------------------------------
 
-    def read(self, fd: int) -> bool:
-        """Takes what is there; False when the pipe has ended."""
-        pipe = self.pipes[fd]
+    def _ready(self, pipe: Pipe) -> None:
+        """Takes what is there, or learns that the pipe has ended."""
         if pipe.waiting:
-            return True  # held since this event was reported
+            return  # held since this event was reported
+        fd = pipe.fd
         try:
             data = os.read(fd, READ_BYTES)
         except BlockingIOError:
-            return True
-        if not data:
+            return
+        if data:
+            pipe.waiting.extend(pipe.lines.feed(data))
+            self._push(pipe)
+        else:
             self._close(pipe)
-            return False
-        pipe.waiting.extend(pipe.lines.feed(data))
-        self._push(pipe)
-        return True
+            pipe.ended(fd)
 
     def catch_up(self, fd: int) -> None:
         """What has been written into that pipe so far is on its way, as far as there is room."""
@@ -142,7 +147,8 @@ class Output:
     def _close(self, pipe: Pipe) -> None:
         pipe.waiting.extend(pipe.lines.finish())
         del self.pipes[pipe.fd]
-        os.close(pipe.fd)  # epoll forgets it
+        self.loop.unwatch(pipe.fd)
+        os.close(pipe.fd)
         pipe.fd = -1
         self._push(pipe)
 
@@ -164,7 +170,7 @@ class Output:
             to, lines = pipe.waiting.popleft()
             audience = self._audience(to)
             if audience is not None and not audience.offer(
-                pipe.slot, pipe.stream, lines, time.monotonic()
+                pipe.slot, pipe.stream, lines, self.loop.now()
             ):
                 pipe.waiting.appendleft((to, lines))
                 self._hold(pipe)
@@ -183,13 +189,13 @@ class Output:
         if pipe not in self.held:
             self.held.append(pipe)
             if pipe.fd >= 0:
-                self.poll.unregister(pipe.fd)  # a paused one would still report its end
+                self.loop.unwatch(pipe.fd)  # a paused one would still report its end
 
     def _let_go(self, pipe: Pipe) -> None:
         if pipe in self.held:
             self.held.remove(pipe)
             if pipe.fd >= 0:
-                self.poll.register(pipe.fd, select.EPOLLIN)
+                self._listen(pipe)
 
     def push_held(self) -> None:
         """There may be room again."""
@@ -225,9 +231,9 @@ class Output:
 
     # -- drivers that come and go --------------------------------------------------------------
 
-    def attach(self, name: int, sock: socket.socket) -> DriverSocket:
+    def attach(self, name: int, sock: socket.socket) -> None:
         """One more driver of this host."""
-        driver = DriverSocket(sock, self.poll)
+        driver = DriverSocket(sock, self.loop)
 
         def deliver(slot: int, stream: int, lines: list[bytes]) -> None:
             self.to_driver(slot, self.number(), stream, lines, taken, name)
@@ -237,7 +243,6 @@ class Output:
 
         listener = Audience(deliver, BACKLOG_BYTES_MAX, self.patience_s)
         self.attached[name] = listener, driver
-        return driver
 
     def has_all(self, name: int) -> bool:
         """Has that attached driver, which leaves, all that was written for it on this host?"""
@@ -247,28 +252,29 @@ class Output:
             listener.confess()
         return driver.broken or not (driver.backlog or self.waits_for(name))
 
-    def detach(self, name: int, busy: Callable[[int], bool], ended: Callable[[], None]) -> None:
-        """It is gone. `busy`: as in `lose`. `ended`: it has what was still under way to it."""
+    def detach(self, name: int, busy: Callable[[int], bool]) -> None:
+        """It is gone, and has what was still under way to it when its socket is closed. `busy`: as
+        in `lose`."""
         _, driver = self.attached.pop(name)
         self.lose(name, busy)
-        driver.end(ended)
+        driver.end()
 
     # -- who listens ---------------------------------------------------------------------------
 
     def taken(self, audience: Audience, nbytes: int) -> None:
         """That driver has taken so much."""
-        if audience.taken(nbytes, time.monotonic()):
+        if audience.taken(nbytes, self.loop.now()):
             self.push_held()
 
     def _watch(self, audience: Audience) -> None:
         due = audience.due()
         if due is not None and audience not in self._watched:
             self._watched.add(audience)
-            self.after(max(0.0, due - time.monotonic()), lambda: self._look(audience))
+            self.loop.call_later(max(0.0, due - self.loop.now()), lambda: self._look(audience))
 
     def _look(self, audience: Audience) -> None:
         self._watched.discard(audience)
-        if audience.give_up(time.monotonic()):
+        if audience.give_up(self.loop.now()):
             self.push_held()
         else:
             self._watch(audience)

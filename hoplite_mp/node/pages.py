@@ -8,8 +8,6 @@ It must never know: what lies in the store.
 from __future__ import annotations
 
 import os
-import threading
-import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,8 +19,6 @@ __all__ = ["Pages"]
 POPULATE_DELAY_S = 0.3
 # Between two system calls others get the lock of the address space.
 POPULATE_STEP_BYTES = 2 << 20
-# How often it is looked whether the thread is through, should its wake-up get lost.
-POPULATE_LOOK_S = 0.02
 IDLE_LOOK_S = 0.1  # not more often, however short memory_idle_s is
 
 
@@ -32,13 +28,11 @@ class Pages:
     def __init__(self, node: Node) -> None:
         self.node = node
         self._watching = False
-        self._lock = threading.Lock()
-        self._populated: list[int] = []
 
     def begin(self) -> None:
         """The host has been started."""
         if self.node.config.populate_ahead_bytes and self.node.start.workers:
-            self.node.after(POPULATE_DELAY_S, self._populate)
+            self.node.loop.call_later(POPULATE_DELAY_S, self._populate)
 
     def _populate(self) -> None:
         """In a thread that yields between steps."""
@@ -52,30 +46,25 @@ class Pages:
             for offset in range(start, start + wanted, POPULATE_STEP_BYTES):
                 node.client.populate(offset, min(POPULATE_STEP_BYTES, start + wanted - offset))
                 os.sched_yield()
-            with self._lock:
-                self._populated.append(start)
-            node.tasks.wake_node()
 
-        threading.Thread(target=work, name="hoplite_mp populate", daemon=True).start()
-        self._await_populated()
-
-    def _await_populated(self) -> None:
-        with self._lock:
-            done, self._populated = self._populated, []
-        for start in done:
-            self.node.store.release(start)
+        def done(_: None) -> None:
+            node.store.release(start)
             self.watch_idle()
-        if not done:
-            self.node.after(POPULATE_LOOK_S, self._await_populated)
+
+        node.loop.run_in_thread(work, done)
 
     def watch_idle(self) -> None:
         """The store has grown: what it will not need for memory_idle_s goes back."""
         if not self._watching:
             self._watching = True
-            self.node.after(max(IDLE_LOOK_S, self.node.config.memory_idle_s), self._give_idle_back)
+            self.node.loop.call_later(
+                max(IDLE_LOOK_S, self.node.config.memory_idle_s), self._give_idle_back
+            )
 
     def _give_idle_back(self) -> None:
-        due = self.node.store.give_idle_back(time.monotonic())
+        due = self.node.store.give_idle_back(self.node.loop.now())
         self._watching = due is not None
         if due is not None:
-            self.node.after(max(IDLE_LOOK_S, due - time.monotonic()), self._give_idle_back)
+            self.node.loop.call_later(
+                max(IDLE_LOOK_S, due - self.node.loop.now()), self._give_idle_back
+            )

@@ -6,7 +6,6 @@ It must never know: how cells are made, when a plan is over.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,6 +38,7 @@ class Part:
     plan: Plan
     program: Program
     until: float  # when to give up waiting for room
+    begun_ns: int  # when this node heard of the plan
     views: dict[int, memoryview] = field(default_factory=dict)  # members here, pinned
     given: dict[int, Given] = field(default_factory=dict)  # those that are still being written
     left: Leftovers = field(default_factory=Leftovers)  # by the part before, not yet taken
@@ -59,7 +59,6 @@ class Part:
     waiting: int = 0  # copies that another transfer brings
     scratch: list[int] = field(default_factory=list)  # blocks that only bytes on their way need
     begun: bool = False
-    begun_ns: int = field(default_factory=time.monotonic_ns)  # when this node heard of the plan
     reported: bool = False  # that this node has what it is to have
     measured: bool = False  # its bytes are counted
     # Not the manager's: who hears of the end instead.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import HopliteError
@@ -90,7 +89,7 @@ class Call:
             self._starve(str(error))
             return
         self.fd, self.over = self.caller.fileno(), False
-        self.node.add(self.fd, self.turn)
+        self.node.loop.watch(self.fd, self.turn)
         self.turn()
 
     def _starve(self, why: str) -> None:
@@ -98,7 +97,7 @@ class Call:
             _log.error("%s cannot be called now: %s", self.whom, why)
         self._starved = True
         if self._waits:
-            self.node.after(STARVED_S, self.begin)
+            self.node.loop.call_later(STARVED_S, self.begin)
         else:
             self.done(None)
 
@@ -107,11 +106,11 @@ class Call:
         if self.over:
             return  # a timer of before
         try:
-            admission = self.caller.turn(time.monotonic())
+            admission = self.caller.turn(self.node.loop.now())
         except (HopliteError, OSError) as error:
             if self.caller.starved:
                 self.over = True
-                self.node.handlers.pop(self.fd, None)
+                self.node.loop.unwatch(self.fd)
                 self._starve(str(error))
                 return
             _log.log(self._level, "%s cannot be reached: %s", self.whom, error)
@@ -120,11 +119,11 @@ class Call:
         if admission is not None:
             self._end(admission)
             return
-        self.node.after(max(0.0, self.caller.deadline - time.monotonic()), self.turn)
+        self.node.loop.call_later(max(0.0, self.caller.deadline - self.node.loop.now()), self.turn)
 
     def _end(self, admission: Admission | None) -> None:
         self.over = True
-        self.node.handlers.pop(self.fd, None)
+        self.node.loop.unwatch(self.fd)
         self.done(admission)
 
 
@@ -271,7 +270,7 @@ class Peers:
         waits = role == "peer"
         Call(
             self.node,
-            lambda: make(now=time.monotonic()),
+            lambda: make(now=self.node.loop.now()),
             f"node h{member.node}",
             done,
             waits=waits,
@@ -299,7 +298,9 @@ class Peers:
             attach(peer, admission)
             return
         self.unknown.setdefault(home, []).append((admission, attach))
-        self.node.after(self.lan.handshake_timeout_s, lambda: self._too_late(home, admission))
+        self.node.loop.call_later(
+            self.lan.handshake_timeout_s, lambda: self._too_late(home, admission)
+        )
 
     def let_in(self, home: int) -> None:
         """That node is a member now, and everybody here knows."""
@@ -319,8 +320,7 @@ class Peers:
     def _attach(self, peer: Peer, admission: Admission) -> None:
         home = peer.member.home
         wire = Wire(
-            self.node.poll,
-            self.node.handlers,
+            self.node.loop,
             admission.stream,
             Decoder(PeerMessage),
             lambda message: self.take(home, message),

@@ -23,6 +23,7 @@ from hoplite_mp.node.store import NODE_SLOT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.node.ports import Loop
     from hoplite_mp.node.results import Results
 
 __all__ = ["Fetcher", "Filler", "Maker", "Place", "Places"]
@@ -82,7 +83,7 @@ class Maker(Protocol):
 class Places:
     """All values of this host's headers whose bytes are elsewhere."""
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, results: Results, loop: Loop) -> None:
         self.results = results
         self.client = results.client
         self.store = results.store
@@ -90,7 +91,7 @@ class Places:
         self.maker: Maker | None = None  # likewise
         # The payload, if it is on this host after all.
         self.near: Callable[[bytes, int], memoryview | None] = lambda object_id, oid: None
-        self.after: Callable[[float, Callable[[], None]], None] = lambda seconds, action: None
+        self.loop = loop
         self.places: dict[int, Place] = {}
         # The table and index of their headers, as take_gone() names them -> id.
         self._at: dict[int, int] = {}
@@ -207,7 +208,7 @@ class Places:
             name = f"object {place.object.hex()} of {place.nbytes} bytes"
             self.fail(oid, StoreFullError(f"{name}: {self.store.full_message()}"))
         else:
-            self.after(ROOM_LOOK_S, lambda: self._fetch_when_room(oid, place))
+            self.loop.call_later(ROOM_LOOK_S, lambda: self._fetch_when_room(oid, place))
 
     def _fetch(self, oid: int, place: Place) -> None:
         near = self.near(place.object, oid)

@@ -8,7 +8,6 @@ It must never know: what the manager does with it.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+    from hoplite_mp.node.ports import Loop
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.protocol.peers import PeerMessage
 
@@ -46,13 +46,13 @@ class Probing:
         number: Callable[[], int],
         send: Callable[[int, PeerMessage], bool],
         tell: Callable[[Any], None],
-        clock: Callable[[], float] = time.monotonic,
+        loop: Loop,
     ) -> None:
         """number: of this node. send: to the node of that home. tell: the manager."""
         self.number = number
         self.send = send
         self.tell = tell
-        self.clock = clock
+        self.loop = loop
         self.asked: dict[int, _Probed] = {}  # home -> what has been found so far
 
     def begin(self, members: Iterable[Member]) -> None:
@@ -63,7 +63,7 @@ class Probing:
 
     def _ask(self, home: int) -> None:
         probed = self.asked[home]
-        probed.sent_at = self.clock()
+        probed.sent_at = self.loop.now()
         self.send(home, Probe(probed.rounds))
 
     def answered(self, home: int, message: Probed) -> None:
@@ -72,7 +72,7 @@ class Probing:
         if probed is None or message.number != probed.rounds:
             return
         if probed.rounds:
-            probed.quickest_s = min(probed.quickest_s, self.clock() - probed.sent_at)
+            probed.quickest_s = min(probed.quickest_s, self.loop.now() - probed.sent_at)
         probed.rounds += 1
         if probed.rounds < ROUNDS:
             self._ask(home)

@@ -9,7 +9,6 @@ It must never know: what else is said to the manager.
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from hoplite_mp.protocol.codec import BEAT
@@ -17,6 +16,8 @@ from hoplite_mp.transport.silence import Silence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from hoplite_mp.node.ports import Loop
 
 __all__ = ["Pulse"]
 
@@ -31,29 +32,29 @@ class Pulse:
     def __init__(
         self,
         send: Callable[[bytes], object],
-        after: Callable[[float, Callable[[], None]], None],
+        loop: Loop,
         lost: Callable[[float], None],
         *,
         interval_s: float,
         patience_s: float,
     ) -> None:
-        """send: to the manager, in a thread. after: in the loop. lost: the manager has been silent
+        """send: to the manager, in a thread. lost: the manager has been silent
         for so many seconds."""
         self._send = send
-        self._after = after
+        self._loop = loop
         self._lost = lost
         self._interval_s = interval_s
         self._over = threading.Event()
-        now = time.monotonic()
+        now = loop.now()
         self.turned_at = now
         self._silence = Silence(now, patience_s)
         self._look_at = now + interval_s
         threading.Thread(target=self._beat, name="hoplite_mp pulse", daemon=True).start()
-        after(interval_s, self._look)
+        loop.call_later(interval_s, self._look)
 
     def heard(self) -> None:
         """The manager has said something."""
-        self._silence.heard(min(time.monotonic(), self._look_at))  # a late loop finds it late
+        self._silence.heard(min(self._loop.now(), self._look_at))  # a late loop finds it late
 
     def stop(self) -> None:
         """No more beats."""
@@ -61,7 +62,7 @@ class Pulse:
 
     def _beat(self) -> None:
         while not self._over.wait(self._interval_s):
-            if time.monotonic() - self.turned_at < HUNG_S:
+            if self._loop.now() - self.turned_at < HUNG_S:
                 self._send(BEAT)
 
     def _look(self) -> None:
@@ -69,7 +70,7 @@ class Pulse:
         late that may be much, so the time is excused."""
         if self._over.is_set():
             return
-        now = time.monotonic()
+        now = self._loop.now()
         late = now - self._look_at
         if late > self._interval_s:
             self._silence.excuse(late)
@@ -77,4 +78,4 @@ class Pulse:
             self._lost(now - self._silence.heard_at)
             return
         self._look_at = now + self._interval_s
-        self._after(self._interval_s, self._look)
+        self._loop.call_later(self._interval_s, self._look)

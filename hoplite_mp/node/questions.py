@@ -7,7 +7,6 @@ It must never know: what is asked, what becomes of the answers.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -60,20 +59,20 @@ class Questions:
         """Sends `make(number)` to these hosts; `done` gets the answers that came, by home."""
         number, self._next = self._next, self._next + 1
         waiting = set(homes)
-        question = self.open[number] = _Question(waiting, done, time.monotonic_ns())
+        question = self.open[number] = _Question(waiting, done, self.node.loop.now_ns())
         for home in list(waiting):
             if not self.node.send_peer(home, make(number)):
                 waiting.discard(home)
         self._look(number)
         if self.open.get(number) is question:
-            self.node.after(patience_s, lambda: self._end(number))
+            self.node.loop.call_later(patience_s, lambda: self._end(number))
 
     def told(self, home: int, node: int, message: Any) -> None:
         """An answer; its `number` says to what."""
         question = self.open.get(message.number)
         if question is not None and home in question.waiting:
             question.waiting.discard(home)
-            question.found[home] = Answer(node, message, question.asked_ns, time.monotonic_ns())
+            question.found[home] = Answer(node, message, question.asked_ns, self.node.loop.now_ns())
             self._look(message.number)
 
     def lose_peer(self, home: int) -> None:

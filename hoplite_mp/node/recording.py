@@ -10,7 +10,6 @@ It must never know: who traces, other hosts, files.
 from __future__ import annotations
 
 import socket
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ import msgspec
 from hoplite_mp import _tasks
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.actor_looks import track_name
-from hoplite_mp.node.notes import Notes
 from hoplite_mp.protocol.looking import EVENT, OUTCOMES_OF_EVENTS, TraceDocument
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ class Recording:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.notes = Notes(node.config.trace_events_max)
+        self.notes = node.notes
         self.on = False
         self.document = b""  # of the latest one
         self._trace = _tasks.Trace(node.tasks)
@@ -58,7 +56,7 @@ class Recording:
 
     def start(self) -> None:
         """Processes and rooms write down what they do, from now on."""
-        self._begin_ns = time.monotonic_ns()
+        self._begin_ns = self.node.loop.now_ns()
         self.notes.start()
         lan = self.node.lan
         for oid, guest in lan.guests.by_oid.items() if lan is not None else ():
@@ -112,7 +110,7 @@ class Recording:
         """What stood on a process's stack, without what it has said since; `running`: the outcome
         of what has not ended."""
         said = {event[:2] for event in EVENT.iter_unpack(later)}
-        now = time.monotonic_ns()
+        now = self.node.loop.now_ns()
         found = b""
         for oid, begin_ns, _, kind, _, depth, rank, name in EVENT.iter_unpack(opened):
             if (oid, begin_ns) not in said:
@@ -145,7 +143,7 @@ class Recording:
                 host=socket.gethostname(),
                 home=node.client.home,
                 begin_ns=self._begin_ns,
-                end_ns=time.monotonic_ns(),
+                end_ns=self.node.loop.now_ns(),
                 events=list(self._events),
                 guests=self.notes.guests,
                 notes=list(self.notes.kept),

@@ -35,7 +35,7 @@ class Recovering:
     def __init__(self, node: Node, lan: Lan) -> None:
         self.node = node
         self.lan = lan
-        self.lineage = Lineage(node.results, node.places, node.config.lineage_bytes_max, node.after)
+        self.lineage = Lineage(node.results, node.places, node.config.lineage_bytes_max, node.loop)
         self.homes = Homes(
             node.imports,
             node.exports,
@@ -62,11 +62,11 @@ class Recovering:
             self.lineage,
             self.inquiries,
             lan.peers.send,
-            node.after,
+            node.loop,
             node.workers.queue_for,
         )
         node.places.near = node.imports.near
-        node.places.maker, node.places.after = remaking, node.after
+        node.places.maker = remaking
         node.store.unwanted = self.lineage.make_room
         node.exports.own = self.homes.own
         node.operations.lost = node.places.needs_making

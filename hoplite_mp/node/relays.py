@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
-import threading
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -60,9 +57,6 @@ class Relays:
         self.searches: dict[int, _Search] = {}
         self.forwards: dict[int, Forward] = {}  # by the home of the node behind
         self.trying: dict[int, list[int]] = {}  # home -> homes that asked for a way to it
-        self._tried: deque[tuple[int, bool]] = deque()  # (home, reached), by threads
-        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        node.add(self._event, self._looked)
 
     # -- a way for this node -------------------------------------------------------------------
 
@@ -88,7 +82,9 @@ class Relays:
         while search.candidates:
             search.asked = search.candidates.pop(0)
             if self.peers.send(search.asked, RelayAsked(home)):
-                self.node.after(ANSWER_S, partial(self._silent, home, search, search.asked))
+                self.node.loop.call_later(
+                    ANSWER_S, partial(self._silent, home, search, search.asked)
+                )
                 return
         self._end(home, [])
 
@@ -136,23 +132,19 @@ class Relays:
         else:
             endpoints = endpoints_of(peer.member.addresses)
 
-            def look() -> None:
+            def is_reached() -> bool:
                 sock = reach(endpoints)
                 if sock is not None:
                     sock.close()
-                self._tried.append((home, sock is not None))
-                os.eventfd_write(self._event, 1)
+                return sock is not None
 
-            threading.Thread(target=look, name="hoplite_mp reach", daemon=True).start()
-            self.trying[home] = [asker]  # the thread's word is read in a later turn
+            self.node.loop.run_in_thread(is_reached, partial(self._tried, home))
+            self.trying[home] = [asker]  # what the thread finds comes in a later turn
 
-    def _looked(self) -> None:
-        os.eventfd_read(self._event)
-        while self._tried:
-            home, reached = self._tried.popleft()
-            port = self._lend(home) if reached else 0
-            for asker in self.trying.pop(home, ()):
-                self.peers.send(asker, RelayOpened(home, port))
+    def _tried(self, home: int, reached: bool) -> None:
+        port = self._lend(home) if reached else 0
+        for asker in self.trying.pop(home, ()):
+            self.peers.send(asker, RelayOpened(home, port))
 
     def _lend(self, home: int) -> int:
         """A port that leads to that node; 0: there is none."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.inquiries import Inquiries
     from hoplite_mp.node.lineage import Lineage
     from hoplite_mp.node.places import Place, Places
+    from hoplite_mp.node.ports import Loop
     from hoplite_mp.node.results import Results
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage
@@ -68,7 +69,7 @@ class Remaking:
         lineage: Lineage,
         inquiries: Inquiries,
         send: Callable[[int, PeerMessage], bool],
-        after: Callable[[float, Callable[[], None]], None],
+        loop: Loop,
         queue: Callable[[int, bool], int | str],
     ) -> None:
         """queue: of hints to a pool (to this host's workers alone), or why nobody runs its tasks.
@@ -81,7 +82,7 @@ class Remaking:
         self.lineage = lineage
         self.inquiries = inquiries
         self.send = send
-        self.after = after
+        self.loop = loop
         self.queue = queue
         # Numbers of other nodes that have a copy of an object of this host.
         self.copies_of: Callable[[int], tuple[int, ...]] = lambda oid: ()
@@ -125,7 +126,7 @@ class Remaking:
     def make(self, oid: int, place: Place) -> None:
         """At the next look: chains of lost results are of any length."""
         self._new.append(oid)
-        self.after(0.0, self.look)
+        self.loop.call_later(0.0, self.look)
 
     def forget(self, oid: int) -> None:
         """Nobody wants it any more."""
@@ -180,7 +181,7 @@ class Remaking:
         elif place.asked == 1:
             self._ask(oid, one)
         else:  # what the home said did not help: it has not heard yet what this node knows
-            self.after(ASK_S, lambda: self._ask(oid, one))
+            self.loop.call_later(ASK_S, lambda: self._ask(oid, one))
 
     def _ask(self, oid: int, one: Import) -> None:
         if not self.places.absent(oid) or self.open(one.home):
@@ -225,7 +226,7 @@ class Remaking:
                 run.read = {arguments[name] for name in self.lineage.arguments(oid, True)}
                 for one in run.needs:
                     self.places.make(one)
-                self.after(0.0, self.look)
+                self.loop.call_later(0.0, self.look)
 
         self.imports.ask(named, held)
 
@@ -244,7 +245,7 @@ class Remaking:
         self.runs.pop(run.target, None)
         self.places.replace(run.target, data)
         self._end(run)
-        self.after(0.0, self.look)  # others may need it
+        self.loop.call_later(0.0, self.look)  # others may need it
 
     def _start(self, run: _Run) -> None:
         oid = run.target
@@ -287,7 +288,7 @@ class Remaking:
     def _post(self, run: _Run) -> None:
         run.posted = self.tasks.post(run.oid, run.queue)
         if not run.posted:  # the ring of hints is full
-            self.after(ASK_S, self.look)
+            self.loop.call_later(ASK_S, self.look)
 
     def _look_at(self, run: _Run) -> None:
         """A run that has been sent."""
@@ -323,12 +324,12 @@ class Remaking:
             return
         del mem, got  # a pin
         if not self.client.hand_over(run.oid, oid):
-            self.after(ASK_S, self.look)  # somebody still reads it
+            self.loop.call_later(ASK_S, self.look)  # somebody still reads it
             return
         del self.runs[oid]
         self.places.settled(oid)
         self._end(run)
-        self.after(0.0, self.look)  # others may need it
+        self.loop.call_later(0.0, self.look)  # others may need it
 
     def _is_kept(self, run: _Run) -> bool:
         """Has somebody had the value all the time, and says so only now? Then it is that one."""
@@ -339,7 +340,7 @@ class Remaking:
         del self.runs[run.target]
         self._end(run)
         self.places.found(run.target, copies, copied=True)
-        self.after(0.0, self.look)  # others may need it
+        self.loop.call_later(0.0, self.look)  # others may need it
         return True
 
     def _count(self, run: _Run) -> None:
@@ -364,7 +365,7 @@ class Remaking:
             self.places.fail(oid, ObjectLostError(f"{place.why or named(place)}; {why}"))
         if run is not None:
             self._end(run)
-            self.after(0.0, self.look)  # others may need it
+            self.loop.call_later(0.0, self.look)  # others may need it
 
 
 def named(place: Place) -> str:

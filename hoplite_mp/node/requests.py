@@ -8,7 +8,6 @@ It must never know: sockets, how a client waits.
 from __future__ import annotations
 
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.node.foreign_holds import ForeignHolds
@@ -106,7 +105,7 @@ class Requests:
         self.granted: dict[int, dict[int, Any]] = {}  # slot -> number -> holds not yet taken over
         self.latest: dict[int, int] = {}  # slot -> number of its last question
         self.foreign_holds = ForeignHolds(
-            node.client.hold, node.config.foreign_hold_s, node.after, node.reply
+            node.client.hold, node.config.foreign_hold_s, node.loop, node.reply
         )
         self._answers: dict[type, Any] = {
             Lease: self.lease,
@@ -249,7 +248,7 @@ class Requests:
 
     def patiently(self, slot: int, request: Request, attempt: Any) -> None:
         """Answers at once if it can; else tries again for a while as things come back."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = self.node.loop.now() + PATIENCE_S
         line = self.node.clients.get(slot)
 
         def again() -> None:
@@ -266,13 +265,13 @@ class Requests:
                 self.client.set_hungry(False)
                 message = f"{self.store.room_message()}. Free arrays, or raise memory="
                 self.node.reply(slot, Reply(request.number, None, message, True))
-            elif time.monotonic() >= deadline:
+            elif self.node.loop.now() >= deadline:
                 self.client.set_hungry(False)
                 message = self.store.full_message()
                 self.node.reply(slot, Reply(request.number, None, message, True))
             else:
                 self.client.set_hungry(True)
-                self.node.after(RETRY_S, again)
+                self.node.loop.call_later(RETRY_S, again)
 
         again()
 
@@ -441,7 +440,7 @@ class Requests:
         self.node.reply(slot, Reply(request.number, there))
 
     def gone_nodes(self, slot: int, request: Request) -> None:
-        lan, now = self.node.lan, time.monotonic()
+        lan, now = self.node.lan, self.node.loop.now()
         gone = [] if lan is None else [(one, host, now - at) for one, host, at in lan.gone]
         self.node.reply(slot, Reply(request.number, gone))
 

@@ -15,7 +15,6 @@ It must never know: how amounts are counted (planner/resources.py), what a task 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +146,7 @@ class Resources:
         self.full.pop(home, None)
         self.refused.discard(home)
         self.ranked.resources_changed()
-        self.node.after(0.0, self.serve)  # when its tasks have come back
+        self.node.loop.call_later(0.0, self.serve)  # when its tasks have come back
 
     def freed_there(self, home: int) -> None:
         """That host has refused a task of this one before."""
@@ -171,7 +170,7 @@ class Resources:
         if refused_by:
             self.full.setdefault(refused_by, set()).update(name for name, _ in held.demand)
         self._wait(oid, held.demand)
-        self.node.after(0.0, self.serve)
+        self.node.loop.call_later(0.0, self.serve)
 
     def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
         """A task of another host, which comes now: is there room? Those of this host that wait for
@@ -214,7 +213,7 @@ class Resources:
             self.pools.pop(pool.number, None)
             if who in self.rows:
                 self._waits_no_more(who)
-                self.node.after(0.0, self.serve)
+                self.node.loop.call_later(0.0, self.serve)
             return
         self.pools[pool.number] = count
         if who not in self.rows:
@@ -231,7 +230,7 @@ class Resources:
             if held.slot == slot:
                 self._release(oid)
         if self._freed:
-            self.node.after(0.0, self.serve)
+            self.node.loop.call_later(0.0, self.serve)
 
     def _waits_no_more(self, who: Any) -> None:
         self.rows.remove(who)
@@ -338,7 +337,7 @@ class Resources:
     def post(self, oid: int) -> None:
         """To workers of this host alone."""
         if self.client.state(oid) in UNSENT and not self.node.workers.post(oid, True):
-            self.node.after(POST_AGAIN_S, lambda: self.post(oid))
+            self.node.loop.call_later(POST_AGAIN_S, lambda: self.post(oid))
 
     def give_there(self, oid: int, demand: Demand, runner: Runner) -> bool:
         """That task is handed over to another host."""
@@ -358,13 +357,13 @@ class Resources:
 
     def lost(self, row: Row, why: str) -> bool:
         """No node has that. True: nobody of that row waits any longer."""
-        now, patience = time.monotonic(), self.node.config.resource_wait_s
+        now, patience = self.node.loop.now(), self.node.config.resource_wait_s
         if row.where == GONE:
             self._fail(row, "the node to which it is bound is gone")
             return True
         if row.lost_since is None:
             row.lost_since = now
-            self.node.after(patience, self.serve)
+            self.node.loop.call_later(patience, self.serve)
         if now - row.lost_since < patience:
             return False
         self._fail(

@@ -120,7 +120,7 @@ class Rounds:
         self._look(self._last)
         if ask.timeout_s is not None:
             late = functools.partial(self._late, self._last, reply, request.number)
-            node.after(ask.timeout_s, late)
+            node.loop.call_later(ask.timeout_s, late)
 
     def _send(self, home: int, message: Any) -> bool:
         return self.node.lan is not None and self.node.lan.peers.send(home, message)
@@ -169,7 +169,7 @@ class Rounds:
                 continue
             oid = self.tasks.take_queued(round.pool)
             if not oid:  # more than a ring of hints holds
-                self.node.after(LOOK_S, functools.partial(self._share_out, round))
+                self.node.loop.call_later(LOOK_S, functools.partial(self._share_out, round))
                 return
             there, workers = round.far[home]
             lan.delegation.delegate(oid, [Runner(home, runner.number, workers, there, 0)])
@@ -192,7 +192,7 @@ class Rounds:
                     homes.add(home)
             self.node.workers.close(round.pool, False)
         self.endings[number] = homes, lambda: reply(Reply(request.number))
-        self.node.after(END_PATIENCE_S, lambda: self._ended(number, homes))
+        self.node.loop.call_later(END_PATIENCE_S, lambda: self._ended(number, homes))
         self._ended(number, set())
 
     def _ended(self, number: int, homes: set[int]) -> None:
@@ -299,7 +299,7 @@ class Rounds:
                 self.node.workers.fail(oid, ENDED)
                 round.surplus -= 1
         if round.surplus:  # still on their way
-            self.node.after(LOOK_S, functools.partial(self._shed, round))
+            self.node.loop.call_later(LOOK_S, functools.partial(self._shed, round))
 
     def forget(self, pool: int) -> None:
         """The caller needs it no more, or has died."""

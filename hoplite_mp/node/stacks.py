@@ -56,7 +56,7 @@ class Stacks:
             now = {slot: _size(path) for slot, path in files.items()}
             if left and not (all(now.values()) and now == sizes):
                 sizes = now
-                self.node.after(LOOK_S, look)
+                self.node.loop.call_later(LOOK_S, look)
                 return
             done(
                 [

@@ -10,13 +10,11 @@ It must never know: tasks, plans, Python values.
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from hoplite_mp import _shm
 from hoplite_mp.client.memory import STATE, format_bytes
-from hoplite_mp.node.notes import Notes
 from hoplite_mp.node.spill import SpillFile
 from hoplite_mp.store.arena import Arena
 from hoplite_mp.store.limits import available_bytes, total_bytes
@@ -25,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hoplite_mp.config import Config
+    from hoplite_mp.node.notes import Notes
+    from hoplite_mp.node.ports import Loop
 
     Candidate = tuple[int, int, int, int]  # when it was last used, its id, payload offset, bytes
 
@@ -46,8 +46,17 @@ SPILL_AGAIN_S = 1.0  # a disk that took nothing is asked again after this
 class Store:
     """What is leased to whom, and what that costs."""
 
-    def __init__(self, client: _shm.NodeClient, config: Config, limit: int, store_fd: int) -> None:
+    def __init__(
+        self,
+        client: _shm.NodeClient,
+        config: Config,
+        limit: int,
+        store_fd: int,
+        loop: Loop,
+        notes: Notes,
+    ) -> None:
         self.client = client
+        self.loop = loop
         self.config = config
         self.limit = limit
         self.store_fd = store_fd
@@ -57,7 +66,7 @@ class Store:
         self.leases: dict[int, int] = {}  # payload offset of a big block -> slot it was leased to
         self.errors: set[int] = set()  # of these blocks, those in the reserve
         self.spans: dict[int, int] = {}  # span offset -> lessee's slot, or ADOPTED
-        self.notes = Notes()
+        self.notes = notes
         self.spill = SpillFile(config.spill_dir, config.spill_bytes_max)
         self.number: Callable[[], int] = lambda: 0  # of this node
         # Of an object whose bytes may be on another host: None: on their way; False: it has gone.
@@ -134,7 +143,7 @@ class Store:
         if not self._room(nbytes, align) and not self._make_room(nbytes, align, slot):
             return None
         if self.arena.growth(nbytes, align):
-            self.last_growth = time.monotonic()
+            self.last_growth = self.loop.now()
         return self.arena.allocate(nbytes, align)
 
     def _room(self, nbytes: int, align: int) -> bool:
@@ -250,7 +259,7 @@ class Store:
         """That range is warm now."""
         self.ahead -= self.arena.size_of(start)
         self.arena.free(start)
-        self.last_growth = time.monotonic()
+        self.last_growth = self.loop.now()
 
     def used_bytes(self) -> int:
         """Bytes of big objects and of spans with small ones."""
@@ -271,7 +280,7 @@ class Store:
         batch, room = self.limit // SPILL_BATCHES, False
         candidates = sorted(self.client.spill_candidates())
         for candidate in candidates:
-            if (room and spilled >= batch) or time.monotonic() < self._spill_again:
+            if (room and spilled >= batch) or self.loop.now() < self._spill_again:
                 return
             _, oid, payload, length = candidate
             big = payload in self.leases
@@ -304,7 +313,7 @@ class Store:
         for offset, inside in sorted(found.items(), key=lambda item: item[1][-1][0]):
             if used[offset] != len(inside):
                 continue  # something in it is pinned, or is an error
-            if time.monotonic() < self._spill_again or (done >= count and enough()):
+            if self.loop.now() < self._spill_again or (done >= count and enough()):
                 return
             done += len(inside)
             if all(self.spill_one(oid, payload, length) for _, oid, payload, length in inside):
@@ -317,7 +326,7 @@ class Store:
         """Moves one unpinned object into the spill file."""
         if not self.client.spill_begin(oid):
             return False
-        begun = time.monotonic_ns() if self.notes.on else 0
+        begun = self.loop.now_ns() if self.notes.on else 0
         position = self._write(self.client.memory(payload, nbytes))
         if position is None:
             self.client.spill_abort(oid)
@@ -338,7 +347,7 @@ class Store:
             except OSError as error:
                 if purged:
                     self.spill_error = f"the disk takes nothing: {error}"
-                    self._spill_again = time.monotonic() + SPILL_AGAIN_S
+                    self._spill_again = self.loop.now() + SPILL_AGAIN_S
                     return None
             else:
                 if position is not None or purged:
@@ -355,7 +364,7 @@ class Store:
         payload = self.lease(nbytes, slot)
         if payload is None:
             return None
-        begun = time.monotonic_ns() if self.notes.on else 0
+        begun = self.loop.now_ns() if self.notes.on else 0
         self.leases[payload] = NODE_SLOT
         self.spill.read(position, self.client.memory(payload, nbytes))
         if self.client.restore(oid, payload):

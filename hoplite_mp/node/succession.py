@@ -19,7 +19,6 @@ import functools
 import logging
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -63,7 +62,7 @@ class Succession:
         self.node = management.node
         self.lan = lan
         self.addresses = named.addresses
-        now = time.monotonic()
+        now = self.node.loop.now()
         self.voter = Voter(promise_s(lan.lan.silence_s), now)
         self.voter.bind(named.lease_us / US)
         self.holds = ""  # where the standby is, if that is this host's
@@ -88,7 +87,7 @@ class Succession:
             self.voter.bind(message.lease_us / US)
         if not isinstance(message, Leads):
             return
-        voter, now = self.voter, time.monotonic()
+        voter, now = self.voter, self.node.loop.now()
         self._silence.heard(min(now, self._look_at))  # a late loop finds it late
         if not voter.hear(message.term, message.at, message.lists, now):
             _log.warning("a manager of an older term was heard: it is not obeyed")
@@ -120,7 +119,7 @@ class Succession:
     def lost(self) -> None:
         """The connection to the manager is over."""
         if self._alone_since is None:
-            self._alone_since = time.monotonic()
+            self._alone_since = self.node.loop.now()
         if not self.has_voted:
             self._call_manager()
 
@@ -132,9 +131,9 @@ class Succession:
         alone = self._alone_since is not None and not self.node.stopping
         if admission is None:
             if alone and not self.has_voted:
-                self.node.after(self.lan.lan.beat_interval_s, self._call_again)
+                self.node.loop.call_later(self.lan.lan.beat_interval_s, self._call_again)
         elif alone and not self.has_voted:
-            self.voter.heard_at = time.monotonic()
+            self.voter.heard_at = self.node.loop.now()
             self._found()
             self.management.found(admission)
         else:
@@ -143,7 +142,7 @@ class Succession:
     def _found(self) -> None:
         """There is a manager, which is listened to from now on."""
         self._alone_since = None
-        self._silence = Silence(time.monotonic(), self.lan.lan.silence_s)
+        self._silence = Silence(self.node.loop.now(), self.lan.lan.silence_s)
 
     def _call_again(self) -> None:
         if self._alone_since is not None and not self.has_voted:
@@ -153,7 +152,7 @@ class Succession:
         """At each beat."""
         if self.node.stopping:
             return
-        now = time.monotonic()
+        now = self.node.loop.now()
         interval_s = self.lan.lan.beat_interval_s
         if now - self._look_at > interval_s:  # what has come meanwhile is not read yet
             self._silence.excuse(now - self._look_at)
@@ -179,7 +178,7 @@ class Succession:
         free_in = self.voter.free_at - now
         next_in = free_in if 0 < free_in < interval_s else interval_s
         self._look_at = now + next_in
-        self.node.after(next_in, self._look)
+        self.node.loop.call_later(next_in, self._look)
 
     def _wants_another(self, now: float) -> bool:
         """Is the manager gone, as far as can be seen from here?"""
@@ -211,7 +210,7 @@ class Succession:
         )
         Call(
             self.node,
-            lambda: make(now=time.monotonic()),
+            lambda: make(now=self.node.loop.now()),
             "the standby",
             self._called,
             logging.INFO,
@@ -229,8 +228,7 @@ class Succession:
             )
             _log.warning(words, " or ".join(self.addresses), PROMOTE_WAIT_S)
         self.wire = Wire(
-            self.node.poll,
-            self.node.handlers,
+            self.node.loop,
             admission.stream,
             node_decoder(),
             self._from_standby,
@@ -238,7 +236,7 @@ class Succession:
             threading.Lock(),
         )
         self.wire.ready()  # what came with the handshake's last bytes is announced by no loop
-        self._offer(time.monotonic())
+        self._offer(self.node.loop.now())
 
     def _standby_lost(self, reason: str) -> None:
         _log.info("the connection to the standby ended: %s", reason)
@@ -248,13 +246,13 @@ class Succession:
         if not isinstance(message, VoteAsked) or self.wire is None:
             return
         before = self.voter.knowledge
-        if not self.voter.vote(message.term, message.candidate, time.monotonic()):
+        if not self.voter.vote(message.term, message.candidate, self.node.loop.now()):
             self.wire.close("this node is not free")
             return
         _log.warning("this node votes for the standby, in term %d", message.term)
         wire, self.wire = self.wire, None
         self._found()
-        self._voted_at = time.monotonic()
+        self._voted_at = self.node.loop.now()
         where = [(int(end.family), tuple(end.sockaddr)) for end in self._endpoints]
         self.lan.lan = msgspec.structs.replace(self.lan.lan, manager=where)
         self.management.follow(wire, Voted(self.node.number, message.term, before), self._host)

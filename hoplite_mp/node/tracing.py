@@ -12,7 +12,6 @@ It must never know: what events mean, files.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +184,7 @@ class Tracing:
 
     def clock(self, home: int, message: ClockAsked) -> None:
         """Another host compares clocks."""
-        self.node.send_peer(home, LookTold(message.number, time.monotonic_ns()))
+        self.node.send_peer(home, LookTold(message.number, self.node.loop.now_ns()))
 
     # -- members -------------------------------------------------------------------------------
 

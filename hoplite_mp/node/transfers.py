@@ -9,7 +9,6 @@ It must never know: why a plan looks as it does, what the bytes mean.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +181,7 @@ class Transfers:
         self.meter.begin(filled_links(plan, number))
         self._make(transfer, program, older)
         if transfer.followed:
-            self.node.after(0.0, lambda: self._advance(plan.epoch))
+            self.node.loop.call_later(0.0, lambda: self._advance(plan.epoch))
         if receiving and not transfer.missing:
             self._whole(transfer)
 
@@ -249,9 +248,11 @@ class Transfers:
             place.filler = self
             self.fetching[plan.object] = oid
             return True
-        until = self.roomless.setdefault(plan.epoch, time.monotonic() + self.node.config.put_wait_s)
-        if time.monotonic() < until:
-            self.node.after(SPACE_RETRY_S, lambda: self._again(plan))
+        until = self.roomless.setdefault(
+            plan.epoch, self.node.loop.now() + self.node.config.put_wait_s
+        )
+        if self.node.loop.now() < until:
+            self.node.loop.call_later(SPACE_RETRY_S, lambda: self._again(plan))
         else:
             del self.roomless[plan.epoch]
             self.kept.let_go(plan.object)
@@ -305,7 +306,7 @@ class Transfers:
             if come > self.engine.watermark(cell):
                 self.engine.advance(cell, come)
         if source is not None or object_id in self.fetching:
-            self.node.after(WINDOW_S, lambda: self._advance(epoch))
+            self.node.loop.call_later(WINDOW_S, lambda: self._advance(epoch))
 
     def _target(self, plan: Distribute) -> Any:
         """The block that is being filled here; None if nobody wants it any more."""
@@ -442,7 +443,7 @@ class Transfers:
         tries = self.tries[cell] = self.tries.get(cell, 0) + 1
         lives = parent in self.links.peers.by_number and reason != UNREACHABLE
         if lives and tries <= PULL_TRIES_MAX:
-            self.node.after(PULL_RETRY_S, lambda: self._pull(cell))
+            self.node.loop.call_later(PULL_RETRY_S, lambda: self._pull(cell))
             return
         plan = transfer.plan
         self.node.send_manager(

@@ -8,7 +8,6 @@ It must never know: how the answers are printed.
 from __future__ import annotations
 
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -144,7 +143,7 @@ class Waits:
         return {
             "name": self.tasks.name(oid),
             "id": self._id(oid),
-            "seconds": seconds(since_ns),
+            "seconds": self._seconds(since_ns),
         }
 
     def _id(self, oid: int) -> str:
@@ -195,7 +194,7 @@ class Waits:
                 yield {
                     "name": event[7].split(b"\0")[0].decode(errors="replace"),
                     "id": self._id(oid),
-                    "seconds": seconds(begin_ns),
+                    "seconds": self._seconds(begin_ns),
                     "on": self.process(slot),
                     "inside": depth - 1,
                 }
@@ -219,7 +218,7 @@ class Waits:
                 "come": lan.links.engine.watermark(cell),
                 "bytes": about.get("bytes", 0),
                 "from": f"h{pulling.parent}",
-                "seconds": seconds(pulling.begin_ns),
+                "seconds": self._seconds(pulling.begin_ns),
             }
         moving = {transfer.plan.object for transfer in lan.transfers.by_epoch.values()}
         for object_id, oid in list(lan.transfers.fetching.items()):
@@ -244,7 +243,7 @@ class Waits:
                 "operation": operation.number,
                 "kind": ask.kind,
                 "op": ask.op,
-                "seconds": seconds(operation.asked_ns),
+                "seconds": self._seconds(operation.asked_ns),
                 "by": self.process(operation.slot),
                 "sources": len(ask.sources),
                 "num": ask.num,
@@ -253,7 +252,7 @@ class Waits:
                     {"index": index, "id": self._id(oid), "where": self.where_local(oid)}
                     for index, oid in waiting[:NEEDS_MAX]
                 ],
-                "planned": seconds(operation.planned_ns) if operation.planned_ns else None,
+                "planned": self._seconds(operation.planned_ns) if operation.planned_ns else None,
                 "epoch": operation.epoch,
                 "waits_for": list(operation.waits_for),
                 "no_room": operation.plan is not None,
@@ -267,7 +266,7 @@ class Waits:
             yield {
                 "operation": part.plan.operation,
                 "epoch": part.plan.epoch,
-                "seconds": seconds(part.begun_ns),
+                "seconds": self._seconds(part.begun_ns),
                 "begun": part.begun,
                 "reported": part.reported,
                 "missing": len(part.missing) + part.waiting,
@@ -289,7 +288,7 @@ class Waits:
                 "id": self._id(oid) if oid else "",
                 "where": self.where_local(oid) if oid else "",
                 "more": max(0, info["waiting_n"] - 1) if oid else 0,
-                "seconds": seconds(info["waiting_ns"]) if oid else None,
+                "seconds": self._seconds(info["waiting_ns"]) if oid else None,
             }
 
     # -- words ---------------------------------------------------------------------------------
@@ -305,6 +304,10 @@ class Waits:
         if lan is not None and slot in lan.drivers.by_slot:
             return f"an attached driver (pid {pid})"
         return f"worker {slot} (pid {pid})"
+
+    def _seconds(self, since_ns: int) -> float | None:
+        """How long ago that was; None: it is not known."""
+        return None if not since_ns else round((self.node.loop.now_ns() - since_ns) / 1e9, 3)
 
     def _peer(self, home: int) -> str:
         lan = self.node.lan
@@ -357,11 +360,6 @@ class Waits:
         if header["kind"] == KIND_STREAM:
             return f"the next item of {self.node.client.task_name(oid)}(), which runs on {who}"
         return f"being written by {who}"
-
-
-def seconds(since_ns: int) -> float | None:
-    """How long ago that was; None: it is not known."""
-    return None if not since_ns else round((time.monotonic_ns() - since_ns) / 1e9, 3)
 
 
 def some(items: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import ProtocolError
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from hoplite_mp.node.ports import Loop
     from hoplite_mp.protocol.codec import Decoder
     from hoplite_mp.transport.stream import TcpStream
 
@@ -27,12 +27,11 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class Wire:
-    """A stream in an epoll set. `ended` is called once, with the reason."""
+    """A stream that the loop watches. `ended` is called once, with the reason."""
 
     def __init__(
         self,
-        poll: select.epoll,
-        handlers: dict[int, Callable[[], None]],
+        loop: Loop,
         stream: TcpStream,
         decoder: Decoder[Any],
         take: Callable[[Any], None],
@@ -40,8 +39,7 @@ class Wire:
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
         """lock: of the stream, if another thread writes to it too (`beat`)."""
-        self._poll = poll
-        self._handlers = handlers
+        self._loop = loop
         self._decoder = decoder
         self._take = take
         self._ended = ended
@@ -49,9 +47,8 @@ class Wire:
         self.open = True
         self.heard: Callable[[], None] | None = None  # called when anything comes, a beat too
         self._lock = lock or contextlib.nullcontext()
-        self._events = select.EPOLLIN
-        poll.register(stream.fileno(), self._events)
-        handlers[stream.fileno()] = self.ready
+        self._writes = False  # is it watched for room, too?
+        loop.watch(stream.fileno(), self.ready)
 
     def hand_over(self, take: Callable[[Any], None], ended: Callable[[str], None]) -> None:
         """What comes from now on is somebody else's."""
@@ -113,10 +110,9 @@ class Wire:
             flushed = self.stream.flush()
         # One that is broken wakes the loop in any case.
         wakes = self.stream.wants_write or not flushed
-        events = select.EPOLLIN | (select.EPOLLOUT if wakes else 0)
-        if events != self._events:
-            self._events = events
-            self._poll.modify(self.stream.fileno(), events)
+        if wakes != self._writes:
+            self._writes = wakes
+            self._loop.watch(self.stream.fileno(), self.ready, write=wakes)
         return flushed
 
     def close(self, reason: str) -> None:
@@ -125,7 +121,6 @@ class Wire:
             return
         with self._lock:
             self.open = False
-            self._handlers.pop(self.stream.fileno(), None)
-            self._poll.unregister(self.stream.fileno())
+            self._loop.unwatch(self.stream.fileno())
             self.stream.close()
         self._ended(reason)

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import signal
-import time
 from typing import TYPE_CHECKING
 
 from hoplite_mp import errors
@@ -90,7 +89,7 @@ class Workers(Hints):
         self.client.open_pool(0, POOL_OPEN)
         for slot, *_ in self.node.start.first_workers:
             self.client.register(slot, WORKER_KIND, 0)
-            pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0, born=time.monotonic())
+            pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0, born=self.node.loop.now())
 
     def open_next(
         self,
@@ -188,7 +187,7 @@ class Workers(Hints):
 
     def pauses(self) -> bool:
         """Has it just turned out that no worker can be started?"""
-        return bool(self.trouble) and time.monotonic() < self._start_again_at
+        return bool(self.trouble) and self.node.loop.now() < self._start_again_at
 
     @property
     def why_none(self) -> str:
@@ -198,15 +197,15 @@ class Workers(Hints):
     def not_started(self, why: str) -> None:
         """The system has no descriptor, process or memory for another worker now: it is tried
         again."""
-        now = time.monotonic()
+        now = self.node.loop.now()
         if not self.trouble:
             self._trouble_since = now
             _log.error("no worker can be started now: %s", why)
         self.trouble = why
         self._start_again_at = now + LOOK_AGAIN_S
-        self.node.after(LOOK_AGAIN_S, lambda: None)
+        self.node.loop.call_later(LOOK_AGAIN_S, lambda: None)
         if now - self._trouble_since >= START_PATIENCE_S:
-            self.node.after(0.0, self._fail_what_waits)
+            self.node.loop.call_later(0.0, self._fail_what_waits)
 
     def _fail_what_waits(self) -> None:
         """For a worker, after one more attempt, and nobody else can run it."""
@@ -222,7 +221,7 @@ class Workers(Hints):
     def start_missing(self, pool: Pool) -> None:
         if self.pauses():
             return
-        blocked, now = self.blocked(pool), time.monotonic()
+        blocked, now = self.blocked(pool), self.node.loop.now()
         missing = pool.missing(blocked, self.node.config.blocked_workers_max, now)
         if pool.demand:
             self.node.resources.wait_workers(pool, missing)
@@ -241,7 +240,7 @@ class Workers(Hints):
         if not spawn(self.node, slot, pool, assigned):
             self.client.unregister(slot)
             return -1
-        worker = WorkerInfo(slot, pool.number, born=time.monotonic())
+        worker = WorkerInfo(slot, pool.number, born=self.node.loop.now())
         self.all[slot] = pool.workers[slot] = worker
         return slot
 
@@ -292,7 +291,7 @@ class Workers(Hints):
 
     def _replace(self, pool: Pool, worker: WorkerInfo, code: int) -> None:
         """Another worker for one that has ended, now or after a pause; or the pool is broken."""
-        ailed, now = pool.ailing, time.monotonic()
+        ailed, now = pool.ailing, self.node.loop.now()
         how = how_it_ended(code, worker)
         hopeless = pool.died(worker, code, SETUP_FAILED, how, now, self.node.config)
         if pool.broken and code == SETUP_FAILED and not pool.closing:
@@ -303,7 +302,7 @@ class Workers(Hints):
         if hopeless:
             self._fail_meanwhile(pool, ailed)
         if pool.start_again_at > now:
-            self.node.after(pool.start_again_at - now, lambda: None)
+            self.node.loop.call_later(pool.start_again_at - now, lambda: None)
         self.start_missing(pool)
         self.post_queued(pool.number)
 
@@ -357,7 +356,7 @@ class Workers(Hints):
             self.fail(oid, pool.broken, pool.setup_text, pool.host_lost)
         if not pool.closing and (again or not pool.failing):
             pool.failing = True  # there will be another look
-            self.node.after(LOOK_AGAIN_S / 10, lambda: self.fail_queued(pool, again=True))
+            self.node.loop.call_later(LOOK_AGAIN_S / 10, lambda: self.fail_queued(pool, again=True))
 
     def fail_waited_for(self, pool: Pool) -> None:
         """The waiting workers' own tasks: each of them, and who waits for it, learns why."""
@@ -398,7 +397,7 @@ class Workers(Hints):
             if self.all.get(slot) is worker and self._runs(slot, oid):
                 self.kill(worker, "cancelled")
 
-        self.node.after(self.node.config.cancel_grace_s, end)
+        self.node.loop.call_later(self.node.config.cancel_grace_s, end)
 
     def _runs(self, slot: int, oid: int) -> bool:
         return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)
@@ -412,9 +411,9 @@ class Workers(Hints):
                 if worker.pid and not is_ending(worker.pid):
                     self.kill(worker, "line")
                 else:
-                    self.node.after(LINE_GRACE_S, look)
+                    self.node.loop.call_later(LINE_GRACE_S, look)
 
-        self.node.after(LINE_GRACE_S, look)
+        self.node.loop.call_later(LINE_GRACE_S, look)
 
     def kill(self, worker: WorkerInfo, verdict: str, oid: int = 0) -> None:
         worker.verdict, worker.verdict_oid = verdict, oid
@@ -426,7 +425,7 @@ class Workers(Hints):
 
     def look(self) -> None:
         """Deadlines that have passed, workers that wait, surplus that may go."""
-        now_ns, now = time.monotonic_ns(), time.monotonic()
+        now_ns, now = self.node.loop.now_ns(), self.node.loop.now()
         due: int | None = None
         for slot, worker in self.all.items():
             info = self.client.client_info(slot)
@@ -462,10 +461,10 @@ class Workers(Hints):
         if due_ns is None:
             return
         due = due_ns / 1e9
-        now = time.monotonic()
+        now = self.node.loop.now()
         if self._due is None or self._due <= now or due < self._due:
             self._due = due
-            self.node.after(max(0.0, due - now), lambda: None)
+            self.node.loop.call_later(max(0.0, due - now), lambda: None)
 
     def retire(self, pool: Pool, count: int) -> None:
         for slot in sorted(pool.workers, reverse=True):

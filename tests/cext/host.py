@@ -10,9 +10,11 @@ from typing import Any
 
 from hoplite_mp import _shm, _tasks
 from hoplite_mp.config import Config
+from hoplite_mp.node.notes import Notes
 from hoplite_mp.node.results import Results
 from hoplite_mp.node.store import Store
 from hoplite_mp.node.sweeper import Sweeper
+from tests.node.manual_loop import ManualLoop
 
 STATE = {name: number for number, name in enumerate(_shm.STATES)}
 KIND_TASK = 2
@@ -57,7 +59,9 @@ class Host:
             small_object_bytes_max=small_max,
             spill_dir=tempfile.gettempdir(),
         )
-        self.store = Store(self.node, config, length // 2, self.fds[1])
+        self.loop = ManualLoop()
+        self.notes = Notes(self.loop)
+        self.store = Store(self.node, config, length // 2, self.fds[1], self.loop, self.notes)
         self.results = Results(self.node, self.node_tasks, self.store, config)
         self.sweeper = Sweeper(self.results)
         self.node.open_pool(POOL, 1)

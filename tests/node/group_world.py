@@ -236,11 +236,12 @@ class OneNode:
         self.gave: set[bytes] = set()  # names of large parts of members here
         meter = SimpleNamespace(rates=(0, 0))
         self.forests = SimpleNamespace(meter=meter)
+        self.loop = self
         self.calls = GroupCalls(self, self, self)  # type: ignore[arg-type]
 
     # -- as a node -----------------------------------------------------------------------------
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
         self.moving.append((None, lambda failure, error: action()))
 
     def send_manager(self, message: Any) -> None:

@@ -17,8 +17,6 @@ from tests.cext.host import STATE
 from tests.node.pair import COMMON, Network, Side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hoplite_mp.node.places import Place
 
 __all__ = ["LossNetwork", "LossSide"]
@@ -30,15 +28,14 @@ class LossSide(Side):
     def __init__(self, network: LossNetwork, number: int) -> None:
         super().__init__(network, number)
         self.losses = network
-        self.timers: list[Callable[[], None]] = []
         self.pools_gone: dict[int, str] = {}
         self.missing: dict[int, Any] = {}  # lost to this host alone, so far
-        self.kept = KeptCopies(self.results, self.imports, self.places, self.send, self.after)
+        self.kept = KeptCopies(self.results, self.imports, self.places, self.send, self.loop)
         node = SimpleNamespace(
             results=self.results,
             places=self.places,
             config=self.results.config,
-            after=self.after,
+            loop=self.loop,
             imports=self.imports,
             exports=self.exports,
             number=number,
@@ -72,9 +69,6 @@ class LossSide(Side):
         self._imports_freed(oid)
         if one is not None and oid not in self.imports.by_oid:
             self.recovering.freed(one)
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self.timers.append(action)
 
     def kept_at(self, oid: int) -> tuple[int, ...]:
         homes = self.losses.homes
@@ -237,9 +231,7 @@ class LossNetwork(Network):
     def pass_time(self) -> None:
         """Every timer that waits is called once."""
         for side in self.living:
-            timers, side.timers = side.timers, []
-            for action in timers:
-                action()
+            side.loop.call_all()
 
     def settle(self, rounds: int = 6) -> None:
         """Messages, timers and fetched bytes, until nothing new can be expected."""

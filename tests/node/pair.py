@@ -46,7 +46,7 @@ class Side(Host):
         self.common_queue: int | None = None
         self.again_queue: int | None = None
         self.home = 1000 + number
-        self.places = Places(self.results)
+        self.places = Places(self.results, self.loop)
         self.places.fetcher = self
         self.imports = Imports(self.results, self.places, self.send)
         self.places.near = self.imports.near
@@ -56,7 +56,7 @@ class Side(Host):
             self.results, self.imports, self.places, self.send, self.post_again
         )
         self.guests = Guests(
-            self.results, self.imports, self.send, self.queue_to, self.interrupted_at
+            self.results, self.imports, self.send, self.queue_to, self.interrupted_at, self.notes
         )
         self.interrupted: list[tuple[int, int]] = []
         self.node.open_pool(COMMON, 1)

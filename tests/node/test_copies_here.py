@@ -15,6 +15,7 @@ from hoplite_mp.node.kept import KeptCopies
 from hoplite_mp.node.links import UNREACHABLE
 from hoplite_mp.node.transfers import PULL_TRIES_MAX, Transfers
 from hoplite_mp.protocol import messages as m
+from tests.node.manual_loop import ManualLoop
 from tests.node.pair import Network, Side
 
 OBJECT = ids.pack_id(1000, 7)
@@ -50,6 +51,7 @@ class OneNode:
 
     def __init__(self) -> None:
         self.said: list[Any] = []
+        self.loop = ManualLoop()
         self.closed: list[int] = []
         self.given_up: list[int] = []
         self.let_go: list[bytes] = []
@@ -64,12 +66,11 @@ class OneNode:
                 memory=lambda payload, nbytes: memoryview(bytearray(nbytes)),
             ),
             places=Places(),
-            after=lambda seconds, call: self.later.append(call),
+            loop=self.loop,
             store=SimpleNamespace(lease=lambda nbytes, slot: 3),
         )
         node.places.give_up = self.give_up
         self.pulled: list[tuple[Any, ...]] = []
-        self.later: list[Any] = []
         links = SimpleNamespace(
             engine=self.engine,
             close=lambda cell, ground: self.closed.append(cell),
@@ -144,7 +145,7 @@ def test_a_parent_that_lives_is_asked_again(withdrawn: bool) -> None:
         assert one.said == []
         if withdrawn:
             one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
-        one.later.pop()()
+        one.loop.call_all()
         if withdrawn:
             assert one.pulled == [asked]
             return
@@ -242,9 +243,7 @@ def a_result(side: Side) -> tuple[int, int, bytes]:
 def test_a_result_that_is_asked_for_where_it_is_made(side: Side) -> None:
     """The home says that it is done, and here, before the commit has come: who reads it waits for
     that, instead of being told that nobody holds it."""
-    kept = KeptCopies(
-        side.results, side.imports, side.places, side.send, lambda seconds, call: None
-    )
+    kept = KeptCopies(side.results, side.imports, side.places, side.send, side.loop)
     payload, nbytes, expected = a_result(side)
     object_id = ids.pack_id(side.network.sides[0].home, 1 << 32 | 5)
     oid = kept.expect(object_id, nbytes, (1,))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,9 +10,7 @@ from hypothesis import strategies as st
 from hoplite_mp.node.foreign_holds import SLACK_S, Deadlines, ForeignHolds
 from hoplite_mp.protocol.foreign import HoldForeign
 from hoplite_mp.protocol.local import Reply, Request
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.node.manual_loop import ManualLoop
 
 SECONDS = 600.0
 SLOT = 3
@@ -23,19 +20,15 @@ class World:
     """A node's clock, its timers, and a store in which some objects are there."""
 
     def __init__(self, *objects: int) -> None:
-        self.time = 1000.0
-        self.timers: list[tuple[float, int, Callable[[], None]]] = []
+        self.loop = ManualLoop(1000.0)
         self.objects = {*objects}
         self.replies: list[Any] = []
         self.asked = 0
-        self.room = ForeignHolds(self.hold, SECONDS, self.after, self.reply, lambda: self.time)
+        self.room = ForeignHolds(self.hold, SECONDS, self.loop, self.reply)
 
     def hold(self, oid: int) -> object:
         self.asked += 1
         return object() if oid in self.objects else None
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self.timers, (self.time + seconds, len(self.timers), action))
 
     def reply(self, slot: int, reply: Reply) -> None:
         assert slot == SLOT
@@ -45,10 +38,7 @@ class World:
         self.room.asked(SLOT, Request(number, 0, HoldForeign(oid)))
 
     def pass_to(self, time: float) -> None:
-        while self.timers and self.timers[0][0] <= time:
-            self.time = max(self.time, self.timers[0][0])
-            heapq.heappop(self.timers)[2]()
-        self.time = time
+        self.loop.pass_to(time)
 
     @property
     def held(self) -> set[int]:
@@ -63,7 +53,7 @@ def test_it_is_held_for_the_time_and_no_longer() -> None:
     assert world.held == {1}
     world.pass_to(1000 + SECONDS + 2 * SLACK_S)
     assert world.held == set()
-    assert not world.timers  # nothing is looked at when nothing is held
+    assert not world.loop.timers  # nothing is looked at when nothing is held
 
 
 def test_many_picklings_are_one_hold_until_the_latest_end() -> None:
@@ -73,7 +63,7 @@ def test_many_picklings_are_one_hold_until_the_latest_end() -> None:
         world.pickled(1)
     assert world.asked == 1
     assert world.replies == []  # nobody waited for one
-    assert len(world.timers) == 1
+    assert len(world.loop.timers) == 1
     world.pass_to(2900 + SECONDS - 0.001)
     assert world.held == {1}
     world.pass_to(2900 + SECONDS + 2 * SLACK_S)
@@ -85,7 +75,7 @@ def test_what_is_gone_is_not_held() -> None:
     world.pickled(2, 5)
     assert world.replies == [(5, 0.0)]
     assert not world.held
-    assert not world.timers
+    assert not world.loop.timers
 
 
 def test_one_pickled_again_after_its_time_is_held_again() -> None:
@@ -104,15 +94,15 @@ def test_as_a_table_of_latest_picklings_says(steps: list[tuple[int, int]]) -> No
     world = World(*range(5))
     latest: dict[int, float] = {}
     for oid, pause in steps:
-        world.pass_to(world.time + pause)
+        world.pass_to(world.loop.time + pause)
         world.pickled(oid)
-        latest[oid] = world.time
-        must = {one for one, at in latest.items() if world.time < at + SECONDS}
-        may = {one for one, at in latest.items() if world.time <= at + SECONDS + 2 * SLACK_S}
+        latest[oid] = world.loop.time
+        must = {one for one, at in latest.items() if world.loop.time < at + SECONDS}
+        may = {one for one, at in latest.items() if world.loop.time <= at + SECONDS + 2 * SLACK_S}
         assert must <= world.held <= may
-    world.pass_to(world.time + SECONDS + 2 * SLACK_S)
+    world.pass_to(world.loop.time + SECONDS + 2 * SLACK_S)
     assert not world.held
-    assert not world.timers
+    assert not world.loop.timers
 
 
 def test_the_heap_has_one_entry_for_each_key() -> None:

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from hoplite_mp.node.meter import LOOK_S, QUIET_S, Meter
+from tests.node.manual_loop import ManualLoop
 
 
 class Wire:
     """A clock, counters, and one timer."""
 
     def __init__(self) -> None:
-        self.now, self.up, self.down = 0.0, 0, 0
-        self.timers: list[object] = []
+        self.loop = ManualLoop(0.0)
+        self.up = self.down = 0
         self.told: list[tuple[int, int]] = []
         self.meter = Meter(
             lambda: (self.up, self.down),
-            lambda seconds, action: self.timers.append(action),
-            lambda: self.now,
+            self.loop,
             lambda up, down: self.told.append((up, down)),
         )
 
     def burst(self, seconds: float, up: float, down: float) -> None:
         """Bytes per second for so long."""
         for _ in range(round(seconds / LOOK_S)):
-            self.now += LOOK_S
             self.up += int(up * LOOK_S)
             self.down += int(down * LOOK_S)
-            (timer,) = self.timers
-            self.timers = []
-            timer()  # type: ignore[operator]
+            assert len(self.loop.timers) == 1
+            self.loop.pass_time(LOOK_S)
 
 
 def close(got: float, expected: float) -> bool:
@@ -52,7 +50,7 @@ def test_faster_is_believed_at_once_and_slower_bit_by_bit() -> None:
         wire.burst(0.3, rate, rate)
         wire.meter.end()
         wire.burst(LOOK_S, 0, 0)
-        assert not wire.timers
+        assert not wire.loop.timers
     assert 20e6 < wire.meter.rates[0] < 100e6
     for _ in range(40):
         wire.meter.begin()
@@ -89,9 +87,9 @@ def test_who_waits_for_nothing_is_not_looked_at() -> None:
     wire.meter.begin()
     wire.burst(0.2, 50e6, 50e6)
     wire.burst(QUIET_S - LOOK_S, 0, 0)
-    assert wire.timers
+    assert wire.loop.timers
     wire.burst(LOOK_S, 0, 0)
-    assert not wire.timers
+    assert not wire.loop.timers
     wire.meter.begin()
     wire.burst(0.2, 80e6, 50e6)
     assert close(wire.meter.rates[0], 80e6)

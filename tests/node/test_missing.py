@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hoplite_mp.node.missing import PEER_LOST_SILENCES, Missing
 from hoplite_mp.protocol.messages import Member, PeerLost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.node.manual_loop import ManualLoop
 
 SILENCE_S = 1.5
 COMPLAINT_S = PEER_LOST_SILENCES * SILENCE_S
@@ -20,24 +16,15 @@ class Stage:
     """A clock; what the manager heard; how many were missing when that was looked at."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.due: list[tuple[float, int, Callable[[], None]]] = []
-        self.order = itertools.count()
+        self.loop = ManualLoop()
         self.told: list[Any] = []
         self.counts: list[int] = []
         self.missing = Missing(
-            SILENCE_S, self.after, self.told.append, lambda: 7, self.counts.append
+            SILENCE_S, self.loop, self.told.append, lambda: 7, self.counts.append
         )
 
-    def after(self, seconds: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self.due, (self.now + seconds, next(self.order), what))
-
     def wait(self, seconds: float) -> None:
-        until = self.now + seconds
-        while self.due and self.due[0][0] <= until:
-            self.now, _, what = heapq.heappop(self.due)
-            what()
-        self.now = until
+        self.loop.pass_time(seconds)
 
 
 def member(number: int) -> Member:

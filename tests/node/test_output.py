@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 import os
-import select
 import socket
 import time
 from collections import deque
@@ -20,6 +18,7 @@ from hoplite_mp.node.driver_socket import DriverSocket
 from hoplite_mp.node.far_output import FarOutput
 from hoplite_mp.node.lines import Lines
 from hoplite_mp.node.output import BACKLOG_BYTES_MAX, DRAIN_BYTES_MAX, Output
+from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.protocol import output as words
 from hoplite_mp.protocol.codec import Decoder, encode
 from hoplite_mp.protocol.output import Printed, mark
@@ -43,9 +42,9 @@ class Side:
     def __init__(self, home: int, number: int, patience_s: float | None = None) -> None:
         self.home, self.number = home, number
         self.driver, end = socket.socketpair()
-        self.poll = select.epoll()
-        self.timers: list[tuple[float, int, Callable[[], None]]] = []
-        self.output = Output(end, self.poll, Config(), home, lambda: number, self.after, patience_s)
+        self.loop = EpollLoop()
+        self.output = Output(end, Config(), home, lambda: number, self.loop, patience_s)
+        self.ended: list[int] = []
         self.data = b""
         self.sent: deque[tuple[int, bytes]] = deque()
         self.numbers: dict[int, int] = {}
@@ -74,21 +73,13 @@ class Side:
             case words.LastLinesSent():
                 self.far.last_lines_sent(peer, message)
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self.timers, (time.monotonic() + seconds, len(self.timers), action))
-
     def worker(self, slot: int, audience: int = 0) -> Pipes:
         return Pipes(self, slot, audience)
 
     def turn(self) -> None:
         """One round of a loop that never waits."""
-        while self.timers and self.timers[0][0] <= time.monotonic():
-            heapq.heappop(self.timers)[2]()
-        for fd, _ in self.poll.poll(0):
-            if fd == self.output.driver.sock.fileno():
-                self.output.driver.send()
-            elif fd in self.output.pipes:
-                self.output.read(fd)
+        self.loop.call_due()
+        self.loop.serve(self.loop.wait(0))
         self.far.look()
 
     def read(self, nbytes: int = 1 << 20) -> list[tuple[int, str, bytes]]:
@@ -111,7 +102,6 @@ class Side:
         for fd in list(self.output.pipes):
             self.output.drain(fd)
         self.output.driver.sock.close()
-        self.poll.close()
 
 
 class Pipes:
@@ -121,7 +111,7 @@ class Pipes:
         self.side = side
         self.reads, self.writes = zip(*(os.pipe() for _ in range(2)), strict=True)
         for stream, fd in enumerate(self.reads, 1):
-            side.output.add(fd, stream, slot, audience)
+            side.output.add(fd, stream, slot, audience, side.ended.append)
         for fd in self.writes:
             os.set_blocking(fd, False)
 
@@ -419,18 +409,17 @@ def test_the_longest_line_travels_in_one_message() -> None:
 def test_a_late_word_of_room_is_no_end() -> None:
     """The loop says that there is room when somebody else has used it: nothing has broken; when
     the driver has hung up, something has."""
-    with select.epoll() as poll:
-        near, driver = socket.socketpair()
-        with near, driver:
-            out = DriverSocket(near, poll)
-            taken: list[int] = []
-            out.put(b"one", 3, taken.append)
-            out.ready()
-            assert not out.broken
-            out.put(b"two", 3, taken.append)
-            assert driver.recv(10) == b"onetwo"
-            driver.close()
-            out.ready()
-            assert out.broken
-            out.put(b"three", 5, taken.append)
-            assert taken == [3, 3, 5]
+    near, driver = socket.socketpair()
+    with near, driver:
+        out = DriverSocket(near, EpollLoop())
+        taken: list[int] = []
+        out.put(b"one", 3, taken.append)
+        out.ready()
+        assert not out.broken
+        out.put(b"two", 3, taken.append)
+        assert driver.recv(10) == b"onetwo"
+        driver.close()
+        out.ready()
+        assert out.broken
+        out.put(b"three", 5, taken.append)
+        assert taken == [3, 3, 5]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hoplite_mp.node.probing import PEERS_MAX, ROUNDS, Probing
 from hoplite_mp.protocol.messages import LinkMeasured, Member
 from hoplite_mp.protocol.peers import Probe, Probed
+from tests.node.manual_loop import ManualLoop
 
 
 def member(node: int) -> Member:
@@ -15,10 +16,10 @@ class Network:
     """A clock; who was asked; what the manager heard."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.loop = ManualLoop()
         self.sent: list[tuple[int, Probe]] = []
         self.told: list[LinkMeasured] = []
-        self.probing = Probing(lambda: 9, self.send, self.told.append, lambda: self.now)
+        self.probing = Probing(lambda: 9, self.send, self.told.append, self.loop)
 
     def send(self, home: int, message: object) -> bool:
         assert isinstance(message, Probe)
@@ -27,7 +28,7 @@ class Network:
 
     def answer(self, after_s: float) -> None:
         (home, probe), *self.sent = self.sent
-        self.now += after_s
+        self.loop.pass_time(after_s)
         self.probing.answered(home, Probed(probe.number))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -10,42 +10,37 @@ from hoplite_mp.client.trace_file import ahead_ns
 from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.tracing import best_clock
 from hoplite_mp.protocol.looking import ClockAsked, LookTold
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.node.manual_loop import ManualLoop
 
 
-class Loop:
-    """What a node's loop does for questions: sends, and calls back later."""
+class Node:
+    """What a node does for questions."""
 
     def __init__(self, homes: set[int]) -> None:
         self.homes = homes
         self.sent: list[tuple[int, Any]] = []
-        self.timers: list[Callable[[], None]] = []
+        self.loop = ManualLoop()
 
     def send_peer(self, home: int, message: Any) -> bool:
         if home in self.homes:
             self.sent.append((home, message))
         return home in self.homes
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self.timers.append(action)
+
+@pytest.fixture
+def node() -> Node:
+    return Node({1, 2, 3})
 
 
 @pytest.fixture
-def loop() -> Loop:
-    return Loop({1, 2, 3})
+def questions(node: Node) -> Questions:
+    return Questions(node)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def questions(loop: Loop) -> Questions:
-    return Questions(loop)  # type: ignore[arg-type]
-
-
-def test_done_when_the_last_has_answered(loop: Loop, questions: Questions) -> None:
+def test_done_when_the_last_has_answered(node: Node, questions: Questions) -> None:
     found: list[dict[int, Any]] = []
     questions.ask([1, 2], ClockAsked, found.append)
-    (one, asked), (two, same) = loop.sent
+    (one, asked), (two, same) = node.sent
     assert (one, two) == (1, 2)
     assert asked.number == same.number
     questions.told(2, 20, LookTold(asked.number, 7))
@@ -58,22 +53,21 @@ def test_done_when_the_last_has_answered(loop: Loop, questions: Questions) -> No
         1: (10, 6), 2: (20, 7),
     }  # fmt: skip
     assert all(a.asked_ns <= a.came_ns for a in answers.values())
-    for timer in loop.timers:
-        timer()
+    node.loop.call_all()
     assert len(found) == 1
 
 
-def test_who_is_silent_or_lost_is_not_waited_for(loop: Loop, questions: Questions) -> None:
+def test_who_is_silent_or_lost_is_not_waited_for(node: Node, questions: Questions) -> None:
     found: list[dict[int, Any]] = []
     questions.ask([1, 2, 9], ClockAsked, found.append)  # nobody has home 9
-    number = loop.sent[0][1].number
+    number = node.sent[0][1].number
     questions.told(1, 10, LookTold(number))
     questions.lose_peer(2)
     assert [set(answers) for answers in found] == [{1}]
     questions.ask([1, 2], ClockAsked, found.append)
     questions.told(2, 20, LookTold(number + 1))
     assert len(found) == 1
-    loop.timers.pop()()
+    node.loop.call_all()
     assert [set(answers) for answers in found] == [{1}, {2}]
     questions.told(1, 10, LookTold(number + 1))  # too late
     assert len(found) == 2

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
-import select
 import socket
-import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hoplite_mp.node.management import MANAGER_SILENCES, Management
+from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.node.succession import ALONE_S, PROMOTE_WAIT_S, Succession
 from hoplite_mp.protocol import terms as t
 from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
@@ -76,11 +73,10 @@ class Stage:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.loop = EpollLoop()
+        self.loop.now = lambda: self.now
         monkeypatch.setattr(Succession, "_call", lambda succession: self.call_standby(succession))
         self.opened: list[Other] = []
-        self._order = itertools.count()
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
         self.left = False
         self.standby_answers = True
         self.standbys: list[Other] = []
@@ -89,9 +85,7 @@ class Stage:
         node: Any = SimpleNamespace(
             number=1,
             client=SimpleNamespace(home=5),
-            poll=select.epoll(),
-            handlers={},
-            after=self.after,
+            loop=self.loop,
             leave=self.leave,
             standing=True,
             stopping=False,
@@ -118,9 +112,6 @@ class Stage:
         self.turn()
         self.lead(self.manager, 1, 0)
 
-    def after(self, seconds: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (self.now + seconds, next(self._order), what))
-
     def leave(self) -> None:
         self.left = self.node.stopping = True
 
@@ -143,11 +134,9 @@ class Stage:
         for other in self.opened:
             other.sock.close()
             other.nodes_end.close()
-        self.node.poll.close()
 
     def turn(self) -> None:
-        for fd, _ in self.node.poll.poll(0):
-            self.node.handlers[fd]()
+        self.loop.serve(self.loop.wait(0))
 
     def wait(self, seconds: float, beats: Other | None = None, term: int = 0) -> None:
         """So long, with nobody, with a process that lives, or with the manager of that term."""
@@ -159,14 +148,13 @@ class Stage:
                 beats.sock.sendall(encode(t.Leads(term, 0, int(self.now * 1e6))) if term else BEAT)
                 beat_at += BEAT_S
             due_at = min(
-                self._due[0][0] if self._due else until,
+                until if self.loop.due is None else self.loop.due,
                 until,
                 beat_at if beats is not None else until,
             )
             self.now = max(self.now, due_at)
             self.turn()
-            while self._due and self._due[0][0] <= self.now:
-                heapq.heappop(self._due)[2]()
+            self.loop.call_due()
             self.turn()
 
     def lead(self, who: Other, term: int, at: int) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import select
 import socket
 import struct
 from typing import TYPE_CHECKING
 
 import pytest
 
+from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.node.wires import Wire
 from hoplite_mp.protocol.codec import Decoder, encode
 from hoplite_mp.protocol.peers import PeerMessage, Probe
@@ -17,7 +17,7 @@ from hoplite_mp.transport.stream import TcpStream
 from tests.transport.helpers import tcp_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 RESET = struct.pack("ii", 1, 0)  # close at once, with a reset
 
@@ -26,13 +26,11 @@ class End:
     """One end, and what has come there."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.poll = select.epoll()
-        self.handlers: dict[int, Callable[[], None]] = {}
+        self.loop = EpollLoop()
         self.heard: list[object] = []
         self.ends: list[str] = []
         self.wire = Wire(
-            self.poll,
-            self.handlers,
+            self.loop,
             TcpStream(sock),
             Decoder(PeerMessage),
             self.heard.append,
@@ -40,9 +38,7 @@ class End:
         )
 
     def turn(self) -> None:
-        for fd, _ in self.poll.poll(0.2):
-            if fd in self.handlers:
-                self.handlers[fd]()
+        self.loop.serve(self.loop.wait(0.2))
 
 
 @pytest.fixture
@@ -51,7 +47,6 @@ def ends() -> Iterator[tuple[End, socket.socket]]:
     end = End(ours)
     yield end, theirs
     end.wire.close("the test is over")
-    end.poll.close()
     theirs.close()
 
 

@@ -1,0 +1,45 @@
+"""Ports of the node: everything in it that reaches out of its process, as interfaces.
+
+Why it exists: the same node serves a host, where time passes, descriptors become ready and threads
+run, and a simulation, where a schedule decides all of that (FoundationDB and TigerBeetle test their
+databases in this way). Rooms are given ports and never the clock or the system calls behind them.
+It must never know: any room of the node.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Loop"]
+
+T = TypeVar("T")
+
+
+class Loop(Protocol):
+    """Time, timers, descriptors and threads. All callbacks run in the loop's thread, one after the
+    other."""
+
+    def now(self) -> float:
+        """Seconds of a clock that never goes back."""
+
+    def now_ns(self) -> int:
+        """The same clock, in nanoseconds."""
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Calls `action` once, not before so many seconds have passed; 0.0: in the next turn."""
+
+    def watch(
+        self, fd: int, ready: Callable[[], None], *, read: bool = True, write: bool = False
+    ) -> None:
+        """Calls `ready` whenever the descriptor can be read, or written, or has hung up. A second
+        call for the same descriptor changes what is watched."""
+
+    def unwatch(self, fd: int) -> None:
+        """No more calls for that descriptor, which may have been closed before."""
+
+    def run_in_thread(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
+        """Calls `work` in a thread, and in the loop `done` with what it has returned. `work` must
+        not raise."""

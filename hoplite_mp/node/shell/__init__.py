@@ -1,0 +1,1 @@
+"""The node's only way to the operating system: what implements its ports."""

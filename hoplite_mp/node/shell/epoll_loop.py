@@ -1,0 +1,102 @@
+"""The loop of a node on a real host: epoll, a clock, timers, threads.
+
+Why it exists: it implements the port Loop (node/ports.py) for one process.
+It must never know: what is watched, and what is done when it is ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import select
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["EpollLoop"]
+
+T = TypeVar("T")
+
+
+class EpollLoop:
+    """See node/ports.py. Whoever runs it calls `call_due`, `wait` and `serve` in turn."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic
+        self.now_ns = time.monotonic_ns
+        self._epoll = select.epoll()
+        self._ready: dict[int, Callable[[], None]] = {}
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer = 0  # of two for the same time the first one is called first
+        self._finished: deque[Callable[[], None]] = deque()  # filled by threads
+        self._wake = -1  # an eventfd that threads write, from the first of them on
+
+    # -- descriptors ---------------------------------------------------------------------------
+
+    def watch(
+        self, fd: int, ready: Callable[[], None], *, read: bool = True, write: bool = False
+    ) -> None:
+        events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
+        self._ready[fd] = ready
+        try:
+            self._epoll.register(fd, events)
+        except FileExistsError:
+            self._epoll.modify(fd, events)
+
+    def unwatch(self, fd: int) -> None:
+        self._ready.pop(fd, None)
+        with contextlib.suppress(OSError, ValueError):  # it was closed, or is watched no more
+            self._epoll.unregister(fd)
+
+    def wait(self, seconds: float | None) -> list[int]:
+        """The descriptors that are ready; waits for one at most so long, None: for ever."""
+        return [fd for fd, _ in self._epoll.poll(seconds)]
+
+    def serve(self, ready: list[int]) -> None:
+        """Calls what was given for these, but for those that the ones before have unwatched."""
+        for fd in ready:
+            action = self._ready.get(fd)
+            if action is not None:
+                action()
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._timer += 1
+        heapq.heappush(self._timers, (self.now() + seconds, self._timer, action))
+
+    def call_due(self) -> None:
+        """Calls what is due now."""
+        now = self.now()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+
+    @property
+    def due(self) -> float | None:
+        """When the next timer is due; None: there is none."""
+        return self._timers[0][0] if self._timers else None
+
+    # -- threads -------------------------------------------------------------------------------
+
+    def run_in_thread(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
+        if self._wake < 0:
+            self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self.watch(self._wake, self._finish)
+
+        def run() -> None:
+            found = work()
+            self._finished.append(lambda: done(found))
+            os.eventfd_write(self._wake, 1)
+
+        threading.Thread(target=run, name="hoplite_mp work", daemon=True).start()
+
+    def _finish(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        while self._finished:
+            self._finished.popleft()()
