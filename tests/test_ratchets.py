@@ -10,6 +10,7 @@ larger fails, and one that makes it smaller writes it down:
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import sys
 from collections import Counter
@@ -86,6 +87,7 @@ def in_circles(room: str) -> int:
     return found
 
 
+@functools.cache
 def figures() -> dict[str, dict[str, int]]:
     """All that is counted; zeros are left out."""
     found: dict[str, Counter[str]] = {
