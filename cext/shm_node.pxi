@@ -330,6 +330,11 @@ cdef class NodeClient(_Counting):
         """This node's number in its cluster, for everybody's labels."""
         STORE32(&client_of(self.c, NODE_SLOT).pool, number)
 
+    @property
+    def number(self) -> int:
+        """This node's number in its cluster; 0 until it is set."""
+        return LOAD32(&client_of(self.c, NODE_SLOT).pool)
+
     def set_hungry(self, bint hungry) -> None:
         STORE32(&root_of(self.c).hungry, hungry)
 

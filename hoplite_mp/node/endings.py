@@ -30,10 +30,9 @@ def finish(
     message: Commit,
 ) -> None:
     """A fold: `blocks` are the results that are here, by index: (payload, bytes)."""
-    node = forests.node
     for index, oid in enumerate(ask.results):
         if index in blocks:
-            node.results.store_block(oid, *blocks[index])
+            forests.results.store_block(oid, *blocks[index])
             if ask.kind != "reduce_scatter":  # there each has one of its own
                 _say_kept(forests, forests.public(oid), message.destinations)
             continue
@@ -41,10 +40,10 @@ def finish(
         if ask.kind == "reduce_scatter":
             holders = (holders[index],)
         _, own, nbytes = result_head(ask.op, layout, len(ask.results), index, message.contributors)
-        if node.client.finish_elsewhere(oid, nbytes, False):
-            node.places.add(oid, forests.public(oid), nbytes, holders, own)
+        if forests.client.finish_elsewhere(oid, nbytes, False):
+            forests.places.add(oid, forests.public(oid), nbytes, holders, own)
         else:
-            node.tasks.settle(oid)
+            forests.results.tasks.settle(oid)
 
 
 def placed(forests: Forests, ask: Collective, message: Commit) -> None:

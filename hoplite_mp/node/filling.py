@@ -17,36 +17,36 @@ from hoplite_mp.protocol.stripes import copy_offset
 if TYPE_CHECKING:
     from hoplite_mp.node.folding import MakeCell
     from hoplite_mp.node.links import Key
-    from hoplite_mp.node.main import Node
     from hoplite_mp.node.parts import Part
+    from hoplite_mp.node.results import Results
     from hoplite_mp.planner.program import Pull
     from hoplite_mp.protocol.messages import ExecuteReduce
 
 __all__ = ["fill_blocks"]
 
 
-def fill_blocks(node: Node, part: Part, make: MakeCell) -> None:
+def fill_blocks(results: Results, part: Part, make: MakeCell) -> None:
     """Makes all cells; the pulls are queued. NotNow: there is no room yet. Blocks of what comes
     are `part.blocks`, by the plan's index of the member; 0 for the one object of a Distribute."""
     plan = part.plan
     if isinstance(plan, Distribute):
-        _spread(node, part, make, plan)
+        _spread(results, part, make, plan)
     else:
-        _gather(node, part, make, plan)
+        _gather(results, part, make, plan)
 
 
-def _block(node: Node, part: Part, index: int, object_id: bytes, nbytes: int) -> Any:
+def _block(results: Results, part: Part, index: int, object_id: bytes, nbytes: int) -> Any:
     """Fresh, or the one that an earlier plan has begun to fill."""
     if index not in part.blocks:
         begun = part.left.copies.pop(object_id, None)
-        payload = node.results.lease(nbytes) if begun is None else begun.payload
+        payload = results.lease(nbytes) if begun is None else begun.payload
         if payload is None:
             raise NotNow(
                 "the object that arrives does not fit into the store beside what is in use"
             )
         part.blocks[index] = payload, nbytes
         part.come[object_id] = Ranges() if begun is None else begun.come
-    return node.client.memory(part.blocks[index][0], nbytes)
+    return results.client.memory(part.blocks[index][0], nbytes)
 
 
 def _pulled(
@@ -76,10 +76,10 @@ def _own(part: Part, make: MakeCell, index: int, key: Key | None, begin: int, nb
     part.follow(index, cell, begin, nbytes)
 
 
-def _spread(node: Node, part: Part, make: MakeCell, plan: Distribute) -> None:
+def _spread(results: Results, part: Part, make: MakeCell, plan: Distribute) -> None:
     program = part.program
-    receives = node.number in plan.receivers
-    memory = _block(node, part, 0, plan.object, plan.nbytes) if receives else part.views[0]
+    receives = results.client.number in plan.receivers
+    memory = _block(results, part, 0, plan.object, plan.nbytes) if receives else part.views[0]
     pulled: dict[int, Pull] = {pull.cell.stripe: pull for pull in program.pulls}
     served = {serve.cell.stripe for serve in program.serves}
     for index, stripe in enumerate(plan.stripes):
@@ -96,11 +96,11 @@ def _spread(node: Node, part: Part, make: MakeCell, plan: Distribute) -> None:
             _own(part, make, 0, shown, begin, end - begin)
 
 
-def _gather(node: Node, part: Part, make: MakeCell, plan: ExecuteReduce) -> None:
+def _gather(results: Results, part: Part, make: MakeCell, plan: ExecuteReduce) -> None:
     program = part.program
     # First all room, then the cells: whoever comes back for room makes no cell twice.
     blocks = {
-        pull.cell: _block(node, part, index, plan.objects[index], plan.sizes[index])
+        pull.cell: _block(results, part, index, plan.objects[index], plan.sizes[index])
         for pull in program.pulls
         for index in [pull.cell.stripe]
     }

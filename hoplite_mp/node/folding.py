@@ -19,8 +19,8 @@ from hoplite_mp.planner.program import Cell, members_in
 
 if TYPE_CHECKING:
     from hoplite_mp.node.links import Key, Links, Wanting
-    from hoplite_mp.node.main import Node
     from hoplite_mp.node.parts import Part
+    from hoplite_mp.node.results import Results
     from hoplite_mp.protocol.messages import ExecuteReduce
 
 __all__ = ["Folding"]
@@ -37,8 +37,10 @@ class MakeCell(Protocol):
 class Folding:
     """One part's fold, from its plan to the cells. PlanError: it cannot be done."""
 
-    def __init__(self, node: Node, part: Part, plan: ExecuteReduce, make: MakeCell) -> None:
-        self.node = node
+    def __init__(self, results: Results, part: Part, plan: ExecuteReduce, make: MakeCell) -> None:
+        self.results = results
+        self.config = results.config
+        self.client = results.client
         self.part = part
         self.plan = plan
         self.make = make
@@ -65,7 +67,7 @@ class Folding:
 
     def _lease(self) -> None:
         """Blocks for the results that belong here, with their heads."""
-        plan, number = self.plan, self.node.number
+        plan, number = self.plan, self.client.number
         if number not in plan.destinations:
             return
         wanted = [0]
@@ -75,11 +77,11 @@ class Folding:
             if index in self.part.blocks:
                 continue
             head, _, nbytes = self.shares.head(index)
-            payload = self.node.results.lease(nbytes)
+            payload = self.results.lease(nbytes)
             if payload is None:
                 raise NotNow("its result does not fit into the store beside what is in use")
             self.part.blocks[index] = payload, nbytes
-            self.node.client.write(payload, head, [], [])
+            self.client.write(payload, head, [], [])
 
     def _fold(self, links: Links, wanting: Wanting) -> None:
         plan, program = self.plan, self.part.program
@@ -197,12 +199,12 @@ class Folding:
         pages are warm, rather than fresh memory, whose pages cost as much as receiving them; that,
         and payload 0, if there is no room."""
         payload = None
-        if nbytes > self.node.config.small_object_bytes_max:
-            payload = self.node.results.lease(nbytes)
+        if nbytes > self.config.small_object_bytes_max:
+            payload = self.results.lease(nbytes)
         if payload is None:
             memory: Any = np.empty(nbytes, np.uint8)
         else:
-            memory = self.node.client.memory(payload, nbytes)
+            memory = self.client.memory(payload, nbytes)
         self.part.ground.keep.append(memory)
         return payload or 0, memory
 
@@ -221,6 +223,6 @@ class Folding:
         size = self.shares.result_itemsize
         if self.plan.kind == "reduce_scatter":
             begin, end = 0, end - begin
-        block = self.node.client.memory(payload, whole)
+        block = self.client.memory(payload, whole)
         self.part.ground.keep.append(block)
         return block, offset + begin * size, (end - begin) * size

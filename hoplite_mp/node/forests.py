@@ -36,11 +36,11 @@ from hoplite_mp.protocol.reports import ReduceHeld
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hoplite_mp.node.context import HostContext
     from hoplite_mp.node.given import Given, GivenBlocks
     from hoplite_mp.node.ground import Ground
     from hoplite_mp.node.kept import KeptCopies
     from hoplite_mp.node.links import Key, Links
-    from hoplite_mp.node.main import Node
     from hoplite_mp.node.places import Place
     from hoplite_mp.planner.program import Program
     from hoplite_mp.protocol.group_calls import Plan
@@ -59,15 +59,22 @@ PULL_TRIES_MAX = 20
 class Forests:
     """All parts of this node. Numbers of nodes are those of the plan."""
 
-    def __init__(self, node: Node, links: Links, kept: KeptCopies, given: GivenBlocks) -> None:
-        self.node = node
-        self.client = node.client
-        self.results = node.results
+    def __init__(
+        self, host: HostContext, links: Links, kept: KeptCopies, given: GivenBlocks
+    ) -> None:
+        self.config = host.config
+        self.loop = host.loop
+        self.store = host.store
+        self.places = host.places
+        self.imports = host.imports
+        self.send_manager = host.send_manager
+        self.client = host.client
+        self.results = host.results
         self.links = links
         self.engine = links.engine
         self.kept = kept
         self.given = given
-        self.meter = Meter(lambda: links.moved(near=False), node.loop, tell=self._measured)
+        self.meter = Meter(lambda: links.moved(near=False), host.loop, tell=self._measured)
         self.parts: dict[int, Part] = {}  # by operation
         self.by_cell: dict[int, Part] = {}
 
@@ -75,7 +82,7 @@ class Forests:
 
     def execute(self, plan: ExecuteReduce) -> None:
         """Takes up this node's part; a later epoch takes the place of an earlier one."""
-        program = program_of(plan, self.node.number)
+        program = program_of(plan, self.client.number)
         if program.is_empty:
             self.drop(plan.operation)
         else:
@@ -85,7 +92,7 @@ class Forests:
         """The same for a call of a Group: nobody else learns of what comes here. `done` hears ""
         when this node has what it is to have, or why it cannot; then `take` or `drop`. Returns
         whether it is to have anything."""
-        program = program_of(plan, self.node.number)
+        program = program_of(plan, self.client.number)
         if program.is_empty:
             self.drop(plan.operation)
             return False
@@ -96,11 +103,11 @@ class Forests:
         self, plan: Plan, program: Program, done: Callable[[str, str], None] | None = None
     ) -> Part:
         """In the place of the one before, of which it takes over what it can use."""
-        loop = self.node.loop
+        loop = self.loop
         part = Part(
             plan,
             program,
-            loop.now() + self.node.config.put_wait_s,
+            loop.now() + self.config.put_wait_s,
             loop.now_ns(),
             left=self._end(plan.operation),
             done=done,
@@ -126,7 +133,7 @@ class Forests:
         assert not isinstance(part.plan, Distribute)
         blocks, part.blocks = part.blocks, {}
         self.drop(message.operation)
-        if part.plan.requester == self.node.number:
+        if part.plan.requester == self.client.number:
             return blocks
         for index, (payload, nbytes) in blocks.items():
             self.kept.seal(part.plan.results[index], payload, nbytes)
@@ -136,22 +143,22 @@ class Forests:
         """What a manager must know that has not heard of any operation."""
         for part in self.parts.values():
             if part.done is None and isinstance(part.plan, ExecuteReduce):
-                yield ReduceHeld(self.node.number, part.plan, part.reported)
+                yield ReduceHeld(self.client.number, part.plan, part.reported)
 
     # -- what this node knows of objects -------------------------------------------------------
 
     def public(self, oid: int) -> bytes:
         """The id under which all nodes know an object."""
-        one = self.node.imports.by_oid.get(oid)
+        one = self.imports.by_oid.get(oid)
         return ids.pack_id(self.client.home, oid) if one is None else one.object
 
     def about(self, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
         """(bytes, layout, nodes that hold it) of a ready object."""
-        place = self.node.places.places.get(oid)
-        layout = layout_of(self.results, self.node.places, oid)
+        place = self.places.places.get(oid)
+        layout = layout_of(self.results, self.places, oid)
         if place is not None:
             return place.nbytes, layout, place.holders
-        return self.client.inspect(oid)["size"], layout, (self.node.number,)
+        return self.client.inspect(oid)["size"], layout, (self.client.number,)
 
     def drop(self, operation: int) -> None:
         """Nobody needs that part any more."""
@@ -163,7 +170,7 @@ class Forests:
         if part is None:
             return Leftovers()
         for oid in list(part.copies.values()):  # others may wait for what does not come this way
-            self.node.places.let_go(oid)
+            self.places.let_go(oid)
         del self.parts[operation]
         stay = {slot.cell for slot in part.slots.values()}
         left = part.leave(self.engine.watermark)
@@ -220,13 +227,11 @@ class Forests:
             part.queue.remove(cell)
         self.links.close(cell, ground)
         del self.by_cell[cell]
-        self.node.loop.call_later(0.0, lambda: self._look(part))
+        self.loop.call_later(0.0, lambda: self._look(part))
 
     def _measured(self, up: int, down: int) -> None:
         """What moves has shown how fast this host's links are."""
-        self.node.send_manager(
-            HostMeasured(self.node.number, float(up) or None, float(down) or None)
-        )
+        self.send_manager(HostMeasured(self.client.number, float(up) or None, float(down) or None))
 
     # -- the beginning -------------------------------------------------------------------------
 
@@ -237,16 +242,16 @@ class Forests:
         try:
             self._pin(part)
             if isinstance(plan, Distribute) or (part.done and plan.kind not in FOLDING):
-                fill_blocks(self.node, part, self._cell)
+                fill_blocks(self.results, part, self._cell)
             elif plan.kind in FOLDING:
-                Folding(self.node, part, plan, self._cell).begin(self.links, self)
+                Folding(self.results, part, plan, self._cell).begin(self.links, self)
             else:
                 self._copy(part, plan)
         except NotNow as why:
-            if self.node.loop.now() > part.until:
-                self._fail(part, f"{why}; {self.node.store.full_message()}", (), "full")
+            if self.loop.now() > part.until:
+                self._fail(part, f"{why}; {self.store.full_message()}", (), "full")
             else:
-                self.node.loop.call_later(SPACE_RETRY_S, lambda: self._begin(part))
+                self.loop.call_later(SPACE_RETRY_S, lambda: self._begin(part))
             return
         except SourcesGone as gone:
             self._fail(part, str(gone), gone.indices)
@@ -259,7 +264,7 @@ class Forests:
         part.left.discard(self.links, self.client.give_back)
         if part.pulls or part.program.serves:
             part.measured = True
-            self.meter.begin(filled_links(plan, self.node.number))
+            self.meter.begin(filled_links(plan, self.client.number))
         self._pull_more(part)
         self._look(part)
 
@@ -269,7 +274,7 @@ class Forests:
         gone = []
         if isinstance(plan, Distribute):
             at = {0: plan.object}
-            wanted = [0] if self.node.number in plan.sources else []
+            wanted = [0] if self.client.number in plan.sources else []
         else:
             at = dict(zip(plan.members, plan.objects, strict=True))
             wanted = list(dict.fromkeys(index for _, index in part.program.given))
@@ -282,12 +287,12 @@ class Forests:
                 part.given[index] = given
                 given.users += 1
                 continue
-            oid = self.node.local_oid(at[index])
+            oid = self.imports.local(at[index]) or None
             got: Any = STATE["FREE"] if oid is None else self.client.view(oid)
             if oid is not None and got in _AWAY:
-                if oid in self.node.places:  # on its way from another host: that has its own end
-                    part.until = self.node.loop.now() + self.node.config.put_wait_s
-                if self.node.store.restore(oid) is None:
+                if oid in self.places:  # on its way from another host: that has its own end
+                    part.until = self.loop.now() + self.config.put_wait_s
+                if self.store.restore(oid) is None:
                     raise NotNow(
                         f"source {index} does not fit into the store beside what is in use"
                     )
@@ -324,7 +329,7 @@ class Forests:
     def _copy(self, part: Part, plan: ExecuteReduce) -> None:
         program = part.program
         for cell in program.result:
-            if cell.node == self.node.number:  # what has been here before stays from now on
+            if cell.node == self.client.number:  # what has been here before stays from now on
                 self.kept.keep(plan.objects[cell.stripe], plan.sizes[cell.stripe])
         for serve in program.serves:
             key = (plan.operation, plan.epoch, serve.cell.stripe, serve.cell.part)
@@ -339,7 +344,7 @@ class Forests:
                 continue
             object_id, nbytes = plan.objects[cell.stripe], plan.sizes[cell.stripe]
             oid = self.kept.expect(object_id, nbytes, (cell.node,))
-            place = self.node.places.places.get(oid)
+            place = self.places.places.get(oid)
             if place is None:
                 part.known.add(key)
                 self.kept.tell(object_id, nbytes)
@@ -349,7 +354,7 @@ class Forests:
                 part.waiting += 1
                 place.waiting.append(partial(self._arrived, part, oid))
                 continue
-            payload = self.node.store.lease(nbytes, NODE_SLOT)
+            payload = self.store.lease(nbytes, NODE_SLOT)
             if payload is None:
                 raise NotNow("what is gathered does not fit into the store beside what is in use")
             part.known.add(key)
@@ -388,9 +393,9 @@ class Forests:
         part.missing.discard(cell)
         part.running.discard(cell)
         oid = part.copies.pop(cell, None)
-        if oid is not None and oid in self.node.places:
-            place = self.node.places.places[oid]
-            self.node.places.arrived(oid)
+        if oid is not None and oid in self.places:
+            place = self.places.places[oid]
+            self.places.arrived(oid)
             self.kept.tell(place.object, place.nbytes)
         self._pull_more(part)
         self._look(part)
@@ -406,7 +411,7 @@ class Forests:
             "epoch": plan.epoch,
             "bytes": part.sizes.get(cell, 0),
         }
-        place = self.node.places.places.get(part.copies.get(cell, 0))
+        place = self.places.places.get(part.copies.get(cell, 0))
         if isinstance(plan, Distribute):
             found["object"] = plan.object
         else:
@@ -434,7 +439,7 @@ class Forests:
             if self.by_cell.get(cell) is part and node in self.links.peers.by_number:
                 self.links.pull(cell, node, key, self)
 
-        self.node.loop.call_later(PULL_RETRY_S, again)
+        self.loop.call_later(PULL_RETRY_S, again)
 
     def _look(self, part: Part) -> None:
         plan = part.plan
@@ -449,7 +454,7 @@ class Forests:
             done("", "")
         elif self.parts.get(plan.operation) is part:
             part.reported = True
-            self.node.send_manager(StripesComplete(plan.operation, plan.epoch, self.node.number))
+            self.send_manager(StripesComplete(plan.operation, plan.epoch, self.client.number))
 
     def _fail(
         self, part: Part, reason: str, sources: tuple[int, ...], error: str = "value"
@@ -459,9 +464,9 @@ class Forests:
         if part.done is not None:
             part.done(reason or error, error)
             return
-        self.node.send_manager(
+        self.send_manager(
             ExecutionFailed(
-                plan.operation, plan.epoch, self.node.number, reason[:1000], sources, error
+                plan.operation, plan.epoch, self.client.number, reason[:1000], sources, error
             )
         )
 

@@ -35,9 +35,9 @@ from hoplite_mp.protocol.messages import GroupAdmitted
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hoplite_mp.node.context import HostContext
     from hoplite_mp.node.group_results import GroupResults
     from hoplite_mp.node.groups import Known
-    from hoplite_mp.node.main import Node
     from hoplite_mp.node.peers import Peers
     from hoplite_mp.protocol.group_calls import GroupMessage
     from hoplite_mp.protocol.local import GroupCall
@@ -58,8 +58,11 @@ _log = logging.getLogger("hoplite_mp")
 class GroupCalls:
     """All groups with members on several hosts of which some are here."""
 
-    def __init__(self, node: Node, peers: Peers, results: GroupResults) -> None:
-        self.node = node
+    def __init__(self, host: HostContext, peers: Peers, results: GroupResults) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.send_manager = host.send_manager
+        self.clients = host.clients
         self.peers = peers
         self.results = results
         self.states: dict[int, State] = {}  # by generation
@@ -89,7 +92,7 @@ class GroupCalls:
                 else:
                     self.results.unpin(holds)
         # Each node answers for its own ranks; the leading one will hear of the others'.
-        here = {rank for rank, node in enumerate(members.nodes) if node == self.node.number}
+        here = {rank for rank, node in enumerate(members.nodes) if node == self.client.number}
         state.starts = {rank: call for rank, call in state.starts.items() if rank in here}
         if members.first:
             for rank in here.difference(state.starts):
@@ -103,10 +106,10 @@ class GroupCalls:
             for node, part in state.parts.items()
             if node in living or part.version > members.version
         }
-        if self.node.number not in state.nodes:  # nothing is said to it any more
+        if self.client.number not in state.nodes:  # nothing is said to it any more
             self._let_go(state)
             state.result, state.owed = [], None
-        if state.leader != self.node.number:
+        if state.leader != self.client.number:
             state.going = None  # whoever leads now begins again
         if state.owed is not None:
             self._commit(state, state.owed)
@@ -123,7 +126,7 @@ class GroupCalls:
         state.early = False  # that attempt was made for other members
         self._tell(state)
         for node, early in list(state.syncs.items()):
-            if node in knowing and node != self.node.number and early.version == members.version:
+            if node in knowing and node != self.client.number and early.version == members.version:
                 self._sync(state, node, early)
 
     def closed(self, generation: int) -> None:
@@ -178,20 +181,20 @@ class GroupCalls:
 
     def _asks(self, state: State) -> list[GroupCall] | None:
         """The next call of all members here; None: not all have made it, or there are none."""
-        ranks = state.ranks_of(self.node.number)
+        ranks = state.ranks_of(self.client.number)
         said = [state.said.get(rank) for rank in ranks]
         asks = [ask for ask in said if ask is not None and ask.call == state.calls]
         return asks if asks and len(asks) == len(ranks) else None
 
     def _send(self, state: State, node: int, message: GroupMessage) -> None:
-        if node == self.node.number:
+        if node == self.client.number:
             self.receive(node, message)
         elif node in self.peers.by_number:
             self.peers.send(self.peers.by_number[node].member.home, message)
 
     def _this_last(self, nodes: Iterable[int]) -> list[int]:
         """In this order they are told: this node acts at once, and the others would wait."""
-        return sorted(nodes, key=lambda node: node == self.node.number)
+        return sorted(nodes, key=lambda node: node == self.client.number)
 
     # -- what nodes say ------------------------------------------------------------------------
 
@@ -234,13 +237,13 @@ class GroupCalls:
 
     def _sync(self, state: State, node: int, message: GroupSync) -> None:
         state.syncs[node] = message
-        if message.version != state.members.version or state.leader != self.node.number:
+        if message.version != state.members.version or state.leader != self.client.number:
             return  # it, or this node, has not heard of the latest change
         if message.committed > state.calls:  # decided by a leader that is gone
             self._hand_on(state, state.nodes, message.committed, message.last)
         elif message.committed < state.calls and node in state.nodes:
             self._hand_on(state, [node], state.calls, state.last)
-        if node != self.node.number:
+        if node != self.client.number:
             for rank, call in message.starts:
                 state.start(rank, call)
         state.synced.add(node)
@@ -286,7 +289,7 @@ class GroupCalls:
 
     def _lead(self, state: State, *, late: bool = False) -> None:
         """Decides the next call if all parts are there; `late`: perhaps without some of them."""
-        if state.leader != self.node.number:
+        if state.leader != self.client.number:
             return
         if state.going is not None and not self._is_other(state, state.going):
             return
@@ -341,7 +344,7 @@ class GroupCalls:
                 self._lead(state, late=True)
 
         state.waited = call
-        self.node.loop.call_later(seconds, over)
+        self.loop.call_later(seconds, over)
 
     def _is_other(self, state: State, going: Going) -> bool:
         """A call that has begun without some: are their parts other than what was taken for
@@ -373,9 +376,9 @@ class GroupCalls:
         admitted = [r for r in outcome.ranks if members.joining >> r & 1]
         state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
         for node in self._this_last(state.nodes):
-            self._send(state, node, outcome.commit(members, state.calls, node, self.node.number))
+            self._send(state, node, outcome.commit(members, state.calls, node, self.client.number))
         for rank in admitted:
-            self.node.send_manager(GroupAdmitted(members.name, members.generation, rank))
+            self.send_manager(GroupAdmitted(members.name, members.generation, rank))
 
     # -- following -----------------------------------------------------------------------------
 
@@ -393,7 +396,7 @@ class GroupCalls:
         asks = self._asks(state)
         if asks is not None:
             self._fill_in(state, message, asks)
-        elif state.ranks_of(self.node.number):
+        elif state.ranks_of(self.client.number):
             state.early = True  # until the members here have called
         else:
             self._move(state, message)
@@ -449,7 +452,7 @@ class GroupCalls:
             self.results.drop(go)
             go = None
         # A process that has ended gets nothing any more, though the manager may not have said so.
-        slots = {r: slot for r, slot in state.slots.items() if slot in self.node.clients}
+        slots = {r: slot for r, slot in state.slots.items() if slot in self.clients}
         mine = {rank: slots.get(rank, 0) for rank in self._here(state, message)}
         before = state.result
         oid, state.result = self.results.commit(given, go, mine)
@@ -469,7 +472,7 @@ class GroupCalls:
 
     def _lacks(self, state: State, message: GroupCommit) -> bool:
         """Was a decision handed on by a node that did not have what is for this one?"""
-        if message.to == self.node.number or message.whole or message.error:
+        if message.to == self.client.number or message.whole or message.error:
             return False
         here = self._here(state, message)
         if message.kind in ("reduce", "gather"):
@@ -478,7 +481,7 @@ class GroupCalls:
 
     def _here(self, state: State, message: GroupCommit) -> list[int]:
         """The ranks of a decided call whose processes are here: not those who came later."""
-        own = state.ranks_at(self.node.number)
+        own = state.ranks_at(self.client.number)
         return [r for r in message.ranks if r in own and own[r] <= message.call]
 
 

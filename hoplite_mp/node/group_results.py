@@ -27,8 +27,8 @@ from hoplite_mp.ref import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from hoplite_mp.node.context import HostContext
     from hoplite_mp.node.forests import Forests
-    from hoplite_mp.node.main import Node
     from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, Plan
     from hoplite_mp.protocol.local import GroupCall
     from hoplite_mp.protocol.messages import GroupMembers
@@ -41,10 +41,11 @@ KIND_GROUP = 3  # of a header that the node makes for members
 class GroupResults:
     """Reads parts, keeps results."""
 
-    def __init__(self, node: Node, forests: Forests) -> None:
-        self.node = node
-        self.client = node.client
-        self.results = node.results
+    def __init__(self, host: HostContext, forests: Forests) -> None:
+        self.store = host.store
+        self.imports = host.imports
+        self.client = host.client
+        self.results = host.results
         self.forests = forests
         self.given = forests.given
         self.inner: dict[int, list[Any]] = {}  # operation -> holds on refs inside what has come
@@ -124,10 +125,10 @@ class GroupResults:
     def _pinned(self, rank: int, oid: int) -> list[Any]:
         hold = self.client.hold(oid)
         got = self.client.view(oid)
-        if isinstance(got, int) and self.node.store.restore(oid):
+        if isinstance(got, int) and self.store.restore(oid):
             got = self.client.view(oid)
         if isinstance(got, int):
-            raise StoreFullError(f"rank {rank}: {self.node.store.full_message()}")
+            raise StoreFullError(f"rank {rank}: {self.store.full_message()}")
         return [hold, got]
 
     def unpin(self, holds: list[Any]) -> None:
@@ -150,7 +151,7 @@ class GroupResults:
         for plan in message.plans:
             come = partial(self._come, plan, done)
             reports = self.forests.execute_privately(plan, come) or reports
-        if not reports and self.node.number in message.waits:
+        if not reports and self.client.number in message.waits:
             done("", "")
 
     def _come(self, plan: Plan, done: Callable[[str, str], None], failure: str, error: str) -> None:
@@ -171,7 +172,7 @@ class GroupResults:
                 self.inner[plan.operation] = holds
                 done(failure, error)
 
-        self.node.imports.ask(refs, held)
+        self.imports.ask(refs, held)
 
     def drop(self, message: GroupGo, but: Collection[int] = ()) -> None:
         """That attempt is over, except these operations of it."""
@@ -207,7 +208,7 @@ class GroupResults:
 
     def _no_room(self, mask: int, message: GroupCommit) -> serial.Encoded:
         """What members here read if not even the refs of the result find room."""
-        failed = message.error or "full", message.message or self.node.store.full_message()
+        failed = message.error or "full", message.message or self.store.full_message()
         return shortened((mask, *failed, None), 2)
 
     def _new(self) -> tuple[int, Any]:
@@ -225,8 +226,8 @@ class GroupResults:
             for index, (payload, nbytes) in self.forests.take(plan.operation).items():
                 takers = self._takers(message, plan, index, mine)
                 slot = mine[takers[0]] if len(takers) == 1 else 0
-                if slot and payload in self.node.store.leases:
-                    self.node.store.leases[payload] = slot
+                if slot and payload in self.store.leases:
+                    self.store.leases[payload] = slot
                     found[index] = payload, nbytes
                     continue
                 oid, hold = self._new()

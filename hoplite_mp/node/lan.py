@@ -96,7 +96,7 @@ class Lan:
         self._stealing = False  # there will be another look
         self.workers_now: int | None = None  # if it is not what this node has joined with
         self.mine = Introduction(node.client.home, software_versions())
-        self.peers = Peers(node, lan, self.take, self.mine)
+        self.peers = Peers(node.host, lan, self.take, node.lan_lost, self.mine)
         self.delegation = Delegation(
             node.results, node.imports, node.places, self.peers.send, self._post
         )
@@ -133,14 +133,14 @@ class Lan:
         self.kept: KeptCopies = KeptCopies(
             node.results, node.imports, node.places, self.peers.send, node.loop
         )
-        self.links = Links(node, self.peers)
+        self.links = Links(node.host, self.peers)
         self.given = GivenBlocks(node.store, node.client, self.links.engine)
-        self.forests = Forests(node, self.links, self.kept, self.given)
-        self.transfers = Transfers(node, self.links, self.kept, self.forests.meter)
+        self.forests = Forests(node.host, self.links, self.kept, self.given)
+        self.transfers = Transfers(node.host, self.links, self.kept, self.forests.meter)
         self.transfers.makes = lambda object_id: any(
             part.makes(object_id) for part in self.forests.parts.values()
         )
-        self.group_calls = GroupCalls(node, self.peers, GroupResults(node, self.forests))
+        self.group_calls = GroupCalls(node.host, self.peers, GroupResults(node.host, self.forests))
         node.groups.hosts = self.group_calls
         node.places.fetcher = self.transfers
         node.operations.forests = self.forests
@@ -151,7 +151,7 @@ class Lan:
         self.delegation.is_actor = self.far_actors.bound.__contains__
         self.spares = node.actors.spares = Spares(node, self)
         self.actor_moves = ActorMoves(node, self)
-        self.locations: Locations = Locations(node, self.peers, self.kept)
+        self.locations: Locations = Locations(node.host, self.peers, self.kept)
         self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager, node.loop)
         node.exports.elsewhere = self.locations.kept_at
         self.recovering = Recovering(node, self)
@@ -311,7 +311,7 @@ class Lan:
         """A connection to the manager that takes over; None: there is none."""
         level = logging.WARNING if self.node.management.succession is None else logging.INFO
         make = functools.partial(self._caller, timeout_s, MANAGER_ROUNDS_MAX, self.cluster)
-        Call(self.node, make, "the manager", done, level).begin()
+        Call(self.node.loop, make, "the manager", done, level).begin()
 
     def _came(self, member: Member) -> None:
         self.numbers = max(self.numbers, member.node + 1)

@@ -17,8 +17,8 @@ from hoplite_mp import _engine
 from hoplite_mp.node.tls_links import TlsLink
 
 if TYPE_CHECKING:
+    from hoplite_mp.node.context import HostContext
     from hoplite_mp.node.ground import Ground
-    from hoplite_mp.node.main import Node
     from hoplite_mp.node.peers import Peer, Peers
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.transport.conversation import Admission
@@ -57,13 +57,13 @@ class Pulling:
 class Links:
     """The engine of this node, and a link to each node that it has pulled from."""
 
-    def __init__(self, node: Node, peers: Peers) -> None:
-        self.node = node
+    def __init__(self, host: HostContext, peers: Peers) -> None:
+        self.loop = host.loop
         self.peers = peers
         self.tls = peers.lan.tls
         # Under TLS each block costs some steps in Python.
         block = _engine.BLOCK_BYTES_MOST if self.tls else BLOCK_BYTES
-        self.engine = _engine.Engine(node.client.home, block)
+        self.engine = _engine.Engine(host.client.home, block)
         self.driven: dict[int, TlsLink] = {}
         self.links: dict[int, int] = {}  # number of a node -> link
         self.counted: dict[int, tuple[int, int]] = {}  # link -> bytes (sent, received)
@@ -71,9 +71,9 @@ class Links:
         self.calling: dict[int, list[tuple[int, Key]]] = {}
         self.wanting: dict[int, Wanting] = {}  # cell -> who waits for it
         self.pulling: dict[int, Pulling] = {}  # those of them that others fill
-        self.notes = node.notes
+        self.notes = host.notes
         self.closing: dict[int, Ground] = {}  # cells that the engine has not let go of
-        node.loop.watch(self.engine.fileno(), self.look)
+        host.loop.watch(self.engine.fileno(), self.look)
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Links:
         """Fills the cell from a node; `wanting` hears how it goes."""
         self.wanting[cell] = wanting
         begun = self.pulling.get(cell)  # another try
-        at = self.node.loop.now_ns() if begun is None else begun.begin_ns
+        at = self.loop.now_ns() if begun is None else begun.begin_ns
         self.pulling[cell] = Pulling(parent, at, wanting)
         if self.tls and parent in self.peers.by_number:
             self._driven(self.peers.by_number[parent].member)

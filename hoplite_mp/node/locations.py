@@ -16,8 +16,8 @@ from hoplite_mp.protocol.peers import Locate, Located
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.node.context import HostContext
     from hoplite_mp.node.kept import KeptCopies
-    from hoplite_mp.node.main import Node
     from hoplite_mp.node.peers import Peers
 
 __all__ = ["Locations"]
@@ -37,8 +37,12 @@ class _Asked(NamedTuple):
 class Locations:
     """Questions of this host's processes, and of other nodes about its objects."""
 
-    def __init__(self, node: Node, peers: Peers, kept: KeptCopies) -> None:
-        self.node = node
+    def __init__(self, host: HostContext, peers: Peers, kept: KeptCopies) -> None:
+        self.client = host.client
+        self.places = host.places
+        self.imports = host.imports
+        self.reply = host.reply
+        self.replier = host.replier
         self.peers = peers
         self.kept = kept
         self.asked: dict[int, _Asked] = {}  # by number
@@ -46,19 +50,19 @@ class Locations:
 
     def ask(self, slot: int, question: int, oid: int) -> None:
         """A process wants to know who holds an object; it is answered by a Reply."""
-        one = self.node.imports.by_oid.get(oid)
-        if one is not None and one.home != self.node.client.home:
+        one = self.imports.by_oid.get(oid)
+        if one is not None and one.home != self.client.home:
             number, self._next = self._next, self._next + 1
-            self.asked[number] = _Asked(self.node.replier(slot), question, oid, one.home)
+            self.asked[number] = _Asked(self.replier(slot), question, oid, one.home)
             if self.peers.send(one.home, Locate(one.object, number)):
                 return
             del self.asked[number]
-        self.node.reply(slot, _told(question, self.holders(oid)))
+        self.reply(slot, _told(question, self.holders(oid)))
 
     def holders(self, oid: int) -> tuple[int, ...]:
         """Numbers of the nodes that hold the whole value, as far as this node knows."""
-        place = self.node.places.places.get(oid)
-        here = (self.node.number,) if self.node.client.state(oid) in _HERE else ()
+        place = self.places.places.get(oid)
+        here = (self.client.number,) if self.client.state(oid) in _HERE else ()
         found = here if place is None else place.holders
         return tuple(sorted({*found, *self.kept_at(oid)}))
 
@@ -69,7 +73,7 @@ class Locations:
 
     def locate(self, peer: int, message: Locate) -> None:
         """Another node asks about an object of this host."""
-        oid = self.node.local_oid(message.object)
+        oid = self.imports.local(message.object) or None
         found = () if oid is None else self.holders(oid)
         self.peers.send(peer, Located(message.object, message.number, found))
 
@@ -77,7 +81,7 @@ class Locations:
         """The home's answer."""
         asked = self.asked.pop(message.number, None)
         if asked is not None:
-            here = () if asked.oid in self.node.places.places else self.holders(asked.oid)
+            here = () if asked.oid in self.places.places else self.holders(asked.oid)
             asked.reply(_told(asked.question, (*message.holders, *here)))
 
     def lose_peer(self, peer: int) -> None:

@@ -22,6 +22,7 @@ from hoplite_mp.client.channel import PACKET_BYTES_MAX
 from hoplite_mp.client.inheriting import DESCRIPTORS_MAX
 from hoplite_mp.config import Config
 from hoplite_mp.node.actors import Actors
+from hoplite_mp.node.context import HostContext
 from hoplite_mp.node.counters import Counters
 from hoplite_mp.node.exports import Exports
 from hoplite_mp.node.groups import Groups
@@ -88,7 +89,6 @@ class Node:
         self.management = Management(self, manager_fd)
         self.given_up = False  # this host lives, and the others have lost it, or it them
         self.lan: Lan | None = None
-        self.number = 0  # among the nodes of the cluster
         self.standing = start.lan is None  # has it been said what the number is?
         self.event_fd = start.event_fd
         self.given: list[int] = []  # descriptors that came with the request that is served
@@ -103,6 +103,23 @@ class Node:
         self.store.elsewhere = self.places.restore
         self.imports = Imports(self.results, self.places, self.send_peer)
         self.exports = Exports(self.results, self.places, self.send_peer, lambda: self.number)
+        self.host = HostContext(
+            self.config,
+            self.loop,
+            self.notes,
+            self.client,
+            self.tasks,
+            self.store,
+            self.results,
+            self.places,
+            self.imports,
+            self.exports,
+            self.send_manager,
+            self.send_peer,
+            self.clients,
+            self.reply,
+            self.replier,
+        )
         self.actors = Actors(self)
         self.sweeper.freed = self.freed
         self.sweeper.lost_call = self.actors.lost_call
@@ -135,7 +152,7 @@ class Node:
         self.store.number = lambda: self.number
         self.workers = Workers(self)
         self.resources = Resources(self)
-        self.questions = Questions(self)
+        self.questions = Questions(self.host)
         self.counters = Counters(self)
         self.tracing = Tracing(self)
         self.waits = Waits(self)
@@ -147,7 +164,7 @@ class Node:
         self._packet = memoryview(bytearray(PACKET_BYTES_MAX))  # what a client has just sent
         self._encode = msgspec.msgpack.Encoder().encode
         self._stop = self._orderly = False
-        self.pages = Pages(self)
+        self.pages = Pages(self.host, start.workers)
 
     # -- wiring --------------------------------------------------------------------------------
 
@@ -161,6 +178,11 @@ class Node:
         if sock is not None:
             self.loop.unwatch(sock.fileno())
             sock.close()
+
+    @property
+    def number(self) -> int:
+        """Among the nodes of the cluster."""
+        return self.client.number
 
     def send_manager(self, message: Any) -> None:
         self.management.send(message)
@@ -228,7 +250,6 @@ class Node:
 
     def set_number(self, number: int) -> None:
         """The manager has let this node in."""
-        self.number = number
         self.client.set_number(number)
         if self.lan is not None and self.lan.lan.meets_drivers:
             self.lan.drivers.open()  # first: who is told that this node stands may look for it

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.context import HostContext
 
 __all__ = ["Pages"]
 
@@ -25,46 +25,46 @@ IDLE_LOOK_S = 0.1  # not more often, however short memory_idle_s is
 class Pages:
     """Of one node's store."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, host: HostContext, workers: int) -> None:
+        """workers: with which the host has been started."""
+        self.config = host.config
+        self.loop = host.loop
+        self.store = host.store
+        self.client = host.client
+        self.workers = workers
         self._watching = False
 
     def begin(self) -> None:
         """The host has been started."""
-        if self.node.config.populate_ahead_bytes and self.node.start.workers:
-            self.node.loop.call_later(POPULATE_DELAY_S, self._populate)
+        if self.config.populate_ahead_bytes and self.workers:
+            self.loop.call_later(POPULATE_DELAY_S, self._populate)
 
     def _populate(self) -> None:
         """In a thread that yields between steps."""
-        node = self.node
-        wanted = min(node.config.populate_ahead_bytes, node.store.limit // 4) & -4096
-        start = node.store.reserve(wanted) if wanted else None
+        wanted = min(self.config.populate_ahead_bytes, self.store.limit // 4) & -4096
+        start = self.store.reserve(wanted) if wanted else None
         if start is None:
             return
 
         def work() -> None:
             for offset in range(start, start + wanted, POPULATE_STEP_BYTES):
-                node.client.populate(offset, min(POPULATE_STEP_BYTES, start + wanted - offset))
+                self.client.populate(offset, min(POPULATE_STEP_BYTES, start + wanted - offset))
                 os.sched_yield()
 
         def done(_: None) -> None:
-            node.store.release(start)
+            self.store.release(start)
             self.watch_idle()
 
-        node.loop.run_in_thread(work, done)
+        self.loop.run_in_thread(work, done)
 
     def watch_idle(self) -> None:
         """The store has grown: what it will not need for memory_idle_s goes back."""
         if not self._watching:
             self._watching = True
-            self.node.loop.call_later(
-                max(IDLE_LOOK_S, self.node.config.memory_idle_s), self._give_idle_back
-            )
+            self.loop.call_later(max(IDLE_LOOK_S, self.config.memory_idle_s), self._give_idle_back)
 
     def _give_idle_back(self) -> None:
-        due = self.node.store.give_idle_back(self.node.loop.now())
+        due = self.store.give_idle_back(self.loop.now())
         self._watching = due is not None
         if due is not None:
-            self.node.loop.call_later(
-                max(IDLE_LOOK_S, due - self.node.loop.now()), self._give_idle_back
-            )
+            self.loop.call_later(max(IDLE_LOOK_S, due - self.loop.now()), self._give_idle_back)

@@ -24,7 +24,8 @@ from hoplite_mp.transport.listen import OUT_OF
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.ports import Loop
     from hoplite_mp.protocol.greetings import Introduction
     from hoplite_mp.protocol.local import LanStart
     from hoplite_mp.protocol.messages import Member
@@ -61,7 +62,7 @@ class Call:
 
     def __init__(
         self,
-        node: Node,
+        loop: Loop,
         make: Callable[[], Caller],
         whom: str,
         done: Callable[[Admission | None], None],
@@ -75,7 +76,7 @@ class Call:
         self._make = make
         self._waits = waits
         self._starved = False
-        self.node, self.whom, self.done = node, whom, done
+        self.loop, self.whom, self.done = loop, whom, done
         self.fd = -1
         self.over = False
 
@@ -89,7 +90,7 @@ class Call:
             self._starve(str(error))
             return
         self.fd, self.over = self.caller.fileno(), False
-        self.node.loop.watch(self.fd, self.turn)
+        self.loop.watch(self.fd, self.turn)
         self.turn()
 
     def _starve(self, why: str) -> None:
@@ -97,7 +98,7 @@ class Call:
             _log.error("%s cannot be called now: %s", self.whom, why)
         self._starved = True
         if self._waits:
-            self.node.loop.call_later(STARVED_S, self.begin)
+            self.loop.call_later(STARVED_S, self.begin)
         else:
             self.done(None)
 
@@ -106,11 +107,11 @@ class Call:
         if self.over:
             return  # a timer of before
         try:
-            admission = self.caller.turn(self.node.loop.now())
+            admission = self.caller.turn(self.loop.now())
         except (HopliteError, OSError) as error:
             if self.caller.starved:
                 self.over = True
-                self.node.loop.unwatch(self.fd)
+                self.loop.unwatch(self.fd)
                 self._starve(str(error))
                 return
             _log.log(self._level, "%s cannot be reached: %s", self.whom, error)
@@ -119,11 +120,11 @@ class Call:
         if admission is not None:
             self._end(admission)
             return
-        self.node.loop.call_later(max(0.0, self.caller.deadline - self.node.loop.now()), self.turn)
+        self.loop.call_later(max(0.0, self.caller.deadline - self.loop.now()), self.turn)
 
     def _end(self, admission: Admission | None) -> None:
         self.over = True
-        self.node.loop.unwatch(self.fd)
+        self.loop.unwatch(self.fd)
         self.done(admission)
 
 
@@ -131,11 +132,18 @@ class Peers:
     """All other living nodes, by the home id of their host."""
 
     def __init__(
-        self, node: Node, lan: LanStart, take: Callable[[int, Any], None], mine: Introduction
+        self,
+        host: HostContext,
+        lan: LanStart,
+        take: Callable[[int, Any], None],
+        lose: Callable[[Member], None],
+        mine: Introduction,
     ) -> None:
-        self.node = node
+        """take: a message of the host with that id. lose: that node cannot be reached any more."""
+        self.loop = host.loop
         self.lan = lan
         self.take = take
+        self.lose_member = lose
         self.mine = mine
         self.cluster = lan.cluster
         self.by_home: dict[int, Peer] = {}
@@ -144,7 +152,7 @@ class Peers:
         self.unknown: dict[int, list[tuple[Admission, Callable[[Peer, Admission], None]]]] = {}
         self.own: set[str] = set()  # addresses of this host, without ports
         self.listens_at = ""  # where others come in, without a port
-        self.relays = Relays(node, self)
+        self.relays = Relays(host.loop, self)
 
     def came(self, member: Member) -> None:
         """A node has joined; this one itself as well."""
@@ -269,8 +277,8 @@ class Peers:
         )
         waits = role == "peer"
         Call(
-            self.node,
-            lambda: make(now=self.node.loop.now()),
+            self.loop,
+            lambda: make(now=self.loop.now()),
             f"node h{member.node}",
             done,
             waits=waits,
@@ -284,7 +292,7 @@ class Peers:
         elif admission is not None:
             self._attach(peer, admission)
         elif peer.wire is None or not peer.wire.open:  # it has not called us either
-            self.node.lan_lost(peer.member)
+            self.lose_member(peer.member)
 
     def admitted(
         self, admission: Admission, attach: Callable[[Peer, Admission], None] | None = None
@@ -298,9 +306,7 @@ class Peers:
             attach(peer, admission)
             return
         self.unknown.setdefault(home, []).append((admission, attach))
-        self.node.loop.call_later(
-            self.lan.handshake_timeout_s, lambda: self._too_late(home, admission)
-        )
+        self.loop.call_later(self.lan.handshake_timeout_s, lambda: self._too_late(home, admission))
 
     def let_in(self, home: int) -> None:
         """That node is a member now, and everybody here knows."""
@@ -320,7 +326,7 @@ class Peers:
     def _attach(self, peer: Peer, admission: Admission) -> None:
         home = peer.member.home
         wire = Wire(
-            self.node.loop,
+            self.loop,
             admission.stream,
             Decoder(PeerMessage),
             lambda message: self.take(home, message),
@@ -339,7 +345,7 @@ class Peers:
     def _ended(self, peer: Peer, reason: str) -> None:
         if self.by_home.get(peer.member.home) is peer:
             _log.info("the connection to node h%d ended: %s", peer.member.node, reason)
-            self.node.lan_lost(peer.member)
+            self.lose_member(peer.member)
 
 
 def _hosts(member: Member) -> set[str]:

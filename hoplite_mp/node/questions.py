@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.context import HostContext
     from hoplite_mp.protocol.peers import PeerMessage
 
 __all__ = ["PATIENCE_S", "Answer", "Questions"]
@@ -44,8 +44,9 @@ class _Question:
 class Questions:
     """All that this node has asked and not heard all answers to."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, host: HostContext) -> None:
+        self.loop = host.loop
+        self.send_peer = host.send_peer
         self.open: dict[int, _Question] = {}
         self._next = 1
 
@@ -59,20 +60,20 @@ class Questions:
         """Sends `make(number)` to these hosts; `done` gets the answers that came, by home."""
         number, self._next = self._next, self._next + 1
         waiting = set(homes)
-        question = self.open[number] = _Question(waiting, done, self.node.loop.now_ns())
+        question = self.open[number] = _Question(waiting, done, self.loop.now_ns())
         for home in list(waiting):
-            if not self.node.send_peer(home, make(number)):
+            if not self.send_peer(home, make(number)):
                 waiting.discard(home)
         self._look(number)
         if self.open.get(number) is question:
-            self.node.loop.call_later(patience_s, lambda: self._end(number))
+            self.loop.call_later(patience_s, lambda: self._end(number))
 
     def told(self, home: int, node: int, message: Any) -> None:
         """An answer; its `number` says to what."""
         question = self.open.get(message.number)
         if question is not None and home in question.waiting:
             question.waiting.discard(home)
-            question.found[home] = Answer(node, message, question.asked_ns, self.node.loop.now_ns())
+            question.found[home] = Answer(node, message, question.asked_ns, self.loop.now_ns())
             self._look(message.number)
 
     def lose_peer(self, home: int) -> None:

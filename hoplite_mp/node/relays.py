@@ -25,8 +25,8 @@ from hoplite_mp.transport.listen import listen
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.main import Node
     from hoplite_mp.node.peers import Peers
+    from hoplite_mp.node.ports import Loop
     from hoplite_mp.protocol.messages import Member
 
 __all__ = ["Relays", "endpoints_of"]
@@ -50,8 +50,8 @@ class _Search:
 class Relays:
     """The ways of this node over others, and the ports that it lends."""
 
-    def __init__(self, node: Node, peers: Peers) -> None:
-        self.node = node
+    def __init__(self, loop: Loop, peers: Peers) -> None:
+        self.loop = loop
         self.peers = peers
         self.ways: dict[int, tuple[int, list[Endpoint]]] = {}  # home -> home of who lends, where
         self.searches: dict[int, _Search] = {}
@@ -82,9 +82,7 @@ class Relays:
         while search.candidates:
             search.asked = search.candidates.pop(0)
             if self.peers.send(search.asked, RelayAsked(home)):
-                self.node.loop.call_later(
-                    ANSWER_S, partial(self._silent, home, search, search.asked)
-                )
+                self.loop.call_later(ANSWER_S, partial(self._silent, home, search, search.asked))
                 return
         self._end(home, [])
 
@@ -138,7 +136,7 @@ class Relays:
                     sock.close()
                 return sock is not None
 
-            self.node.loop.run_in_thread(is_reached, partial(self._tried, home))
+            self.loop.run_in_thread(is_reached, partial(self._tried, home))
             self.trying[home] = [asker]  # what the thread finds comes in a later turn
 
     def _tried(self, home: int, reached: bool) -> None:

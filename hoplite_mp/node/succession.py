@@ -209,7 +209,7 @@ class Succession:
             rounds_max=1,
         )
         Call(
-            self.node,
+            self.node.loop,
             lambda: make(now=self.node.loop.now()),
             "the standby",
             self._called,

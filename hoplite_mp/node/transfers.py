@@ -31,9 +31,9 @@ from hoplite_mp.protocol.stripes import copy_offset
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hoplite_mp.node.context import HostContext
     from hoplite_mp.node.kept import KeptCopies
     from hoplite_mp.node.links import Key, Links
-    from hoplite_mp.node.main import Node
     from hoplite_mp.node.meter import Meter
     from hoplite_mp.node.places import Place
     from hoplite_mp.planner.program import Program, Pull
@@ -82,8 +82,14 @@ class Transfer:
 class Transfers:
     """All copies that come to this node or go from it."""
 
-    def __init__(self, node: Node, links: Links, kept: KeptCopies, meter: Meter) -> None:
-        self.node = node
+    def __init__(self, host: HostContext, links: Links, kept: KeptCopies, meter: Meter) -> None:
+        self.config = host.config
+        self.loop = host.loop
+        self.client = host.client
+        self.store = host.store
+        self.places = host.places
+        self.imports = host.imports
+        self.send_manager = host.send_manager
         self.links = links
         self.kept = kept
         self.meter = meter
@@ -108,16 +114,16 @@ class Transfers:
         if self.makes(place.object):
             return  # its home has heard of the commit before this node: it is here in a moment
         before = self.fetching.get(place.object, oid)
-        if before != oid and before in self.node.places:  # a header that nobody holds by now
-            self.node.places.give_up(before)
+        if before != oid and before in self.places:  # a header that nobody holds by now
+            self.places.give_up(before)
         elif before != oid:
             self._take_back(place.object)
         self.fetching[place.object] = oid
         self._request(place)
 
     def _request(self, place: Place) -> None:
-        asked = FetchRequested(self.node.number, place.object, place.nbytes, self._others(place))
-        self.node.send_manager(asked)
+        asked = FetchRequested(self.client.number, place.object, place.nbytes, self._others(place))
+        self.send_manager(asked)
 
     def _take_back(self, object_id: bytes) -> None:
         """The manager shall not bring it. A plan of which it does not know yet may still come, and
@@ -127,7 +133,7 @@ class Transfers:
             self._end_over(receiving.ground)
         del self.fetching[object_id]
         self._forget_come(object_id)
-        self.node.send_manager(CopyDropped(self.node.number, object_id))
+        self.send_manager(CopyDropped(self.client.number, object_id))
 
     def _end_over(self, ground: Ground) -> None:
         """All that is brought into that block, and what was served as far as it had come."""
@@ -145,7 +151,7 @@ class Transfers:
         """A copy of another host's object has gone."""
         if object_id in self.copies:
             self.copies.discard(object_id)
-            self.node.send_manager(CopyDropped(self.node.number, object_id))
+            self.send_manager(CopyDropped(self.client.number, object_id))
 
     # -- the manager's plans -------------------------------------------------------------------
 
@@ -153,14 +159,14 @@ class Transfers:
         """Takes up this node's part of a plan."""
         self.epochs = max(self.epochs, plan.epoch)
         self.copied = max(self.copied, (plan.operation ^ COPY_OPERATION) + 1)
-        number = self.node.number
+        number = self.client.number
         receiving = number in plan.receivers
         if receiving and plan.object not in self.fetching and not self._expect(plan):
             return
         self._take_up(plan, receiving)
 
     def _take_up(self, plan: Distribute, receiving: bool) -> None:
-        number = self.node.number
+        number = self.client.number
         program = program_of(plan, number)
         older = None if receiving else self._receiving(plan.object)
         if receiving:
@@ -168,10 +174,10 @@ class Transfers:
         else:
             memory = self._source(plan) if older is None else older.memory
         if memory is None:  # nobody wants it any more, or it is not here any more
-            self.node.send_manager(CopyDropped(number, plan.object))
+            self.send_manager(CopyDropped(number, plan.object))
             return
         if receiving:
-            place = self.node.places.places[self.fetching[plan.object]]
+            place = self.places.places[self.fetching[plan.object]]
             ground = place.ground
             come = self.come.pop((plan.object, place.payload), Ranges())
         else:
@@ -181,7 +187,7 @@ class Transfers:
         self.meter.begin(filled_links(plan, number))
         self._make(transfer, program, older)
         if transfer.followed:
-            self.node.loop.call_later(0.0, lambda: self._advance(plan.epoch))
+            self.loop.call_later(0.0, lambda: self._advance(plan.epoch))
         if receiving and not transfer.missing:
             self._whole(transfer)
 
@@ -232,7 +238,7 @@ class Transfers:
     def _expect(self, plan: Distribute) -> bool:
         """A copy that nobody here has asked for; False: not now, or there is nothing to do."""
         oid = self.kept.expect(plan.object, plan.nbytes, plan.sources)
-        place = self.node.places.places.get(oid)
+        place = self.places.places.get(oid)
         if place is None:  # it has come by another way, or is deleted
             self.kept.tell(plan.object, plan.nbytes)
             self._is_here(plan)
@@ -241,22 +247,20 @@ class Transfers:
             self.expected.add(plan.epoch)
             place.waiting.append(lambda: self._has_come(plan))
             return False
-        payload = self.node.store.lease(place.nbytes, NODE_SLOT)
+        payload = self.store.lease(place.nbytes, NODE_SLOT)
         if payload is not None:
             self.roomless.pop(plan.epoch, None)
             place.payload = payload
             place.filler = self
             self.fetching[plan.object] = oid
             return True
-        until = self.roomless.setdefault(
-            plan.epoch, self.node.loop.now() + self.node.config.put_wait_s
-        )
-        if self.node.loop.now() < until:
-            self.node.loop.call_later(SPACE_RETRY_S, lambda: self._again(plan))
+        until = self.roomless.setdefault(plan.epoch, self.loop.now() + self.config.put_wait_s)
+        if self.loop.now() < until:
+            self.loop.call_later(SPACE_RETRY_S, lambda: self._again(plan))
         else:
             del self.roomless[plan.epoch]
             self.kept.let_go(plan.object)
-            self.node.send_manager(CopyDropped(self.node.number, plan.object))
+            self.send_manager(CopyDropped(self.client.number, plan.object))
         return False
 
     def _again(self, plan: Distribute) -> None:
@@ -271,15 +275,15 @@ class Transfers:
     def _is_here(self, plan: Distribute) -> None:
         """A receiver that needs nothing, because its last report has crossed with this plan: others
         may have been told all the same to get the object from here."""
-        number = self.node.number
-        oid = self.node.local_oid(plan.object)
-        if oid is None or isinstance(self.node.client.view(oid), int):
-            self.node.send_manager(CopyDropped(number, plan.object))
+        number = self.client.number
+        oid = self.imports.local(plan.object) or None
+        if oid is None or isinstance(self.client.view(oid), int):
+            self.send_manager(CopyDropped(number, plan.object))
             return
         self.copies.add(plan.object)
         if program_of(plan, number).serves:
             self._take_up(plan, False)
-        self.node.send_manager(FetchComplete(number, plan.object, plan.epoch))
+        self.send_manager(FetchComplete(number, plan.object, plan.epoch))
 
     def _receiving(self, object_id: bytes) -> Transfer | None:
         """The plan by which this node is just receiving that object."""
@@ -306,27 +310,27 @@ class Transfers:
             if come > self.engine.watermark(cell):
                 self.engine.advance(cell, come)
         if source is not None or object_id in self.fetching:
-            self.node.loop.call_later(WINDOW_S, lambda: self._advance(epoch))
+            self.loop.call_later(WINDOW_S, lambda: self._advance(epoch))
 
     def _target(self, plan: Distribute) -> Any:
         """The block that is being filled here; None if nobody wants it any more."""
         oid = self.fetching.get(plan.object)
-        place = None if oid is None else self.node.places.places.get(oid)
+        place = None if oid is None else self.places.places.get(oid)
         if place is None:
             return None
         for epoch, older in list(self.by_epoch.items()):
             if older.receives and older.plan.object == plan.object:
                 self._end(epoch)  # a later plan for the same block goes on where it was
-        return self.node.client.memory(place.payload, place.nbytes)
+        return self.client.memory(place.payload, place.nbytes)
 
     def _source(self, plan: Distribute) -> Any:
         """The whole object, pinned; None if it is not here, or an error is in its place."""
-        oid = self.node.local_oid(plan.object)
+        oid = self.imports.local(plan.object) or None
         if oid is None:
             return None
-        got = self.node.client.view(oid)
-        if isinstance(got, int) and self.node.store.restore(oid):
-            got = self.node.client.view(oid)
+        got = self.client.view(oid)
+        if isinstance(got, int) and self.store.restore(oid):
+            got = self.client.view(oid)
         mem = None if isinstance(got, int) else memoryview(got)
         return mem if mem is not None and mem.nbytes == plan.nbytes else None
 
@@ -344,7 +348,7 @@ class Transfers:
 
     def _abandoned(self, object_id: bytes) -> None:
         oid = self.fetching[object_id]
-        place = self.node.places.places.get(oid)
+        place = self.places.places.get(oid)
         if place is None:
             del self.fetching[object_id]
         elif self.kept.only_kept(object_id):
@@ -352,7 +356,7 @@ class Transfers:
             del self.fetching[object_id]  # or `forget` would tell the manager what it has just said
             self._forget_come(object_id)
             self.kept.let_go(object_id)
-            self.node.places.give_up(oid)
+            self.places.give_up(oid)
         else:  # it was asked for again
             self._request(place)
 
@@ -360,30 +364,30 @@ class Transfers:
         """The copy cannot be had."""
         self.kept.let_go(message.object)
         oid = self.fetching.get(message.object)
-        if oid is not None and oid in self.node.places:
-            self.node.places.lost(oid, message.message)  # by way of `forget`
+        if oid is not None and oid in self.places:
+            self.places.lost(oid, message.message)  # by way of `forget`
         self.fetching.pop(message.object, None)
         self._forget_come(message.object)
 
     def report(self) -> Iterator[NodeToManager | Report]:
         """What a manager must know that has not heard of any copy."""
-        number = self.node.number
+        number = self.client.number
         moving = set()
         for transfer in self.by_epoch.values():
             yield DistributeHeld(number, transfer.plan, transfer.receives)
             if transfer.receives:
                 moving.add(transfer.plan.object)
         for object_id in self.copies:
-            oid = self.node.local_oid(object_id)
-            if oid is not None and oid not in self.node.places:
-                yield CopyHeld(number, object_id, self.node.client.inspect(oid)["size"])
+            oid = self.imports.local(object_id) or None
+            if oid is not None and oid not in self.places:
+                yield CopyHeld(number, object_id, self.client.inspect(oid)["size"])
         for object_id, oid in self.fetching.items():
-            place = self.node.places.places.get(oid)
+            place = self.places.places.get(oid)
             if object_id not in moving and place is not None:
                 yield FetchRequested(number, object_id, place.nbytes, self._others(place))
 
     def _others(self, place: Place) -> tuple[int, ...]:
-        found = tuple(holder for holder in place.holders if holder != self.node.number)
+        found = tuple(holder for holder in place.holders if holder != self.client.number)
         if not found:  # it was expected from somebody who was still receiving it
             home = self.links.peers.by_home.get(self.kept.imports.home_of(place.object))
             found = () if home is None else (home.member.node,)
@@ -412,16 +416,16 @@ class Transfers:
         self._forget_come(plan.object)
         if not transfer.served:
             self._end(plan.epoch)  # nobody reads from here
-        if oid is not None and oid in self.node.places:
-            self.node.places.arrived(oid)
+        if oid is not None and oid in self.places:
+            self.places.arrived(oid)
             if plan.object not in self.fetching:
                 return  # nobody wanted it any more: `forget` has said so
             # As long as others read from here, by whichever plan, it stays pinned.
             if any(other.ground is transfer.ground for other in self.by_epoch.values()):
-                transfer.ground.keep.append(self.node.client.view(oid))
+                transfer.ground.keep.append(self.client.view(oid))
             self.copies.add(plan.object)
             self.kept.tell(plan.object, plan.nbytes)
-            self.node.send_manager(FetchComplete(self.node.number, plan.object, plan.epoch))
+            self.send_manager(FetchComplete(self.client.number, plan.object, plan.epoch))
         self.fetching.pop(plan.object, None)
 
     def describe(self, cell: int) -> dict[str, Any]:
@@ -443,11 +447,11 @@ class Transfers:
         tries = self.tries[cell] = self.tries.get(cell, 0) + 1
         lives = parent in self.links.peers.by_number and reason != UNREACHABLE
         if lives and tries <= PULL_TRIES_MAX:
-            self.node.loop.call_later(PULL_RETRY_S, lambda: self._pull(cell))
+            self.loop.call_later(PULL_RETRY_S, lambda: self._pull(cell))
             return
         plan = transfer.plan
-        self.node.send_manager(
-            FetchFailed(self.node.number, plan.object, plan.epoch, parent, reason[:1000])
+        self.send_manager(
+            FetchFailed(self.client.number, plan.object, plan.epoch, parent, reason[:1000])
         )
 
     def _end(self, epoch: int) -> None:
@@ -455,7 +459,7 @@ class Transfers:
         if transfer is None:
             return
         self.meter.end()
-        place = self.node.places.places.get(self.fetching.get(transfer.plan.object, 0))
+        place = self.places.places.get(self.fetching.get(transfer.plan.object, 0))
         if transfer.receives and place is not None and place.payload:
             self.come[transfer.plan.object, place.payload] = transfer.arrived()
         for cell in transfer.cells:

@@ -221,6 +221,7 @@ class OneNode:
         self.world = world
         self.number = number
         self.clients: set[int] = set()
+        self.client = SimpleNamespace(number=number)
         self.by_number = {
             n: SimpleNamespace(member=SimpleNamespace(home=n))
             for n in range(world.count)

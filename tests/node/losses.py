@@ -27,6 +27,7 @@ class LossSide(Side):
 
     def __init__(self, network: LossNetwork, number: int) -> None:
         super().__init__(network, number)
+        self.node.set_number(number)
         self.losses = network
         self.pools_gone: dict[int, str] = {}
         self.missing: dict[int, Any] = {}  # lost to this host alone, so far

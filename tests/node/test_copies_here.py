@@ -58,10 +58,11 @@ class OneNode:
         self.only_kept = True
         self.engine = FakeEngine()
         node = SimpleNamespace(
-            number=1,
             send_manager=self.said.append,
-            local_oid=lambda object_id: 7,
+            imports=SimpleNamespace(local=lambda object_id: 7),
+            config=None,
             client=SimpleNamespace(
+                number=1,
                 view=lambda oid: memoryview(bytes(NBYTES)),
                 memory=lambda payload, nbytes: memoryview(bytearray(nbytes)),
             ),

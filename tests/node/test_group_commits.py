@@ -32,7 +32,7 @@ def calls_of(results: mock.Mock, *others: int) -> GroupCalls:
     """Of a node that speaks with those others."""
     peers = mock.Mock(by_number={number: mock.Mock() for number in others})
     results.commit.return_value = 1, []
-    return GroupCalls(mock.Mock(number=HERE, clients={}), peers, results)
+    return GroupCalls(mock.Mock(client=mock.Mock(number=HERE), clients={}), peers, results)
 
 
 def begun(calls: GroupCalls, attempt: int) -> State:
