@@ -34,7 +34,7 @@ def one_host() -> str:
     d.arrow((360, 106), (360, 148), both=True)
     for number in range(3):
         x = 30 + 140 * number
-        d.labelled(x, 252, 125, 52, f"worker {number + 1}", "runs tasks", fill=USER)
+        d.labelled(x, 252, 125, 52, f"worker {number + 2}", "runs tasks", fill=USER)
         d.arrow((x + 62, 250), (x + 62, 214), both=True)
     d.labelled(540, 252, 150, 52, "supervisor", "starts processes")
     d.arrow((538, 278), (437, 278), dashed=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -27,7 +28,7 @@ def main() -> int:
             places = [f"{k}={shlex.quote(v)}" for k, v in host.environment().items()
                       if k in ("HOME", "TMPDIR") or k.startswith("XDG_")]  # fmt: skip
             print(f"{host.name} {host.address} [{host.address6}]: "
-                  f"{shlex.join(host.enter('env'))} {' '.join(places)} bash")  # fmt: skip
+                  f"{shlex.join(host.enter('env', '-C', os.getcwd()))} {' '.join(places)} bash")  # fmt: skip
         print("Ctrl-C ends them.", flush=True)
         try:
             signal.pause()
