@@ -27,8 +27,10 @@ def main() -> int:
         for host in lan:
             places = [f"{k}={shlex.quote(v)}" for k, v in host.environment().items()
                       if k in ("HOME", "TMPDIR") or k.startswith("XDG_")]  # fmt: skip
-            print(f"{host.name} {host.address} [{host.address6}]: "
-                  f"{shlex.join(host.enter('env', '-C', os.getcwd()))} {' '.join(places)} bash")  # fmt: skip
+            command = shlex.join(host.enter("env", "-C", os.getcwd()))
+            print(
+                f"{host.name} {host.address} [{host.address6}]: {command} {' '.join(places)} bash"
+            )
         print("Ctrl-C ends them.", flush=True)
         try:
             signal.pause()
