@@ -139,7 +139,9 @@ runs.join(60)
 leaves.join(60)
 assert found and not leaves.is_alive()
 others = [one for one in found[0] if not one.endswith("@" + there.id)]
-print(len(others) == sum(one.workers for one in c.nodes))
+# Of the tests before there may still be a worker more, which stood in for one that waited.
+assert len(others) >= sum(one.workers for one in c.nodes), (found, c.nodes)
+print({one.partition("@")[2] for one in others} == {one.id for one in c.nodes if one.workers})
 """,
     )
     assert out.splitlines() == ["True"]
