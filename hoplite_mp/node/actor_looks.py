@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.actor_records import Actor
     from hoplite_mp.node.main import Node
-    from hoplite_mp.node.pools import WorkerInfo
 
 __all__ = ["actors_here", "calls_from_here", "ended_calls", "track_name"]
 
@@ -71,12 +70,8 @@ def calls_from_here(node: Node) -> Iterator[dict[str, Any]]:
             }
 
 
-def track_name(node: Node, slot: int, ended: WorkerInfo | None = None) -> str:
-    """Of a trace, for the process in that slot, which has perhaps ended; "": it is no actor's."""
-    worker = ended or node.workers.all.get(slot)
-    actor = None if worker is None else node.actors.by_pool.get(worker.pool)
-    if actor is None:
-        return ""
+def track_name(actor: Actor) -> str:
+    """Of a trace, for the process of that actor."""
     return (
         f"actor {actor.label} ({actor.class_name})"
         if actor.label

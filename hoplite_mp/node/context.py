@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.places import Places
     from hoplite_mp.node.ports import Loop
     from hoplite_mp.node.results import Results
+    from hoplite_mp.node.roster import Roster
     from hoplite_mp.node.store import Store
     from hoplite_mp.protocol.local import Reply
     from hoplite_mp.protocol.peers import PeerMessage
@@ -43,6 +44,7 @@ class HostContext:
     places: Places
     imports: Imports
     exports: Exports
+    roster: Roster
     # A message to the manager.
     send_manager: Callable[[Any], None]
     # A message to the node of the host with that id; False: there is none.

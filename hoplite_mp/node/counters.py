@@ -12,8 +12,12 @@ from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.peers import CountersAsked, CountersNow
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.main import Node
-    from hoplite_mp.node.questions import Answer
+    from collections.abc import Callable
+
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.questions import Answer, Questions
+    from hoplite_mp.node.sweeper import Sweeper
+    from hoplite_mp.node.workers import Workers
 
 __all__ = ["Counters"]
 
@@ -21,53 +25,62 @@ __all__ = ["Counters"]
 class Counters:
     """Counts of this node, and questions for those of all."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(
+        self, host: HostContext, questions: Questions, sweeper: Sweeper, workers: Workers
+    ) -> None:
+        self.client = host.client
+        self.store = host.store
+        self.roster = host.roster
+        self.send_peer = host.send_peer
+        self.replier = host.replier
+        self.questions = questions
+        self.sweeper = sweeper
+        self.workers = workers
+        self._more: list[Callable[[], dict[str, int]]] = []
+
+    def add(self, counts: Callable[[], dict[str, int]]) -> None:
+        """A room that counts, too. Of what several count the sum is told."""
+        self._more.append(counts)
 
     def own(self) -> dict[str, int]:
         """Since this node's start."""
-        node = self.node
-        client, store, workers = node.client, node.store, node.workers
+        client, store, workers, sweeper = self.client, self.store, self.workers, self.sweeper
         store.unwanted()
         client.reclaim_freed()
         store.take_returns()
         store.purge_spilled()
-        node.sweeper.collect()
+        sweeper.collect()
         done, failed = client.tasks_ended()
-        sent = received = 0
-        retried, lan = node.sweeper.retried, node.lan
-        if lan is not None:
-            sent, received = lan.links.moved()
-            retried += lan.delegation.retried + lan.recovering.remaking.begun
-        return {
+        found = {
             "tasks_done": done + workers.tasks_done,
-            "tasks_failed": failed + workers.tasks_failed + node.sweeper.failed,
-            "tasks_retried": retried,
+            "tasks_failed": failed + workers.tasks_failed + sweeper.failed,
+            "tasks_retried": sweeper.retried,
             "workers_lost": workers.lost,
             "objects": client.objects(),
             "bytes_used": store.used_bytes(),
             "bytes_limit": store.limit,
             "bytes_spilled": store.spill.used,
-            "bytes_sent": sent,
-            "bytes_received": received,
-            **node.resources.counts(),
+            "bytes_sent": 0,
+            "bytes_received": 0,
         }
+        for counts in self._more:
+            for name, count in counts().items():
+                found[name] = found.get(name, 0) + count
+        return found
 
     def ask(self, slot: int, number: int) -> None:
         """A process wants those of all nodes: {node: {name: count}}."""
-        node = self.node
         own = self.own()
-        reply = node.replier(slot)
+        reply = self.replier(slot)
 
         def done(found: dict[int, Answer]) -> None:
-            counted = {node.number: own}
+            counted = {self.client.number: own}
             for answer in found.values():
                 counted[answer.node] = answer.message.counts
             reply(Reply(number, sorted(counted.items())))
 
-        homes = () if node.lan is None else node.lan.peers.by_home
-        node.questions.ask(list(homes), CountersAsked, done)
+        self.questions.ask(self.roster.homes, CountersAsked, done)
 
     def asked(self, home: int, message: CountersAsked) -> None:
         """Another node wants to know."""
-        self.node.send_peer(home, CountersNow(message.number, self.own()))
+        self.send_peer(home, CountersNow(message.number, self.own()))

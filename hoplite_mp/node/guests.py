@@ -84,6 +84,7 @@ class Guests:
         self.arrived: Callable[[int], None] = lambda pool: None  # told of pools with a new task
         self.rows: dict[tuple[int, int], deque[tuple[Guest, RunTask]]] = {}
         self.notes = notes
+        notes.ask_at_start(lambda: [(oid, guest.task) for oid, guest in self.by_oid.items()])
         self.unposted: list[int] = []  # the ring of hints was full
         # Told before the sender is: what that worker has printed goes before the task's end.
         self.ends: Callable[[int], None] = lambda slot: None

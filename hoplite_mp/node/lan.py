@@ -161,8 +161,14 @@ class Lan:
         self.recovering.homes.has_moved = self.actor_moves.moved
         self.recovering.homes.has_heard = self.actor_moves.look
         self.recovering.homes.holdings.spare = self.spares.number_of
+        node.counters.add(self._counts)
         if not lan.manager:
             self._open()
+
+    def _counts(self) -> dict[str, int]:
+        sent, received = self.links.moved()
+        retried = self.delegation.retried + self.recovering.remaking.begun
+        return {"bytes_sent": sent, "bytes_received": received, "tasks_retried": retried}
 
     def _post(self, oid: int) -> None:
         node = self.node

@@ -21,6 +21,7 @@ from hoplite_mp import _shm, _tasks, ids
 from hoplite_mp.client.channel import PACKET_BYTES_MAX
 from hoplite_mp.client.inheriting import DESCRIPTORS_MAX
 from hoplite_mp.config import Config
+from hoplite_mp.node.actor_looks import track_name
 from hoplite_mp.node.actors import Actors
 from hoplite_mp.node.context import HostContext
 from hoplite_mp.node.counters import Counters
@@ -35,9 +36,11 @@ from hoplite_mp.node.pages import Pages
 from hoplite_mp.node.places import Places
 from hoplite_mp.node.point_to_point import PointToPoint
 from hoplite_mp.node.questions import Questions
+from hoplite_mp.node.recording import Recording
 from hoplite_mp.node.requests import Requests
 from hoplite_mp.node.resources import Resources
 from hoplite_mp.node.results import Results
+from hoplite_mp.node.roster import Roster
 from hoplite_mp.node.rounds import Rounds
 from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.node.store import Store
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.lan import Lan
+    from hoplite_mp.node.pools import WorkerInfo
     from hoplite_mp.protocol.peers import PeerMessage
 
 __all__ = ["Node", "main"]
@@ -114,6 +118,7 @@ class Node:
             self.places,
             self.imports,
             self.exports,
+            Roster(),
             self.send_manager,
             self.send_peer,
             self.clients,
@@ -140,7 +145,7 @@ class Node:
             lambda: self.number,
             self.task_of,
         )
-        self.groups.messages = self.messages = PointToPoint(self)
+        self.groups.messages = self.messages = PointToPoint(self.host)
         self.output = Output(
             socket.socket(fileno=start.output_fd),
             self.config,
@@ -153,8 +158,10 @@ class Node:
         self.workers = Workers(self)
         self.resources = Resources(self)
         self.questions = Questions(self.host)
-        self.counters = Counters(self)
-        self.tracing = Tracing(self)
+        self.counters = Counters(self.host, self.questions, self.sweeper, self.workers)
+        self.counters.add(self.resources.counts)
+        recording = Recording(self.host, self._track_name)
+        self.tracing = Tracing(self.host, self.questions, recording)
         self.waits = Waits(self)
         self.notes.public = self.operations.public
         self.rounds = Rounds(self)
@@ -237,6 +244,12 @@ class Node:
         one = self.imports.by_oid.get(oid)  # it comes from another host
         task = task or (one.object if one else ids.pack_id(self.client.home, oid))
         return task, self.client.inspect(oid)["tries"]
+
+    def _track_name(self, slot: int, ended: WorkerInfo | None) -> str:
+        """Of a trace, for the process in that slot, which may have ended; "": it is no actor's."""
+        worker = ended or self.workers.all.get(slot)
+        actor = None if worker is None else self.actors.by_pool.get(worker.pool)
+        return "" if actor is None else track_name(actor)
 
     def driver_name(self, slot: int) -> int:
         """Where lines for the driver in that slot are sent; 0: it is the one of this host."""

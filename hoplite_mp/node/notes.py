@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from hoplite_mp.node.ports import Loop
 
@@ -33,12 +33,20 @@ class Notes:
         self.kept: deque[Note] = deque(maxlen=most)
         # Tasks of other hosts: their ids here -> those under which all know them.
         self.guests: dict[int, bytes] = {}
+        self._guests_now: list[Callable[[], Iterable[tuple[int, bytes]]]] = []
 
     def start(self) -> None:
         """Everything before is forgotten."""
         self.on, self.dropped = True, 0
         self.kept.clear()
         self.guests.clear()
+        for guests_now in self._guests_now:
+            for oid, task in guests_now():
+                self.guest(oid, task)
+
+    def ask_at_start(self, guests_now: Callable[[], Iterable[tuple[int, bytes]]]) -> None:
+        """Tasks of other hosts that are here when it starts come from there, too."""
+        self._guests_now.append(guests_now)
 
     def stop(self) -> None:
         """Nobody wants to know any more; what was written stays until the next start."""

@@ -141,6 +141,7 @@ class Peers:
     ) -> None:
         """take: a message of the host with that id. lose: that node cannot be reached any more."""
         self.loop = host.loop
+        self.roster = host.roster
         self.lan = lan
         self.take = take
         self.lose_member = lose
@@ -161,6 +162,7 @@ class Peers:
             return
         peer = Peer(member)
         self.by_home[member.home] = self.by_number[member.node] = peer
+        self.roster.add(member)
 
     def went(self, number: int) -> Peer | None:
         """A node is gone, says the manager."""
@@ -168,6 +170,7 @@ class Peers:
         if peer is None:
             return None
         del self.by_home[peer.member.home]
+        self.roster.remove(number)
         for wire in (peer.wire, *peer.extra):
             if wire is not None:
                 wire.close("the node is gone")
@@ -176,8 +179,7 @@ class Peers:
 
     def number_of(self, home: int) -> int | None:
         """Of the node of that host; None if there is none."""
-        peer = self.by_home.get(home)
-        return None if peer is None else peer.member.node
+        return self.roster.number_of(home)
 
     def home_of(self, audience: int) -> int | None:
         """The home of the host whose driver that is; None: it is gone."""

@@ -33,8 +33,8 @@ from hoplite_mp.protocol.point_to_point import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hoplite_mp.node.context import HostContext
     from hoplite_mp.node.groups import Known
-    from hoplite_mp.node.main import Node
     from hoplite_mp.protocol.local import GroupInbox, GroupReceived, GroupSend, Request
     from hoplite_mp.protocol.messages import GroupMembers
     from hoplite_mp.protocol.point_to_point import PointToPoint as Message
@@ -60,9 +60,16 @@ class Between:
 class PointToPoint:
     """All Groups with a member on this host."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.client = node.client
+    def __init__(self, host: HostContext) -> None:
+        self.client = host.client
+        self.clients = host.clients
+        self.results = host.results
+        self.imports = host.imports
+        self.places = host.places
+        self.roster = host.roster
+        self.reply = host.reply
+        self.replier = host.replier
+        self.send_peer = host.send_peer
         self.groups: dict[int, Between] = {}  # by generation
         self.early: dict[int, list[tuple[int, Message]]] = {}  # by generation: (node, message)
 
@@ -74,7 +81,7 @@ class PointToPoint:
         if group is None:
             group = self.groups[members.generation] = Between(members, known)
         before, group.members = group.members, members
-        me = self.node.number
+        me = self.client.number
         for rank in [rank for rank in group.boxes if members.nodes[rank] != me]:
             group.boxes.pop(rank).close()
         for number in [n for n, one in group.sent.items() if members.nodes[one[1]] != one[0]]:
@@ -98,7 +105,7 @@ class PointToPoint:
 
     def _over(self, group: Between, rank: int, node: int, version: int) -> None:
         """The member of that rank, at that node, is gone."""
-        members, me = group.members, self.node.number
+        members, me = group.members, self.client.number
         for box in group.boxes.values():
             box.expect_end(rank, node, version)
         if node == me:
@@ -141,8 +148,8 @@ class PointToPoint:
         """A member sends; the reply comes when the message is held for the receiver."""
         ask: GroupSend = request.ask  # type: ignore[assignment]
         group = self._group_of(slot, ask.generation, ask.rank)
-        reply = self.node.replier(slot)
-        line = self.node.clients.get(slot)
+        reply = self.replier(slot)
+        line = self.clients.get(slot)
         why = self._why_not(group, ask.to)
         if why:
             reply(Reply(request.number, why))
@@ -150,7 +157,7 @@ class PointToPoint:
         hold = self.client.hold(ask.oid)
 
         def held(holds: list[Any]) -> None:
-            if self.node.clients.get(slot) is not line or self.groups.get(ask.generation) is None:
+            if self.clients.get(slot) is not line or self.groups.get(ask.generation) is None:
                 return  # it has died: what `send` has not returned for counts as not sent
             lost = self._why_not(group, ask.to)
             if not lost:
@@ -158,7 +165,7 @@ class PointToPoint:
             reply(Reply(request.number, lost))
 
         if ask.refs:
-            self.node.imports.ask(list(ask.refs), held)
+            self.imports.ask(list(ask.refs), held)
         else:
             held([])
 
@@ -176,7 +183,7 @@ class PointToPoint:
     def _accept(self, group: Between, ask: GroupSend, holds: list[Any]) -> None:
         target = group.members.nodes[ask.to]
         assert target is not None
-        if target == self.node.number:
+        if target == self.client.number:
             box = group.boxes.get(ask.to)
             if box is not None:
                 letter = Letter(ask.rank, ask.tag, ask.oid, holds, ready=True)
@@ -209,7 +216,7 @@ class PointToPoint:
         group = self._group_of(slot, ask.generation, ask.rank)
         box = group.boxes.get(ask.rank)
         found = ([], [0] * group.members.size, 0, False) if box is None else box.named(ask.seen)
-        self.node.reply(slot, Reply(request.number, found))
+        self.reply(slot, Reply(request.number, found))
 
     def received(self, slot: int, request: Request) -> None:
         """A member has the value of a message."""
@@ -223,13 +230,11 @@ class PointToPoint:
     # -- other nodes ---------------------------------------------------------------------------
 
     def _send(self, node: int, message: Message) -> bool:
-        lan = self.node.lan
-        peer = None if lan is None else lan.peers.by_number.get(node)
-        return peer is not None and self.node.send_peer(peer.member.home, message)
+        member = self.roster.by_number.get(node)
+        return member is not None and self.send_peer(member.home, message)
 
     def _is_there(self, node: int) -> bool:
-        lan = self.node.lan
-        return lan is not None and node in lan.peers.by_number
+        return node in self.roster.by_number
 
     def receive(self, node: int, message: Message) -> None:
         """A message of another node."""
@@ -277,7 +282,7 @@ class PointToPoint:
                 self._bring(box, node, letter)
 
         if wanted:
-            self.node.imports.ask(wanted, held)
+            self.imports.ask(wanted, held)
         else:
             held([])
 
@@ -285,23 +290,23 @@ class PointToPoint:
         """A hold on a small message as an object of this host; None: there is no room for it."""
         block = None
         if len(payload) > _shm.INLINE_BYTES_MAX:
-            block = self.node.results.lease(len(payload))
+            block = self.results.lease(len(payload))
             if block is None:
                 return None
         oid = self.client.new(KIND_GROUP, STATE["CLAIMED"], NODE_SLOT, 0)
         hold = self.client.hold(oid, False)
         if block is None:
             encoded = serial.Encoded(payload, [], [], len(payload), [])
-            self.node.results.store_value(oid, encoded, False)
+            self.results.store_value(oid, encoded, False)
         else:
             self.client.write(block, payload, [], [])
-            self.node.results.store_block(oid, block, len(payload))
+            self.results.store_block(oid, block, len(payload))
         return hold
 
     def _bring(self, box: Box, node: int, letter: Letter) -> None:
         """Fetches a large one while nobody waits for it yet. Without room for it now it is fetched
         when it is read: until then it stays where it was sent."""
-        places, oid = self.node.places, letter.oid
+        places, oid = self.places, letter.oid
 
         def here() -> None:
             if self.client.state(oid) == STATE["FAILED"]:

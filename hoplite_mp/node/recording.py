@@ -17,11 +17,12 @@ import msgspec
 
 from hoplite_mp import _tasks
 from hoplite_mp.client.memory import STATE
-from hoplite_mp.node.actor_looks import track_name
 from hoplite_mp.protocol.looking import EVENT, OUTCOMES_OF_EVENTS, TraceDocument
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.main import Node
+    from collections.abc import Callable
+
+    from hoplite_mp.node.context import HostContext
     from hoplite_mp.node.pools import WorkerInfo
 
 __all__ = ["Recording"]
@@ -42,12 +43,20 @@ assert EVENT.size == _tasks.EVENT_BYTES
 class Recording:
     """One trace at a time, as far as this node is concerned."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.notes = node.notes
+    def __init__(
+        self, host: HostContext, track_name: Callable[[int, WorkerInfo | None], str]
+    ) -> None:
+        """track_name: of the process in that slot, where it has a track of its own; "": none. If
+        the process has ended, what is known of the worker that it was."""
+        self.loop = host.loop
+        self.notes = host.notes
+        self.client = host.client
+        self.tasks = host.tasks
+        self.clients = host.clients
+        self.track_name = track_name
         self.on = False
         self.document = b""  # of the latest one
-        self._trace = _tasks.Trace(node.tasks)
+        self._trace = _tasks.Trace(host.tasks)
         self._begin_ns = 0
         self._dropped = 0
         self._events: deque[tuple[int, int, bytes]] = deque()
@@ -56,11 +65,8 @@ class Recording:
 
     def start(self) -> None:
         """Processes and rooms write down what they do, from now on."""
-        self._begin_ns = self.node.loop.now_ns()
+        self._begin_ns = self.loop.now_ns()
         self.notes.start()
-        lan = self.node.lan
-        for oid, guest in lan.guests.by_oid.items() if lan is not None else ():
-            self.notes.guest(oid, guest.task)
         self._forget()
         self._trace.start()
         self.on = True
@@ -72,7 +78,7 @@ class Recording:
     def look(self) -> None:
         """Takes what has come, where it is much."""
         if self.on:
-            for slot in self.node.clients:
+            for slot in self.clients:
                 if self._trace.waits(slot):
                     self._take(slot)
 
@@ -85,8 +91,8 @@ class Recording:
     def _add(self, slot: int, data: bytes, ended: WorkerInfo | None = None) -> None:
         if not data:
             return
-        pid = self.node.tasks.pid(slot)
-        if pid not in self._actors and (name := track_name(self.node, slot, ended)):
+        pid = self.tasks.pid(slot)
+        if pid not in self._actors and (name := self.track_name(slot, ended)):
             self._actors[pid] = name
         self._events.append((slot, pid, data))
         self._count += len(data) // EVENT.size
@@ -110,7 +116,7 @@ class Recording:
         """What stood on a process's stack, without what it has said since; `running`: the outcome
         of what has not ended."""
         said = {event[:2] for event in EVENT.iter_unpack(later)}
-        now = self.node.loop.now_ns()
+        now = self.loop.now_ns()
         found = b""
         for oid, begin_ns, _, kind, _, depth, rank, name in EVENT.iter_unpack(opened):
             if (oid, begin_ns) not in said:
@@ -120,7 +126,7 @@ class Recording:
 
     def _outcome(self, slot: int, oid: int) -> int:
         """Of a task that its process has not left: its result may be there already."""
-        header = self.node.client.inspect(oid)
+        header = self.client.inspect(oid)
         if header["id"] != oid:
             return DONE
         state = STATE[header["state"]]
@@ -131,9 +137,8 @@ class Recording:
     def stop(self) -> int:
         """The end; returns the bytes of the document."""
         if self.on:
-            node = self.node
             # First the stacks: what leaves one from here on is in the ring, and seen twice.
-            opened = {slot: self._trace.open(slot) for slot in node.clients}
+            opened = {slot: self._trace.open(slot) for slot in self.clients}
             self._trace.stop()
             self.on = False
             self.notes.stop()
@@ -141,9 +146,9 @@ class Recording:
                 self._add(slot, self._ended(slot, events, self._take(slot), RUNNING))
             document = TraceDocument(
                 host=socket.gethostname(),
-                home=node.client.home,
+                home=self.client.home,
                 begin_ns=self._begin_ns,
-                end_ns=self.node.loop.now_ns(),
+                end_ns=self.loop.now_ns(),
                 events=list(self._events),
                 guests=self.notes.guests,
                 notes=list(self.notes.kept),

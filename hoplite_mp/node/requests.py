@@ -164,7 +164,7 @@ class Requests:
             ActorMayEnd: node.actors.may_end,
             ActorStateAsked: node.actors.state_asked,
             KeepActorState: node.actors.keep_state,
-            TryAgain: Retries(node).ask,
+            TryAgain: Retries(node.host, node.sweeper, node.workers).ask,
             OpenRound: node.rounds.open,
             BeginRound: node.rounds.begin,
             EndRound: node.rounds.end,

@@ -13,7 +13,9 @@ from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.local import Reply
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.sweeper import Sweeper
+    from hoplite_mp.node.workers import Workers
     from hoplite_mp.protocol.local import Request
 
 __all__ = ["Retries"]
@@ -22,28 +24,31 @@ __all__ = ["Retries"]
 class Retries:
     """Of this host's workers."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, host: HostContext, sweeper: Sweeper, workers: Workers) -> None:
+        self.client = host.client
+        self.reply = host.reply
+        self.sweeper = sweeper
+        self.workers = workers
 
     def ask(self, slot: int, request: Request) -> None:
         """One more try, if any is left."""
         ask: Any = request.ask
-        node, oid = self.node, ask.task
-        header = node.client.inspect(oid)
+        oid = ask.task
+        header = self.client.inspect(oid)
         claimed = (header["id"], header["state"], header["claimant"]) == (oid, "CLAIMED", slot)
         granted = False
         if claimed and ask.failures:
             granted = ask.failures <= header["retries_left"]
         elif claimed and header["retries_left"]:
             # A task whose submitter is gone is in a table of the node's: nobody waits for it.
-            wanted = header["owner"] != NODE_SLOT or node.sweeper.is_guest(oid)
-            granted = wanted and node.client.requeue(oid, slot)
+            wanted = header["owner"] != NODE_SLOT or self.sweeper.is_guest(oid)
+            granted = wanted and self.client.requeue(oid, slot)
         if granted:
-            node.sweeper.retried += 1
+            self.sweeper.retried += 1
         if granted and not ask.failures:
-            pool = node.workers.pools.get(header["pool"])
+            pool = self.workers.pools.get(header["pool"])
             if pool is None or pool.broken:
-                node.workers.fail(oid, "its pool is closed" if pool is None else pool.broken)
+                self.workers.fail(oid, "its pool is closed" if pool is None else pool.broken)
             elif not pool.actor:
-                node.workers.post_queued(pool.number, [oid])
-        node.reply(slot, Reply(request.number, granted))
+                self.workers.post_queued(pool.number, [oid])
+        self.reply(slot, Reply(request.number, granted))

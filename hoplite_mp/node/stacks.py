@@ -18,7 +18,8 @@ from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.workers import Workers
 
 __all__ = ["Stacks"]
 
@@ -32,13 +33,15 @@ STACK_CHARS_MAX = 8000  # of one worker; deep recursion fills more
 class Stacks:
     """Asks all workers of one node."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, host: HostContext, workers: Workers) -> None:
+        self.loop = host.loop
+        self.tasks = host.tasks
+        self.workers = workers
 
     def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
         """`done` gets what they have said, in words, one for each worker."""
-        workers = [(slot, worker.pid) for slot, worker in self.node.workers.all.items()]
-        idle = {slot for slot, pid in workers if pid and not self.node.tasks.running(slot)}
+        workers = [(slot, worker.pid) for slot, worker in self.workers.all.items()]
+        idle = {slot for slot, pid in workers if pid and not self.tasks.running(slot)}
         files: dict[int, str] = {}
         for slot, pid in workers:
             path = _file_of(pid) if pid else ""
@@ -56,7 +59,7 @@ class Stacks:
             now = {slot: _size(path) for slot, path in files.items()}
             if left and not (all(now.values()) and now == sizes):
                 sizes = now
-                self.node.loop.call_later(LOOK_S, look)
+                self.loop.call_later(LOOK_S, look)
                 return
             done(
                 [

@@ -15,15 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.node.recording import Recording
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.looking import PIECE_BYTES_MAX, ClockAsked, LookTold, TraceAsked, TraceRead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hoplite_mp.node.main import Node
-    from hoplite_mp.node.questions import Answer
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.questions import Answer, Questions
+    from hoplite_mp.node.recording import Recording
     from hoplite_mp.protocol.local import Request
 
 __all__ = ["Clock", "Tracing", "best_clock"]
@@ -64,9 +64,14 @@ class _Owned:
 class Tracing:
     """The trace that this node takes part in, if there is one."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.recording = Recording(node)
+    def __init__(self, host: HostContext, questions: Questions, recording: Recording) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.roster = host.roster
+        self.send_peer = host.send_peer
+        self.replier = host.replier
+        self.questions = questions
+        self.recording = recording
         self.owned: _Owned | None = None  # by a process of this host
         self.trace = 0  # its number, whoever owns it; 0: there is none
         self.owner = 0  # home of the host where it was begun
@@ -77,11 +82,11 @@ class Tracing:
         """A trace begins, when all nodes write."""
         trace = request.ask.trace  # type: ignore[union-attr]
         say = self._speaker(slot, request)
-        why = self._start(trace, self.node.client.home)
+        why = self._start(trace, self.client.home)
         if why:
             say(why)
             return
-        owned = self.owned = _Owned(trace, slot, set(self._homes()))
+        owned = self.owned = _Owned(trace, slot, set(self.roster.by_home))
 
         def begun(found: dict[int, Answer]) -> None:
             if self.owned is not owned:
@@ -116,7 +121,7 @@ class Tracing:
             self._look_at_clocks(found, lambda clocks: clocks_known(found, clocks))
 
         def clocks_known(found: dict[int, Answer], clocks: dict[int, Clock]) -> None:
-            rows: list[tuple[int, int, list[Clock]]] = [(self.node.number, size, [])]
+            rows: list[tuple[int, int, list[Clock]]] = [(self.client.number, size, [])]
             for home, answer in found.items():
                 known = [owned.before.get(home), clocks.get(home)]
                 at = [clock for clock in known if clock is not None]
@@ -135,12 +140,12 @@ class Tracing:
         say = self._speaker(slot, request)
         if owned is None or owned.trace != ask.trace:
             say(None)
-        elif ask.node == self.node.number:
+        elif ask.node == self.client.number:
             say(self._piece(ask.offset))
         elif ask.node not in owned.nodes:
             say(None)
         else:
-            self.node.questions.ask(
+            self.questions.ask(
                 [owned.nodes[ask.node]],
                 lambda number: TraceRead(number, ask.trace, ask.offset),
                 lambda found: say(next((a.message.data for a in found.values()), None)),
@@ -174,17 +179,17 @@ class Tracing:
             value = self.recording.stop()
         else:
             self._drop()
-        self.node.send_peer(home, LookTold(message.number, value, error=error))
+        self.send_peer(home, LookTold(message.number, value, error=error))
 
     def read(self, home: int, message: TraceRead) -> None:
         """Another host reads what is written here."""
         right = message.trace == self.trace and home == self.owner
         data = self._piece(message.offset) if right else b""
-        self.node.send_peer(home, LookTold(message.number, data=data))
+        self.send_peer(home, LookTold(message.number, data=data))
 
     def clock(self, home: int, message: ClockAsked) -> None:
         """Another host compares clocks."""
-        self.node.send_peer(home, LookTold(message.number, self.node.loop.now_ns()))
+        self.send_peer(home, LookTold(message.number, self.loop.now_ns()))
 
     # -- members -------------------------------------------------------------------------------
 
@@ -217,9 +222,8 @@ class Tracing:
     def _start(self, trace: int, owner: int) -> str:
         """Why this node cannot take part, or "" when it does."""
         if self.trace:
-            peers = {} if self.node.lan is None else self.node.lan.peers.by_home
-            peer = peers.get(self.owner)
-            number = self.node.number if peer is None else peer.member.node
+            known = self.roster.number_of(self.owner)
+            number = self.client.number if known is None else known
             return f"this cluster is being traced already, by a process at h{number}: one at a time"
         self.trace, self.owner = trace, owner
         self.recording.start()
@@ -237,17 +241,14 @@ class Tracing:
 
     def _lose(self, owned: _Owned, home: int) -> None:
         """That node does not answer; should it begin late, it ends at once."""
-        peer = None if self.node.lan is None else self.node.lan.peers.by_home.get(home)
-        if peer is not None:
-            owned.lost.add(peer.member.node)
-            self.node.send_peer(home, TraceAsked(0, owned.trace, "drop"))
+        number = self.roster.number_of(home)
+        if number is not None:
+            owned.lost.add(number)
+            self.send_peer(home, TraceAsked(0, owned.trace, "drop"))
         owned.homes.discard(home)
 
     def _piece(self, offset: int) -> bytes:
         return self.recording.document[offset : offset + PIECE_BYTES_MAX]
-
-    def _homes(self) -> list[int]:
-        return [] if self.node.lan is None else list(self.node.lan.peers.by_home)
 
     def _ask(
         self,
@@ -259,11 +260,11 @@ class Tracing:
         def make(number: int) -> TraceAsked:
             return TraceAsked(number, owned.trace, step)
 
-        self.node.questions.ask(homes, make, done, END_PATIENCE_S)
+        self.questions.ask(homes, make, done, END_PATIENCE_S)
 
     def _speaker(self, slot: int, request: Request) -> Callable[[Any], None]:
         """Answers that request, unless its process has died meanwhile."""
-        reply = self.node.replier(slot)
+        reply = self.replier(slot)
         return lambda value: reply(Reply(request.number, value))
 
     def _look_at_clocks(
@@ -281,11 +282,11 @@ class Tracing:
                 known = best.get(home)
                 best[home] = best_clock(known, answer.asked_ns, answer.came_ns, there)
             if left and found:
-                self.node.questions.ask(list(found), ClockAsked, came)
+                self.questions.ask(list(found), ClockAsked, came)
             else:
                 done(best)
 
-        self.node.questions.ask(list(homes), ClockAsked, came)
+        self.questions.ask(list(homes), ClockAsked, came)
 
 
 def _nothing() -> None:

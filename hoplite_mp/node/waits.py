@@ -49,7 +49,7 @@ class Waits:
         self.node = node
         self.client = node.client
         self.tasks = node.tasks
-        self.stacks = Stacks(node)
+        self.stacks = Stacks(node.host, node.workers)
         self.dumps: dict[int, dict[int, bytes]] = {}  # slot of who has asked -> node -> answer
 
     # -- asking --------------------------------------------------------------------------------
@@ -59,8 +59,8 @@ class Waits:
         node = self.node
         stacks: bool = request.ask.stacks  # type: ignore[union-attr]
         line = node.clients.get(slot)
-        peers = {} if node.lan is None else node.lan.peers.by_home
-        numbers = {home: peer.member.node for home, peer in peers.items()}
+        peers = node.host.roster.by_home
+        numbers = {home: member.node for home, member in peers.items()}
 
         def done(found: dict[int, Answer]) -> None:
             if node.clients.get(slot) is not line:
@@ -310,9 +310,8 @@ class Waits:
         return None if not since_ns else round((self.node.loop.now_ns() - since_ns) / 1e9, 3)
 
     def _peer(self, home: int) -> str:
-        lan = self.node.lan
-        peer = None if lan is None else lan.peers.by_home.get(home)
-        return "a host that is gone" if peer is None else f"h{peer.member.node}"
+        number = self.node.host.roster.number_of(home)
+        return "a host that is gone" if number is None else f"h{number}"
 
     def where(self, object_id: bytes) -> str:
         """Where an object is that is not ready; "" if it is."""
