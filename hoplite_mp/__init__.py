@@ -1,64 +1,90 @@
 """hoplite_mp: worker processes that share immutable objects, with fault-tolerant collectives.
 
-The names below are the public face; everything else may change.
+The names below are the public face; everything else may change. Each is imported when it is first
+used (as Scientific Python's SPEC 1 recommends), so that a program which only names the package, and
+the command line, do not wait for all of it.
 """
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from hoplite_mp import errors as _errors
 from hoplite_mp._version import __version__ as __version__
-from hoplite_mp.actor import Actor as Actor
-from hoplite_mp.client.completions import as_completed as as_completed
-from hoplite_mp.client.futures import Future as Future
-from hoplite_mp.cluster import Cluster as Cluster
-from hoplite_mp.cluster import Node as Node
-from hoplite_mp.cluster import current as current
-from hoplite_mp.config import Config as Config
-from hoplite_mp.connecting import connect as connect
-from hoplite_mp.drop_in import Executor as Executor
-from hoplite_mp.errors import AuthError as AuthError
-from hoplite_mp.errors import ClosedError as ClosedError
-from hoplite_mp.errors import ConfigError as ConfigError
-from hoplite_mp.errors import HopliteError as HopliteError
-from hoplite_mp.errors import HopliteTimeoutError as HopliteTimeoutError
-from hoplite_mp.errors import ManagerLostError as ManagerLostError
-from hoplite_mp.errors import ObjectLostError as ObjectLostError
-from hoplite_mp.errors import PeerLostError as PeerLostError
-from hoplite_mp.errors import ProtocolError as ProtocolError
-from hoplite_mp.errors import ReduceError as ReduceError
-from hoplite_mp.errors import StoreFullError as StoreFullError
-from hoplite_mp.errors import TaskError as TaskError
-from hoplite_mp.group import Group as Group
-from hoplite_mp.ref import ObjectRef as ObjectRef
-from hoplite_mp.ref import by_ref as by_ref
-from hoplite_mp.serial import register_pickle_by_value as register_pickle_by_value
 
 if _TYPE_CHECKING:
+    from hoplite_mp.actor import Actor as Actor
+    from hoplite_mp.client.completions import as_completed as as_completed
+    from hoplite_mp.client.futures import Future as Future
+    from hoplite_mp.cluster import Cluster as Cluster
+    from hoplite_mp.cluster import current as current
+    from hoplite_mp.config import Config as Config
+    from hoplite_mp.connecting import connect as connect
+    from hoplite_mp.drop_in import Executor as Executor
     from hoplite_mp.errors import ActorLostError as ActorLostError
+    from hoplite_mp.errors import AuthError as AuthError
+    from hoplite_mp.errors import ClosedError as ClosedError
+    from hoplite_mp.errors import ConfigError as ConfigError
+    from hoplite_mp.errors import HopliteError as HopliteError
+    from hoplite_mp.errors import HopliteTimeoutError as HopliteTimeoutError
+    from hoplite_mp.errors import ManagerLostError as ManagerLostError
     from hoplite_mp.errors import NodeLostError as NodeLostError
+    from hoplite_mp.errors import ObjectLostError as ObjectLostError
+    from hoplite_mp.errors import PeerLostError as PeerLostError
+    from hoplite_mp.errors import ProtocolError as ProtocolError
+    from hoplite_mp.errors import ReduceError as ReduceError
+    from hoplite_mp.errors import StoreFullError as StoreFullError
+    from hoplite_mp.errors import TaskError as TaskError
     from hoplite_mp.errors import WorkerLostError as WorkerLostError
+    from hoplite_mp.group import Group as Group
+    from hoplite_mp.nodes import Node as Node
+    from hoplite_mp.ref import ObjectRef as ObjectRef
+    from hoplite_mp.ref import by_ref as by_ref
+    from hoplite_mp.serial import register_pickle_by_value as register_pickle_by_value
     from hoplite_mp.sync.locks import Event as Event
     from hoplite_mp.sync.locks import Lock as Lock
     from hoplite_mp.sync.locks import Semaphore as Semaphore
     from hoplite_mp.sync.queues import Queue as Queue
 else:
-    # Imported at their first use, because few programs have them: name -> module.
-    _LATER = {
+    _MODULES = {
+        "Actor": "hoplite_mp.actor",
+        "ActorLostError": "hoplite_mp.errors",
+        "AuthError": "hoplite_mp.errors",
+        "ClosedError": "hoplite_mp.errors",
+        "Cluster": "hoplite_mp.cluster",
+        "Config": "hoplite_mp.config",
+        "ConfigError": "hoplite_mp.errors",
         "Event": "hoplite_mp.sync.locks",
+        "Executor": "hoplite_mp.drop_in",
+        "Future": "hoplite_mp.client.futures",
+        "Group": "hoplite_mp.group",
+        "HopliteError": "hoplite_mp.errors",
+        "HopliteTimeoutError": "hoplite_mp.errors",
         "Lock": "hoplite_mp.sync.locks",
+        "ManagerLostError": "hoplite_mp.errors",
+        "Node": "hoplite_mp.nodes",
+        "NodeLostError": "hoplite_mp.errors",
+        "ObjectLostError": "hoplite_mp.errors",
+        "ObjectRef": "hoplite_mp.ref",
+        "PeerLostError": "hoplite_mp.errors",
+        "ProtocolError": "hoplite_mp.errors",
         "Queue": "hoplite_mp.sync.queues",
+        "ReduceError": "hoplite_mp.errors",
         "Semaphore": "hoplite_mp.sync.locks",
+        "StoreFullError": "hoplite_mp.errors",
+        "TaskError": "hoplite_mp.errors",
+        "WorkerLostError": "hoplite_mp.errors",
+        "as_completed": "hoplite_mp.client.completions",
+        "by_ref": "hoplite_mp.ref",
+        "connect": "hoplite_mp.connecting",
+        "current": "hoplite_mp.cluster",
+        "register_pickle_by_value": "hoplite_mp.serial",
     }
 
     def __getattr__(name: str) -> object:
-        if name in _errors.LOST:  # made at their first use
-            return getattr(_errors, name)
-        if name in _LATER:
-            from importlib import import_module
+        module = _MODULES.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
 
-            found = getattr(import_module(_LATER[name]), name)
-            return globals().setdefault(name, found)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals().setdefault(name, getattr(import_module(module), name))
 
 
 __all__ = [
@@ -95,20 +121,6 @@ __all__ = [
     "current",
     "register_pickle_by_value",
 ]
-
-for _name in (
-    "Actor",
-    "Cluster",
-    "Executor",
-    "Future",
-    "Group",
-    "Node",
-    "ObjectRef",
-    "as_completed",
-):
-    globals()[_name].__module__ = "hoplite_mp"
-for _name in ("Actor", "by_ref", "connect", "current", "register_pickle_by_value", "Config"):
-    globals()[_name].__module__ = "hoplite_mp"
 
 
 def __dir__() -> list[str]:

@@ -66,6 +66,8 @@ class Actor:
     10
     """
 
+    __module__ = "hoplite_mp"  # as users import it
+
     __slots__ = ("__weakref__", "_about", "_cluster", "_identity", "_methods")
 
     _identity: ObjectRef[Any]

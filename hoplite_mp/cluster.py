@@ -120,6 +120,8 @@ class Cluster(
     1024
     """
 
+    __module__ = "hoplite_mp"  # as users import it
+
     _attaches = True  # to a node of this host, if address= has one here
     _joins = True  # with a node of its own, where address= has none on this host
     _stays = False  # this process is there for its node, so other drivers may rely on that
@@ -391,3 +393,6 @@ def current() -> Cluster:
     1
     """
     return Cluster._of(current_runtime())
+
+
+current.__module__ = "hoplite_mp"  # as users import it

@@ -96,6 +96,8 @@ class Config(metaclass=_Explained):
     0
     """
 
+    __module__ = "hoplite_mp"  # as users import it
+
     # -- memory --------------------------------------------------------------------------------
 
     small_object_bytes_max: int = 64 * KIB

@@ -109,6 +109,9 @@ def connect(*args: Any, **kwargs: Any) -> Connecting:
     return Connecting(functools.partial(Cluster, *args, **kwargs))
 
 
+connect.__module__ = "hoplite_mp"  # as users import it
+
+
 async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | None = None) -> T:
     """`call()` in a thread of its own. forsaken(result): if nobody waits any more when it is there,
     in that thread. The interpreter does not end before the thread has."""

@@ -56,6 +56,8 @@ class Executor(TaskExecutor):
     6
     """
 
+    __module__ = "hoplite_mp"  # as users import it
+
     _pickles_later = True
 
     def __init__(

@@ -69,6 +69,8 @@ class Group(PeerCalls):
     ['x']
     """
 
+    __module__ = "hoplite_mp"  # as users import it
+
     rank: int
     """This member's place, from 0; it never changes."""
     size: int

@@ -84,6 +84,8 @@ class Node:
     ('h0', 2)
     """
 
+    __module__ = "hoplite_mp"  # as users import it
+
     id: str
     address: str
     host: str

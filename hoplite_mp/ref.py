@@ -63,6 +63,8 @@ class ObjectRef(Generic[T]):
     3
     """
 
+    __module__ = "hoplite_mp"  # as users import it
+
     __slots__ = ("__weakref__", "_hold", "_id")
 
     _id: bytes
@@ -204,3 +206,6 @@ def by_ref(x: T) -> ByRef[T]:
     ('int', 'ObjectRef')
     """
     return ByRef(x)
+
+
+by_ref.__module__ = "hoplite_mp"  # as users import it

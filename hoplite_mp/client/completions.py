@@ -336,3 +336,6 @@ def as_completed(futs: F | Iterable[F], timeout: float | None = None) -> Complet
     [0, 1, 4, 9]
     """
     return Completions(futs, timeout)
+
+
+as_completed.__module__ = "hoplite_mp"  # as users import it

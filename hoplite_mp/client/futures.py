@@ -54,6 +54,8 @@ class Future(concurrent.futures.Future[T]):
     (32, True)
     """
 
+    __module__ = "hoplite_mp"  # as users import it
+
     # The base class's __init__ is not called: see `_condition`.
     def __init__(self, submitter: Submitter, oid: int, hold: object, writable: bool) -> None:
         self._submitter = submitter

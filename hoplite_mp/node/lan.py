@@ -154,7 +154,18 @@ class Lan:
         self.locations: Locations = Locations(node.host, self.peers, self.kept)
         self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager, node.loop)
         node.exports.elsewhere = self.locations.kept_at
-        self.recovering = Recovering(node, self)
+        self.recovering = Recovering(
+            node.host,
+            self.kept,
+            self.guests,
+            self.missing,
+            node.workers.queue_for,
+            self.locations.kept_at,
+        )
+        node.operations.lost = node.places.needs_making
+        node.operations.not_there = node.places.lose_holder
+        self.delegation.ends_elsewhere = self.recovering.keep
+        self.delegation.target_of = self.recovering.target_of
         self.recovering.lineage.demand_of = node.resources.demand_of
         self.recovering.remaking.take_resources = node.resources.wait
         node.groups.awaited.again = self.recovering.remaking.runs.__contains__

@@ -20,9 +20,13 @@ from hoplite_mp.protocol.messages import HomesNamed, HomeTold
 from hoplite_mp.protocol.peers import CopiesAsked
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.guests import Guests
     from hoplite_mp.node.imports import Import
-    from hoplite_mp.node.lan import Lan
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.kept import KeptCopies
+    from hoplite_mp.node.missing import Missing
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.protocol.peers import CopiesTold, Release
 
@@ -32,86 +36,97 @@ __all__ = ["Recovering"]
 class Recovering:
     """Lost values, as far as this node can do something about them."""
 
-    def __init__(self, node: Node, lan: Lan) -> None:
-        self.node = node
-        self.lan = lan
-        self.lineage = Lineage(node.results, node.places, node.config.lineage_bytes_max, node.loop)
+    def __init__(
+        self,
+        host: HostContext,
+        kept: KeptCopies,
+        guests: Guests,
+        missing: Missing,
+        queue: Callable[[int, bool], int | str],
+        copies_of: Callable[[int], tuple[int, ...]],
+    ) -> None:
+        """queue, copies_of: as of Remaking."""
+        self.client = host.client
+        self.tasks = host.tasks
+        self.places = host.places
+        self.imports = host.imports
+        self.roster = host.roster
+        self.guests = guests
+        self.lineage = Lineage(host.results, host.places, host.config.lineage_bytes_max, host.loop)
         self.homes = Homes(
-            node.imports,
-            node.exports,
-            node.places,
-            lan.kept,
-            lambda: node.number,
-            node.send_manager,
-            lan.peers.send,
+            host.imports,
+            host.exports,
+            host.places,
+            kept,
+            lambda: host.client.number,
+            host.send_manager,
+            host.send_peer,
             self._home_at,
             self._number_of,
         )
         self.inquiries = Inquiries(
-            node.imports,
-            node.places,
-            lan.kept,
-            lan.peers.send,
-            lambda: list(lan.peers.by_home),
-            lambda: bool(lan.missing.members),
+            host.imports,
+            host.places,
+            kept,
+            host.send_peer,
+            lambda: host.roster.homes,
+            lambda: bool(missing.members),
         )
         self.remaking = remaking = Remaking(
-            node.results,
-            node.imports,
-            node.places,
+            host.results,
+            host.imports,
+            host.places,
             self.lineage,
             self.inquiries,
-            lan.peers.send,
-            node.loop,
-            node.workers.queue_for,
+            host.send_peer,
+            host.loop,
+            queue,
         )
-        node.places.near = node.imports.near
-        node.places.maker = remaking
-        node.store.unwanted = self.lineage.make_room
-        node.exports.own = self.homes.own
-        node.operations.lost = node.places.needs_making
-        node.operations.not_there = node.places.lose_holder
-        node.imports.homeless = self.homes.homeless
-        node.imports.nobody_named = remaking.ask_again
-        remaking.copies_of = lan.locations.kept_at
-        remaking.is_there = lan.peers.by_home.__contains__
+        host.places.near = host.imports.near
+        host.places.maker = remaking
+        host.store.unwanted = self.lineage.make_room
+        host.exports.own = self.homes.own
+        host.imports.homeless = self.homes.homeless
+        host.imports.nobody_named = remaking.ask_again
+        remaking.copies_of = copies_of
+        remaking.is_there = host.roster.by_home.__contains__
         remaking.open = self.homes.is_open
-        lan.kept.unwanted = self.lineage.holds
-        lan.delegation.ends_elsewhere = self._keep
-        lan.delegation.target_of = self.target_of
+        kept.unwanted = self.lineage.holds
 
     def _home_at(self, number: int) -> int | None:
-        member = self.lan.members.get(number)
+        if number == self.client.number:
+            return self.client.home
+        member = self.roster.by_number.get(number)
         return None if member is None else member.home
 
     def _number_of(self, home: int) -> int | None:
-        if home == self.node.client.home:
-            return self.node.number
-        return self.lan.peers.number_of(home)
+        if home == self.client.home:
+            return self.client.number
+        return self.roster.number_of(home)
 
     # -- what results were made from -----------------------------------------------------------
 
-    def _keep(self, oid: int) -> None:
+    def keep(self, oid: int) -> None:
         """Not of tasks that are others' to make again, or that are just being made again."""
-        if oid not in self.lan.guests and oid not in self.remaking.by_run:
+        if oid not in self.guests and oid not in self.remaking.by_run:
             self.lineage.keep(oid)
 
     def leases(self, slot: int) -> None:
         """That process is about to get a block, for the big result of a task perhaps."""
-        running = self.node.tasks.running(slot)
-        if running and len(self.lan.members) > 1:
-            self._keep(running)
+        running = self.tasks.running(slot)
+        if running and self.roster.by_home:
+            self.keep(running)
 
     def target_of(self, oid: int) -> bytes:
         """The lost result that this task of the node's own tables makes again; b"": none."""
-        guest, run = self.lan.guests.by_oid.get(oid), self.remaking.by_run.get(oid)
+        guest, run = self.guests.by_oid.get(oid), self.remaking.by_run.get(oid)
         if guest is not None:
             return guest.target
-        return b"" if run is None else ids.pack_id(self.node.client.home, run.target)
+        return b"" if run is None else ids.pack_id(self.client.home, run.target)
 
     def is_run_here(self, oid: int) -> bool:
         """Is this task of the node's own tables one that somebody waits for?"""
-        return oid in self.lan.guests or oid in self.remaking.by_run
+        return oid in self.guests or oid in self.remaking.by_run
 
     def look(self) -> None:
         """Once a turn."""
@@ -147,7 +162,7 @@ class Recovering:
         self.homes.released(peer, message)
         number = self._number_of(peer)
         if number is not None:
-            self.node.places.lose_copy(self.node.imports.own(message.object), number)
+            self.places.lose_copy(self.imports.own(message.object), number)
 
     def freed(self, one: Import) -> None:
         """A header of an object of another host has gone."""

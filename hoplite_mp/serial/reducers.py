@@ -316,3 +316,6 @@ def register_pickle_by_value(module: types.ModuleType) -> None:
     _handlers.clear()
     if "cloudpickle" in sys.modules:
         sys.modules["cloudpickle"].register_pickle_by_value(module)
+
+
+register_pickle_by_value.__module__ = "hoplite_mp"  # as users import it

@@ -1,9 +1,8 @@
 """The first file that the supervisor's process runs, as a script.
 
-Why it exists: importing the package the usual way would import its whole face before anything else
-happens. Here the package is put in place unexecuted, so that node and manager can be forked after a
-few modules and import what they need on another core, while this process imports numpy for the
-workers. In a worker the face is executed when user code first asks for one of its names.
+Why it exists: the process is to import the package that has started it, and so few modules of it
+that node and manager can be forked at once: they import what they need on another core, while this
+process imports numpy for the workers.
 It must never know: what the supervisor does.
 """
 
@@ -14,53 +13,20 @@ import importlib.util
 import json
 import os
 import sys
-import threading
-import types
-from typing import Any
 
 PACKAGE = "hoplite_mp"
 
 
-class Unexecuted(types.ModuleType):
-    """The package before its __init__ has run: submodules import as ever, public names run it."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in self.__dict__["_submodules"]:
-            raise AttributeError(f"module {PACKAGE!r} has no attribute {name!r}")
-        if self.__dict__["_executing"] != threading.get_ident():
-            self._execute()
-        return types.ModuleType.__getattribute__(self, name)
-
-    def _execute(self) -> None:
-        """Once, while other threads wait. What breaks it off, a task that is interrupted say,
-        leaves the package as it was, so the next one who asks executes it."""
-        with self.__dict__["_lock"]:
-            if type(self) is not Unexecuted:
-                return  # another thread has, meanwhile
-            spec = self.__spec__
-            assert spec is not None
-            assert spec.loader is not None
-            self.__dict__["_executing"] = threading.get_ident()
-            try:
-                spec.loader.exec_module(self)
-                self.__class__ = types.ModuleType  # type: ignore[assignment]
-            finally:
-                self.__dict__["_executing"] = None
-
-
-def place_package(folder: str) -> None:
-    """Puts the package into sys.modules without executing it."""
+def import_package(folder: str) -> None:
+    """The package of this very file, whatever sys.path leads to. It imports next to nothing."""
     init = os.path.join(folder, "__init__.py")
     spec = importlib.util.spec_from_file_location(
         PACKAGE, init, submodule_search_locations=[folder]
     )
     assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    module.__dict__["_submodules"] = {entry.split(".")[0] for entry in os.listdir(folder)}
-    module.__dict__["_executing"] = None  # the thread that does
-    module.__dict__["_lock"] = threading.Lock()
-    module.__class__ = Unexecuted
-    sys.modules[PACKAGE] = module
+    assert spec.loader is not None
+    module = sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
 
 
 def boot(fd: int, fresh: bool) -> None:
@@ -71,7 +37,7 @@ def boot(fd: int, fresh: bool) -> None:
         size = int.from_bytes(info.read(8), "little")
         sys.path[:] = json.loads(info.read(size))
         body = info.read()
-    place_package(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    import_package(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if fresh:
         from hoplite_mp.supervisor.fresh import begin
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -109,6 +110,16 @@ class UpCluster:
         assert self.up.stdout is not None
         self.up.stdout.close()
         return [process.wait(PATIENCE_S) for process in (self.up, *self.joined)]
+
+    def kill(self) -> None:
+        """All of it that is still there is gone when this returns."""
+        for process in (self.up, *self.joined):
+            if process.poll() is None:
+                with contextlib.suppress(OSError):  # it ends just now
+                    self.lan[0].signal(process, signal.SIGKILL)
+                process.wait(PATIENCE_S)
+        assert self.up.stdout is not None
+        self.up.stdout.close()
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,28 @@ if TYPE_CHECKING:
 __all__ = ["LossNetwork", "LossSide"]
 
 
+# Of the context of a node, what the rooms here need.
+FIELDS = (
+    *("results", "places", "config", "loop", "imports", "exports", "client", "send_manager"),
+    *("store", "tasks"),
+)
+
+
+class LossRoster:
+    """As hoplite_mp.node.roster.Roster, for all sides at once."""
+
+    def __init__(self, network: LossNetwork) -> None:
+        self.by_home = network.homes
+        self.by_number = network.members
+
+    @property
+    def homes(self) -> list[int]:
+        return list(self.by_home)
+
+    def number_of(self, home: int) -> int | None:
+        return self.by_home.get(home)
+
+
 class LossSide(Side):
     """One host; `after` is called by `LossNetwork.pass_time`."""
 
@@ -44,7 +66,6 @@ class LossSide(Side):
             send_manager=lambda message: network.to_manager(message),
             workers=SimpleNamespace(queue_for=self.queue_for),
             store=self.store,
-            operations=SimpleNamespace(lost=None),
             tasks=self.node_tasks,
         )
         peers = SimpleNamespace(send=self.send, by_home=network.homes, number_of=network.homes.get)
@@ -59,7 +80,21 @@ class LossSide(Side):
         )
         self.rooms: Any = node
         self.lan: Any = lan
-        self.recovering = lan.recovering = Recovering(node, lan)  # type: ignore[arg-type]
+        host = SimpleNamespace(
+            **{name: getattr(node, name) for name in FIELDS},
+            send_peer=self.send,
+            roster=LossRoster(network),
+        )
+        self.recovering = lan.recovering = Recovering(
+            host,  # type: ignore[arg-type]
+            self.kept,
+            self.guests,
+            lan.missing,
+            self.queue_for,
+            self.kept_at,
+        )
+        self.delegation.ends_elsewhere = self.recovering.keep
+        self.delegation.target_of = self.recovering.target_of
         self.exports.elsewhere = self.kept_at
         self.sweeper.is_guest = self.recovering.is_run_here
         self._imports_freed = self.imports.freed
