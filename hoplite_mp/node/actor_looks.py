@@ -61,7 +61,7 @@ def calls_from_here(node: Node) -> Iterator[dict[str, Any]]:
     waiting = node.client.queued_counts()
     for pool, bound in list(node.lan.far_actors.bound.items()):
         if waiting.get(pool):
-            found = pool in node.lan.delegation.far
+            found = pool in node.delegation.far
             peer = node.lan.peers.number_of(bound.home) if found else None
             yield {
                 "identity": node.actors.public(bound.identity).hex(),

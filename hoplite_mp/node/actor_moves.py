@@ -124,7 +124,7 @@ class ActorMoves:
             what.restarts_left,
             False,
             what.detached,
-            self.lan.guests.audience_here(spare.home, what.audience),
+            self.node.guests.audience_here(spare.home, what.audience),
             what.places,
             what.env,
             what.demand,
@@ -133,7 +133,7 @@ class ActorMoves:
         if pool is None:
             self._release_name(spare)
             return  # who calls it hears that it is gone
-        self.lan.delegation.forget_pool(pool)
+        self.node.delegation.forget_pool(pool)
         actor = Actor(
             one.oid,
             pool,

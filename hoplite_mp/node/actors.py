@@ -325,15 +325,13 @@ class Actors:
     def may_end(self, slot: int, request: Request) -> None:
         """It has nothing to do, and accepts no new calls: are there any that wait for arguments?"""
         actor = self._of_worker(slot)
-        lan = self.node.lan
         if actor is None:
             ends = True
         elif self.node.tasks.pool_state(actor.pool) == POOL_LEAVING:
             ends = False  # calls may still be on their way from other hosts
         else:
             ends = not (
-                self.client.queued_in(actor.pool, True)
-                or (lan is not None and lan.guests.on_their_way(actor.pool))
+                self.client.queued_in(actor.pool, True) or self.node.guests.on_their_way(actor.pool)
             )
         if ends and actor is not None and actor.ended is None:
             self.end_with(actor, errors.ActorLostError(f"{actor.title} was closed"))

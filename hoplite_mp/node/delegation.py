@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _shm, _tasks, errors, ids, serial
 from hoplite_mp.errors import StoreFullError
@@ -59,6 +59,40 @@ class Runner:
         return self.workers + self.ahead - len(self.running) if self.workers else 0
 
 
+class Above(Protocol):
+    """What rooms above this one know of its tasks, or must hear."""
+
+    def post(self, oid: int) -> None:
+        """A task that is queued again is announced to all workers."""
+
+    def pool_broken(self, pool: int, why: str) -> None:
+        """Nobody runs the tasks of that pool, which all go to one host."""
+
+    def pool_deserted(self, pool: int, why: str) -> None:
+        """That pool has no more workers on other hosts."""
+
+    def sends_on(self, audience: int, home: int) -> None:
+        """A task that prints for that driver elsewhere is sent to that host."""
+
+    def ends_elsewhere(self, oid: int) -> None:
+        """A task's result is on another host alone; before anybody else hears of it."""
+
+    def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
+        """What a call raises that was sent to an actor of a lost host; None: it is no call."""
+
+    def is_far_actor(self, pool: int) -> bool:
+        """Is that the pool of an actor of another host?"""
+
+    def demand_of(self, oid: int) -> Demand:
+        """Resources that the task has been given at its runner."""
+
+    def target_of(self, oid: int) -> bytes:
+        """See RunTask."""
+
+    def was_full(self, oid: int, home: int) -> None:
+        """That task's runner has none of these resources free."""
+
+
 class Delegation:
     """All tasks of this host that are elsewhere."""
 
@@ -68,36 +102,20 @@ class Delegation:
         imports: Imports,
         places: Places,
         send: Callable[[int, PeerMessage], bool],
-        post: Callable[[int], None],
+        above: Above,
     ) -> None:
-        """post: announces a task that is queued again to all workers."""
         self.results = results
         self.client = results.client
         self.tasks = results.tasks
         self.imports = imports
         self.places = places
         self.send = send
-        self.post = post
+        self.above = above
         self.runners: dict[int, Runner] = {}  # by home
         self.far: dict[int, list[Runner]] = {}  # a pool -> its own workers on other hosts
         self.first: dict[int, deque[int]] = {}  # a pool -> queued tasks that go before all others
         self.where: dict[int, Runner] = {}
         self.pools: dict[int, int] = {}  # a pool whose tasks all go to one host -> its home
-        self.broken: Callable[[int, str], None] = lambda pool, why: None  # told of such pools
-        # Told of pools that have no more workers on other hosts.
-        self.deserted: Callable[[int, str], None] = lambda pool, why: None
-        # Told of tasks that speak to a driver elsewhere: of which home, and where they are sent.
-        self.sends_on: Callable[[int, int], None] = lambda audience, home: None
-        # Told of tasks whose result is on another host alone, before anybody else is.
-        self.ends_elsewhere: Callable[[int], None] = lambda oid: None
-        # What a call raises that was sent to an actor of a lost host; None: it is no call.
-        self.lost_call: Callable[[int, str, int], Exception | None] = lambda oid, name, number: None
-        self.is_actor: Callable[[int], bool] = lambda pool: False  # of another host
-        # Resources that the task has been given at its runner.
-        self.demand_of: Callable[[int], Demand] = lambda oid: ()
-        self.target_of: Callable[[int], bytes] = lambda oid: b""  # see RunTask
-        # Told of tasks whose runner has none free: by its home.
-        self.was_full: Callable[[int, int], None] = lambda oid, home: None
         self.ranked = _tasks.Ranked(self.tasks)
         self._offered: set[int] = set()
         self.capacity = 0  # workers of all runners
@@ -123,12 +141,14 @@ class Delegation:
         self.capacity -= runner.workers
         for pool in [pool for pool, bound in self.pools.items() if bound == home]:
             del self.pools[pool]
-            self.broken(pool, f"node h{runner.number}, to which it is bound, is gone")
+            self.above.pool_broken(pool, f"node h{runner.number}, to which it is bound, is gone")
         for pool, runners in list(self.far.items()):
             runners[:] = [one for one in runners if one.home != home]
             if not runners:
                 del self.far[pool]
-                self.deserted(pool, f"node h{runner.number}, where its workers were, is gone")
+                self.above.pool_deserted(
+                    pool, f"node h{runner.number}, where its workers were, is gone"
+                )
         for oid, one in list(self.where.items()):
             if one.home == home:
                 self._lost(oid, one.number)
@@ -136,13 +156,15 @@ class Delegation:
     def drain(self, home: int) -> None:
         """That host takes no more tasks but calls of its actors; what it runs is run to its end."""
         for pool, runners in list(self.far.items()):
-            if self.is_actor(pool):
+            if self.above.is_far_actor(pool):
                 continue
             leaving = [one for one in runners if one.home == home]
             for one in leaving:
                 one.workers = 0
             if leaving and len(leaving) == len(runners):
-                self.deserted(pool, f"node h{leaving[0].number}, where its workers were, leaves")
+                self.above.pool_deserted(
+                    pool, f"node h{leaving[0].number}, where its workers were, leaves"
+                )
 
     def bind(self, pool: int, number: int) -> bool:
         """All tasks of that pool run on that node; False: it is not there."""
@@ -250,7 +272,7 @@ class Delegation:
             return
         audience = self.tasks.audience(oid)
         if audience:
-            self.sends_on(audience, runner.home)
+            self.above.sends_on(audience, runner.home)
         message = RunTask(
             ids.pack_id(self.client.home, oid),
             self._public(function),
@@ -264,8 +286,8 @@ class Delegation:
             audience,
             header["tries"],
             *self.ranked.ranks(oid),
-            self.demand_of(oid),
-            self.target_of(oid),
+            self.above.demand_of(oid),
+            self.above.target_of(oid),
         )
         runner.running[oid] = holds
         self.where[oid] = runner
@@ -305,9 +327,9 @@ class Delegation:
             self._take_back(oid)
             if self.client.give_task_back(oid):
                 if message.outcome == "full":
-                    self.was_full(oid, peer)
+                    self.above.was_full(oid, peer)
                 else:
-                    self.post(oid)
+                    self.above.post(oid)
             else:
                 self.tasks.settle(oid)
         elif message.outcome == "cancelled":
@@ -336,7 +358,7 @@ class Delegation:
 
     def _elsewhere(self, oid: int, peer: int, message: TaskEnded) -> None:
         runner = self._take_back(oid)
-        self.ends_elsewhere(oid)
+        self.above.ends_elsewhere(oid)
         if self.client.finish_elsewhere(oid, message.nbytes, message.refs):
             self.places.add(oid, message.task, message.nbytes, (runner.number,), message.layout)
             self.places.places[oid].released = lambda: self.send(peer, Release(message.task, 0))
@@ -378,12 +400,12 @@ class Delegation:
             self.client.settle(oid, NODE_SLOT)
         elif self.client.inspect(oid)["retries_left"] and self.client.requeue(oid, NODE_SLOT):
             self.retried += 1
-            self.post(oid)
+            self.above.post(oid)
         elif self.client.take_over(oid, NODE_SLOT):
             name, tries = self.client.task_name(oid), self.client.add_try(oid)
             self.results.store_error(
                 oid,
-                self.lost_call(oid, name, number)
+                self.above.lost_call(oid, name, number)
                 or errors.NodeLostError(
                     f"node h{number} was lost while it ran {name}(); "
                     f"tried {tries} time{'s' if tries != 1 else ''}."

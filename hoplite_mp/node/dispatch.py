@@ -64,7 +64,7 @@ def take(lan: Lan, home: int, message: Any) -> None:
         case Acquire():
             node.exports.acquire(home, message)
         case Release():
-            if not lan.guests.release(home, message):
+            if not node.guests.release(home, message):
                 lan.recovering.released(home, message)
                 lan.kept.released(home, message)
         case MakeAgain():
@@ -84,13 +84,13 @@ def take(lan: Lan, home: int, message: Any) -> None:
         case Described():
             node.imports.described(message)
         case RunTask():
-            lan.guests.run(home, message)
+            node.guests.run(home, message)
         case TaskEnded():
-            lan.delegation.ended(home, message)
+            node.delegation.ended(home, message)
         case CancelTask():
-            lan.guests.cancel(message.task)
+            node.guests.cancel(message.task)
         case RecallTasks():
-            lan.guests.recall(home, message.tasks)
+            node.guests.recall(home, message.tasks)
         case CountersAsked():
             node.counters.asked(home, message)
         case CountersNow() | LookTold():
@@ -141,7 +141,7 @@ def take(lan: Lan, home: int, message: Any) -> None:
             lan.draining.begin()
         case Leaving():
             lan.have_workers(home, 0)
-            lan.delegation.drain(home)
+            node.delegation.drain(home)
             lan.far_actors.leaves(home)
             lan.draining.leaves(home)
         case Evacuated():

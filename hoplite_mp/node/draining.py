@@ -66,14 +66,14 @@ class Draining:
         if self.going:
             self.waiting.add(home)
             self.lan.peers.send(home, Leaving())
-            self.lan.guests.recall_all(home)
+            self.node.guests.recall_all(home)
 
     def evacuated(self, home: int) -> None:
         """That node needs nothing more."""
         self.waiting.discard(home)
 
     def _look(self) -> None:
-        if self.waiting or self.lan.guests.by_task or self._works():
+        if self.waiting or self.node.guests.by_task or self._works():
             self.node.loop.call_later(LOOK_S, self._look)
         else:
             self.node.send_manager(NodeLeaving(self.node.number, 0))
@@ -99,6 +99,7 @@ class Draining:
         """That node wants to go."""
         if home not in self.leaving:
             self.leaving[home] = False
+            self.node.host.roster.leaving.add(home)
             self._evacuate()
 
     def lose_peer(self, home: int) -> None:

@@ -281,5 +281,5 @@ class Drivers:
                 continue
             if header["state"] == "CLAIMED" and not set(header["refs"]) - {slot}:
                 claimant = node.tasks.claimant(oid)
-                if node.tasks.cancel(oid, True) and not self.lan.delegation.cancel(oid):
+                if node.tasks.cancel(oid, True) and not self.node.delegation.cancel(oid):
                     node.workers.interrupt(oid, claimant)

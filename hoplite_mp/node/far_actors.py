@@ -176,8 +176,8 @@ class FarActors:
                 self._end(pool, bound, "its host is leaving the cluster")
             elif one.home != ids.unpack_id(one.object)[0]:
                 self._seek(pool, bound)  # it has begun again on another host
-            elif one.home in self.lan.delegation.runners:
-                self.lan.delegation.add_far(pool, one.home, ask.pool, 1, bound.ahead)
+            elif one.home in self.node.delegation.runners:
+                self.node.delegation.add_far(pool, one.home, ask.pool, 1, bound.ahead)
             else:
                 self.lost(pool, "its host is gone")
         self.node.reply(slot, Reply(number, pool))
@@ -323,9 +323,9 @@ class FarActors:
                 continue
             if not message.pool:
                 self._end(pool, bound, NO_SPARE)
-            elif home in self.lan.delegation.runners and pool not in self.lan.delegation.far:
+            elif home in self.node.delegation.runners and pool not in self.node.delegation.far:
                 first = self.node.client.queued_in(pool)
-                delegation = self.lan.delegation
+                delegation = self.node.delegation
                 delegation.add_far(pool, home, message.pool, 1, bound.ahead, first)
 
     def give_up(self, identity: int) -> int | None:
@@ -343,7 +343,7 @@ class FarActors:
 
     def has_calls(self, home: int) -> bool:
         """Are there calls to actors of that host that have not ended?"""
-        under_way = map(self.node.tasks.pool_of, self.lan.delegation.where)
+        under_way = map(self.node.tasks.pool_of, self.node.delegation.where)
         pools = {pool for pool, bound in self.bound.items() if bound.home == home}
         return not pools.isdisjoint(under_way) or any(
             self.node.client.queued_in(pool, True) for pool in pools
@@ -378,7 +378,7 @@ class FarActors:
                 message.restarts,
                 message.get_if_exists,
                 message.detached,
-                self.lan.guests.audience_here(home, message.audience),
+                self.node.guests.audience_here(home, message.audience),
                 message.places,
                 message.env,
                 message.demand,

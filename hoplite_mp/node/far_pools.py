@@ -48,8 +48,8 @@ class FarPools:
     def __init__(self, node: Node, lan: Lan) -> None:
         self.node = node
         self.lan = lan
-        self.delegation = lan.delegation
-        self.guests = lan.guests
+        self.delegation = node.delegation
+        self.guests = node.guests
         self.openings: dict[int, Opening] = {}  # by number
         self._last = 0
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _tasks, errors, ids, serial
 from hoplite_mp.client.memory import STATE
@@ -54,6 +54,43 @@ class Guest:
     target: bytes = b""  # the lost result that it makes again
 
 
+class Above(Protocol):
+    """What rooms above this one know of its tasks, or must hear."""
+
+    def queue_of(self, pool: int) -> int:
+        """Of hints to workers of this host."""
+
+    def post_guest(self, oid: int) -> bool:
+        """A task is announced to workers of this host; False: there is no room for its hint."""
+
+    def interrupt(self, oid: int, slot: int) -> None:
+        """The worker in that slot, which runs that task."""
+
+    def is_actor(self, pool: int) -> bool:
+        """Is that the pool of an actor of this host? Then every other host may call it."""
+
+    def refuse_calls(self, pool: int) -> None:
+        """There are calls of that actor; it may have ended."""
+
+    def is_round(self, pool: int) -> bool:
+        """See node/rounds.py."""
+
+    def arrived(self, pool: int) -> None:
+        """That pool has a new task."""
+
+    def task_ends(self, slot: int) -> None:
+        """A task has ended that ran there; what its worker has printed goes before that word."""
+
+    def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
+        """Is there room for a task with resources?"""
+
+    def admitted(self, oid: int, task: bytes, demand: Demand) -> None:
+        """A task with resources has that header."""
+
+    def dropped(self, task: bytes) -> None:
+        """A task with resources has not become one."""
+
+
 class Guests:
     """All tasks of other hosts on this one."""
 
@@ -62,40 +99,23 @@ class Guests:
         results: Results,
         imports: Imports,
         send: Callable[[int, PeerMessage], bool],
-        queue: Callable[[int], int],
-        interrupt: Callable[[int, int], None],
         notes: Notes,
+        above: Above,
     ) -> None:
-        """queue: of hints to a pool. interrupt: the worker in that slot, which runs that task."""
         self.results = results
         self.client = results.client
         self.tasks = results.tasks
         self.imports = imports
         self.send = send
-        self.queue = queue
-        self.interrupt = interrupt
+        self.above = above
         self.by_task: dict[bytes, Guest] = {}
         self.by_oid: dict[int, Guest] = {}
         self.pools: dict[int, int] = {}  # of workers for one other host alone -> its home
-        # Is that the pool of an actor of this host? Then every other host may call it.
-        self.is_actor: Callable[[int], bool] = lambda pool: False
-        self.refuse_calls: Callable[[int], None] = lambda pool: None  # if the actor has ended
-        self.is_round: Callable[[int], bool] = lambda pool: False  # see node/rounds.py
-        self.arrived: Callable[[int], None] = lambda pool: None  # told of pools with a new task
         self.rows: dict[tuple[int, int], deque[tuple[Guest, RunTask]]] = {}
         self.notes = notes
         notes.ask_at_start(lambda: [(oid, guest.task) for oid, guest in self.by_oid.items()])
         self.unposted: list[int] = []  # the ring of hints was full
-        # Told before the sender is: what that worker has printed goes before the task's end.
-        self.ends: Callable[[int], None] = lambda slot: None
         self.ranked = _tasks.Ranked(self.tasks)
-        self.post: Callable[[int], bool] = lambda oid: self.tasks.post(
-            oid, queue(self.tasks.pool_of(oid))
-        )
-        # Of tasks with resources: is there room, which header has it, it has not become a task.
-        self.admit: Callable[[int, bytes, Demand, bool], bool] = lambda *_: False
-        self.admitted: Callable[[int, bytes, Demand], None] = lambda oid, task, demand: None
-        self.dropped: Callable[[bytes], None] = lambda task: None
 
     def __contains__(self, oid: int) -> bool:
         return oid in self.by_oid
@@ -106,7 +126,7 @@ class Guests:
             return
         if message.demand:
             needed = message.floor != _tasks.NO_FLOOR
-            if not self.admit(peer, message.task, message.demand, needed):
+            if not self.above.admit(peer, message.task, message.demand, needed):
                 self.send(peer, TaskEnded(message.task, "full"))
                 return
         guest = self.by_task[message.task] = Guest(
@@ -117,7 +137,7 @@ class Guests:
             named += serial.read_refs(memoryview(message.args))
         if message.args_object != NO_OBJECT:
             named.append(message.args_object)
-        if not self.is_actor(message.pool):
+        if not self.above.is_actor(message.pool):
             self.imports.ask(named, lambda holds: self._begin(guest, message, holds))
             return
         # Calls of one host begin in the order in which they came, whatever they wait for.
@@ -149,7 +169,7 @@ class Guests:
             return
         pool, closed = message.pool, guest.late
         if closed or (
-            pool != POOL and self.pools.get(pool) != guest.peer and not self.is_actor(pool)
+            pool != POOL and self.pools.get(pool) != guest.peer and not self.above.is_actor(pool)
         ):
             self._refused(guest)
             kind = errors.ActorLostError if closed else errors.WorkerLostError
@@ -163,9 +183,9 @@ class Guests:
             self._fail(guest, error)
             return
         self._prefetch(message, holds)
-        self.arrived(pool)
-        if self.is_actor(pool):
-            self.refuse_calls(pool)
+        self.above.arrived(pool)
+        if self.above.is_actor(pool):
+            self.above.refuse_calls(pool)
 
     def _post(self, guest: Guest, message: RunTask, holds: list[Any]) -> None:
         """It becomes a task of this host's."""
@@ -184,22 +204,22 @@ class Guests:
             message.timeout_ns,
             message.flags,
             message.name,
-            self.queue(message.pool),
+            self.above.queue_of(message.pool),
             not ranked,
             self.audience_here(guest.peer, message.audience),
             message.tries,
         )
         if ranked:
             self.ranked.rank(oid, message.priority, message.floor)
-            posted = self.post(oid)
+            posted = self.above.post_guest(oid)
         if message.demand:
-            self.admitted(oid, message.task, message.demand)
+            self.above.admitted(oid, message.task, message.demand)
         if not posted:
             self.unposted.append(oid)
 
     def _fail(self, guest: Guest, error: Exception) -> None:
         """It cannot begin here."""
-        self.dropped(guest.task)
+        self.above.dropped(guest.task)
         _log.error("a task of node %#x cannot begin", guest.peer, exc_info=error)
         if guest.oid and self.client.take_over(guest.oid, NODE_SLOT):
             self.results.store_error(guest.oid, error)  # of which its sender is told
@@ -211,7 +231,7 @@ class Guests:
     def _refused(self, guest: Guest) -> None:
         """It does not become a task of this host."""
         del self.by_task[guest.task]
-        self.dropped(guest.task)
+        self.above.dropped(guest.task)
 
     def on_their_way(self, pool: int) -> bool:
         """Have calls come for that actor which wait for what they name?"""
@@ -243,7 +263,7 @@ class Guests:
         """Hints for which there was no room."""
         while self.unposted:
             oid = self.unposted[-1]
-            if not self.post(oid):
+            if not self.above.post_guest(oid):
                 return
             self.unposted.pop()
 
@@ -260,7 +280,7 @@ class Guests:
             return  # it still runs; another word follows when it has stopped
         guest.ended = True
         guest.holds = guest.holds[:1]
-        self.ends(self.tasks.claimant(guest.oid))
+        self.above.task_ends(self.tasks.claimant(guest.oid))
         message = self._ending(guest)
         kept = message.refs or (message.outcome == "ready" and message.payload is None)
         if not self.send(guest.peer, message) or not kept:
@@ -310,7 +330,7 @@ class Guests:
             guest.unwanted = True
             self.send(guest.peer, TaskEnded(task, "cancelled"))
         elif self.tasks.cancel(guest.oid, True) == 2:
-            self.interrupt(guest.oid, self.tasks.claimant(guest.oid))
+            self.above.interrupt(guest.oid, self.tasks.claimant(guest.oid))
 
     def withdraw(self, pool: int) -> None:
         """What has not begun of that pool's tasks is cancelled."""
@@ -332,7 +352,7 @@ class Guests:
         nobody else can run those."""
         for guest in [one for one in self.by_task.values() if one.peer == peer]:
             pool = self.tasks.pool_of(guest.oid) if guest.oid else POOL
-            if not (self.is_actor(pool) or self.is_round(pool)):
+            if not (self.above.is_actor(pool) or self.above.is_round(pool)):
                 self._return(guest)
 
     def give_back(self, oid: int) -> None:

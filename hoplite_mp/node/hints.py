@@ -8,13 +8,14 @@ It must never know: who runs what, why a task is queued.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import _tasks
 from hoplite_mp.client.submitter import FLAG_HERE
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.guests import Guests
     from hoplite_mp.node.pools import Pool
 
 __all__ = ["Hints"]
@@ -22,17 +23,31 @@ __all__ = ["Hints"]
 POST_AGAIN_S = 0.5
 
 
+class Above(Protocol):
+    """What rooms above this one know of tasks."""
+
+    def waits_for_resources(self, oid: int) -> bool:
+        """It is announced when it is given them."""
+
+    def has_resources(self, oid: int) -> bool:
+        """It has been given some of this host."""
+
+    def may_leave(self) -> bool:
+        """Could a task go to another host?"""
+
+
 class Hints:
     """The part of `Workers` that announces tasks."""
 
-    node: Node
     pools: dict[int, Pool]
+    above: Above
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.client = node.client
-        self.tasks = node.tasks
-        self.ranked = _tasks.Ranked(node.tasks)
+    def __init__(self, host: HostContext, guests: Guests) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.tasks = host.tasks
+        self.guests = guests
+        self.ranked = _tasks.Ranked(host.tasks)
         # (pool, only for workers of this host) -> the node's own hint queue
         self.queues: dict[tuple[int, bool], int] = {}
         self.bags: dict[tuple[int, bool], int] = {}  # the same, of ranked hints
@@ -82,14 +97,15 @@ class Hints:
         """The dead one may have taken hints with it: all queued tasks, or these, are announced, but
         those that wait for resources."""
         for oid in self.queued(pool) if tasks is None else tasks:
-            if oid in self.node.resources.rows:
+            if self.above.waits_for_resources(oid):
                 continue
-            here = self.node.lan is not None and self.is_bound(oid)
-            if not self.post(oid, here or oid in self.node.resources.held):
-                self.node.loop.call_later(POST_AGAIN_S, lambda: self.post_queued(pool))
+            here = self.above.may_leave() and self.is_bound(oid)
+            if not self.post(oid, here or self.above.has_resources(oid)):
+                self.loop.call_later(POST_AGAIN_S, lambda: self.post_queued(pool))
                 return
 
     def is_bound(self, oid: int) -> bool:
         """Must workers of this host run it?"""
-        lan = self.node.lan
-        return lan is None or oid in lan.guests or bool(self.tasks.task(oid)[3] & FLAG_HERE)
+        if oid in self.guests or not self.above.may_leave():
+            return True
+        return bool(self.tasks.task(oid)[3] & FLAG_HERE)

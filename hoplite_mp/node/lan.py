@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp import errors
 from hoplite_mp.node.actor_moves import ActorMoves
 from hoplite_mp.node.actor_spares import Spares
-from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.dispatch import take
 from hoplite_mp.node.draining import Draining
 from hoplite_mp.node.drivers import Drivers
@@ -29,7 +27,6 @@ from hoplite_mp.node.forests import Forests
 from hoplite_mp.node.given import GivenBlocks
 from hoplite_mp.node.group_calls import GroupCalls
 from hoplite_mp.node.group_results import GroupResults
-from hoplite_mp.node.guests import Guests
 from hoplite_mp.node.kept import KeptCopies
 from hoplite_mp.node.links import Links
 from hoplite_mp.node.locations import Locations
@@ -97,20 +94,6 @@ class Lan:
         self.workers_now: int | None = None  # if it is not what this node has joined with
         self.mine = Introduction(node.client.home, software_versions())
         self.peers = Peers(node.host, lan, self.take, node.lan_lost, self.mine)
-        self.delegation = Delegation(
-            node.results, node.imports, node.places, self.peers.send, self._post
-        )
-        self.delegation.broken = node.workers.break_bound
-        self.delegation.deserted = self._deserted
-        self.delegation.lost_call = self._lost_call
-        self.guests = Guests(
-            node.results,
-            node.imports,
-            self.peers.send,
-            lambda pool: node.workers.queue(pool, here=True),
-            node.workers.interrupt,
-            node.notes,
-        )
         self.far_output = FarOutput(
             node.output,
             self.peers.send,
@@ -118,18 +101,6 @@ class Lan:
             self.peers.home_of,
             lambda slot: bool(node.tasks.running(slot)),
         )
-        self.guests.ends = self._printed
-        self.guests.post = functools.partial(node.workers.post, here=True)
-        self.guests.admit = node.resources.admit
-        self.guests.admitted = node.resources.admitted
-        self.guests.dropped = node.resources.dropped
-        self.delegation.demand_of = node.resources.demand_of
-        self.delegation.was_full = node.resources.again
-        self.guests.is_actor = node.actors.by_pool.__contains__
-        self.guests.refuse_calls = node.actors.refuse_calls
-        self.guests.is_round = node.rounds.__contains__
-        self.guests.arrived = node.rounds.arrived
-        self.delegation.sends_on = self.far_output.sent_on
         self.kept: KeptCopies = KeptCopies(
             node.results, node.imports, node.places, self.peers.send, node.loop
         )
@@ -148,7 +119,6 @@ class Lan:
         self.drivers = Drivers(node, self)
         self.far_pools = FarPools(node, self)
         self.far_actors = FarActors(node, self)
-        self.delegation.is_actor = self.far_actors.bound.__contains__
         self.spares = node.actors.spares = Spares(node, self)
         self.actor_moves = ActorMoves(node, self)
         self.locations: Locations = Locations(node.host, self.peers, self.kept)
@@ -157,15 +127,13 @@ class Lan:
         self.recovering = Recovering(
             node.host,
             self.kept,
-            self.guests,
+            self.node.guests,
             self.missing,
             node.workers.queue_for,
             self.locations.kept_at,
         )
         node.operations.lost = node.places.needs_making
         node.operations.not_there = node.places.lose_holder
-        self.delegation.ends_elsewhere = self.recovering.keep
-        self.delegation.target_of = self.recovering.target_of
         self.recovering.lineage.demand_of = node.resources.demand_of
         self.recovering.remaking.take_resources = node.resources.wait
         node.groups.awaited.again = self.recovering.remaking.runs.__contains__
@@ -178,33 +146,8 @@ class Lan:
 
     def _counts(self) -> dict[str, int]:
         sent, received = self.links.moved()
-        retried = self.delegation.retried + self.recovering.remaking.begun
+        retried = self.node.delegation.retried + self.recovering.remaking.begun
         return {"bytes_sent": sent, "bytes_received": received, "tasks_retried": retried}
-
-    def _post(self, oid: int) -> None:
-        node = self.node
-        if oid in node.resources.held:  # it needs resources, here or at another host
-            node.resources.again(oid)
-        elif not node.workers.post(oid, False):
-            node.loop.call_later(0.05, lambda: self._post(oid))
-
-    def _deserted(self, pool: int, why: str) -> None:
-        if not self.far_actors.lost(pool, why):
-            self.node.workers.desert(pool, why)
-
-    def _lost_call(self, oid: int, name: str, number: int) -> Exception | None:
-        """What a call raises that was sent to an actor whose host is lost; None: it is no call."""
-        if self.node.tasks.pool_of(oid) not in self.far_actors.bound:
-            return None
-        return errors.ActorLostError(
-            f"the actor has lost its state: node h{number} was lost while {name}() was under way "
-            "there, and it may have begun"
-        )
-
-    def _printed(self, slot: int) -> None:
-        """What that worker has printed goes before the word that its task has ended."""
-        for fd in self.node.workers.pipes.get(slot, ()):
-            self.node.output.catch_up(fd)
 
     def connect(self) -> Admission:
         """The connection to a manager on another host; blocks, and raises what `Caller` does."""
@@ -335,7 +278,7 @@ class Lan:
         self.members[member.node] = member
         self.peers.came(member)
         if member.home != self.node.client.home:
-            self.delegation.set_runner(member.home, member.node, member.workers)
+            self.node.delegation.set_runner(member.home, member.node, member.workers)
             self.node.resources.came(member)
             if self.workers_now is not None:
                 self.peers.send(member.home, WorkersNow(self.workers_now))
@@ -373,7 +316,8 @@ class Lan:
         if peer is not None:
             number = peer.member.node
             self.members[number] = msgspec.structs.replace(self.members[number], workers=count)
-            self.delegation.set_runner(home, number, count)
+            self.node.host.roster.add(self.members[number])
+            self.node.delegation.set_runner(home, number, count)
             self.node.resources.came(self.members[number])
 
     def _went(self, number: int) -> None:
@@ -386,8 +330,8 @@ class Lan:
         self.spares.lose_host(member)
         self.recovering.begin(member)
         self.node.resources.went(member.home)
-        self.delegation.lose_runner(member.home)
-        self.guests.lose_peer(member.home)
+        self.node.delegation.lose_runner(member.home)
+        self.node.guests.lose_peer(member.home)
         self.links.lose_node(number)
         self.kept.lose_peer(member.home)
         self.node.messages.lose_node(number)
@@ -441,12 +385,12 @@ class Lan:
 
     def look(self, done: list[int]) -> None:
         """Words in shared memory may have changed; these tasks of the node's are done."""
-        self.guests.completed(done)
-        self.guests.look()
-        self.delegation.look()
+        self.node.guests.completed(done)
+        self.node.guests.look()
+        self.node.delegation.look()
         if self.far_actors.closing:
             self.far_actors.look()
-        if self.delegation.steal() and not self._stealing:
+        if self.node.delegation.steal() and not self._stealing:
             self._stealing = True
             self.node.loop.call_later(STEAL_LOOK_S, self._look_for_idle)
         self.far_output.look()

@@ -25,8 +25,10 @@ from hoplite_mp.node.actor_looks import track_name
 from hoplite_mp.node.actors import Actors
 from hoplite_mp.node.context import HostContext
 from hoplite_mp.node.counters import Counters
+from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.exports import Exports
 from hoplite_mp.node.groups import Groups
+from hoplite_mp.node.guests import Guests
 from hoplite_mp.node.imports import Imports
 from hoplite_mp.node.management import Management
 from hoplite_mp.node.notes import Notes
@@ -43,10 +45,12 @@ from hoplite_mp.node.results import Results
 from hoplite_mp.node.roster import Roster
 from hoplite_mp.node.rounds import Rounds
 from hoplite_mp.node.shell.epoll_loop import EpollLoop
+from hoplite_mp.node.shell.processes import Processes
 from hoplite_mp.node.store import Store
 from hoplite_mp.node.sweeper import Sweeper
 from hoplite_mp.node.tracing import Tracing
 from hoplite_mp.node.waits import Waits
+from hoplite_mp.node.wiring import Upward
 from hoplite_mp.node.workers import Workers
 from hoplite_mp.protocol.local import (
     GIVEN_UP,
@@ -125,6 +129,13 @@ class Node:
             self.reply,
             self.replier,
         )
+        upward = Upward(self)
+        self.delegation = Delegation(
+            self.results, self.imports, self.places, self.send_peer, upward
+        )
+        self.guests = Guests(self.results, self.imports, self.send_peer, self.notes, upward)
+        processes = Processes(self.supervisor, self.connect, self.leave)
+        self.workers = Workers(self.host, processes, self.delegation, self.guests, upward)
         self.actors = Actors(self)
         self.sweeper.freed = self.freed
         self.sweeper.lost_call = self.actors.lost_call
@@ -155,8 +166,7 @@ class Node:
             None if start.lan is None else self.config.output_wait_s,
         )
         self.store.number = lambda: self.number
-        self.workers = Workers(self)
-        self.resources = Resources(self)
+        self.resources = Resources(self.host, self.delegation, self.workers)
         self.questions = Questions(self.host)
         self.counters = Counters(self.host, self.questions, self.sweeper, self.workers)
         self.counters.add(self.resources.counts)
@@ -164,7 +174,7 @@ class Node:
         self.tracing = Tracing(self.host, self.questions, recording)
         self.waits = Waits(self)
         self.notes.public = self.operations.public
-        self.rounds = Rounds(self)
+        self.rounds = Rounds(self.host, self.workers, self.delegation, self.guests, upward)
         self.requests = Requests(self)
         self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
         self._request_decoder = msgspec.msgpack.Decoder(Request)
@@ -430,7 +440,9 @@ class Node:
             self.lan = Lan(self, self.start.lan)
             self.sweeper.is_guest = self.lan.recovering.is_run_here
         self.management.join()
-        self.workers.open_first(self.start.workers, DRIVER_SLOT)
+        self.workers.open_first(
+            self.start.workers, DRIVER_SLOT, [slot for slot, *_ in self.start.first_workers]
+        )
         for slot, line, out, err in self.start.first_workers:
             self.connect(slot, socket.socket(fileno=line), out, err)
         self.pages.begin()

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Loop"]
+    from hoplite_mp.protocol.spawning import Spawn
+
+__all__ = ["Loop", "Processes"]
 
 T = TypeVar("T")
 
@@ -43,3 +45,20 @@ class Loop(Protocol):
     def run_in_thread(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
         """Calls `work` in a thread, and in the loop `done` with what it has returned. `work` must
         not raise."""
+
+
+class Processes(Protocol):
+    """Worker processes of this host."""
+
+    def spawn(self, ask: Spawn, descriptors: list[int]) -> str:
+        """Has a worker started that inherits these descriptors. Returns "", or why none can be
+        started now."""
+
+    def kill(self, pid: int) -> None:
+        """Ends the process at once, if it is there."""
+
+    def interrupt(self, pid: int) -> None:
+        """Interrupts what the process runs, if it is there."""
+
+    def close(self, descriptors: list[int]) -> None:
+        """No worker is to inherit these any more; the list is empty then."""

@@ -314,8 +314,7 @@ class Requests:
 
     def interrupt(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
-        lan = self.node.lan
-        if lan is None or not lan.delegation.cancel(ask.oid):
+        if not self.node.delegation.cancel(ask.oid):
             self.node.workers.interrupt(ask.oid, ask.slot)
 
     # -- pools ---------------------------------------------------------------------------------
@@ -374,11 +373,11 @@ class Requests:
 
     def bind_pool(self, slot: int, request: Request) -> None:
         wanted = request.ask.node  # type: ignore[union-attr]
-        lan, workers = self.node.lan, self.node.workers
+        workers = self.node.workers
         number = workers.open_bound(slot, 0)
         if number is None:
             self.node.reply(slot, Reply(request.number, None, workers.why_none))
-        elif lan is None or not lan.delegation.bind(number, wanted):
+        elif not self.node.delegation.bind(number, wanted):
             workers.close(number, False)
             why = f"node h{wanted} is gone"
             self.node.reply(slot, Reply(request.number, None, why, gone=True))

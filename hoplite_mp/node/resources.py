@@ -26,9 +26,10 @@ from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.peers import ResourcesFreed
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.delegation import Runner
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.delegation import Delegation, Runner
     from hoplite_mp.node.pools import Pool
+    from hoplite_mp.node.workers import Workers
     from hoplite_mp.planner.resources import Assigned, Demand
     from hoplite_mp.protocol.local import Request
     from hoplite_mp.protocol.membership import Member
@@ -61,12 +62,18 @@ class Held:
 class Resources:
     """Those of one node, and what it knows of the others'."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.client = node.client
-        self.tasks = node.tasks
-        self.ranked = _tasks.Ranked(node.tasks)
-        text = node.config.resources
+    def __init__(self, host: HostContext, delegation: Delegation, workers: Workers) -> None:
+        self.config = host.config
+        self.loop = host.loop
+        self.client = host.client
+        self.tasks = host.tasks
+        self.roster = host.roster
+        self.send_peer = host.send_peer
+        self.reply = host.reply
+        self.delegation = delegation
+        self.workers = workers
+        self.ranked = _tasks.Ranked(host.tasks)
+        text = host.config.resources
         self.ledger = Ledger(parse_amounts(text) if text else ())
         self.totals: Demand = tuple(self.ledger.totals.items())
         self.others: dict[int, Ledger] = {}  # home -> what is there, as far as this node uses it
@@ -104,24 +111,23 @@ class Resources:
         held = self.held.get(request.ask.oid)  # type: ignore[union-attr]
         if held is not None:
             held.slot = slot
-        self.node.reply(slot, Reply(request.number))
+        self.reply(slot, Reply(request.number))
 
     def places(self, slot: int, request: Request) -> None:
         demand = request.ask.demand  # type: ignore[union-attr]
-        node, lan = self.node, self.node.lan
-        mine = node.workers.pools[COMMON_POOL].target
-        found = [(node.number, mine, *_times(self.ledger, demand))]
-        for member in () if lan is None else lan.members.values():
+        mine = self.workers.pools[COMMON_POOL].target
+        found = [(self.client.number, mine, *_times(self.ledger, demand))]
+        for member in self.roster.by_home.values():
             ledger = self.others.get(member.home)
-            if ledger is not None and member.home not in lan.draining.leaving:  # type: ignore[union-attr]
+            if ledger is not None and member.home not in self.roster.leaving:
                 found.append((member.node, member.workers, *_times(ledger, demand)))
-        node.reply(slot, Reply(request.number, found))
+        self.reply(slot, Reply(request.number, found))
 
     def assigned(self, slot: int, request: Request) -> None:
         held = self.held.get(request.ask.oid)  # type: ignore[union-attr]
         own = self.slots.get(slot)
         found = held.assigned if held is not None else {} if own is None else own[1]
-        self.node.reply(slot, Reply(request.number, found))
+        self.reply(slot, Reply(request.number, found))
 
     def counts(self) -> dict[str, int]:
         """For `stats()` and `nodes`."""
@@ -146,7 +152,7 @@ class Resources:
         self.full.pop(home, None)
         self.refused.discard(home)
         self.ranked.resources_changed()
-        self.node.loop.call_later(0.0, self.serve)  # when its tasks have come back
+        self.loop.call_later(0.0, self.serve)  # when its tasks have come back
 
     def freed_there(self, home: int) -> None:
         """That host has refused a task of this one before."""
@@ -170,7 +176,7 @@ class Resources:
         if refused_by:
             self.full.setdefault(refused_by, set()).update(name for name, _ in held.demand)
         self._wait(oid, held.demand)
-        self.node.loop.call_later(0.0, self.serve)
+        self.loop.call_later(0.0, self.serve)
 
     def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
         """A task of another host, which comes now: is there room? Those of this host that wait for
@@ -213,7 +219,7 @@ class Resources:
             self.pools.pop(pool.number, None)
             if who in self.rows:
                 self._waits_no_more(who)
-                self.node.loop.call_later(0.0, self.serve)
+                self.loop.call_later(0.0, self.serve)
             return
         self.pools[pool.number] = count
         if who not in self.rows:
@@ -230,7 +236,7 @@ class Resources:
             if held.slot == slot:
                 self._release(oid)
         if self._freed:
-            self.node.loop.call_later(0.0, self.serve)
+            self.loop.call_later(0.0, self.serve)
 
     def _waits_no_more(self, who: Any) -> None:
         self.rows.remove(who)
@@ -257,7 +263,7 @@ class Resources:
         pool = self.tasks.pool_of(oid)
         if pool == COMMON_POOL:
             return ANYWHERE
-        return GONE if self.node.lan is None else self.node.lan.delegation.pools.get(pool, GONE)
+        return self.delegation.pools.get(pool, GONE)
 
     def look(self) -> None:
         """Words in shared memory may have changed: tasks that have ended, workers that are free."""
@@ -289,7 +295,7 @@ class Resources:
             if self.refused and any(units for _, units in self.ledger.free()):
                 refused, self.refused = self.refused, set()
                 for home in refused:
-                    self.node.send_peer(home, ResourcesFreed())
+                    self.send_peer(home, ResourcesFreed())
 
     def _serve(self) -> None:
         turn = _Turn(self)
@@ -305,7 +311,7 @@ class Resources:
 
     def _start(self, row: Row, who: tuple[str, int]) -> bool:
         """A worker."""
-        pool = self.node.workers.pools.get(who[1])
+        pool = self.workers.pools.get(who[1])
         if pool is None or not self.pools.get(who[1]):
             self._waits_no_more(who)
             return True
@@ -314,7 +320,7 @@ class Resources:
         assigned = self.ledger.take(token, row.demand)
         if assigned is None:
             return False
-        slot = self.node.workers.start_one(pool, assigned)
+        slot = self.workers.start_one(pool, assigned)
         if slot < 0:
             self.ledger.give_back(token)
             return False
@@ -336,13 +342,12 @@ class Resources:
 
     def post(self, oid: int) -> None:
         """To workers of this host alone."""
-        if self.client.state(oid) in UNSENT and not self.node.workers.post(oid, True):
-            self.node.loop.call_later(POST_AGAIN_S, lambda: self.post(oid))
+        if self.client.state(oid) in UNSENT and not self.workers.post(oid, True):
+            self.loop.call_later(POST_AGAIN_S, lambda: self.post(oid))
 
     def give_there(self, oid: int, demand: Demand, runner: Runner) -> bool:
         """That task is handed over to another host."""
-        lan, ledger = self.node.lan, self.others[runner.home]
-        assert lan is not None
+        ledger = self.others[runner.home]
         if ledger.take(oid, demand) is None:
             return False
         self._waits_no_more(oid)
@@ -350,20 +355,20 @@ class Resources:
             ledger.give_back(oid)
             return True
         self.held[oid] = Held(demand, runner.home, oid)
-        lan.delegation.delegate(oid, [runner])
+        self.delegation.delegate(oid, [runner])
         return True
 
     # -- what is nowhere any more --------------------------------------------------------------
 
     def lost(self, row: Row, why: str) -> bool:
         """No node has that. True: nobody of that row waits any longer."""
-        now, patience = self.node.loop.now(), self.node.config.resource_wait_s
+        now, patience = self.loop.now(), self.config.resource_wait_s
         if row.where == GONE:
             self._fail(row, "the node to which it is bound is gone")
             return True
         if row.lost_since is None:
             row.lost_since = now
-            self.node.loop.call_later(patience, self.serve)
+            self.loop.call_later(patience, self.serve)
         if now - row.lost_since < patience:
             return False
         self._fail(
@@ -376,7 +381,7 @@ class Resources:
     def _fail(self, row: Row, why: str) -> None:
         for oid in self.rows.everybody(row):
             self._waits_no_more(oid)
-            self.node.workers.fail(oid, why, host_lost=True)
+            self.workers.fail(oid, why, host_lost=True)
 
 
 class _Turn:
@@ -384,9 +389,8 @@ class _Turn:
 
     def __init__(self, resources: Resources) -> None:
         self.of = resources
-        node = resources.node
-        self.own = node.client.home
-        pool = node.workers.pools.get(COMMON_POOL)
+        self.own = resources.client.home
+        pool = resources.workers.pools.get(COMMON_POOL)
         self.has_workers = pool is not None and (pool.target > 0 or bool(pool.workers))
         self.waiting = sum(
             held.home == self.own and resources.client.state(oid) == STATE["QUEUED"]
@@ -408,8 +412,7 @@ class _Turn:
         """Where it may run."""
         if isinstance(row.where, tuple):
             return [self.own]
-        lan = self.of.node.lan
-        runners = {} if lan is None else lan.delegation.runners
+        runners = self.of.delegation.runners
         able = [home for home, one in runners.items() if one.workers and home in self.of.others]
         if row.where == ANYWHERE:
             return [self.own, *able] if self.has_workers else able
@@ -439,19 +442,15 @@ class _Turn:
         if best == self.own:
             self.waiting += 1
             return of.give_here(oid, row.demand)
-        lan = of.node.lan
-        assert lan is not None
-        return of.give_there(oid, row.demand, lan.delegation.runners[best])
+        return of.give_there(oid, row.demand, of.delegation.runners[best])
 
     def _ledger(self, home: int) -> Ledger:
         return self.of.ledger if home == self.own else self.of.others[home]
 
     def _room(self, home: int) -> bool | None:
         """Whether a worker is free there; None: too many wait for one already."""
-        lan = self.of.node.lan
         if home != self.own:
-            assert lan is not None
-            runner = lan.delegation.runners[home]
+            runner = self.of.delegation.runners[home]
             return None if runner.room <= 0 else runner.free > 0
         if self.waiting >= self.idle + AHEAD_TASKS:
             return None
@@ -459,14 +458,12 @@ class _Turn:
 
     def _best(self, oid: int, found: list[tuple[bool, int]]) -> int:
         """Where a worker is free, and most of the arguments' bytes are; this host first."""
-        lan = self.of.node.lan
-        assert lan is not None
-        near = lan.delegation.bytes_near(oid)
-        number = lan.peers.number_of
+        near = self.of.delegation.bytes_near(oid)
+        number = self.of.roster.number_of
 
         def worth(one: tuple[bool, int]) -> tuple[bool, int, bool]:
             free, home = one
-            at = self.of.node.number if home == self.own else number(home)
+            at = self.of.client.number if home == self.own else number(home)
             return free, near.get(-1 if at is None else at, 0), home == self.own
 
         return max(found, key=worth)[1]

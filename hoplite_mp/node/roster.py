@@ -20,6 +20,7 @@ class Roster:
     def __init__(self) -> None:
         self.by_home: dict[int, Member] = {}
         self.by_number: dict[int, Member] = {}
+        self.leaving: set[int] = set()  # ids of the hosts of those that have said that they leave
 
     def add(self, member: Member) -> None:
         self.by_home[member.home] = self.by_number[member.node] = member
@@ -28,6 +29,7 @@ class Roster:
         member = self.by_number.pop(number, None)
         if member is not None:
             del self.by_home[member.home]
+            self.leaving.discard(member.home)
 
     @property
     def homes(self) -> list[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.delegation import Runner
@@ -29,7 +29,10 @@ from hoplite_mp.protocol.peers import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.delegation import Delegation
+    from hoplite_mp.node.guests import Guests
+    from hoplite_mp.node.workers import Workers
     from hoplite_mp.protocol.local import Request
 
 __all__ = ["Rounds"]
@@ -67,13 +70,41 @@ class Opening:
     done: Callable[[], None]
 
 
+class Above(Protocol):
+    """What rooms above this one know, or must hear."""
+
+    def audience_of(self, slot: int) -> int:
+        """Who hears what the client in that slot has others print."""
+
+    def leaves(self) -> bool:
+        """Is this node leaving the cluster?"""
+
+    def close_far_pool(self, home: int, pool: int) -> None:
+        """A pool of this host is closed, by the host for which it was opened."""
+
+
 class Rounds:
     """All rounds of one node, its own and those of other nodes."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.client = node.client
-        self.tasks = node.tasks
+    def __init__(
+        self,
+        host: HostContext,
+        workers: Workers,
+        delegation: Delegation,
+        guests: Guests,
+        above: Above,
+    ) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.tasks = host.tasks
+        self.roster = host.roster
+        self.send_peer = host.send_peer
+        self.reply = host.reply
+        self.replier = host.replier
+        self.workers = workers
+        self.delegation = delegation
+        self.guests = guests
+        self.above = above
         self.by_pool: dict[int, Round] = {}
         self.openings: dict[int, Opening] = {}  # by number
         self.endings: dict[int, tuple[set[int], Callable[[], None]]] = {}  # homes, who waits
@@ -87,28 +118,24 @@ class Rounds:
     def open(self, slot: int, request: Request) -> None:
         """Who takes part is decided now, on every node."""
         ask: Any = request.ask
-        node, lan, workers = self.node, self.node.lan, self.node.workers
-        reply = node.replier(slot)
-        number = workers.open_bound(slot, node.audience_of(slot))
+        workers = self.workers
+        reply = self.replier(slot)
+        number = workers.open_bound(slot, self.above.audience_of(slot))
         if number is None:
             reply(Reply(request.number, None, workers.why_none))
             return
-        here = not ask.nodes or node.number in ask.nodes
+        here = not ask.nodes or self.client.number in ask.nodes
         round = self.by_pool[number] = Round(number, self._roster() if here else set())
 
         def done() -> None:
             count = len(round.waiting) + sum(workers for _, workers in round.far.values())
             reply(Reply(request.number, (number, count)))
 
-        others = []
-        if lan is not None:
-            others = [
-                member.home
-                for member in lan.members.values()
-                if member.workers
-                and member.node != node.number
-                and (not ask.nodes or member.node in ask.nodes)
-            ]
+        others = [
+            member.home
+            for member in self.roster.by_home.values()
+            if member.workers and (not ask.nodes or member.node in ask.nodes)
+        ]
         if not others:
             done()
             return
@@ -120,10 +147,10 @@ class Rounds:
         self._look(self._last)
         if ask.timeout_s is not None:
             late = functools.partial(self._late, self._last, reply, request.number)
-            node.loop.call_later(ask.timeout_s, late)
+            self.loop.call_later(ask.timeout_s, late)
 
     def _send(self, home: int, message: Any) -> bool:
-        return self.node.lan is not None and self.node.lan.peers.send(home, message)
+        return self.send_peer(home, message)
 
     def opened(self, home: int, message: FarRoundOpened) -> None:
         """Another node's answer."""
@@ -146,7 +173,7 @@ class Rounds:
     def _late(self, number: int, reply: Callable[[Reply], None], asked: int) -> None:
         opening = self.openings.pop(number, None)
         if opening is not None:
-            self.node.workers.close(opening.round.pool, False)
+            self.workers.close(opening.round.pool, False)
             reply(Reply(asked))
 
     def begin(self, slot: int, request: Request) -> None:
@@ -158,21 +185,20 @@ class Rounds:
 
     def _share_out(self, round: Round) -> None:
         """What is for other nodes goes first: what is left is for the workers here."""
-        lan = self.node.lan
         if self.by_pool.get(round.pool) is not round:
             return
-        while round.unsent and lan is not None:
+        while round.unsent:
             home = next(iter(round.unsent))
-            runner = lan.delegation.runners.get(home)
+            runner = self.delegation.runners.get(home)
             if runner is None:  # lost meanwhile: nobody runs these
                 round.surplus += round.unsent.pop(home)
                 continue
             oid = self.tasks.take_queued(round.pool)
             if not oid:  # more than a ring of hints holds
-                self.node.loop.call_later(LOOK_S, functools.partial(self._share_out, round))
+                self.loop.call_later(LOOK_S, functools.partial(self._share_out, round))
                 return
             there, workers = round.far[home]
-            lan.delegation.delegate(oid, [Runner(home, runner.number, workers, there, 0)])
+            self.delegation.delegate(oid, [Runner(home, runner.number, workers, there, 0)])
             round.unsent[home] -= 1
             if not round.unsent[home]:
                 del round.unsent[home]
@@ -182,7 +208,7 @@ class Rounds:
 
     def end(self, slot: int, request: Request) -> None:
         """The caller waits no longer."""
-        reply = self.node.replier(slot)
+        reply = self.replier(slot)
         round = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
         self._last += 1
         number, homes = self._last, set()
@@ -190,9 +216,9 @@ class Rounds:
             for home, (there, _) in round.far.items():
                 if self._send(home, EndFarRound(number, there)):
                     homes.add(home)
-            self.node.workers.close(round.pool, False)
+            self.workers.close(round.pool, False)
         self.endings[number] = homes, lambda: reply(Reply(request.number))
-        self.node.loop.call_later(END_PATIENCE_S, lambda: self._ended(number, homes))
+        self.loop.call_later(END_PATIENCE_S, lambda: self._ended(number, homes))
         self._ended(number, set())
 
     def _ended(self, number: int, homes: set[int]) -> None:
@@ -210,8 +236,8 @@ class Rounds:
                 self.asked(home, message)
             case FarRoundOpened():
                 self.opened(home, message)
-            case EndFarRound() if self.node.lan is not None:
-                self.node.lan.far_pools.closed(home, CloseFarPool(message.pool, False))
+            case EndFarRound():
+                self.above.close_far_pool(home, message.pool)
                 self._send(home, FarRoundEnded(message.number))
             case FarRoundEnded():
                 self._ended(message.number, {home})
@@ -220,13 +246,12 @@ class Rounds:
 
     def asked(self, home: int, message: OpenFarRound) -> None:
         """Another node wants every worker of this host once."""
-        lan, number = self.node.lan, None
-        roster = self._roster()
-        if lan is not None and roster:
-            number = self.node.workers.open_bound(NODE_SLOT, 0)
-        if number is not None and lan is not None:
+        number, roster = None, self._roster()
+        if roster:
+            number = self.workers.open_bound(NODE_SLOT, 0)
+        if number is not None:
             self.by_pool[number] = Round(number, roster, begun=True)
-            lan.guests.pools[number] = home
+            self.guests.pools[number] = home
         workers = len(roster) if number is not None else 0
         self._send(home, FarRoundOpened(message.number, number or 0, workers))
 
@@ -238,10 +263,9 @@ class Rounds:
 
     def _roster(self) -> set[int]:
         """The workers of the common pool as of now."""
-        lan = self.node.lan
-        if lan is not None and lan.draining.going:
+        if self.above.leaves():
             return set()
-        workers = self.node.workers.pools[COMMON_POOL].workers
+        workers = self.workers.pools[COMMON_POOL].workers
         return {
             slot for slot, one in workers.items() if not one.retiring and one.verdict != "closing"
         }
@@ -257,7 +281,7 @@ class Rounds:
         if not (round.begun and round.waiting and self._free(round)):
             return
         for slot in round.waiting:
-            worker = self.node.workers.all[slot]
+            worker = self.workers.all[slot]
             worker.called = True
             self.client.set_retire(slot, CALLED | (RETIRE if worker.retiring else 0))
             self.tasks.wake(slot)
@@ -266,7 +290,7 @@ class Rounds:
     def take(self, slot: int, request: Request) -> None:
         """That worker has come."""
         found: list[int] = []
-        worker = self.node.workers.all.get(slot)
+        worker = self.workers.all.get(slot)
         if worker is not None:  # first: a task that comes after this look calls it again
             worker.called = False
             self.client.set_retire(slot, RETIRE if worker.retiring else 0)
@@ -275,7 +299,7 @@ class Rounds:
                 round.waiting.discard(slot)
                 round.given[slot] = free[0]
                 found.append(free[0])
-        self.node.reply(slot, Reply(request.number, found))
+        self.reply(slot, Reply(request.number, found))
 
     # -- what happens to them --------------------------------------------------------------------
 
@@ -288,7 +312,7 @@ class Rounds:
                 self._shed(round)
             oid = round.given.pop(slot, 0)
             if oid and self.client.state(oid) == STATE["QUEUED"]:
-                self.node.workers.fail(oid, ENDED)
+                self.workers.fail(oid, ENDED)
 
     def _shed(self, round: Round) -> None:
         """As many tasks fail as workers have ended before they came."""
@@ -296,18 +320,17 @@ class Rounds:
             return
         if round.begun:
             for oid in self._free(round)[: round.surplus]:
-                self.node.workers.fail(oid, ENDED)
+                self.workers.fail(oid, ENDED)
                 round.surplus -= 1
         if round.surplus:  # still on their way
-            self.node.loop.call_later(LOOK_S, functools.partial(self._shed, round))
+            self.loop.call_later(LOOK_S, functools.partial(self._shed, round))
 
     def forget(self, pool: int) -> None:
         """The caller needs it no more, or has died."""
         round = self.by_pool.pop(pool, None)
         if round is None:
             return
-        if self.node.lan is not None:
-            self.node.lan.guests.withdraw(pool)
+        self.guests.withdraw(pool)
         for home, (there, _) in round.far.items():
             self._send(home, CloseFarPool(there, False))
 

@@ -182,8 +182,8 @@ class Waits:
         pool = self.node.workers.pools.get(number)
         found["pool"] = number
         found["workers"] = 0 if pool is None else len(pool.workers)
-        lan = self.node.lan
-        found["from"] = self._peer(lan.guests.by_oid[oid].peer) if lan and oid in lan.guests else ""
+        guest = self.node.guests.by_oid.get(oid)
+        found["from"] = "" if guest is None else self._peer(guest.peer)
         return found
 
     def _running(self) -> Iterable[dict[str, Any]]:
@@ -200,8 +200,7 @@ class Waits:
                 }
 
     def _sent(self) -> Iterable[dict[str, Any]]:
-        lan = self.node.lan
-        for oid, runner in list(lan.delegation.where.items()) if lan is not None else ():
+        for oid, runner in list(self.node.delegation.where.items()):
             yield self._task(oid, self.tasks.submitted_ns(oid)) | {"to": f"h{runner.number}"}
 
     def _transfers(self) -> Iterable[dict[str, Any]]:
@@ -336,14 +335,13 @@ class Waits:
             return "ready, its bytes are on their way from another host"
         if state not in ("WAITING", "QUEUED", "CLAIMED"):
             return f"{state.lower()}"
-        lan = self.node.lan
         if header["kind"] == KIND_TASK:
             what = f"the result of {self.tasks.name(oid)}()"
             if state == "WAITING":
                 return f"{what}, which waits itself"
             if state == "QUEUED":
                 return f"{what}, which is queued"
-            runner = None if lan is None else lan.delegation.where.get(oid)
+            runner = self.node.delegation.where.get(oid)
             if runner is not None:
                 return f"{what}, which was sent to h{runner.number}"
             return f"{what}, which runs on {self.process(header['claimant'])}"

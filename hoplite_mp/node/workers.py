@@ -8,22 +8,25 @@ It must never know: what a task is about.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import errors
 from hoplite_mp.client.kinds import FLAG_ASYNC
+from hoplite_mp.node import hints
 from hoplite_mp.node.hints import Hints
 from hoplite_mp.node.pools import Pool, WorkerInfo
-from hoplite_mp.node.spawning import spawn
 from hoplite_mp.node.sweeper import how_it_ended, is_ending, memory_in_use
 from hoplite_mp.protocol.local import POOL_BROKEN
+from hoplite_mp.protocol.spawning import Spawn
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.main import Node
+    from collections.abc import Iterable
+
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.delegation import Delegation
+    from hoplite_mp.node.guests import Guests
+    from hoplite_mp.node.ports import Processes
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
@@ -43,11 +46,47 @@ NO_POOL = "every pool or every process slot of this host is in use: close an exe
 _log = logging.getLogger("hoplite_mp")
 
 
+class Above(hints.Above, Protocol):
+    """What rooms above this one know of its pools and workers, or must hear."""
+
+    def is_round(self, pool: int) -> bool:
+        """See node/rounds.py."""
+
+    def pool_closed(self, pool: int, kill: bool) -> None:
+        """Nobody sends it tasks any more."""
+
+    def pool_forgotten(self, pool: Pool) -> None:
+        """It has no workers any more, and its number may be another pool's soon."""
+
+    def wait_for_resources(self, pool: Pool, count: int) -> None:
+        """So many workers of that pool are to be started when there are resources for them."""
+
+    def actor_died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
+        """The process of an actor of this host has ended."""
+
+    def workers_are(self, count: int) -> None:
+        """Other hosts may send tasks to so many workers."""
+
+
 class Workers(Hints):
     """All workers of this host, by pool."""
 
-    def __init__(self, node: Node) -> None:
-        super().__init__(node)
+    above: Above
+
+    def __init__(
+        self,
+        host: HostContext,
+        processes: Processes,
+        delegation: Delegation,
+        guests: Guests,
+        above: Above,
+    ) -> None:
+        super().__init__(host, guests)
+        self.config = host.config
+        self.results = host.results
+        self.processes = processes
+        self.delegation = delegation
+        self.above = above
         self.pools: dict[int, Pool] = {}
         self.all: dict[int, WorkerInfo] = {}
         self.pipes: dict[int, list[int]] = {}
@@ -82,14 +121,15 @@ class Workers(Hints):
         self.start_missing(pool)
         return pool
 
-    def open_first(self, workers: int, owner: int) -> None:
-        """The cluster's own pool, whose first workers the supervisor starts by itself."""
+    def open_first(self, workers: int, owner: int, slots: Iterable[int]) -> None:
+        """The cluster's own pool. The supervisor starts its first workers by itself, for these
+        slots."""
         pool = Pool(0, workers, owner)
         self.pools[0] = pool
         self.client.open_pool(0, POOL_OPEN)
-        for slot, *_ in self.node.start.first_workers:
+        for slot in slots:
             self.client.register(slot, WORKER_KIND, 0)
-            pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0, born=self.node.loop.now())
+            pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0, born=self.loop.now())
 
     def open_next(
         self,
@@ -140,7 +180,7 @@ class Workers(Hints):
     def desert(self, number: int, why: str) -> None:
         """That pool has no more workers on other hosts."""
         pool = self.pools.get(number)
-        if pool is not None and not pool.target and number not in self.node.rounds:
+        if pool is not None and not pool.target and not self.above.is_round(number):
             self.break_bound(number, why)
 
     def break_bound(self, number: int, why: str) -> None:
@@ -155,8 +195,7 @@ class Workers(Hints):
         if pool is None:
             return
         pool.closing = True
-        if self.node.lan is not None:
-            self.node.lan.far_pools.close(number, kill)
+        self.above.pool_closed(number, kill)
         self.client.open_pool(number, POOL_CLOSING)
         self.tasks.wake_pool(number)
         if kill:
@@ -172,22 +211,18 @@ class Workers(Hints):
 
     def forget_if_empty(self, pool: Pool) -> None:
         if pool.closing and not pool.workers:
-            while pool.descriptors:
-                os.close(pool.descriptors.pop())
+            self.processes.close(pool.descriptors)
             self.client.open_pool(pool.number, POOL_FREE)
             if pool.actor:
                 self.tasks.close_queues_to(pool.number)
             self.pools.pop(pool.number, None)
-            self.node.rounds.forget(pool.number)
-            if self.node.lan is not None:
-                self.node.lan.delegation.forget_pool(pool.number)
+            self.delegation.forget_pool(pool.number)
             self.forget_queues(pool.number)
-            if pool.demand:
-                self.node.resources.wait_workers(pool, 0)
+            self.above.pool_forgotten(pool)
 
     def pauses(self) -> bool:
         """Has it just turned out that no worker can be started?"""
-        return bool(self.trouble) and self.node.loop.now() < self._start_again_at
+        return bool(self.trouble) and self.loop.now() < self._start_again_at
 
     @property
     def why_none(self) -> str:
@@ -197,20 +232,19 @@ class Workers(Hints):
     def not_started(self, why: str) -> None:
         """The system has no descriptor, process or memory for another worker now: it is tried
         again."""
-        now = self.node.loop.now()
+        now = self.loop.now()
         if not self.trouble:
             self._trouble_since = now
             _log.error("no worker can be started now: %s", why)
         self.trouble = why
         self._start_again_at = now + LOOK_AGAIN_S
-        self.node.loop.call_later(LOOK_AGAIN_S, lambda: None)
+        self.loop.call_later(LOOK_AGAIN_S, lambda: None)
         if now - self._trouble_since >= START_PATIENCE_S:
-            self.node.loop.call_later(0.0, self._fail_what_waits)
+            self.loop.call_later(0.0, self._fail_what_waits)
 
     def _fail_what_waits(self) -> None:
         """For a worker, after one more attempt, and nobody else can run it."""
-        lan = self.node.lan
-        others = lan is not None and lan.delegation.capacity > 0
+        others = self.delegation.capacity > 0
         why = f"for {START_PATIENCE_S:g} s none could be started: {self.trouble}"
         for pool in self.pools.values():
             if not pool.workers and pool.target and not pool.broken:
@@ -221,10 +255,10 @@ class Workers(Hints):
     def start_missing(self, pool: Pool) -> None:
         if self.pauses():
             return
-        blocked, now = self.blocked(pool), self.node.loop.now()
-        missing = pool.missing(blocked, self.node.config.blocked_workers_max, now)
+        blocked, now = self.blocked(pool), self.loop.now()
+        missing = pool.missing(blocked, self.config.blocked_workers_max, now)
         if pool.demand:
-            self.node.resources.wait_workers(pool, missing)
+            self.above.wait_for_resources(pool, missing)
             return
         for _ in range(missing):
             if self.start_one(pool, {}) < 0:
@@ -237,10 +271,15 @@ class Workers(Hints):
         slot = self.client.register(0, WORKER_KIND, pool.number)
         if slot < 0:
             return -1  # every client slot of the host is taken: what runs goes on
-        if not spawn(self.node, slot, pool, assigned):
+        ask = Spawn(
+            slot, pool.number, pool.max_tasks, pool.setup, pool.audience, pool.env, assigned
+        )
+        why = self.processes.spawn(ask, pool.descriptors)
+        if why:
+            self.not_started(why)
             self.client.unregister(slot)
             return -1
-        worker = WorkerInfo(slot, pool.number, born=self.node.loop.now())
+        worker = WorkerInfo(slot, pool.number, born=self.loop.now())
         self.all[slot] = pool.workers[slot] = worker
         return slot
 
@@ -262,7 +301,7 @@ class Workers(Hints):
             if worker.verdict:
                 self.kill(worker, worker.verdict)
             elif worker.interrupted and self._runs(slot, worker.interrupted):
-                os.kill(pid, signal.SIGUSR1)
+                self.processes.interrupt(pid)
 
     def exited(self, worker: WorkerInfo | None, code: int, again: list[int]) -> None:
         """After the sweep: replacement, and hints for what is queued."""
@@ -279,7 +318,7 @@ class Workers(Hints):
         if (code != 0 or info["running"]) and worker.verdict != "closing":
             self.lost += 1
         if pool.actor:
-            self.node.actors.died(pool, worker, how_it_ended(code, worker))
+            self.above.actor_died(pool, worker, how_it_ended(code, worker))
             if not pool.broken:
                 self.start_missing(pool)
         else:
@@ -291,9 +330,9 @@ class Workers(Hints):
 
     def _replace(self, pool: Pool, worker: WorkerInfo, code: int) -> None:
         """Another worker for one that has ended, now or after a pause; or the pool is broken."""
-        ailed, now = pool.ailing, self.node.loop.now()
+        ailed, now = pool.ailing, self.loop.now()
         how = how_it_ended(code, worker)
-        hopeless = pool.died(worker, code, SETUP_FAILED, how, now, self.node.config)
+        hopeless = pool.died(worker, code, SETUP_FAILED, how, now, self.config)
         if pool.broken and code == SETUP_FAILED and not pool.closing:
             self.client.open_pool(pool.number, POOL_BROKEN)  # who submits now hears it at once
         if pool.broken:
@@ -302,7 +341,7 @@ class Workers(Hints):
         if hopeless:
             self._fail_meanwhile(pool, ailed)
         if pool.start_again_at > now:
-            self.node.loop.call_later(pool.start_again_at - now, lambda: None)
+            self.loop.call_later(pool.start_again_at - now, lambda: None)
         self.start_missing(pool)
         self.post_queued(pool.number)
 
@@ -313,26 +352,22 @@ class Workers(Hints):
             _log.error("workers end while they start, and are tried again: the last %s", pool.why)
         if len(pool.workers) > self.blocked(pool):
             return  # somebody is there
-        lan = self.node.lan
-        others = pool.number == 0 and lan is not None and lan.delegation.capacity > 0
-        if lan is not None and pool.number == 0:
+        others = pool.number == 0 and self.delegation.capacity > 0
+        if pool.number == 0:
             self.tell_workers()
         times = "" if known else f" {pool.attempts} times in a row"
         why = f"its workers end while they start{times}: the last {pool.why} ({memory_in_use()})"
         for oid in self.queued(pool.number):
-            if others and lan is not None and oid in lan.guests:
-                lan.guests.give_back(oid)
+            if others and oid in self.guests:
+                self.guests.give_back(oid)
             elif not others or self.is_bound(oid):
                 self.fail(oid, why)
 
     def tell_workers(self) -> None:
         """Other hosts send tasks to as many as there are, or will be in a moment."""
-        lan, pool = self.node.lan, self.pools.get(0)
-        if lan is None or pool is None or lan.draining.going:
-            return
-        count = 0 if pool.ailing and not pool.workers else pool.target
-        if count != (self.node.start.workers if lan.workers_now is None else lan.workers_now):
-            lan.tell_workers(count)
+        pool = self.pools.get(0)
+        if pool is not None:
+            self.above.workers_are(0 if pool.ailing and not pool.workers else pool.target)
 
     def set_up(self, slot: int) -> None:
         """It has come through its initializer."""
@@ -356,11 +391,11 @@ class Workers(Hints):
             self.fail(oid, pool.broken, pool.setup_text, pool.host_lost)
         if not pool.closing and (again or not pool.failing):
             pool.failing = True  # there will be another look
-            self.node.loop.call_later(LOOK_AGAIN_S / 10, lambda: self.fail_queued(pool, again=True))
+            self.loop.call_later(LOOK_AGAIN_S / 10, lambda: self.fail_queued(pool, again=True))
 
     def fail_waited_for(self, pool: Pool) -> None:
         """The waiting workers' own tasks: each of them, and who waits for it, learns why."""
-        limit = self.node.config.blocked_workers_max
+        limit = self.config.blocked_workers_max
         why = f"all {len(pool.workers)} workers of its pool wait inside tasks, and no stand-in more"
         why += f" is allowed (blocked_workers_max={limit}); raise it, or wait for fewer at once"
         for oid in self.queued(pool.number):
@@ -373,7 +408,7 @@ class Workers(Hints):
         if self.client.take_over(oid, 0):
             self.tasks_failed += 1
             kind = errors.NodeLostError if host_lost else errors.WorkerLostError
-            self.node.results.store_error(oid, kind(f"no worker can run {name}(): {why}"), text)
+            self.results.store_error(oid, kind(f"no worker can run {name}(): {why}"), text)
 
     # -- interrupting --------------------------------------------------------------------------
 
@@ -386,8 +421,7 @@ class Workers(Hints):
         if actor and not self.tasks.task(oid)[3] & FLAG_ASYNC:
             return  # elsewhere than at an await, the state of an actor would be what nobody expects
         if worker.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGUSR1)
+            self.processes.interrupt(worker.pid)
         else:  # the supervisor's report of its birth is still on the way
             worker.interrupted = oid
         if actor:
@@ -397,7 +431,7 @@ class Workers(Hints):
             if self.all.get(slot) is worker and self._runs(slot, oid):
                 self.kill(worker, "cancelled")
 
-        self.node.loop.call_later(self.node.config.cancel_grace_s, end)
+        self.loop.call_later(self.config.cancel_grace_s, end)
 
     def _runs(self, slot: int, oid: int) -> bool:
         return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)
@@ -411,21 +445,20 @@ class Workers(Hints):
                 if worker.pid and not is_ending(worker.pid):
                     self.kill(worker, "line")
                 else:
-                    self.node.loop.call_later(LINE_GRACE_S, look)
+                    self.loop.call_later(LINE_GRACE_S, look)
 
-        self.node.loop.call_later(LINE_GRACE_S, look)
+        self.loop.call_later(LINE_GRACE_S, look)
 
     def kill(self, worker: WorkerInfo, verdict: str, oid: int = 0) -> None:
         worker.verdict, worker.verdict_oid = verdict, oid
         if worker.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGKILL)
+            self.processes.kill(worker.pid)
 
     # -- words in the workers' slots -----------------------------------------------------------
 
     def look(self) -> None:
         """Deadlines that have passed, workers that wait, surplus that may go."""
-        now_ns, now = self.node.loop.now_ns(), self.node.loop.now()
+        now_ns, now = self.loop.now_ns(), self.loop.now()
         due: int | None = None
         for slot, worker in self.all.items():
             info = self.client.client_info(slot)
@@ -444,10 +477,10 @@ class Workers(Hints):
         for pool in list(self.pools.values()):
             blocked = self.blocked(pool)
             if pool.ailing and self.tasks.idle(pool.number):
-                pool.idle_again(self.node.config)
+                pool.idle_again(self.config)
             if not pool.broken:
                 self.start_missing(pool)
-            if pool.stuck(blocked, self.node.config.blocked_workers_max, now):
+            if pool.stuck(blocked, self.config.blocked_workers_max, now):
                 self.fail_waited_for(pool)
             surplus = pool.surplus(blocked, now)
             if surplus:
@@ -461,10 +494,10 @@ class Workers(Hints):
         if due_ns is None:
             return
         due = due_ns / 1e9
-        now = self.node.loop.now()
+        now = self.loop.now()
         if self._due is None or self._due <= now or due < self._due:
             self._due = due
-            self.node.loop.call_later(max(0.0, due - now), lambda: None)
+            self.loop.call_later(max(0.0, due - now), lambda: None)
 
     def retire(self, pool: Pool, count: int) -> None:
         for slot in sorted(pool.workers, reverse=True):

@@ -46,9 +46,10 @@ class ActorSide(LossSide):
         node.clients = {PROCESS: self.party}
         node.lan = lan
         lan.draining = SimpleNamespace(leaving={}, going=False)
-        lan.delegation.deserted = lambda pool, why: lan.far_actors.lost(pool, why)
+        node.delegation, node.guests = self.delegation, self.guests
+        self.upward.pool_deserted = lambda pool, why: lan.far_actors.lost(pool, why)
         node.actors = Actors(node)
-        lan.guests.is_actor = node.actors.by_pool.__contains__
+        self.upward.is_actor = node.actors.by_pool.__contains__
         lan.far_actors = FarActors(node, lan)
         lan.spares = node.actors.spares = Spares(node, lan)
         lan.actor_moves = ActorMoves(node, lan)

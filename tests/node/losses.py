@@ -93,8 +93,8 @@ class LossSide(Side):
             self.queue_for,
             self.kept_at,
         )
-        self.delegation.ends_elsewhere = self.recovering.keep
-        self.delegation.target_of = self.recovering.target_of
+        self.upward.ends_elsewhere = self.recovering.keep
+        self.upward.target_of = self.recovering.target_of
         self.exports.elsewhere = self.kept_at
         self.sweeper.is_guest = self.recovering.is_run_here
         self._imports_freed = self.imports.freed

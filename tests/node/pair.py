@@ -37,6 +37,48 @@ if TYPE_CHECKING:
 COMMON = 0  # the pool of every host's own workers
 
 
+class SideUpward:
+    """What rooms above would do, of which there are none: tests replace what they need."""
+
+    def __init__(self, side: Side) -> None:
+        self.post = side.post_again
+        self.queue_of = side.queue_to
+        self.interrupt = side.interrupted_at
+        self.post_guest = lambda oid: side.node_tasks.post(
+            oid, self.queue_of(side.node_tasks.pool_of(oid))
+        )
+
+    def pool_broken(self, pool: int, why: str) -> None: ...
+    def pool_deserted(self, pool: int, why: str) -> None: ...
+    def sends_on(self, audience: int, home: int) -> None: ...
+    def ends_elsewhere(self, oid: int) -> None: ...
+    def lost_call(self, oid: int, name: str, number: int) -> None: ...
+    def was_full(self, oid: int, home: int) -> None: ...
+    def refuse_calls(self, pool: int) -> None: ...
+    def arrived(self, pool: int) -> None: ...
+    def task_ends(self, slot: int) -> None: ...
+    def admitted(self, oid: int, task: bytes, demand: Any) -> None: ...
+    def dropped(self, task: bytes) -> None: ...
+
+    def is_far_actor(self, pool: int) -> bool:
+        return False
+
+    def demand_of(self, oid: int) -> Any:
+        return ()
+
+    def target_of(self, oid: int) -> bytes:
+        return b""
+
+    def is_actor(self, pool: int) -> bool:
+        return False
+
+    def is_round(self, pool: int) -> bool:
+        return False
+
+    def admit(self, peer: int, task: bytes, demand: Any, needed: bool) -> bool:
+        return False
+
+
 class Side(Host):
     """One host, with what its node keeps for others."""
 
@@ -52,12 +94,11 @@ class Side(Host):
         self.places.near = self.imports.near
         self.sweeper.freed = lambda oid: self.imports.freed(oid)
         self.exports = Exports(self.results, self.places, self.send, lambda: number)
+        self.upward: Any = SideUpward(self)
         self.delegation = Delegation(
-            self.results, self.imports, self.places, self.send, self.post_again
+            self.results, self.imports, self.places, self.send, self.upward
         )
-        self.guests = Guests(
-            self.results, self.imports, self.send, self.queue_to, self.interrupted_at, self.notes
-        )
+        self.guests = Guests(self.results, self.imports, self.send, self.notes, self.upward)
         self.interrupted: list[tuple[int, int]] = []
         self.node.open_pool(COMMON, 1)
         self.party = self.client()

@@ -76,7 +76,7 @@ def test_a_call_that_cannot_begin_holds_up_no_other(begun: bool) -> None:
     handle = caller.hold(identity)
     network.pump()
     calls = caller.bind(handle[0], pool)
-    guests, queue, fails = home.guests, home.guests.queue, [1]
+    guests, queue, fails = home.guests, home.upward.queue_of, [1]
 
     def fail_once(*args: Any) -> Any:
         if fails:
@@ -84,7 +84,7 @@ def test_a_call_that_cannot_begin_holds_up_no_other(begun: bool) -> None:
         return queue(pool)
 
     if begun:
-        guests.queue = fail_once
+        home.upward.queue_of = fail_once
     else:
         new = guests.client.new
         client = guests.client

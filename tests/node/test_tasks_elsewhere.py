@@ -69,13 +69,13 @@ def test_what_a_task_prints_goes_to_the_driver_of_the_first_one(network: Network
     second.delegation.set_runner(third.home, third.number, 2)
     second.delegation.set_runner(first.home, first.number, 2)
     events: list[Any] = []
-    third.guests.ends = lambda slot: events.append(
+    third.upward.task_ends = lambda slot: events.append(
         (
             slot,
             [line for line, waiting in network.lines.items() if line[0] == third.home and waiting],
         )
     )
-    second.delegation.sends_on = lambda audience, home: events.append((audience, home))
+    second.upward.sends_on = lambda audience, home: events.append((audience, home))
     outer = first.submit()
     network.pump()
     runner = runner_of(network, outer)

@@ -1,0 +1,158 @@
+"""What rooms of a node say upward: which room above hears it, and answers.
+
+Why it exists: rooms are built in the order of their floors, each from those below it. What one of
+them finds out that is a matter of rooms above it goes through a protocol in its own file (`Above`),
+and this is the one place that says who is meant.
+It must never know: more than that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hoplite_mp import errors
+from hoplite_mp.protocol.peers import CloseFarPool
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.pools import Pool, WorkerInfo
+    from hoplite_mp.planner.resources import Demand
+
+__all__ = ["Upward"]
+
+POST_AGAIN_S = 0.05  # after a queue of hints was full
+
+
+class Upward:
+    """Of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    # -- node/delegation.py --------------------------------------------------------------------
+
+    def post(self, oid: int) -> None:
+        node = self._node
+        if oid in node.resources.held:  # it needs resources, here or at another host
+            node.resources.again(oid)
+        elif not node.workers.post(oid, False):
+            node.loop.call_later(POST_AGAIN_S, lambda: self.post(oid))
+
+    def pool_broken(self, pool: int, why: str) -> None:
+        self._node.workers.break_bound(pool, why)
+
+    def pool_deserted(self, pool: int, why: str) -> None:
+        lan = self._node.lan
+        if lan is None or not lan.far_actors.lost(pool, why):
+            self._node.workers.desert(pool, why)
+
+    def sends_on(self, audience: int, home: int) -> None:
+        if self._node.lan is not None:
+            self._node.lan.far_output.sent_on(audience, home)
+
+    def ends_elsewhere(self, oid: int) -> None:
+        if self._node.lan is not None:
+            self._node.lan.recovering.keep(oid)
+
+    def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
+        if not self.is_far_actor(self._node.tasks.pool_of(oid)):
+            return None
+        return errors.ActorLostError(
+            f"the actor has lost its state: node h{number} was lost while {name}() was under way "
+            "there, and it may have begun"
+        )
+
+    def is_far_actor(self, pool: int) -> bool:
+        lan = self._node.lan
+        return lan is not None and pool in lan.far_actors.bound
+
+    def demand_of(self, oid: int) -> Demand:
+        return self._node.resources.demand_of(oid)
+
+    def target_of(self, oid: int) -> bytes:
+        lan = self._node.lan
+        return b"" if lan is None else lan.recovering.target_of(oid)
+
+    def was_full(self, oid: int, home: int) -> None:
+        self._node.resources.again(oid, home)
+
+    # -- node/guests.py ------------------------------------------------------------------------
+
+    def queue_of(self, pool: int) -> int:
+        return self._node.workers.queue(pool, here=True)
+
+    def post_guest(self, oid: int) -> bool:
+        return self._node.workers.post(oid, here=True)
+
+    def interrupt(self, oid: int, slot: int) -> None:
+        self._node.workers.interrupt(oid, slot)
+
+    def is_actor(self, pool: int) -> bool:
+        return pool in self._node.actors.by_pool
+
+    def refuse_calls(self, pool: int) -> None:
+        self._node.actors.refuse_calls(pool)
+
+    def is_round(self, pool: int) -> bool:
+        return pool in self._node.rounds
+
+    def arrived(self, pool: int) -> None:
+        self._node.rounds.arrived(pool)
+
+    def task_ends(self, slot: int) -> None:
+        for fd in self._node.workers.pipes.get(slot, ()):
+            self._node.output.catch_up(fd)
+
+    def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
+        return self._node.resources.admit(peer, task, demand, needed)
+
+    def admitted(self, oid: int, task: bytes, demand: Demand) -> None:
+        self._node.resources.admitted(oid, task, demand)
+
+    def dropped(self, task: bytes) -> None:
+        self._node.resources.dropped(task)
+
+    # -- node/workers.py -----------------------------------------------------------------------
+
+    def waits_for_resources(self, oid: int) -> bool:
+        return oid in self._node.resources.rows
+
+    def has_resources(self, oid: int) -> bool:
+        return oid in self._node.resources.held
+
+    def may_leave(self) -> bool:
+        return self._node.lan is not None
+
+    def pool_closed(self, pool: int, kill: bool) -> None:
+        if self._node.lan is not None:
+            self._node.lan.far_pools.close(pool, kill)
+
+    def pool_forgotten(self, pool: Pool) -> None:
+        self._node.rounds.forget(pool.number)
+        if pool.demand:
+            self._node.resources.wait_workers(pool, 0)
+
+    def wait_for_resources(self, pool: Pool, count: int) -> None:
+        self._node.resources.wait_workers(pool, count)
+
+    def actor_died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
+        self._node.actors.died(pool, worker, how)
+
+    def workers_are(self, count: int) -> None:
+        node, lan = self._node, self._node.lan
+        if lan is None or lan.draining.going:
+            return
+        if count != (node.start.workers if lan.workers_now is None else lan.workers_now):
+            lan.tell_workers(count)
+
+    # -- node/rounds.py ------------------------------------------------------------------------
+
+    def audience_of(self, slot: int) -> int:
+        return self._node.audience_of(slot)
+
+    def leaves(self) -> bool:
+        return self._node.lan is not None and self._node.lan.draining.going
+
+    def close_far_pool(self, home: int, pool: int) -> None:
+        if self._node.lan is not None:
+            self._node.lan.far_pools.closed(home, CloseFarPool(pool, False))
