@@ -18,6 +18,7 @@ from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.actor_looks import ended_calls
 from hoplite_mp.node.actor_records import Actor, Asker, Client, Opening, Wanted
+from hoplite_mp.node.pools import Pool
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.local import POOL_LEAVING, Reply
 from hoplite_mp.protocol.messages import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.actor_spares import Spares
     from hoplite_mp.node.main import Node
-    from hoplite_mp.node.pools import Pool, WorkerInfo
+    from hoplite_mp.node.pools import WorkerInfo
     from hoplite_mp.protocol.local import Request
     from hoplite_mp.protocol.messages import NodeToManager
 
@@ -166,24 +167,15 @@ class Actors:
     def _start(self, opening: Opening, wanted: Wanted) -> None:
         """The actor's process."""
         workers, identity = self.node.workers, opening.identity
-        pool = None
-        if not self.leaving:
-            pool = workers.open_next(
-                1,
-                NODE_SLOT,
-                0,
-                wanted.setup,
-                wanted.audience,
-                actor=True,
-                env=wanted.env,
-                demand=wanted.demand,
-            )
-        if pool is None:
+        about = wanted.audience, wanted.env, wanted.demand
+        opened = Pool(0, 1, NODE_SLOT, 0, wanted.setup, True, *about)
+        if self.leaving or not workers.open(opened):
             self._release_name(wanted.name, identity)
             self._discard(opening)
             why = self._why_leaving() if self.leaving else workers.why_none
             opening.asker.refused(why, self.leaving)
             return
+        pool = opened.number
         known = serial.encode((pool, wanted.about, self.public(identity)))
         self.node.results.store_value(identity, known, False)
         name, restarts = wanted.name, wanted.restarts

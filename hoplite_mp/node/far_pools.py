@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import ids
 from hoplite_mp.node.delegation import AHEAD_TASKS
 from hoplite_mp.node.guests import NO_OBJECT
+from hoplite_mp.node.pools import Pool
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.peers import CloseFarPool, FarPoolOpened, OpenFarPool
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.lan import Lan
     from hoplite_mp.node.main import Node
-    from hoplite_mp.node.pools import Pool
     from hoplite_mp.protocol.local import OpenPool
 
 __all__ = ["FarPools"]
@@ -138,15 +138,9 @@ class FarPools:
         if able and not self.lan.draining.going:
             workers = self.node.workers
             audience = self.guests.audience_here(home, message.audience)
-            pool = workers.open_next(
-                message.workers,
-                NODE_SLOT,
-                message.max_tasks,
-                setup,
-                audience,
-                env=message.env,
-                demand=message.demand,
-            )
+            about = audience, message.env, message.demand
+            opened = Pool(0, message.workers, NODE_SLOT, message.max_tasks, setup, False, *about)
+            pool = opened.number if workers.open(opened) else None
         error = "" if pool is not None else f"node h{self.node.number} can start no more workers"
         if pool is None and self.node.workers.pauses():
             error += f": {self.node.workers.trouble}"

@@ -8,7 +8,6 @@ It must never know: Python values, user code.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -19,7 +18,6 @@ import msgspec
 
 from hoplite_mp import _shm, _tasks, ids
 from hoplite_mp.client.channel import PACKET_BYTES_MAX
-from hoplite_mp.client.inheriting import DESCRIPTORS_MAX
 from hoplite_mp.config import Config
 from hoplite_mp.node.actor_looks import track_name
 from hoplite_mp.node.actors import Actors
@@ -44,6 +42,7 @@ from hoplite_mp.node.resources import Resources
 from hoplite_mp.node.results import Results
 from hoplite_mp.node.roster import Roster
 from hoplite_mp.node.rounds import Rounds
+from hoplite_mp.node.shell.client_lines import ClientLines
 from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.node.shell.processes import Processes
 from hoplite_mp.node.store import Store
@@ -57,7 +56,6 @@ from hoplite_mp.protocol.local import (
     Exited,
     FromSupervisor,
     NotSpawned,
-    Reply,
     Request,
     Spawned,
     Start,
@@ -65,8 +63,6 @@ from hoplite_mp.protocol.local import (
 from hoplite_mp.protocol.messages import ClientLost, ClusterEnded, GivenUp, Member
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hoplite_mp.node.lan import Lan
     from hoplite_mp.node.pools import WorkerInfo
     from hoplite_mp.protocol.peers import PeerMessage
@@ -77,10 +73,6 @@ _log = logging.getLogger("hoplite_mp")
 
 NODE_SLOT, DRIVER_SLOT = 0, 1
 OUTPUT_PATIENCE_S = 0.8
-# Of what comes with a request: so many bytes of descriptors, which are closed in what is executed.
-GIVEN_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
-CUT_OFF = "the node has too many open files for what came with it: raise `ulimit -n`"
-RECEIVE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 
 class Node:
@@ -99,8 +91,10 @@ class Node:
         self.lan: Lan | None = None
         self.standing = start.lan is None  # has it been said what the number is?
         self.event_fd = start.event_fd
-        self.given: list[int] = []  # descriptors that came with the request that is served
-        self.clients: dict[int, socket.socket] = {}  # slot -> its line
+        self.lines = lines = ClientLines(self.loop, self)
+        self.clients = lines.by_slot
+        self.reply, self.replier = lines.reply, lines.replier
+        self.add_client, self.forget_line = lines.add, lines.forget
         self.store = Store(
             self.client, self.config, start.memory_bytes, start.store_fd, self.loop, self.notes
         )
@@ -177,24 +171,10 @@ class Node:
         self.rounds = Rounds(self.host, self.workers, self.delegation, self.guests, upward)
         self.requests = Requests(self)
         self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
-        self._request_decoder = msgspec.msgpack.Decoder(Request)
-        self._packet = memoryview(bytearray(PACKET_BYTES_MAX))  # what a client has just sent
-        self._encode = msgspec.msgpack.Encoder().encode
         self._stop = self._orderly = False
         self.pages = Pages(self.host, start.workers)
 
     # -- wiring --------------------------------------------------------------------------------
-
-    def add_client(self, slot: int, sock: socket.socket) -> None:
-        self.clients[slot] = sock
-        self.loop.watch(sock.fileno(), lambda: self.from_client(slot, sock))
-
-    def forget_line(self, slot: int) -> None:
-        """That client is gone, or asks nothing any more."""
-        sock = self.clients.pop(slot, None)
-        if sock is not None:
-            self.loop.unwatch(sock.fileno())
-            sock.close()
 
     @property
     def number(self) -> int:
@@ -280,22 +260,6 @@ class Node:
         self.management.admitted()
         self.requests.answer_standing()
 
-    def reply(self, slot: int, reply: Reply) -> None:
-        sock = self.clients.get(slot)
-        if sock is not None:
-            with contextlib.suppress(OSError):  # it has died: its end is on the way
-                sock.send(self._encode(reply))
-
-    def replier(self, slot: int) -> Callable[[Reply], None]:
-        """For a reply that takes a while: it goes to the process that is there now, or to none."""
-        line = self.clients.get(slot)
-
-        def reply(found: Reply) -> None:
-            if line is not None and self.clients.get(slot) is line:
-                self.reply(slot, found)
-
-        return reply
-
     def connect(
         self, slot: int, line: socket.socket, out: int, err: int, audience: int = 0
     ) -> None:
@@ -307,41 +271,19 @@ class Node:
 
     # -- what comes in -------------------------------------------------------------------------
 
-    def from_client(self, slot: int, sock: socket.socket) -> None:
-        try:
-            nbytes, given, flags, _ = sock.recvmsg_into([self._packet], GIVEN_BYTES, RECEIVE)
-        except BlockingIOError:
-            return
-        except OSError:
-            nbytes, given, flags = 0, [], 0
-        if not nbytes:
-            self.loop.unwatch(sock.fileno())
-            if self.lan is not None:
-                self.lan.drivers.line_ended(slot)
-            self.workers.line_ended(slot)
-            return  # of our parent: the supervisor ends us
-        data = self._packet[:nbytes]
-        self.given = [fd for _, _, part in given for fd in memoryview(part).cast("i")]
-        try:
-            if flags & socket.MSG_CTRUNC:
-                raise OSError(errno.EMFILE, CUT_OFF)
-            self.requests.take(slot, self._request_decoder.decode(data))
-        except Exception as error:  # one client's mistake is not the end of the host
-            _log.exception("a request of client %d", slot)
-            self.refuse(slot, data, f"{type(error).__name__}: {error}")
-        for fd in self.given:  # nobody has taken them
-            os.close(fd)
+    def request(self, slot: int, request: Request, given: list[int]) -> None:
+        """A process of this host asks; see shell/client_lines.py."""
+        self.requests.take(slot, request, given)
 
-    def refuse(self, slot: int, data: memoryview, why: str) -> None:
-        """A request that could not be served: who waits for it is told."""
-        try:
-            number, _, ask = msgspec.msgpack.decode(data)
-            if number:
-                self.reply(slot, Reply(number, None, f"the node refused the request: {why}"))
-            elif ask and ask[0] == "Collective":
-                self.operations.refuse(ask[1], why)
-        except (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError):
-            _log.error("client %d cannot be told", slot)  # it is no request at all
+    def line_ended(self, slot: int) -> None:
+        """Of a worker, or a driver that has attached; when our parent ends, the supervisor ends
+        us."""
+        if self.lan is not None:
+            self.lan.drivers.line_ended(slot)
+        self.workers.line_ended(slot)
+
+    def collective_refused(self, ask: Any, why: str) -> None:
+        self.operations.refuse(ask, why)
 
     def from_supervisor(self) -> None:
         data, fds, _, _ = socket.recv_fds(self.supervisor, PACKET_BYTES_MAX, 1)

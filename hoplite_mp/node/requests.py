@@ -11,6 +11,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.node.foreign_holds import ForeignHolds
+from hoplite_mp.node.pools import Pool
 from hoplite_mp.node.retries import Retries
 from hoplite_mp.protocol.actors import (
     ActorBegins,
@@ -103,6 +104,7 @@ class Requests:
         self.last_span: dict[int, tuple[int, int]] = {}  # the same, of spans
         self.waiting_standing: list[tuple[int, int]] = []
         self.granted: dict[int, dict[int, Any]] = {}  # slot -> number -> holds not yet taken over
+        self.given: list[int] = []  # descriptors that came with the request that is served
         self.latest: dict[int, int] = {}  # slot -> number of its last question
         self.foreign_holds = ForeignHolds(
             node.client.hold, node.config.foreign_hold_s, node.loop, node.reply
@@ -180,7 +182,9 @@ class Requests:
             ),
         }
 
-    def take(self, slot: int, request: Request) -> None:
+    def take(self, slot: int, request: Request, given: list[int]) -> None:
+        """given: descriptors that came with it; who needs them empties the list."""
+        self.given = given
         self.latest[slot] = request.number or self.latest.get(slot, 0)
         lost = self.last_lease.pop(slot, None)
         if lost is not None and request.seen < lost[0]:
@@ -324,16 +328,9 @@ class Requests:
         workers = self.node.workers
         audience = self.node.audience_of(slot)
         if ask.workers:
-            number = workers.open_next(
-                ask.workers,
-                slot,
-                ask.max_tasks,
-                ask.setup,
-                audience,
-                self.node.given,
-                env=ask.env,
-                demand=ask.demand,
-            )
+            about = audience, ask.env, ask.demand
+            pool = Pool(0, ask.workers, slot, ask.max_tasks, ask.setup, False, *about)
+            number = pool.number if workers.open(pool, self.given) else None
         else:
             number = workers.open_bound(slot, audience)
         if number is None or not ask.far or self.node.lan is None:

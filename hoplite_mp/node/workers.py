@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from hoplite_mp.node.delegation import Delegation
     from hoplite_mp.node.guests import Guests
     from hoplite_mp.node.ports import Processes
-    from hoplite_mp.planner.resources import Demand
-    from hoplite_mp.protocol.birth import Environment
 
 __all__ = ["Workers"]
 
@@ -98,28 +96,24 @@ class Workers(Hints):
 
     # -- pools ---------------------------------------------------------------------------------
 
-    def open(
-        self,
-        number: int,
-        target: int,
-        owner: int,
-        max_tasks: int,
-        setup: int,
-        audience: int,
-        descriptors: list[int] | None = None,
-        actor: bool = False,
-        env: Environment = (),
-        demand: Demand = (),
-    ) -> Pool:
-        pool = Pool(number, target, owner, max_tasks, setup, actor, audience, env, demand)
+    def open(self, pool: Pool, descriptors: list[int] | None = None) -> bool:
+        """Gives the pool a number. False: all are taken, or no worker can be started.
+        `descriptors`, which are emptied: its workers inherit them."""
+        number = next((one for one in range(1, POOLS_MAX) if one not in self.pools), None)
+        if number is None:
+            return False
+        pool.number = number
         while descriptors:
             pool.descriptors.insert(0, descriptors.pop())
-        if setup:
-            pool.setup_hold = self.client.hold(setup)
+        if pool.setup:
+            pool.setup_hold = self.client.hold(pool.setup)
         self.pools[number] = pool
         self.client.open_pool(number, POOL_OPEN)
         self.start_missing(pool)
-        return pool
+        if pool.workers or not pool.target or pool.demand:  # it may wait for them
+            return True
+        self.close(number, False)
+        return False
 
     def open_first(self, workers: int, owner: int, slots: Iterable[int]) -> None:
         """The cluster's own pool. The supervisor starts its first workers by itself, for these
@@ -130,29 +124,6 @@ class Workers(Hints):
         for slot in slots:
             self.client.register(slot, WORKER_KIND, 0)
             pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0, born=self.loop.now())
-
-    def open_next(
-        self,
-        target: int,
-        owner: int,
-        max_tasks: int,
-        setup: int,
-        audience: int,
-        descriptors: list[int] | None = None,
-        actor: bool = False,
-        env: Environment = (),
-        demand: Demand = (),
-    ) -> int | None:
-        """The number of a new pool; None if all are taken. `descriptors`, which are emptied: its
-        workers inherit them."""
-        number = self._unused()
-        if number is None:
-            return None
-        given = max_tasks, setup, audience, descriptors, actor, env, demand
-        if self.open(number, target, owner, *given).workers or demand:  # it may wait for them
-            return number
-        self.close(number, False)  # no worker can be started
-        return None
 
     def grow(self, count: int) -> int:
         """More workers of the common pool; returns how many it shall have. None more, if they
@@ -169,13 +140,8 @@ class Workers(Hints):
 
     def open_bound(self, owner: int, audience: int) -> int | None:
         """A pool without workers on this host; None if all are taken."""
-        number = self._unused()
-        if number is not None:
-            self.open(number, 0, owner, 0, 0, audience)
-        return number
-
-    def _unused(self) -> int | None:
-        return next((one for one in range(1, POOLS_MAX) if one not in self.pools), None)
+        pool = Pool(0, 0, owner, audience=audience)
+        return pool.number if self.open(pool) else None
 
     def desert(self, number: int, why: str) -> None:
         """That pool has no more workers on other hosts."""

@@ -36,7 +36,7 @@ class ActorSide(LossSide):
         node.reply = lambda slot, reply: self.replies.append(reply)
         node.workers = SimpleNamespace(
             queue_for=self.queue_for,
-            open_next=self.open_next,
+            open=self.open_actors,
             open_bound=lambda owner, audience: self.open_pool(Pool(0, 0, owner)),
             start_missing=lambda pool: self.started.append(pool.number),
             close=lambda pool, kill: self.started.remove(pool) if pool in self.started else None,
@@ -65,10 +65,9 @@ class ActorSide(LossSide):
         self.node.open_pool(pool.number, 1)
         return pool.number
 
-    def open_next(self, target: int, owner: int, *about: Any, actor: bool, **wanted: Any) -> int:
-        number = self.open_pool(Pool(0, target, owner, actor=actor, **wanted))
-        self.started.append(number)
-        return number
+    def open_actors(self, pool: Pool) -> bool:
+        self.started.append(self.open_pool(pool))
+        return True
 
     # -- what hosts tell each other ------------------------------------------------------------
 

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from hoplite_mp.client.channel import PACKET_BYTES_MAX, seqpacket_pair
-from hoplite_mp.node.main import Node
+from hoplite_mp.node.shell.client_lines import ClientLines
+from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.protocol.local import (
     OpenPool,
     Reply,
@@ -39,23 +40,29 @@ def no_more_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+class Nobody:
+    """Whom no request reaches."""
+
+    def request(self, slot: int, request: Request, given: list[int]) -> None:
+        pytest.fail("it was served")
+
+    def line_ended(self, slot: int) -> None: ...
+    def collective_refused(self, ask: object, why: str) -> None: ...
+
+
 def test_a_request_whose_descriptors_did_not_come_is_refused() -> None:
     """Not served without them: a lock that workers are to inherit would be missing there."""
     theirs, ours = seqpacket_pair()
-    replies: list[Reply] = []
-    node: Any = SimpleNamespace(
-        _packet=memoryview(bytearray(PACKET_BYTES_MAX)),
-        _request_decoder=msgspec.msgpack.Decoder(Request),
-        requests=SimpleNamespace(take=lambda slot, request: pytest.fail("it was served")),
-        reply=lambda slot, reply: replies.append(reply),
-    )
-    node.refuse = lambda slot, data, why: Node.refuse(node, slot, data, why)
+    loop = EpollLoop()
+    lines = ClientLines(loop, Nobody())
+    lines.add(3, ours)
     with theirs, ours:
         packet = msgspec.msgpack.encode(Request(7, 0, OpenPool(1, 0, 0, [], False)))
         socket.send_fds(theirs, [packet], [0, 1])
         with no_more_files():
-            Node.from_client(node, 3, ours)
-    (reply,) = replies
+            loop.serve(loop.wait(0))
+        reply = msgspec.msgpack.decode(theirs.recv(PACKET_BYTES_MAX), type=Reply)
+        lines.forget(3)
     assert reply.number == 7
     assert "ulimit -n" in reply.error
 

@@ -1,0 +1,122 @@
+"""The lines between this node and the processes of its host, one for each client slot.
+
+Why it exists: a process asks its node over a socket whose packets are requests; answers go back
+over it, and the end of the line is the end of the process, or of its asking.
+It must never know: what is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from hoplite_mp.client.channel import PACKET_BYTES_MAX
+from hoplite_mp.client.inheriting import DESCRIPTORS_MAX
+from hoplite_mp.protocol.local import Reply, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.ports import Loop
+
+__all__ = ["ClientLines"]
+
+# Of what comes with a request: so many bytes of descriptors, which are closed in what is executed.
+GIVEN_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
+CUT_OFF = "the node has too many open files for what came with it: raise `ulimit -n`"
+RECEIVE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Above(Protocol):
+    """Who serves the requests."""
+
+    def request(self, slot: int, request: Request, given: list[int]) -> None:
+        """Serves it. given: descriptors that came with it; those that are left in the list are
+        closed afterwards."""
+
+    def line_ended(self, slot: int) -> None:
+        """That process asks nothing any more."""
+
+    def collective_refused(self, ask: object, why: str) -> None:
+        """A request without an answer of its own could not be read."""
+
+
+class ClientLines:
+    """All lines of one host. `by_slot`: those over which answers can be sent."""
+
+    def __init__(self, loop: Loop, above: Above) -> None:
+        self.by_slot: dict[int, socket.socket] = {}
+        self._loop = loop
+        self._above = above
+        self._decoder = msgspec.msgpack.Decoder(Request)
+        self._packet = memoryview(bytearray(PACKET_BYTES_MAX))  # what a client has just sent
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def add(self, slot: int, sock: socket.socket) -> None:
+        self.by_slot[slot] = sock
+        self._loop.watch(sock.fileno(), lambda: self._ready(slot, sock))
+
+    def forget(self, slot: int) -> None:
+        """That client is gone, or asks nothing any more."""
+        sock = self.by_slot.pop(slot, None)
+        if sock is not None:
+            self._loop.unwatch(sock.fileno())
+            sock.close()
+
+    def reply(self, slot: int, reply: Reply) -> None:
+        sock = self.by_slot.get(slot)
+        if sock is not None:
+            with contextlib.suppress(OSError):  # it has died: its end is on the way
+                sock.send(self._encode(reply))
+
+    def replier(self, slot: int) -> Callable[[Reply], None]:
+        """For a reply that takes a while: it goes to the process that is there now, or to none."""
+        line = self.by_slot.get(slot)
+
+        def reply(found: Reply) -> None:
+            if line is not None and self.by_slot.get(slot) is line:
+                self.reply(slot, found)
+
+        return reply
+
+    def _ready(self, slot: int, sock: socket.socket) -> None:
+        try:
+            nbytes, ancillary, flags, _ = sock.recvmsg_into([self._packet], GIVEN_BYTES, RECEIVE)
+        except BlockingIOError:
+            return
+        except OSError:
+            nbytes, ancillary, flags = 0, [], 0
+        if not nbytes:
+            self._loop.unwatch(sock.fileno())
+            self._above.line_ended(slot)
+            return
+        data = self._packet[:nbytes]
+        given = [fd for _, _, part in ancillary for fd in memoryview(part).cast("i")]
+        try:
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, CUT_OFF)
+            self._above.request(slot, self._decoder.decode(data), given)
+        except Exception as error:  # one client's mistake is not the end of the host
+            _log.exception("a request of client %d", slot)
+            self._refuse(slot, data, f"{type(error).__name__}: {error}")
+        for fd in given:  # nobody has taken them
+            os.close(fd)
+
+    def _refuse(self, slot: int, data: memoryview, why: str) -> None:
+        """A request that could not be served: who waits for it is told."""
+        try:
+            number, _, ask = msgspec.msgpack.decode(data)
+            if number:
+                self.reply(slot, Reply(number, None, f"the node refused the request: {why}"))
+            elif ask and ask[0] == "Collective":
+                self._above.collective_refused(ask[1], why)
+        except (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError):
+            _log.error("client %d cannot be told", slot)  # it is no request at all
