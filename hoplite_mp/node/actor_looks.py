@@ -12,24 +12,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hoplite_mp import _shm
     from hoplite_mp.node.actor_records import Actor
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.actors import Actors
+    from hoplite_mp.node.far_actors import FarActors
 
 __all__ = ["actors_here", "calls_from_here", "ended_calls", "track_name"]
 
 
-def actors_here(node: Node) -> Iterator[dict[str, Any]]:
+def actors_here(actors: Actors) -> Iterator[dict[str, Any]]:
     """Each actor of this host; its calls that wait, run and are done, as this host knows them."""
-    waiting = node.client.queued_counts()
-    for actor in list(node.actors.by_identity.values()):
-        pool = node.workers.pools.get(actor.pool)
+    waiting = actors.client.queued_counts()
+    for actor in list(actors.by_identity.values()):
+        pool = actors.workers.pools.get(actor.pool)
         running, done, pids = 0, actor.calls_done, []
         for slot, worker in pool.workers.items() if pool is not None else ():
-            running += bool(node.tasks.running(slot))
-            done += ended_calls(node, slot)
+            running += bool(actors.tasks.running(slot))
+            done += ended_calls(actors.client, slot)
             pids.append(worker.pid)
         yield {
-            "identity": node.actors.public(actor.identity).hex(),
+            "identity": actors.public(actor.identity).hex(),
             "name": actor.label,
             "class": actor.class_name,
             "pids": pids,
@@ -48,23 +50,23 @@ def _state(actor: Actor) -> str:
     return "lives" if actor.begun else "begins"
 
 
-def ended_calls(node: Node, slot: int) -> int:
+def ended_calls(client: _shm.NodeClient, slot: int) -> int:
     """Calls that the process in that slot has ended."""
-    info = node.client.client_info(slot)
+    info = client.client_info(slot)
     return int(info["tasks_done"] + info["tasks_failed"])
 
 
-def calls_from_here(node: Node) -> Iterator[dict[str, Any]]:
+def calls_from_here(far: FarActors | None) -> Iterator[dict[str, Any]]:
     """Calls of processes of this host that wait here for an actor of another one."""
-    if node.lan is None:
+    if far is None:
         return
-    waiting = node.client.queued_counts()
-    for pool, bound in list(node.lan.far_actors.bound.items()):
+    waiting = far.client.queued_counts()
+    for pool, bound in list(far.bound.items()):
         if waiting.get(pool):
-            found = pool in node.delegation.far
-            peer = node.lan.peers.number_of(bound.home) if found else None
+            found = pool in far.delegation.far
+            peer = far.roster.number_of(bound.home) if found else None
             yield {
-                "identity": node.actors.public(bound.identity).hex(),
+                "identity": far.actors.public(bound.identity).hex(),
                 "waiting": waiting[pool],
                 "at": "" if peer is None else f"h{peer}",
             }

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp import errors
 from hoplite_mp.node.actor_records import Actor, Wanted
-from hoplite_mp.node.actor_spares import Bringing
 from hoplite_mp.node.guests import NO_OBJECT
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.messages import ActorNameClaimed, ActorNameReleased
@@ -23,10 +22,15 @@ from hoplite_mp.protocol.peers import ActorFound
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.actor_spares import Spare
+    from hoplite_mp.node.actor_spares import Spare, Spares
+    from hoplite_mp.node.actors import Actors
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.delegation import Delegation
+    from hoplite_mp.node.far_actors import FarActors
+    from hoplite_mp.node.guests import Guests
+    from hoplite_mp.node.homes import Homes
     from hoplite_mp.node.imports import Import
-    from hoplite_mp.node.lan import Lan
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.workers import Workers
 
 __all__ = ["ActorMoves"]
 
@@ -34,11 +38,29 @@ __all__ = ["ActorMoves"]
 class ActorMoves:
     """Those whose identities this host has taken over, or is about to."""
 
-    def __init__(self, node: Node, lan: Lan) -> None:
-        self.node = node
-        self.lan = lan
-        self.client = node.client
-        self.send = lan.peers.send
+    def __init__(
+        self,
+        host: HostContext,
+        actors: Actors,
+        far_actors: FarActors,
+        spares: Spares,
+        workers: Workers,
+        delegation: Delegation,
+        guests: Guests,
+        homes: Homes,
+    ) -> None:
+        self.client = host.client
+        self.imports = host.imports
+        self.exports = host.exports
+        self.send = host.send_peer
+        self.send_manager = host.send_manager
+        self.actors = actors
+        self.far_actors = far_actors
+        self.spares = spares
+        self.workers = workers
+        self.delegation = delegation
+        self.guests = guests
+        self.homes = homes
         self.beginning: set[bytes] = set()  # identities: what they begin from is on its way here
         # Identity -> what is done when it is known whether that actor is here.
         self.waiting: dict[bytes, list[Callable[[], None]]] = {}
@@ -56,8 +78,8 @@ class ActorMoves:
         """Was its host lost, and is it not known yet who begins it again, or is it just begun?"""
         if identity in self.beginning:
             return True
-        one = self.node.imports.by_object.get(identity)
-        return one is not None and self.lan.recovering.homes.is_open(one.home)
+        one = self.imports.by_object.get(identity)
+        return one is not None and self.homes.is_open(one.home)
 
     def look(self) -> None:
         """The manager has said where objects of a lost host are, or an actor has begun."""
@@ -70,23 +92,23 @@ class ActorMoves:
         self.when_known(identity, lambda: self._found(home, identity))
 
     def _found(self, home: int, identity: bytes) -> None:
-        actor = self.node.actors.by_identity.get(self.node.imports.own(identity))
+        actor = self.actors.by_identity.get(self.imports.own(identity))
         self.send(home, ActorFound(identity, 0 if actor is None else actor.pool))
 
     # -- beginning again -----------------------------------------------------------------------
 
     def moved(self, one: Import) -> None:
         """That object, an identity perhaps, has another home."""
-        spare = self.lan.spares.take_over(one.object, one.home)
+        spare = self.spares.take_over(one.object, one.home)
         if spare is not None and (spare.what.detached or self._is_held(one.oid)):
             self._begin(one, spare)
         elif spare is not None:
             self._release_name(spare)
-        self.lan.far_actors.moved(one)
+        self.far_actors.moved(one)
 
     def _is_held(self, identity: int) -> bool:
         """Does anybody want the actor, here or elsewhere?"""
-        export = self.node.exports.exports.get(identity)
+        export = self.exports.exports.get(identity)
         if export is not None and export.importers:
             return True
         return bool({*self.client.inspect(identity)["refs"]} - {NODE_SLOT})
@@ -95,7 +117,7 @@ class ActorMoves:
         """From the newest that is here in full; if nothing is, as soon as what can be had is."""
         what = spare.what
         named = [each for each in (what.setup, what.state) if each != NO_OBJECT]
-        full = all(self.lan.spares.with_payload(each) for each in named)
+        full = all(self.spares.with_payload(each) for each in named)
         if full or spare.before is not None:
             self._begin_again(one, spare if full else spare.before or spare)
             return
@@ -109,13 +131,13 @@ class ActorMoves:
             self.look()
             hold = None
 
-        Bringing(self.node, spare.holds, here).bring(named)
+        self.spares.bring(spare.holds, here).bring(named)
 
     def _begin_again(self, one: Import, spare: Spare) -> None:
         """This host is the actor's from now on."""
-        what, actors, workers = spare.what, self.node.actors, self.node.workers
-        setup = self.lan.spares.with_payload(what.setup)
-        state = self.lan.spares.with_payload(what.state) if what.state != NO_OBJECT else 0
+        what, actors, workers = spare.what, self.actors, self.workers
+        setup = self.spares.with_payload(what.setup)
+        state = self.spares.with_payload(what.state) if what.state != NO_OBJECT else 0
         wanted = Wanted(
             setup,
             what.about,
@@ -124,16 +146,16 @@ class ActorMoves:
             what.restarts_left,
             False,
             what.detached,
-            self.node.guests.audience_here(spare.home, what.audience),
+            self.guests.audience_here(spare.home, what.audience),
             what.places,
             what.env,
             what.demand,
         )
-        pool = self.lan.far_actors.give_up(one.oid) or workers.open_bound(NODE_SLOT, 0)
+        pool = self.far_actors.give_up(one.oid) or workers.open_bound(NODE_SLOT, 0)
         if pool is None:
             self._release_name(spare)
             return  # who calls it hears that it is gone
-        self.node.delegation.forget_pool(pool)
+        self.delegation.forget_pool(pool)
         actor = Actor(
             one.oid,
             pool,
@@ -148,8 +170,8 @@ class ActorMoves:
         if what.detached:
             actor.hold = self.client.hold(one.oid)
         if what.name:
-            claim = ActorNameClaimed(0, self.node.number, what.name, one.object, True)
-            self.node.send_manager(claim)
+            claim = ActorNameClaimed(0, self.client.number, what.name, one.object, True)
+            self.send_manager(claim)
         lost = f"node h{spare.number}, on which it ran, was lost"
         why = "" if setup else ", and its constructor's arguments are gone"
         if state == 0 and what.state != NO_OBJECT:
@@ -167,10 +189,10 @@ class ActorMoves:
         local.env, local.demand = wanted.env, wanted.demand
         local.setup_hold = self.client.hold(setup)
         workers.start_missing(local)
-        self.lan.spares.keep(actor)
+        self.spares.keep(actor)
 
     def _release_name(self, spare: Spare) -> None:
         """Nobody begins it again, so another actor may have its name."""
         if spare.what.name:
-            released = ActorNameReleased(self.node.number, spare.what.name, spare.what.identity)
-            self.node.send_manager(released)
+            released = ActorNameReleased(self.client.number, spare.what.name, spare.what.identity)
+            self.send_manager(released)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp.protocol.local import Reply
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.main import Node
+    from collections.abc import Callable
+
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
@@ -33,28 +34,22 @@ class Asker(Protocol):
 class Client:
     """A process of this host that asks."""
 
-    node: Node
     slot: int
     number: int
-    line: Any  # of that process: the slot may be another's by the time of the answer
-
-    def _is_there(self) -> bool:
-        return self.line is not None and self.node.clients.get(self.slot) is self.line
+    reply: Callable[[Reply], None]  # to the process that is in the slot now, or to nobody
+    # Keeps a hold for that process until it has one of its own; False: it is gone.
+    keep: Callable[[Any], bool]
 
     def granted(self, hold: Any) -> None:
-        if self._is_there():
-            granted = self.node.requests.granted.setdefault(self.slot, {})
-            granted[self.number] = [hold]
-            self.node.reply(self.slot, Reply(self.number, hold.oid))
+        if self.keep(hold):
+            self.reply(Reply(self.number, hold.oid))
 
     def refused(self, why: str, gone: bool = False) -> None:
-        if self._is_there():
-            self.node.reply(self.slot, Reply(self.number, 0, why, gone=gone))
+        self.reply(Reply(self.number, 0, why, gone=gone))
 
     def told(self, value: Any) -> None:
         """Some other answer."""
-        if self._is_there():
-            self.node.reply(self.slot, Reply(self.number, value))
+        self.reply(Reply(self.number, value))
 
 
 @dataclass(slots=True)

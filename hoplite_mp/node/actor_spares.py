@@ -15,8 +15,9 @@ It must never know: what calls do, how an actor begins again.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import serial
 from hoplite_mp.client.memory import STATE
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from hoplite_mp.node.actor_records import Actor
-    from hoplite_mp.node.lan import Lan
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.actors import Actors
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.homes import Homes
     from hoplite_mp.protocol.messages import Member, NodeToManager
 
 __all__ = ["Bringing", "Spare", "Spares"]
@@ -50,14 +52,28 @@ class Spare:
     whole: bool = False  # it is
 
 
+class Above(Protocol):
+    """What rooms above this one must hear."""
+
+    def sought(self, home: int, identity: bytes) -> None:
+        """That host asks for an actor whose host is lost."""
+
+
 class Spares:
     """Both sides of it, on one node."""
 
-    def __init__(self, node: Node, lan: Lan) -> None:
-        self.node = node
-        self.lan = lan
-        self.client = node.client
-        self.send = lan.peers.send
+    def __init__(self, host: HostContext, actors: Actors, homes: Homes, above: Above) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.store = host.store
+        self.places = host.places
+        self.imports = host.imports
+        self.roster = host.roster
+        self.send = host.send_peer
+        self.bring = functools.partial(Bringing, host)
+        self.actors = actors
+        self.homes = homes
+        self.above = above
         self.at: dict[int, int] = {}  # identity of an actor of this host -> home of its spare
         # Identity -> the last KeepActor's number, and who waits for its answer.
         self.asked: dict[int, tuple[int, list[Callable[[], None]]]] = {}
@@ -82,7 +98,7 @@ class Spares:
         if home is None:
             _call(waiting)
             return
-        identity = self.node.actors.public(actor.identity)
+        identity = self.actors.public(actor.identity)
         if before is not None and before != home:  # when the new one has it
             waiting.append(lambda: _drop(self.send, before, identity))
         self._last += 1
@@ -94,8 +110,8 @@ class Spares:
             KeepActor(
                 self._last,
                 identity,
-                self.node.actors.public(wanted.setup),
-                NO_OBJECT if state is None else self.node.actors.public(state.oid),
+                self.actors.public(wanted.setup),
+                NO_OBJECT if state is None else self.actors.public(state.oid),
                 wanted.about,
                 actor.class_name,
                 actor.name,
@@ -113,22 +129,21 @@ class Spares:
 
     def _spare_of(self, actor: Actor) -> int | None:
         """The host that keeps it, or will: the next one after this that it may run on."""
-        lan, wanted = self.lan, actor.wanted
+        wanted = actor.wanted
         if not wanted.restarts or actor.ended is not None:
             return None
         now = self.at.pop(actor.identity, None)
-        if now in lan.peers.by_home and now not in lan.draining.leaving:
+        if now in self.roster.by_home and now not in self.roster.leaving:
             return now
         able = [
             member
-            for member in lan.members.values()
-            if member.home != self.client.home
-            and (member.workers or member.stays)
-            and member.home not in lan.draining.leaving
+            for member in self.roster.by_home.values()
+            if (member.workers or member.stays)
+            and member.home not in self.roster.leaving
             and (not wanted.places or member.node in wanted.places)
             and Ledger(member.resources).could_ever(wanted.demand)
         ]
-        here = self.node.number
+        here = self.client.number
         able.sort(key=lambda member: (member.node - here) % NODES_MAX)
         return able[0].home if able else None
 
@@ -138,12 +153,12 @@ class Spares:
         home = self.at.pop(actor.identity, None)
         _, waiting = self.asked.pop(actor.identity, (0, []))
         if home is not None:
-            self.send(home, DropActor(self.node.actors.public(actor.identity)))
+            self.send(home, DropActor(self.actors.public(actor.identity)))
         _call(waiting)
 
     def came(self) -> None:
         """There is another node: those that have no spare get one."""
-        for actor in list(self.node.actors.by_identity.values()):
+        for actor in list(self.actors.by_identity.values()):
             if actor.identity not in self.at and actor.identity not in self.unsure:
                 self.keep(actor)
 
@@ -164,14 +179,14 @@ class Spares:
                 if spare is not None and spare.home == home:
                     del self.kept[message.identity]
             case ActorSought():
-                self.lan.actor_moves.sought(home, message.identity)
+                self.above.sought(home, message.identity)
             case _:
                 return False
         return True
 
     def _take(self, home: int, message: KeepActor) -> None:
         before = self.kept.get(message.identity)
-        number = self.lan.peers.number_of(home)
+        number = self.roster.number_of(home)
         if before is not None and before.home != home:
             before = None  # of an earlier life of the actor: that state is older
         if before is not None and not before.whole:
@@ -187,7 +202,7 @@ class Spares:
                 spare.before, spare.whole = None, True
             self.send(home, ActorKept(message.number))
 
-        Bringing(self.node, spare.holds, done).bring(named)
+        self.bring(spare.holds, done).bring(named)
 
     def number_of(self, identity: bytes, home: int) -> int | None:
         """Of what is here of an actor of that host: the highest one is the newest. None: there is
@@ -203,8 +218,8 @@ class Spares:
         """To a manager that begins anew: names of actors whose host may have gone with the last
         one. Whether they move here is found out later."""
         for identity, spare in self.kept.items():
-            there = self.lan.peers.number_of(spare.home) is not None
-            if spare.what.name and (there or self.lan.recovering.homes.is_open(spare.home)):
+            there = self.roster.number_of(spare.home) is not None
+            if spare.what.name and (there or self.homes.is_open(spare.home)):
                 yield ActorNameClaimed(0, spare.number, spare.what.name, identity, True)
 
     # -- deaths --------------------------------------------------------------------------------
@@ -212,7 +227,7 @@ class Spares:
     def lose_host(self, member: Member) -> None:
         """That host is gone. Called before it is said what is here of its objects: the identities
         of the actors that this node can begin again are."""
-        imports = self.node.imports
+        imports = self.imports
         for identity, spare in self.kept.items():
             if spare.home != member.home:
                 continue
@@ -238,7 +253,7 @@ class Spares:
         """The manager says so: actors whose spares they were get others."""
         for identity in [one for one, number in self.unsure.items() if number in numbers]:
             del self.unsure[identity]
-            actor = self.node.actors.by_identity.get(identity)
+            actor = self.actors.by_identity.get(identity)
             if actor is not None:
                 self.keep(actor)
 
@@ -253,8 +268,8 @@ class Spares:
 
     def with_payload(self, object_id: bytes) -> int:
         """Where that object is here; 0: not at all, or without its bytes, or failed."""
-        oid = self.node.imports.local(object_id)
-        if not oid or oid in self.node.places or self.client.hold(oid) is None:
+        oid = self.imports.local(object_id)
+        if not oid or oid in self.places or self.client.hold(oid) is None:
             return 0
         return oid if self.client.state(oid) in _WHOLE else 0
 
@@ -262,8 +277,12 @@ class Spares:
 class Bringing:
     """Objects of any host, with all that they name, on their way here."""
 
-    def __init__(self, node: Node, holds: list[Any], done: Callable[[], None]) -> None:
-        self.node = node
+    def __init__(self, host: HostContext, holds: list[Any], done: Callable[[], None]) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.store = host.store
+        self.places = host.places
+        self.imports = host.imports
         self.holds = holds
         self.done = done
         self.seen: set[bytes] = set()
@@ -273,7 +292,7 @@ class Bringing:
         new = [one for one in objects if one not in self.seen]
         self.seen.update(new)
         self.left += 1
-        self.node.imports.ask(new, self._held)
+        self.imports.ask(new, self._held)
 
     def _held(self, holds: list[Any]) -> None:
         for hold in holds:
@@ -283,7 +302,7 @@ class Bringing:
         self._one_less()
 
     def _bring_bytes(self, oid: int) -> None:
-        places = self.node.places
+        places = self.places
         if oid not in places:
             self._look(oid)
             return
@@ -295,7 +314,7 @@ class Bringing:
         self.left += 1
         if places.want(oid, here):
             return
-        if self.node.store.impossible(places.places[oid].nbytes):
+        if self.store.impossible(places.places[oid].nbytes):
             self._one_less()  # then only the other host has it
             return
 
@@ -303,13 +322,13 @@ class Bringing:
             self._bring_bytes(oid)
             self._one_less()
 
-        self.node.loop.call_later(ROOM_LOOK_S, again)  # no room now
+        self.loop.call_later(ROOM_LOOK_S, again)  # no room now
 
     def _look(self, oid: int) -> None:
         """What it names is brought, too. What is pending is so later, when its reader is."""
-        client = self.node.client
+        client = self.client
         got = client.view(oid)
-        if isinstance(got, int) and oid not in self.node.places and self.node.store.restore(oid):
+        if isinstance(got, int) and oid not in self.places and self.store.restore(oid):
             got = client.view(oid)
         if not isinstance(got, int):
             self.bring([*serial.read_refs(memoryview(got))])

@@ -12,7 +12,7 @@ process that holds a handle may submit to that number without asking.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import STATE
@@ -31,9 +31,12 @@ from hoplite_mp.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp.node.actor_spares import Spares
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.guests import Guests
     from hoplite_mp.node.pools import WorkerInfo
+    from hoplite_mp.node.resources import Resources
+    from hoplite_mp.node.workers import Workers
+    from hoplite_mp.protocol.actors import BindActor
     from hoplite_mp.protocol.local import Request
     from hoplite_mp.protocol.messages import NodeToManager
 
@@ -43,28 +46,86 @@ KIND_IDENTITY = 1  # as of any object that was put
 POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 4
 
 
+class Above(Protocol):
+    """What rooms above this one know, or must hear; on one host alone there are no others."""
+
+    def audience_of(self, slot: int) -> int:
+        """Who hears what the client in that slot has others print."""
+
+    def keep_granted(self, slot: int, number: int, hold: Any) -> None:
+        """That process has been given a ref, and has no hold of its own yet."""
+
+    def far_begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
+        """An actor on another node."""
+
+    def far_end(self, identity: int, kill: bool, unheld: bool) -> None:
+        """The actor with that identity, of another host, is to end."""
+
+    def far_restarts(self, asker: Client, identity: int) -> None:
+        """How often has that actor of another host been restarted?"""
+
+    def far_bind(self, slot: int, number: int, ask: BindActor) -> None:
+        """A pool here for calls of an actor of another host."""
+
+    def far_fail_calls(self, pool: int) -> None:
+        """Calls have come into the pool of an actor of another host that has ended."""
+
+    def far_freed(self, oid: int) -> None:
+        """Nobody here holds that identity of an actor of another host any more."""
+
+    def keep_spare(self, actor: Actor, done: Callable[[], None] | None) -> None:
+        """What the actor begins again from is kept on another host, and `done` is called then."""
+
+    def has_ended(self, actor: Actor) -> None:
+        """It does not begin again."""
+
+
 class Actors:
     """All actors of this host."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.client = node.client
+    def __init__(
+        self,
+        host: HostContext,
+        workers: Workers,
+        guests: Guests,
+        resources: Resources,
+        above: Above,
+    ) -> None:
+        self.client = host.client
+        self.tasks = host.tasks
+        self.imports = host.imports
+        self.results = host.results
+        self.clients = host.clients
+        self.reply = host.reply
+        self.replier = host.replier
+        self.send_manager = host.send_manager
+        self.workers = workers
+        self.guests = guests
+        self.resources = resources
+        self.above = above
         self.by_pool: dict[int, Actor] = {}
         self.by_identity: dict[int, Actor] = {}
         self.openings: dict[int, Opening] = {}  # that wait for the manager, by request
         self.leaving = False  # this node leaves the cluster, when all calls made so far have ended
-        self.spares: Spares | None = None  # set when there is a network
         self._requests = 0
 
     # -- asked by clients ----------------------------------------------------------------------
 
     def asker(self, slot: int, request: Request) -> Client:
-        return Client(self.node, slot, request.number, self.node.clients.get(slot))
+        line = self.clients.get(slot)
+
+        def keep(hold: Any) -> bool:
+            if line is None or self.clients.get(slot) is not line:
+                return False
+            self.above.keep_granted(slot, request.number, hold)
+            return True
+
+        return Client(slot, request.number, self.replier(slot), keep)
 
     def open(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         asker = self.asker(slot, request)
-        audience = self.node.audience_of(slot)
+        audience = self.above.audience_of(slot)
         wanted = Wanted(
             ask.setup,
             ask.about,
@@ -79,20 +140,18 @@ class Actors:
             ask.demand,
             ask.only_now,
         )
-        if ask.node == self.node.number:
+        if ask.node == self.client.number:
             self.begin(asker, wanted)
-        elif self.node.lan is None:
-            asker.refused(f"node h{ask.node} is gone", True)
         else:
-            self.node.lan.far_actors.begin(asker, wanted, ask.node)
+            self.above.far_begin(asker, wanted, ask.node)
 
     def begin(self, asker: Asker, wanted: Wanted) -> None:
         """An actor on this host, unless another one has its name."""
         if self.leaving:
             asker.refused(self._why_leaving(), True)
             return
-        if wanted.only_now and not self.node.resources.has_room(wanted.demand):
-            asker.refused(f"node h{self.node.number} has no room now", True)
+        if wanted.only_now and not self.resources.has_room(wanted.demand):
+            asker.refused(f"node h{self.client.number} has no room now", True)
             return
         identity = self.client.new(KIND_IDENTITY, STATE["CLAIMED"], NODE_SLOT, 0)
         opening = Opening(asker, wanted, identity)
@@ -102,7 +161,7 @@ class Actors:
                 opening,
                 lambda number: ActorNameClaimed(
                     number,
-                    self.node.number,
+                    self.client.number,
                     wanted.name,
                     self.public(identity),
                     wanted.restarts > 0,
@@ -115,19 +174,19 @@ class Actors:
         name = request.ask.name  # type: ignore[union-attr]
         self._ask_manager(
             Opening(self.asker(slot, request), None),
-            lambda number: ActorNameAsked(number, self.node.number, name),
+            lambda number: ActorNameAsked(number, self.client.number, name),
         )
 
     def public(self, oid: int) -> bytes:
         """The name of an object of any host, as it has a header here."""
-        one = self.node.imports.by_oid.get(oid)
+        one = self.imports.by_oid.get(oid)
         return ids.pack_id(self.client.home, oid) if one is None else one.object
 
     def _ask_manager(self, opening: Opening, make: Callable[[int], NodeToManager]) -> None:
         self._requests += 1
         opening.asked = make(self._requests)
         self.openings[self._requests] = opening
-        self.node.send_manager(opening.asked)
+        self.send_manager(opening.asked)
 
     def receive(self, message: Any) -> bool:
         """A message of the manager; False if it is not about actors."""
@@ -152,7 +211,7 @@ class Actors:
     def _discard(self, opening: Opening) -> None:
         """Nobody becomes the actor of that identity: it is an object that nobody holds."""
         if opening.identity:
-            self.node.results.store_value(opening.identity, serial.encode(None), False)
+            self.results.store_value(opening.identity, serial.encode(None), False)
             opening.holds.clear()
 
     def report(self) -> Iterator[NodeToManager]:
@@ -160,13 +219,13 @@ class Actors:
         for actor in self.by_identity.values():
             if actor.name:
                 identity, moves = self.public(actor.identity), actor.wanted.restarts > 0
-                yield ActorNameClaimed(0, self.node.number, actor.name, identity, moves)
+                yield ActorNameClaimed(0, self.client.number, actor.name, identity, moves)
         for opening in self.openings.values():
             yield opening.asked
 
     def _start(self, opening: Opening, wanted: Wanted) -> None:
         """The actor's process."""
-        workers, identity = self.node.workers, opening.identity
+        workers, identity = self.workers, opening.identity
         about = wanted.audience, wanted.env, wanted.demand
         opened = Pool(0, 1, NODE_SLOT, 0, wanted.setup, True, *about)
         if self.leaving or not workers.open(opened):
@@ -177,7 +236,7 @@ class Actors:
             return
         pool = opened.number
         known = serial.encode((pool, wanted.about, self.public(identity)))
-        self.node.results.store_value(identity, known, False)
+        self.results.store_value(identity, known, False)
         name, restarts = wanted.name, wanted.restarts
         actor = Actor(identity, pool, name, wanted.class_name, restarts, wanted, label=name)
         self.by_pool[pool] = self.by_identity[identity] = actor
@@ -188,10 +247,7 @@ class Actors:
 
     def keep(self, actor: Actor, done: Callable[[], None] | None = None) -> None:
         """What it begins again from is kept on another host as well: `done`, then."""
-        if self.spares is not None:
-            self.spares.keep(actor, done)
-        elif done is not None:
-            done()
+        self.above.keep_spare(actor, done)
 
     def _grant(self, asker: Asker, identity: bytes) -> None:
         """An actor of any host."""
@@ -202,20 +258,20 @@ class Actors:
             else:
                 asker.granted(holds[0])
 
-        self.node.imports.ask([identity], done)
+        self.imports.ask([identity], done)
 
     def end(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         here = self.end_here(ask.identity, ask.kill, ask.unheld)
-        if not here and self.node.lan is not None:
-            self.node.lan.far_actors.end(ask.identity, ask.kill, ask.unheld)
+        if not here:
+            self.above.far_end(ask.identity, ask.kill, ask.unheld)
         if not ask.unheld:
-            self.node.reply(slot, Reply(request.number))
+            self.reply(slot, Reply(request.number))
 
     def of(self, identity: int) -> Actor | None:
         """The actor of this host, which may have begun on another one."""
         return self.by_identity.get(identity) or self.by_identity.get(
-            self.node.imports.own(self.public(identity))
+            self.imports.own(self.public(identity))
         )
 
     def end_here(self, identity: int, kill: bool, unheld: bool = False) -> bool:
@@ -234,27 +290,23 @@ class Actors:
             if actor.ended is None:
                 error = errors.ActorLostError(f"{actor.title} was ended by Actor.kill")
                 self.end_with(actor, error)
-            for worker in list(self.node.workers.pools[actor.pool].workers.values()):
-                self.node.workers.kill(worker, "closing")
+            for worker in list(self.workers.pools[actor.pool].workers.values()):
+                self.workers.kill(worker, "closing")
         elif actor.ended is None:
             self.client.open_pool(actor.pool, POOL_CLOSING)
-            self.node.tasks.wake_pool(actor.pool)
+            self.tasks.wake_pool(actor.pool)
             self.keep(actor)  # without its name, and not detached any more
 
     def restarts(self, slot: int, request: Request) -> None:
         identity = request.ask.identity  # type: ignore[union-attr]
         actor = self.of(identity)
-        if actor is None and self.node.lan is not None:
-            self.node.lan.far_actors.ask_restarts(self.asker(slot, request), identity)
+        if actor is None:
+            self.above.far_restarts(self.asker(slot, request), identity)
         else:
-            self.node.reply(slot, Reply(request.number, actor.restarts if actor else 0))
+            self.reply(slot, Reply(request.number, actor.restarts))
 
     def bind(self, slot: int, request: Request) -> None:
-        ask: Any = request.ask
-        if self.node.lan is None:
-            self.node.reply(slot, Reply(request.number, None, "that actor is of another cluster"))
-        else:
-            self.node.lan.far_actors.bind(slot, request.number, ask)
+        self.above.far_bind(slot, request.number, request.ask)  # type: ignore[arg-type]
 
     def refuse_calls(self, pool: int) -> None:
         """Calls of an actor that has ended have been queued."""
@@ -265,13 +317,13 @@ class Actors:
     def fail_calls(self, slot: int, request: Request) -> None:
         pool = request.ask.pool  # type: ignore[union-attr]
         self.refuse_calls(pool)
-        if pool not in self.by_pool and self.node.lan is not None:
-            self.node.lan.far_actors.fail_calls(pool)
+        if pool not in self.by_pool:
+            self.above.far_fail_calls(pool)
 
     # -- asked by the actor's own process ------------------------------------------------------
 
     def _of_worker(self, slot: int) -> Actor | None:
-        worker = self.node.workers.all.get(slot)
+        worker = self.workers.all.get(slot)
         return None if worker is None else self.by_pool.get(worker.pool)
 
     def begins(self, slot: int, request: Request) -> None:
@@ -293,7 +345,7 @@ class Actors:
     def state_asked(self, slot: int, request: Request) -> None:
         actor = self._of_worker(slot)
         if actor is None or actor.state is None:
-            self.node.reply(slot, Reply(request.number, 0))
+            self.reply(slot, Reply(request.number, 0))
         else:
             self.asker(slot, request).granted(actor.state)
 
@@ -312,22 +364,22 @@ class Actors:
         ask: Any = request.ask
         if actor is not None and actor.ended is None:
             self._end_with_payload(actor, ask.payload)
-        self.node.reply(slot, Reply(request.number))
+        self.reply(slot, Reply(request.number))
 
     def may_end(self, slot: int, request: Request) -> None:
         """It has nothing to do, and accepts no new calls: are there any that wait for arguments?"""
         actor = self._of_worker(slot)
         if actor is None:
             ends = True
-        elif self.node.tasks.pool_state(actor.pool) == POOL_LEAVING:
+        elif self.tasks.pool_state(actor.pool) == POOL_LEAVING:
             ends = False  # calls may still be on their way from other hosts
         else:
             ends = not (
-                self.client.queued_in(actor.pool, True) or self.node.guests.on_their_way(actor.pool)
+                self.client.queued_in(actor.pool, True) or self.guests.on_their_way(actor.pool)
             )
         if ends and actor is not None and actor.ended is None:
             self.end_with(actor, errors.ActorLostError(f"{actor.title} was closed"))
-        self.node.reply(slot, Reply(request.number, ends))
+        self.reply(slot, Reply(request.number, ends))
 
     # -- what happens to them ------------------------------------------------------------------
 
@@ -336,12 +388,12 @@ class Actors:
         self.leaving = True
         for actor in self.by_pool.values():
             self._forget_name(actor)
-            if actor.ended is None and self.node.tasks.pool_state(actor.pool) == POOL_OPEN:
+            if actor.ended is None and self.tasks.pool_state(actor.pool) == POOL_OPEN:
                 self.client.open_pool(actor.pool, POOL_LEAVING)
                 self.keep(actor)  # without its name
 
     def _why_leaving(self) -> str:
-        return f"node h{self.node.number} is leaving the cluster"
+        return f"node h{self.client.number} is leaving the cluster"
 
     def died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
         """Its process has ended, and the call that it ran is settled. It begins again, or not."""
@@ -350,7 +402,7 @@ class Actors:
             pool.broken = "its actor has ended"
             return
         actor.begun = False
-        actor.calls_done += ended_calls(self.node, worker.slot)
+        actor.calls_done += ended_calls(self.client, worker.slot)
         if actor.ended is None and actor.restarts_left > 0:
             actor.restarts_left -= 1
             actor.restarts += 1
@@ -368,7 +420,7 @@ class Actors:
 
     def loss(self, actor: Actor, worker: WorkerInfo, how: str) -> Exception:
         """Why calls of an actor whose process has ended fail."""
-        number = self.node.number
+        number = self.client.number
         used = actor.restarts
         if actor.ended is not None:
             then = ""  # it had ended before
@@ -388,14 +440,12 @@ class Actors:
         """Nobody holds that object any more; if it was an identity, its actor ends."""
         actor = self.by_identity.pop(oid, None)
         if actor is None:
-            if self.node.lan is not None:
-                self.node.lan.far_actors.freed(oid)
+            self.above.far_freed(oid)
             return
         self._forget_name(actor)
-        if self.spares is not None:
-            self.spares.ended(actor)
+        self.above.has_ended(actor)
         self.by_pool.pop(actor.pool, None)
-        self.node.workers.close(actor.pool, actor.killed_unheld)
+        self.workers.close(actor.pool, actor.killed_unheld)
 
     def end_with(self, actor: Actor, error: BaseException) -> None:
         self._end_with_payload(actor, serial.encode_error(error, "").tobytes())
@@ -405,8 +455,7 @@ class Actors:
         after the look sees the state, and asks for another look."""
         actor.ended = payload
         self._forget_name(actor)
-        if self.spares is not None:
-            self.spares.ended(actor)
+        self.above.has_ended(actor)
         self.client.open_pool(actor.pool, POOL_ENDED)
         self._fail_queued(actor)
 
@@ -419,8 +468,8 @@ class Actors:
         error = serial.Encoded(payload, [], [], len(payload), [])
         for oid in self.client.queued_in(pool):
             if self.client.take_over(oid, NODE_SLOT):
-                self.node.workers.tasks_failed += 1
-                self.node.results.store_value(oid, error, True)
+                self.workers.tasks_failed += 1
+                self.results.store_value(oid, error, True)
 
     def _forget_name(self, actor: Actor) -> None:
         name, actor.name = actor.name, ""
@@ -428,8 +477,8 @@ class Actors:
 
     def _release_name(self, name: str, identity: int) -> None:
         if name:
-            released = ActorNameReleased(self.node.number, name, self.public(identity))
-            self.node.send_manager(released)
+            released = ActorNameReleased(self.client.number, name, self.public(identity))
+            self.send_manager(released)
 
 
 def _taken(name: str) -> str:

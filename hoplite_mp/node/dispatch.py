@@ -114,7 +114,7 @@ def take(lan: Lan, home: int, message: Any) -> None:
         case DumpAsked():
             node.waits.asked(home, message)
         case AddWorkers():
-            if not lan.draining.going:
+            if not node.host.roster.leaves:
                 lan.tell_workers(node.workers.grow(message.count))
         case ResourcesFreed():
             node.resources.freed_there(home)

@@ -10,15 +10,15 @@ It must never know: sockets, how bytes move, who asked for it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.messages import NodeLeaving
 from hoplite_mp.protocol.peers import Evacuated, Leaving
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.lan import Lan
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.guests import Guests
 
 __all__ = ["Draining"]
 
@@ -29,13 +29,33 @@ PENDING = ("WAITING", "QUEUED", "CLAIMED")
 TASK_KIND = 2
 
 
+class Above(Protocol):
+    """What rooms above this one know of actors, or must hear."""
+
+    def leaves_now(self) -> None:
+        """This node takes no more work."""
+
+    def has_calls(self, home: int) -> bool:
+        """Are there calls under way from here to actors of that host?"""
+
+    def is_worker(self, slot: int) -> bool:
+        """Is that slot a worker's?"""
+
+
 class Draining:
     """Both sides of it, on one node."""
 
-    def __init__(self, node: Node, lan: Lan) -> None:
-        self.node = node
-        self.lan = lan
-        self.going = False  # this node leaves
+    def __init__(self, host: HostContext, guests: Guests, above: Above) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.tasks = host.tasks
+        self.store = host.store
+        self.places = host.places
+        self.roster = host.roster
+        self.send = host.send_peer
+        self.send_manager = host.send_manager
+        self.guests = guests
+        self.above = above
         self.since_ns = 0
         self.waiting: set[int] = set()  # homes of those who still need something of this node
         self.leaving: dict[int, bool] = {}  # others: home -> has it been told that it may go
@@ -43,55 +63,54 @@ class Draining:
     @property
     def numbers(self) -> list[int]:
         """Of the nodes that leave, as far as this one knows."""
-        found = map(self.lan.peers.number_of, self.leaving)
-        own = [self.node.number] if self.going else []
+        found = map(self.roster.number_of, self.leaving)
+        own = [self.client.number] if self.roster.leaves else []
         return own + [number for number in found if number is not None]
 
     # -- the one that leaves -------------------------------------------------------------------
 
     def begin(self) -> None:
         """This node takes no more work."""
-        if self.going:
+        if self.roster.leaves:
             return
-        self.going = True
-        self.since_ns = self.node.loop.now_ns()
-        self.lan.workers_now = 0
-        self.node.actors.leave()
-        for home in list(self.lan.peers.by_home):
+        self.roster.leaves = True
+        self.since_ns = self.loop.now_ns()
+        self.above.leaves_now()
+        for home in self.roster.homes:
             self.tell(home)
         self._look()
 
     def tell(self, home: int) -> None:
         """That node must know, now or since it has joined."""
-        if self.going:
+        if self.roster.leaves:
             self.waiting.add(home)
-            self.lan.peers.send(home, Leaving())
-            self.node.guests.recall_all(home)
+            self.send(home, Leaving())
+            self.guests.recall_all(home)
 
     def evacuated(self, home: int) -> None:
         """That node needs nothing more."""
         self.waiting.discard(home)
 
     def _look(self) -> None:
-        if self.waiting or self.node.guests.by_task or self._works():
-            self.node.loop.call_later(LOOK_S, self._look)
+        if self.waiting or self.guests.by_task or self._works():
+            self.loop.call_later(LOOK_S, self._look)
         else:
-            self.node.send_manager(NodeLeaving(self.node.number, 0))
+            self.send_manager(NodeLeaving(self.client.number, 0))
 
     def _works(self) -> bool:
         """Are there tasks of processes of this host that are not done?"""
         return any(
             header["kind"] == TASK_KIND and header["state"] in PENDING and self._counts(header)
-            for header in self.node.client.scan()
+            for header in self.client.scan()
         )
 
     def _counts(self, header: dict[str, Any]) -> bool:
         """A driver of this host may go on sending for ever: what it has sent since this node began
         to leave goes with it."""
         owner = header["owner"]
-        if owner == NODE_SLOT or owner in self.node.workers.all:
+        if owner == NODE_SLOT or self.above.is_worker(owner):
             return True
-        return self.node.tasks.submitted_ns(header["id"]) <= self.since_ns
+        return self.tasks.submitted_ns(header["id"]) <= self.since_ns
 
     # -- the others ----------------------------------------------------------------------------
 
@@ -99,7 +118,7 @@ class Draining:
         """That node wants to go."""
         if home not in self.leaving:
             self.leaving[home] = False
-            self.node.host.roster.leaving.add(home)
+            self.roster.leaving.add(home)
             self._evacuate()
 
     def lose_peer(self, home: int) -> None:
@@ -112,26 +131,26 @@ class Draining:
         still leave results there."""
         if not self.leaving:
             return
-        by_home = self.lan.peers.by_home
-        going = {by_home[home].member.node for home in self.leaving if home in by_home}
+        by_home = self.roster.by_home
+        going = {by_home[home].node for home in self.leaving if home in by_home}
         needed: set[int] = set()
-        for oid, place in list(self.node.places.places.items()):
+        for oid, place in list(self.places.places.items()):
             if not place.holders or not going.issuperset(place.holders):
                 continue
-            if self.node.store.impossible(place.nbytes):
+            if self.store.impossible(place.nbytes):
                 why = f"the node that had it leaves, and {place.nbytes} bytes never fit here"
-                self.node.places.lost(oid, why)
+                self.places.lost(oid, why)
                 continue
             needed.update(place.holders)
             if not place.payload:
-                self.node.places.want(oid, _nothing)  # no room now: at the next look
+                self.places.want(oid, _nothing)  # no room now: at the next look
         for home, told in list(self.leaving.items()):
-            if told or home not in by_home or by_home[home].member.node in needed:
+            if told or home not in by_home or by_home[home].node in needed:
                 continue
-            if not self.lan.far_actors.has_calls(home):
+            if not self.above.has_calls(home):
                 self.leaving[home] = True
-                self.lan.peers.send(home, Evacuated())
-        self.node.loop.call_later(LOOK_S, self._evacuate)
+                self.send(home, Evacuated())
+        self.loop.call_later(LOOK_S, self._evacuate)
 
 
 def _nothing() -> None:

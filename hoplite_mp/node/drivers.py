@@ -139,7 +139,7 @@ class Drivers:
             reason = f"it is user {uid}'s, and this node is user {os.geteuid()}'s"
         elif not pid:
             reason = "the node does not see its process: it is in another container"
-        elif self.lan.draining.going:
+        elif self.node.host.roster.leaves:
             reason = "the node is leaving"
         slot = -1 if reason else node.client.register(0, DRIVER_KIND, 0)
         if slot < 0:

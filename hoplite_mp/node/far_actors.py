@@ -9,7 +9,7 @@ It must never know: what calls do, how messages travel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import STATE
@@ -29,10 +29,16 @@ from hoplite_mp.protocol.peers import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp.node.actor_records import Asker, Client
+    from hoplite_mp.node.actors import Actors
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.delegation import Delegation
+    from hoplite_mp.node.guests import Guests
+    from hoplite_mp.node.homes import Homes
     from hoplite_mp.node.imports import Import
-    from hoplite_mp.node.lan import Lan
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.workers import Workers
     from hoplite_mp.protocol.actors import BindActor
 
 __all__ = ["FarActors"]
@@ -54,7 +60,7 @@ class FarAsker:
     number: int
 
     def granted(self, hold: Any) -> None:
-        identity = self.far.node.actors.public(hold.oid)
+        identity = self.far.actors.public(hold.oid)
         if self.far.send(self.home, ActorBegun(self.number, identity)):
             self.far.given[self.home, self.number] = hold
 
@@ -94,13 +100,38 @@ class Closing:
     calls: list[int]
 
 
+class Above(Protocol):
+    """What rooms above this one know."""
+
+    def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
+        """Calls it as soon as it is known whether that actor is on this host."""
+
+
 class FarActors:
     """Both sides of it, on one node."""
 
-    def __init__(self, node: Node, lan: Lan) -> None:
-        self.node = node
-        self.lan = lan
-        self.send = lan.peers.send
+    def __init__(
+        self,
+        host: HostContext,
+        actors: Actors,
+        workers: Workers,
+        delegation: Delegation,
+        guests: Guests,
+        homes: Homes,
+        above: Above,
+    ) -> None:
+        self.client = host.client
+        self.tasks = host.tasks
+        self.imports = host.imports
+        self.roster = host.roster
+        self.reply = host.reply
+        self.send = host.send_peer
+        self.actors = actors
+        self.workers = workers
+        self.delegation = delegation
+        self.guests = guests
+        self.homes = homes
+        self.above = above
         self.asking: dict[int, tuple[int, Asker]] = {}  # by number -> home, who waits
         self.counting: dict[int, tuple[int, Client, int]] = {}  # -> home, who waits, identity
         self.ends: dict[int, bool] = {}  # identity -> a process here has ended it: by kill?
@@ -114,7 +145,7 @@ class FarActors:
 
     def begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
         """An actor on another node."""
-        member = self.lan.members.get(node)
+        member = self.roster.by_number.get(node)
         if member is None:
             asker.refused(f"node h{node} is gone", True)
             return
@@ -122,7 +153,7 @@ class FarActors:
         self.asking[self._last] = (member.home, asker)
         ask = BeginActor(
             self._last,
-            self.node.actors.public(wanted.setup),
+            self.actors.public(wanted.setup),
             wanted.about,
             wanted.class_name,
             wanted.name,
@@ -154,36 +185,36 @@ class FarActors:
             else:
                 asker.granted(holds[0])
 
-        self.node.imports.ask([message.identity], done)
+        self.imports.ask([message.identity], done)
 
     def bind(self, slot: int, number: int, ask: BindActor) -> None:
         """The pool on this host for calls of that actor."""
         identity = ask.identity
-        actor = self.node.actors.of(identity)
+        actor = self.actors.of(identity)
         pool = self.by_identity.get(identity) if actor is None else actor.pool
         if pool is None:
-            one = self.node.imports.by_oid.get(identity)
-            pool = None if one is None else self.node.workers.open_bound(NODE_SLOT, 0)
+            one = self.imports.by_oid.get(identity)
+            pool = None if one is None else self.workers.open_bound(NODE_SLOT, 0)
             if pool is None or one is None:
-                why = "that actor has ended" if one is None else self.node.workers.why_none
-                self.node.reply(slot, Reply(number, None, why))
+                why = "that actor has ended" if one is None else self.workers.why_none
+                self.reply(slot, Reply(number, None, why))
                 return
-            self.node.workers.pools[pool].actor = True
+            self.workers.pools[pool].actor = True
             self.by_identity[identity] = pool
             bound = Bound(identity, one.home, ask.restarts, ask.retries, ask.places)
             self.bound[pool] = bound
-            if one.home in self.lan.draining.leaving:
+            if one.home in self.roster.leaving:
                 self._end(pool, bound, "its host is leaving the cluster")
             elif one.home != ids.unpack_id(one.object)[0]:
                 self._seek(pool, bound)  # it has begun again on another host
-            elif one.home in self.node.delegation.runners:
-                self.node.delegation.add_far(pool, one.home, ask.pool, 1, bound.ahead)
+            elif one.home in self.delegation.runners:
+                self.delegation.add_far(pool, one.home, ask.pool, 1, bound.ahead)
             else:
                 self.lost(pool, "its host is gone")
-        self.node.reply(slot, Reply(number, pool))
+        self.reply(slot, Reply(number, pool))
 
     def end(self, identity: int, kill: bool, unheld: bool) -> None:
-        one = self.node.imports.by_oid.get(identity)
+        one = self.imports.by_oid.get(identity)
         if one is None:
             return
         if not unheld:
@@ -193,33 +224,33 @@ class FarActors:
             return
         pool, calls = self.by_identity.get(identity), []
         if pool is not None and self.bound[pool].ended is None:
-            self.node.client.open_pool(pool, POOL_CLOSING)  # first: later calls are refused
-            calls = self.node.client.queued_in(pool, True)
+            self.client.open_pool(pool, POOL_CLOSING)  # first: later calls are refused
+            calls = self.client.queued_in(pool, True)
         self.closing.append(Closing(one.home, one.object, calls))
         self.look()
 
     def look(self) -> None:
         """Closes those actors to which all calls that were made before have been sent."""
         for one in list(self.closing):
-            one.calls = [oid for oid in one.calls if self.node.client.state(oid) in UNSENT]
+            one.calls = [oid for oid in one.calls if self.client.state(oid) in UNSENT]
             if not one.calls:
                 self.closing.remove(one)
-                if one.home == self.node.client.home:  # it has begun again here
-                    self.node.actors.end_here(self.node.imports.own(one.identity), False)
+                if one.home == self.client.home:  # it has begun again here
+                    self.actors.end_here(self.imports.own(one.identity), False)
                 else:
                     self.send(one.home, EndActorThere(one.identity, False))
 
     def _moves(self, one: Closing) -> bool:
         """Will what waits to be sent to that actor go to another host?"""
-        found = self.node.imports.by_object.get(one.identity)
+        found = self.imports.by_object.get(one.identity)
         pool = None if found is None else self.by_identity.get(found.oid)
         return pool is not None and self.bound[pool].ended is None and self.bound[pool].moves
 
     def ask_restarts(self, asker: Client, identity: int) -> None:
-        one = self.node.imports.by_oid.get(identity)
+        one = self.imports.by_oid.get(identity)
         self._last += 1
         if one is None:
-            self.node.reply(asker.slot, Reply(asker.number, 0))
+            self.reply(asker.slot, Reply(asker.number, 0))
             return
         self.counting[self._last] = (one.home, asker, identity)
         if not self.send(one.home, RestartsAsked(self._last, one.object)):
@@ -227,17 +258,17 @@ class FarActors:
 
     def _lose_counting(self, home: int) -> None:
         """Nobody there says how often an actor has begun again; its next host will."""
-        open_ = self.lan.recovering.homes.is_open(home)
+        open_ = self.homes.is_open(home)
         for number, (asked, client, _) in list(self.counting.items()):
             if asked == home and not open_:
                 del self.counting[number]
-                self.node.reply(client.slot, Reply(client.number, 0))
+                self.reply(client.slot, Reply(client.number, 0))
 
     def fail_calls(self, pool: int) -> None:
         """A call was posted to an actor whose host is gone."""
         bound = self.bound.get(pool)
         if bound is not None and bound.ended is not None:
-            self.node.actors.fail_all(pool, bound.ended)
+            self.actors.fail_all(pool, bound.ended)
 
     def lost(self, pool: int, why: str) -> bool:
         """Calls from here reach that pool's actor no more. False: it is no actor's."""
@@ -255,8 +286,8 @@ class FarActors:
                 why += f", and options(node=) binds it to node h{bound.places[0]}"
             error = errors.ActorLostError(f"the actor has lost its state: {why}")
             bound.ended = serial.encode_error(error, "").tobytes()
-            self.node.client.open_pool(pool, POOL_ENDED)
-        self.node.actors.fail_all(pool, bound.ended)
+            self.client.open_pool(pool, POOL_ENDED)
+        self.actors.fail_all(pool, bound.ended)
 
     # -- one whose host was lost -----------------------------------------------------------------
 
@@ -266,18 +297,18 @@ class FarActors:
         waits = [other for other in self.closing if other.identity == one.object]
         for other in waits:  # calls that are to be sent before that
             other.home = one.home
-        if one.home == self.node.client.home:
-            self.lan.actor_moves.when_known(one.object, lambda: self._is_here(one, bool(waits)))
+        if one.home == self.client.home:
+            self.above.when_known(one.object, lambda: self._is_here(one, bool(waits)))
         else:
             self._is_there(one, bool(waits))
 
     def _is_here(self, one: Import, closes: bool) -> None:
         """This host has begun it again, or nobody can."""
         if self._ends(one, closes):
-            self.node.actors.end_here(one.oid, self.ends[one.oid])
-        actor = self.node.actors.by_identity.get(one.oid)
+            self.actors.end_here(one.oid, self.ends[one.oid])
+        actor = self.actors.by_identity.get(one.oid)
         for client in self._counted(one):
-            self.node.reply(client.slot, Reply(client.number, actor.restarts if actor else 0))
+            self.reply(client.slot, Reply(client.number, actor.restarts if actor else 0))
         pool = self.by_identity.get(one.oid)
         if pool is not None and self.bound[pool].ended is None:
             self._end(pool, self.bound[pool], NO_SPARE)
@@ -303,29 +334,29 @@ class FarActors:
 
     def _seek(self, pool: int, bound: Bound) -> None:
         """Asks the host that counts the holders now where calls are to go."""
-        one = self.node.imports.by_oid.get(bound.identity)
+        one = self.imports.by_oid.get(bound.identity)
         if one is None:
             return
         bound.home = one.home
-        if one.home == self.node.client.home:
-            self.lan.actor_moves.when_known(one.object, lambda: self._is_here(one, False))
+        if one.home == self.client.home:
+            self.above.when_known(one.object, lambda: self._is_here(one, False))
         elif not (
             self.send(one.home, ActorSought(one.object))
-            or self.lan.recovering.homes.is_open(one.home)  # then another one will be named
+            or self.homes.is_open(one.home)  # then another one will be named
         ):
             self._end(pool, bound, NO_SPARE)
 
     def _found(self, home: int, message: ActorFound) -> None:
-        for one in self.node.imports.all_of(message.identity):
+        for one in self.imports.all_of(message.identity):
             pool = self.by_identity.get(one.oid)
             bound = None if pool is None else self.bound[pool]
             if pool is None or bound is None or bound.home != home or bound.ended is not None:
                 continue
             if not message.pool:
                 self._end(pool, bound, NO_SPARE)
-            elif home in self.node.delegation.runners and pool not in self.node.delegation.far:
-                first = self.node.client.queued_in(pool)
-                delegation = self.node.delegation
+            elif home in self.delegation.runners and pool not in self.delegation.far:
+                first = self.client.queued_in(pool)
+                delegation = self.delegation
                 delegation.add_far(pool, home, message.pool, 1, bound.ahead, first)
 
     def give_up(self, identity: int) -> int | None:
@@ -339,14 +370,14 @@ class FarActors:
         """That host leaves: calls made so far are sent there, and no new ones are made."""
         for pool, bound in self.bound.items():
             if bound.home == home and bound.ended is None:
-                self.node.client.open_pool(pool, POOL_LEAVING)
+                self.client.open_pool(pool, POOL_LEAVING)
 
     def has_calls(self, home: int) -> bool:
         """Are there calls to actors of that host that have not ended?"""
-        under_way = map(self.node.tasks.pool_of, self.node.delegation.where)
+        under_way = map(self.tasks.pool_of, self.delegation.where)
         pools = {pool for pool, bound in self.bound.items() if bound.home == home}
         return not pools.isdisjoint(under_way) or any(
-            self.node.client.queued_in(pool, True) for pool in pools
+            self.client.queued_in(pool, True) for pool in pools
         )
 
     def freed(self, oid: int) -> None:
@@ -355,15 +386,15 @@ class FarActors:
         pool = self.by_identity.pop(oid, None)
         if pool is not None:
             del self.bound[pool]
-            self.node.workers.close(pool, False)
+            self.workers.close(pool, False)
 
     # -- for other hosts -------------------------------------------------------------------------
 
     def asked(self, home: int, message: BeginActor) -> None:
         """Another node wants an actor here."""
         asker = FarAsker(self, home, message.number)
-        if self.lan.draining.going:
-            asker.refused(f"node h{self.node.number} is leaving the cluster", True)
+        if self.roster.leaves:
+            asker.refused(f"node h{self.client.number} is leaving the cluster", True)
             return
 
         def ready(holds: list[Any]) -> None:
@@ -378,15 +409,15 @@ class FarActors:
                 message.restarts,
                 message.get_if_exists,
                 message.detached,
-                self.node.guests.audience_here(home, message.audience),
+                self.guests.audience_here(home, message.audience),
                 message.places,
                 message.env,
                 message.demand,
                 message.only_now,
             )
-            self.node.actors.begin(asker, wanted)
+            self.actors.begin(asker, wanted)
 
-        self.node.imports.ask([message.setup], ready)
+        self.imports.ask([message.setup], ready)
 
     def receive(self, home: int, message: Any) -> bool:
         """False: it is not about actors."""
@@ -398,27 +429,25 @@ class FarActors:
             case ActorHeld():
                 self.given.pop((home, message.number), None)
             case EndActorThere():
-                self.lan.actor_moves.when_known(message.identity, lambda: self._end_here(message))
+                self.above.when_known(message.identity, lambda: self._end_here(message))
             case RestartsAsked():
-                self.lan.actor_moves.when_known(
-                    message.identity, lambda: self._tell_restarts(home, message)
-                )
+                self.above.when_known(message.identity, lambda: self._tell_restarts(home, message))
             case ActorFound():
                 self._found(home, message)
             case RestartsTold():
                 _, asker, _ = self.counting.pop(message.number, (0, None, 0))
                 if asker is not None:
-                    self.node.reply(asker.slot, Reply(asker.number, message.restarts))
+                    self.reply(asker.slot, Reply(asker.number, message.restarts))
             case _:
                 return False
         return True
 
     def _end_here(self, message: EndActorThere) -> None:
-        oid = self.node.imports.own(message.identity)
-        self.node.actors.end_here(oid, message.kill, message.unheld)
+        oid = self.imports.own(message.identity)
+        self.actors.end_here(oid, message.kill, message.unheld)
 
     def _tell_restarts(self, home: int, message: RestartsAsked) -> None:
-        actor = self.node.actors.by_identity.get(self.node.imports.own(message.identity))
+        actor = self.actors.by_identity.get(self.imports.own(message.identity))
         self.send(home, RestartsTold(message.number, actor.restarts if actor else 0))
 
     def lose_peer(self, home: int) -> None:

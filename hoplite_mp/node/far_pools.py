@@ -21,8 +21,11 @@ from hoplite_mp.protocol.peers import CloseFarPool, FarPoolOpened, OpenFarPool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.lan import Lan
-    from hoplite_mp.node.main import Node
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.delegation import Delegation
+    from hoplite_mp.node.guests import Guests
+    from hoplite_mp.node.resources import Resources
+    from hoplite_mp.node.workers import Workers
     from hoplite_mp.protocol.local import OpenPool
 
 __all__ = ["FarPools"]
@@ -45,11 +48,22 @@ class Opening:
 class FarPools:
     """Both sides of it, on one node."""
 
-    def __init__(self, node: Node, lan: Lan) -> None:
-        self.node = node
-        self.lan = lan
-        self.delegation = node.delegation
-        self.guests = node.guests
+    def __init__(
+        self,
+        host: HostContext,
+        delegation: Delegation,
+        guests: Guests,
+        workers: Workers,
+        resources: Resources,
+    ) -> None:
+        self.client = host.client
+        self.imports = host.imports
+        self.roster = host.roster
+        self.send = host.send_peer
+        self.delegation = delegation
+        self.guests = guests
+        self.workers = workers
+        self.resources = resources
         self.openings: dict[int, Opening] = {}  # by number
         self._last = 0
 
@@ -58,17 +72,17 @@ class FarPools:
     def open(self, pool: int, ask: OpenPool, done: Callable[[str, bool], None]) -> None:
         """Workers on other nodes for a pool of this host; `done` hears "", or why there are none,
         and whether that is because a node is lost."""
-        members = self.lan.members
+        members = self.roster.by_number
         if any(number not in members for number, _ in ask.far):
             gone = next(number for number, _ in ask.far if number not in members)
-            self.node.workers.close(pool, True)
+            self.workers.close(pool, True)
             done(f"node h{gone} is gone", True)
             return
         self._last += 1
         opening = self.openings[self._last] = Opening(
-            pool, self.node.workers.pools[pool], ask.exact, done
+            pool, self.workers.pools[pool], ask.exact, done
         )
-        setup = ids.pack_id(self.node.client.home, ask.setup) if ask.setup else NO_OBJECT
+        setup = ids.pack_id(self.client.home, ask.setup) if ask.setup else NO_OBJECT
         for number, workers in ask.far:
             opening.waiting[members[number].home] = workers
         opening.homes = set(opening.waiting)
@@ -77,7 +91,7 @@ class FarPools:
             message = OpenFarPool(
                 self._last, workers, ask.max_tasks, setup, audience, ask.env, ask.demand
             )
-            self.lan.peers.send(home, message)
+            self.send(home, message)
 
     def opened(self, home: int, message: FarPoolOpened) -> None:
         """Another node's answer."""
@@ -88,7 +102,7 @@ class FarPools:
         if message.error:
             opening.error = message.error
         elif not self._is_open(opening):  # its owner has died, or closed it
-            self.lan.peers.send(home, CloseFarPool(message.pool, True))
+            self.send(home, CloseFarPool(message.pool, True))
             opening.error = "the pool has been closed while its workers were started"
         elif home in self.delegation.runners:
             ahead = 0 if opening.exact else AHEAD_TASKS
@@ -96,22 +110,20 @@ class FarPools:
         self._look(message.number, opening)
 
     def _is_open(self, opening: Opening) -> bool:
-        return self.node.workers.pools.get(opening.pool) is opening.local and (
-            not opening.local.closing
-        )
+        return self.workers.pools.get(opening.pool) is opening.local and (not opening.local.closing)
 
     def _look(self, number: int, opening: Opening) -> None:
         if opening.waiting:
             return
         del self.openings[number]
         if opening.error and self._is_open(opening):
-            self.node.workers.close(opening.pool, True)
+            self.workers.close(opening.pool, True)
         opening.done(opening.error, opening.lost)
 
     def close(self, pool: int, kill: bool) -> None:
         """The pool's workers elsewhere end, too."""
         for runner in list(self.delegation.far.get(pool, ())):
-            self.lan.peers.send(runner.home, CloseFarPool(runner.pool, kill))
+            self.send(runner.home, CloseFarPool(runner.pool, kill))
 
     # -- the one that has the workers ----------------------------------------------------------
 
@@ -124,41 +136,40 @@ class FarPools:
         def ready(holds: list[Any]) -> None:
             if holds[0] is None:
                 answer = FarPoolOpened(message.number, 0, "its initializer is gone")
-                self.lan.peers.send(home, answer)
+                self.send(home, answer)
             else:
                 self._start(home, message, holds[0].oid)
 
-        self.node.imports.ask([message.setup], ready)
+        self.imports.ask([message.setup], ready)
 
     def _start(self, home: int, message: OpenFarPool, setup: int) -> None:
-        if home not in self.lan.peers.by_home:
+        if home not in self.roster.by_home:
             return
         pool = None
-        able = self.node.resources.ledger.could_ever(message.demand)
-        if able and not self.lan.draining.going:
-            workers = self.node.workers
+        able = self.resources.ledger.could_ever(message.demand)
+        if able and not self.roster.leaves:
             audience = self.guests.audience_here(home, message.audience)
             about = audience, message.env, message.demand
             opened = Pool(0, message.workers, NODE_SLOT, message.max_tasks, setup, False, *about)
-            pool = opened.number if workers.open(opened) else None
-        error = "" if pool is not None else f"node h{self.node.number} can start no more workers"
-        if pool is None and self.node.workers.pauses():
-            error += f": {self.node.workers.trouble}"
+            pool = opened.number if self.workers.open(opened) else None
+        error = "" if pool is not None else f"node h{self.client.number} can start no more workers"
+        if pool is None and self.workers.pauses():
+            error += f": {self.workers.trouble}"
         if pool is not None:
             self.guests.pools[pool] = home
-        self.lan.peers.send(home, FarPoolOpened(message.number, pool or 0, error))
+        self.send(home, FarPoolOpened(message.number, pool or 0, error))
 
     def closed(self, home: int, message: CloseFarPool) -> None:
         """That node needs them no more."""
         if self.guests.pools.get(message.pool) == home:
             del self.guests.pools[message.pool]
-            self.node.workers.close(message.pool, message.kill)
+            self.workers.close(message.pool, message.kill)
 
     def lose_peer(self, home: int) -> None:
         """That node is gone, and nobody else gives its workers anything."""
         for pool in [pool for pool, owner in self.guests.pools.items() if owner == home]:
             del self.guests.pools[pool]
-            self.node.workers.close(pool, True)
+            self.workers.close(pool, True)
         for number, opening in list(self.openings.items()):
             opening.waiting.pop(home, None)
             if home in opening.homes:

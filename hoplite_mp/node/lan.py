@@ -115,12 +115,11 @@ class Lan:
         node.groups.hosts = self.group_calls
         node.places.fetcher = self.transfers
         node.operations.forests = self.forests
-        self.draining = Draining(node, self)
+        self.draining = Draining(node.host, node.guests, node.upward)
         self.drivers = Drivers(node, self)
-        self.far_pools = FarPools(node, self)
-        self.far_actors = FarActors(node, self)
-        self.spares = node.actors.spares = Spares(node, self)
-        self.actor_moves = ActorMoves(node, self)
+        self.far_pools = FarPools(
+            node.host, node.delegation, node.guests, node.workers, node.resources
+        )
         self.locations: Locations = Locations(node.host, self.peers, self.kept)
         self.probing = Probing(lambda: node.number, self.peers.send, node.send_manager, node.loop)
         node.exports.elsewhere = self.locations.kept_at
@@ -135,6 +134,12 @@ class Lan:
         node.operations.lost = node.places.needs_making
         node.operations.not_there = node.places.lose_holder
         self.recovering.lineage.demand_of = node.resources.demand_of
+        homes, rooms = self.recovering.homes, (node.workers, node.delegation, node.guests)
+        self.far_actors = FarActors(node.host, node.actors, *rooms, homes, node.upward)
+        self.spares = Spares(node.host, node.actors, homes, node.upward)
+        self.actor_moves = ActorMoves(
+            node.host, node.actors, self.far_actors, self.spares, *rooms, homes
+        )
         self.recovering.remaking.take_resources = node.resources.wait
         node.groups.awaited.again = self.recovering.remaking.runs.__contains__
         self.recovering.homes.has_moved = self.actor_moves.moved

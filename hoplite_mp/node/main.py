@@ -123,14 +123,15 @@ class Node:
             self.reply,
             self.replier,
         )
-        upward = Upward(self)
+        self.upward = upward = Upward(self)
         self.delegation = Delegation(
             self.results, self.imports, self.places, self.send_peer, upward
         )
         self.guests = Guests(self.results, self.imports, self.send_peer, self.notes, upward)
         processes = Processes(self.supervisor, self.connect, self.leave)
         self.workers = Workers(self.host, processes, self.delegation, self.guests, upward)
-        self.actors = Actors(self)
+        self.resources = Resources(self.host, self.delegation, self.workers)
+        self.actors = Actors(self.host, self.workers, self.guests, self.resources, upward)
         self.sweeper.freed = self.freed
         self.sweeper.lost_call = self.actors.lost_call
         threads = self.config.reduce_threads or start.cores
@@ -160,7 +161,6 @@ class Node:
             None if start.lan is None else self.config.output_wait_s,
         )
         self.store.number = lambda: self.number
-        self.resources = Resources(self.host, self.delegation, self.workers)
         self.questions = Questions(self.host)
         self.counters = Counters(self.host, self.questions, self.sweeper, self.workers)
         self.counters.add(self.resources.counts)

@@ -21,6 +21,7 @@ class Roster:
         self.by_home: dict[int, Member] = {}
         self.by_number: dict[int, Member] = {}
         self.leaving: set[int] = set()  # ids of the hosts of those that have said that they leave
+        self.leaves = False  # this node itself is leaving the cluster
 
     def add(self, member: Member) -> None:
         self.by_home[member.home] = self.by_number[member.node] = member

@@ -130,8 +130,8 @@ class Waits:
             "collectives": some(self._collectives()),
             "parts": some(self._parts()),
             "groups": some(group_waits(node)),
-            "actors": some(actors_here(node)),
-            "actor calls": some(calls_from_here(node)),
+            "actors": some(actors_here(node.actors)),
+            "actor calls": some(calls_from_here(None if node.lan is None else node.lan.far_actors)),
             "processes": some(self._processes()),
         }
 

@@ -8,15 +8,20 @@ It must never know: more than that.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import errors
+from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.peers import CloseFarPool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.actor_records import Actor, Asker, Client, Wanted
     from hoplite_mp.node.main import Node
     from hoplite_mp.node.pools import Pool, WorkerInfo
     from hoplite_mp.planner.resources import Demand
+    from hoplite_mp.protocol.actors import BindActor
 
 __all__ = ["Upward"]
 
@@ -140,7 +145,7 @@ class Upward:
 
     def workers_are(self, count: int) -> None:
         node, lan = self._node, self._node.lan
-        if lan is None or lan.draining.going:
+        if lan is None or node.host.roster.leaves:
             return
         if count != (node.start.workers if lan.workers_now is None else lan.workers_now):
             lan.tell_workers(count)
@@ -151,8 +156,78 @@ class Upward:
         return self._node.audience_of(slot)
 
     def leaves(self) -> bool:
-        return self._node.lan is not None and self._node.lan.draining.going
+        return self._node.host.roster.leaves
 
     def close_far_pool(self, home: int, pool: int) -> None:
         if self._node.lan is not None:
             self._node.lan.far_pools.closed(home, CloseFarPool(pool, False))
+
+    # -- node/draining.py ----------------------------------------------------------------------
+
+    def leaves_now(self) -> None:
+        assert self._node.lan is not None
+        self._node.lan.workers_now = 0
+        self._node.actors.leave()
+
+    def has_calls(self, home: int) -> bool:
+        return self._node.lan is not None and self._node.lan.far_actors.has_calls(home)
+
+    def is_worker(self, slot: int) -> bool:
+        return slot in self._node.workers.all
+
+    # -- node/actors.py ------------------------------------------------------------------------
+
+    def keep_granted(self, slot: int, number: int, hold: Any) -> None:
+        self._node.requests.granted.setdefault(slot, {})[number] = [hold]
+
+    def far_begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
+        if self._node.lan is None:
+            asker.refused(f"node h{node} is gone", True)
+        else:
+            self._node.lan.far_actors.begin(asker, wanted, node)
+
+    def far_end(self, identity: int, kill: bool, unheld: bool) -> None:
+        if self._node.lan is not None:
+            self._node.lan.far_actors.end(identity, kill, unheld)
+
+    def far_restarts(self, asker: Client, identity: int) -> None:
+        if self._node.lan is None:
+            asker.told(0)
+        else:
+            self._node.lan.far_actors.ask_restarts(asker, identity)
+
+    def far_bind(self, slot: int, number: int, ask: BindActor) -> None:
+        if self._node.lan is None:
+            self._node.reply(slot, Reply(number, None, "that actor is of another cluster"))
+        else:
+            self._node.lan.far_actors.bind(slot, number, ask)
+
+    def far_fail_calls(self, pool: int) -> None:
+        if self._node.lan is not None:
+            self._node.lan.far_actors.fail_calls(pool)
+
+    def far_freed(self, oid: int) -> None:
+        if self._node.lan is not None:
+            self._node.lan.far_actors.freed(oid)
+
+    def keep_spare(self, actor: Actor, done: Callable[[], None] | None) -> None:
+        if self._node.lan is not None:
+            self._node.lan.spares.keep(actor, done)
+        elif done is not None:
+            done()
+
+    def has_ended(self, actor: Actor) -> None:
+        if self._node.lan is not None:
+            self._node.lan.spares.ended(actor)
+
+    # -- node/far_actors.py --------------------------------------------------------------------
+
+    def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
+        assert self._node.lan is not None
+        self._node.lan.actor_moves.when_known(identity, action)
+
+    # -- node/actor_spares.py ------------------------------------------------------------------
+
+    def sought(self, home: int, identity: bytes) -> None:
+        assert self._node.lan is not None
+        self._node.lan.actor_moves.sought(home, identity)

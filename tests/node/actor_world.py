@@ -33,7 +33,9 @@ class ActorSide(LossSide):
         self.replies: list[Any] = []
         self.pools: dict[int, Pool] = {}
         node, lan = self.rooms, self.lan
-        node.reply = lambda slot, reply: self.replies.append(reply)
+        host = self.host
+        host.reply = node.reply = lambda slot, reply: self.replies.append(reply)
+        host.replier = lambda slot: self.replies.append
         node.workers = SimpleNamespace(
             queue_for=self.queue_for,
             open=self.open_actors,
@@ -43,16 +45,23 @@ class ActorSide(LossSide):
             pools=self.pools,
             tasks_failed=0,
         )
-        node.clients = {PROCESS: self.party}
+        host.clients = {PROCESS: self.party}
         node.lan = lan
-        lan.draining = SimpleNamespace(leaving={}, going=False)
         node.delegation, node.guests = self.delegation, self.guests
         self.upward.pool_deserted = lambda pool, why: lan.far_actors.lost(pool, why)
-        node.actors = Actors(node)
+        nobody: Any = None  # no resources here
+        up, rooms = self.upward, (node.workers, self.delegation, self.guests)
+        node.actors = Actors(host, node.workers, self.guests, nobody, up)
         self.upward.is_actor = node.actors.by_pool.__contains__
-        lan.far_actors = FarActors(node, lan)
-        lan.spares = node.actors.spares = Spares(node, lan)
-        lan.actor_moves = ActorMoves(node, lan)
+        homes = self.recovering.homes
+        lan.far_actors = FarActors(host, node.actors, *rooms, homes, up)
+        lan.spares = Spares(host, node.actors, homes, up)
+        lan.actor_moves = ActorMoves(host, node.actors, lan.far_actors, lan.spares, *rooms, homes)
+        up.when_known, up.sought = lan.actor_moves.when_known, lan.actor_moves.sought
+        up.keep_spare, up.has_ended = lan.spares.keep, lan.spares.ended
+        up.far_freed, up.far_fail_calls = lan.far_actors.freed, lan.far_actors.fail_calls
+        up.far_begin, up.far_end = lan.far_actors.begin, lan.far_actors.end
+        up.far_restarts, up.far_bind = lan.far_actors.ask_restarts, lan.far_actors.bind
         self.recovering.homes.has_moved = lan.actor_moves.moved
         self.recovering.homes.has_heard = lan.actor_moves.look
         self.recovering.homes.holdings.spare = lan.spares.number_of

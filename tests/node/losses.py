@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -29,19 +30,40 @@ FIELDS = (
 )
 
 
-class LossRoster:
-    """As hoplite_mp.node.roster.Roster, for all sides at once."""
+class Others(Mapping[int, Any]):
+    """The living but one, by the id of their hosts."""
 
-    def __init__(self, network: LossNetwork) -> None:
-        self.by_home = network.homes
+    def __init__(self, network: LossNetwork, own: int) -> None:
+        self.network, self.own = network, own
+
+    def __getitem__(self, home: int) -> Any:
+        if home == self.own:
+            raise KeyError(home)
+        return self.network.members[self.network.homes[home]]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([home for home in self.network.homes if home != self.own])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+class LossRoster:
+    """As hoplite_mp.node.roster.Roster, of one side."""
+
+    def __init__(self, network: LossNetwork, own: int) -> None:
+        self.by_home = Others(network, own)
         self.by_number = network.members
+        self.leaving: set[int] = set()
+        self.leaves = False
 
     @property
     def homes(self) -> list[int]:
         return list(self.by_home)
 
     def number_of(self, home: int) -> int | None:
-        return self.by_home.get(home)
+        member = self.by_home.get(home)
+        return None if member is None else int(member.node)
 
 
 class LossSide(Side):
@@ -80,13 +102,13 @@ class LossSide(Side):
         )
         self.rooms: Any = node
         self.lan: Any = lan
-        host = SimpleNamespace(
+        self.host: Any = SimpleNamespace(
             **{name: getattr(node, name) for name in FIELDS},
             send_peer=self.send,
-            roster=LossRoster(network),
+            roster=LossRoster(network, self.home),
         )
         self.recovering = lan.recovering = Recovering(
-            host,  # type: ignore[arg-type]
+            self.host,
             self.kept,
             self.guests,
             lan.missing,

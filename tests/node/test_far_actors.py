@@ -22,20 +22,18 @@ class Host:
         self.opened: list[int] = []
         self.replies: list[Any] = []
         self.refusals: list[str] = []
-        node = SimpleNamespace(
+        host: Any = SimpleNamespace(
             imports=SimpleNamespace(by_oid={}),
-            workers=SimpleNamespace(open_bound=self.open_bound, why_none="no pool is free"),
             client=SimpleNamespace(home=1000),
+            tasks=None,
+            roster=SimpleNamespace(by_number={NODE: SimpleNamespace(home=HOME)}, leaving=()),
             reply=lambda slot, reply: self.replies.append(reply),
-            actors=SimpleNamespace(of=lambda identity: None, public=lambda oid: b"i" * 16),
+            send_peer=lambda home, message: False,
         )
-        lan = SimpleNamespace(
-            peers=SimpleNamespace(send=lambda home, message: False),
-            members={NODE: SimpleNamespace(home=HOME)},
-            draining=SimpleNamespace(leaving={}),
-            delegation=SimpleNamespace(runners={}),
-        )
-        self.far: Any = FarActors(node, lan)  # type: ignore[arg-type]
+        actors: Any = SimpleNamespace(of=lambda identity: None, public=lambda oid: b"i" * 16)
+        workers: Any = SimpleNamespace(open_bound=self.open_bound, why_none="no pool is free")
+        none: Any = SimpleNamespace(runners={})
+        self.far: Any = FarActors(host, actors, workers, none, none, none, none)
 
     def open_bound(self, owner: int, audience: int) -> int:
         self.opened.append(owner)
