@@ -56,10 +56,8 @@ def ended_calls(client: _shm.NodeClient, slot: int) -> int:
     return int(info["tasks_done"] + info["tasks_failed"])
 
 
-def calls_from_here(far: FarActors | None) -> Iterator[dict[str, Any]]:
+def calls_from_here(far: FarActors) -> Iterator[dict[str, Any]]:
     """Calls of processes of this host that wait here for an actor of another one."""
-    if far is None:
-        return
     waiting = far.client.queued_counts()
     for pool, bound in list(far.bound.items()):
         if waiting.get(pool):

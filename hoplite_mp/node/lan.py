@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hoplite_mp.node.actor_looks import calls_from_here
 from hoplite_mp.node.actor_moves import ActorMoves
 from hoplite_mp.node.actor_spares import Spares
 from hoplite_mp.node.dispatch import take
@@ -34,6 +35,7 @@ from hoplite_mp.node.missing import Missing
 from hoplite_mp.node.peers import Call, Peers
 from hoplite_mp.node.probing import Probing
 from hoplite_mp.node.recovering import Recovering
+from hoplite_mp.node.transfer_waits import transfer_waits
 from hoplite_mp.node.transfers import Transfers
 from hoplite_mp.protocol.greetings import Introduction
 from hoplite_mp.protocol.messages import (
@@ -146,6 +148,8 @@ class Lan:
         self.recovering.homes.has_heard = self.actor_moves.look
         self.recovering.homes.holdings.spare = self.spares.number_of
         node.counters.add(self._counts)
+        node.waits.add("transfers", lambda: transfer_waits(self.links, self.transfers))
+        node.waits.add("actor calls", lambda: calls_from_here(self.far_actors))
         if not lan.manager:
             self._open()
 

@@ -19,12 +19,13 @@ import msgspec
 from hoplite_mp import _shm, _tasks, ids
 from hoplite_mp.client.channel import PACKET_BYTES_MAX
 from hoplite_mp.config import Config
-from hoplite_mp.node.actor_looks import track_name
+from hoplite_mp.node.actor_looks import actors_here, track_name
 from hoplite_mp.node.actors import Actors
 from hoplite_mp.node.context import HostContext
 from hoplite_mp.node.counters import Counters
 from hoplite_mp.node.delegation import Delegation
 from hoplite_mp.node.exports import Exports
+from hoplite_mp.node.group_waits import group_waits
 from hoplite_mp.node.groups import Groups
 from hoplite_mp.node.guests import Guests
 from hoplite_mp.node.imports import Imports
@@ -166,7 +167,18 @@ class Node:
         self.counters.add(self.resources.counts)
         recording = Recording(self.host, self._track_name)
         self.tracing = Tracing(self.host, self.questions, recording)
-        self.waits = Waits(self)
+        self.waits = Waits(
+            self.host,
+            self.questions,
+            recording,
+            self.workers,
+            self.delegation,
+            self.guests,
+            self.operations,
+        )
+        about = self.groups, self.messages, self.client, self.tasks
+        self.waits.add("groups", lambda: group_waits(*about))
+        self.waits.add("actors", lambda: actors_here(self.actors))
         self.notes.public = self.operations.public
         self.rounds = Rounds(self.host, self.workers, self.delegation, self.guests, upward)
         self.requests = Requests(self)

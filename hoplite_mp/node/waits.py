@@ -14,8 +14,6 @@ import msgspec
 
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
-from hoplite_mp.node.actor_looks import actors_here, calls_from_here
-from hoplite_mp.node.group_waits import group_waits
 from hoplite_mp.node.imports import KIND_FOREIGN
 from hoplite_mp.node.stacks import Stacks
 from hoplite_mp.protocol.local import Reply
@@ -24,8 +22,13 @@ from hoplite_mp.protocol.looking import EVENT, PIECE_BYTES_MAX, DumpAsked, LookT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hoplite_mp.node.main import Node
-    from hoplite_mp.node.questions import Answer
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.delegation import Delegation
+    from hoplite_mp.node.guests import Guests
+    from hoplite_mp.node.operations import Operations
+    from hoplite_mp.node.questions import Answer, Questions
+    from hoplite_mp.node.recording import Recording
+    from hoplite_mp.node.workers import Workers
     from hoplite_mp.protocol.local import Request
 
 __all__ = ["WAITS_MAX", "Waits"]
@@ -39,55 +42,81 @@ NEEDS_MAX = 5  # objects that are named of what one task or collective waits for
 DUMP_PATIENCE_S = 3.0
 KIND_TASK, KIND_OPERATION, KIND_STREAM = 2, 3, 5
 NODE_SLOT, DRIVER_SLOT = 0, 1
+DRIVER_KIND = 1
 READY = ("SEALED", "SPILLING", "SPILLED")
+MORE = ("transfers", "groups", "actors", "actor calls")  # kinds of other rooms, if they are there
 
 
 class Waits:
     """The waits of this host; of all hosts when a process of this one asks."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.client = node.client
-        self.tasks = node.tasks
-        self.stacks = Stacks(node.host, node.workers)
+    def __init__(
+        self,
+        host: HostContext,
+        questions: Questions,
+        recording: Recording,
+        workers: Workers,
+        delegation: Delegation,
+        guests: Guests,
+        operations: Operations,
+    ) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.clients = host.clients
+        self.tasks = host.tasks
+        self.places = host.places
+        self.imports = host.imports
+        self.roster = host.roster
+        self.reply = host.reply
+        self.send_peer = host.send_peer
+        self.questions = questions
+        self.recording = recording
+        self.workers = workers
+        self.delegation = delegation
+        self.guests = guests
+        self.operations = operations
+        self.stacks = Stacks(host, workers)
+        self._more: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {}
         self.dumps: dict[int, dict[int, bytes]] = {}  # slot of who has asked -> node -> answer
+
+    def add(self, kind: str, gather: Callable[[], Iterable[dict[str, Any]]]) -> None:
+        """A room that knows of waits of some kind."""
+        self._more[kind] = gather
 
     # -- asking --------------------------------------------------------------------------------
 
     def ask(self, slot: int, request: Request) -> None:
         """A process wants those of all nodes."""
-        node = self.node
         stacks: bool = request.ask.stacks  # type: ignore[union-attr]
-        line = node.clients.get(slot)
-        peers = node.host.roster.by_home
-        numbers = {home: member.node for home, member in peers.items()}
+        line = self.clients.get(slot)
+        numbers = {home: member.node for home, member in self.roster.by_home.items()}
 
         def done(found: dict[int, Answer]) -> None:
-            if node.clients.get(slot) is not line:
+            if self.clients.get(slot) is not line:
                 return
             answers = {answer.node: answer.message.data for answer in found.values()}
             silent = sorted(set(numbers.values()) - answers.keys())
 
             def told(own: bytes) -> None:
-                if node.clients.get(slot) is line:
-                    answers[node.number] = own
+                if self.clients.get(slot) is line:
+                    answers[self.client.number] = own
                     self.dumps[slot] = answers
                     sizes = sorted((number, len(data)) for number, data in answers.items())
-                    node.reply(slot, Reply(request.number, (sizes, silent)))
+                    self.reply(slot, Reply(request.number, (sizes, silent)))
 
             self.look(stacks, told)
 
         def make(number: int) -> DumpAsked:
             return DumpAsked(number, stacks)
 
-        node.questions.ask(numbers, make, done, DUMP_PATIENCE_S)
+        self.questions.ask(numbers, make, done, DUMP_PATIENCE_S)
 
     def piece(self, slot: int, request: Request) -> None:
         """A part of a node's answer."""
         ask: Any = request.ask
         data = self.dumps.get(slot, {}).get(ask.node, b"")
         reply = Reply(request.number, data[ask.offset : ask.offset + PIECE_BYTES_MAX])
-        self.node.reply(slot, reply)
+        self.reply(slot, reply)
 
     def forget_client(self, slot: int) -> None:
         """Nobody reads them any more."""
@@ -97,7 +126,7 @@ class Waits:
         """Another node wants to know."""
 
         def told(data: bytes) -> None:
-            self.node.send_peer(home, LookTold(message.number, data=data))
+            self.send_peer(home, LookTold(message.number, data=data))
 
         self.look(message.stacks, told)
 
@@ -118,21 +147,17 @@ class Waits:
 
     def gather(self) -> dict[str, Any]:
         """Everything, as plain values. Each kind: the first WAITS_MAX, and how many there are."""
-        node = self.node
         return {
-            "node": node.number,
+            "node": self.client.number,
             "host": socket.gethostname(),
             "waiting": self._in_state("WAITING", self._waiting),
             "queued": self._in_state("QUEUED", self._queued),
             "running": some(self._running()),
             "sent": some(self._sent()),
-            "transfers": some(self._transfers()),
             "collectives": some(self._collectives()),
             "parts": some(self._parts()),
-            "groups": some(group_waits(node)),
-            "actors": some(actors_here(node.actors)),
-            "actor calls": some(calls_from_here(None if node.lan is None else node.lan.far_actors)),
             "processes": some(self._processes()),
+            **{kind: some(self._more[kind]() if kind in self._more else ()) for kind in MORE},
         }
 
     def _in_state(self, state: str, about: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
@@ -147,7 +172,7 @@ class Waits:
         }
 
     def _id(self, oid: int) -> str:
-        return self.node.operations.public(oid).hex()
+        return self.operations.public(oid).hex()
 
     def _waiting(self, oid: int) -> dict[str, Any]:
         """A task that its submitter has not sent yet: some of its arguments are not there."""
@@ -179,17 +204,17 @@ class Waits:
     def _queued(self, oid: int) -> dict[str, Any]:
         found = self._task(oid, self.tasks.submitted_ns(oid))
         number = self.tasks.pool_of(oid)
-        pool = self.node.workers.pools.get(number)
+        pool = self.workers.pools.get(number)
         found["pool"] = number
         found["workers"] = 0 if pool is None else len(pool.workers)
-        guest = self.node.guests.by_oid.get(oid)
+        guest = self.guests.by_oid.get(oid)
         found["from"] = "" if guest is None else self._peer(guest.peer)
         return found
 
     def _running(self) -> Iterable[dict[str, Any]]:
         """What stands on the stacks of this host's processes."""
-        for slot in list(self.node.clients):
-            for event in EVENT.iter_unpack(self.node.tracing.recording.running(slot)):
+        for slot in list(self.clients):
+            for event in EVENT.iter_unpack(self.recording.running(slot)):
                 oid, begin_ns, depth = event[0], event[1], event[5]
                 yield {
                     "name": event[7].split(b"\0")[0].decode(errors="replace"),
@@ -200,42 +225,11 @@ class Waits:
                 }
 
     def _sent(self) -> Iterable[dict[str, Any]]:
-        for oid, runner in list(self.node.delegation.where.items()):
+        for oid, runner in list(self.delegation.where.items()):
             yield self._task(oid, self.tasks.submitted_ns(oid)) | {"to": f"h{runner.number}"}
 
-    def _transfers(self) -> Iterable[dict[str, Any]]:
-        """Cells that other nodes fill, and objects whose plan has not come yet."""
-        lan = self.node.lan
-        if lan is None:
-            return
-        for cell, pulling in list(lan.links.pulling.items()):
-            about = pulling.wanting.describe(cell)
-            yield {
-                "object": about.get("object", b"").hex(),
-                "operation": about.get("operation"),
-                "kind": about.get("kind", ""),
-                "come": lan.links.engine.watermark(cell),
-                "bytes": about.get("bytes", 0),
-                "from": f"h{pulling.parent}",
-                "seconds": self._seconds(pulling.begin_ns),
-            }
-        moving = {transfer.plan.object for transfer in lan.transfers.by_epoch.values()}
-        for object_id, oid in list(lan.transfers.fetching.items()):
-            place = self.node.places.places.get(oid)
-            if object_id not in moving and place is not None:
-                holders = ", ".join(f"h{holder}" for holder in place.holders)
-                yield {
-                    "object": object_id.hex(),
-                    "operation": None,
-                    "kind": "not planned yet",
-                    "come": 0,
-                    "bytes": place.nbytes,
-                    "from": holders,
-                    "seconds": None,
-                }
-
     def _collectives(self) -> Iterable[dict[str, Any]]:
-        for operation in list(self.node.operations.operations.values()):
+        for operation in list(self.operations.operations.values()):
             ask = operation.ask
             waiting = sorted((i, oid) for oid, at in operation.waiting.items() for i in at)
             yield {
@@ -260,7 +254,7 @@ class Waits:
 
     def _parts(self) -> Iterable[dict[str, Any]]:
         """This node's parts of plans, of whichever node's collectives."""
-        forests = self.node.operations.forests
+        forests = self.operations.forests
         for part in list(forests.parts.values()) if forests is not None else ():
             yield {
                 "operation": part.plan.operation,
@@ -273,7 +267,7 @@ class Waits:
 
     def _processes(self) -> Iterable[dict[str, Any]]:
         """Processes that sleep until something is done."""
-        for slot in list(self.node.clients):
+        for slot in list(self.clients):
             info = self.client.client_info(slot)
             oid = info["waiting_id"]
             if not oid and not info["blocked"]:
@@ -299,22 +293,21 @@ class Waits:
         pid = self.tasks.pid(slot)
         if slot == DRIVER_SLOT:
             return f"the driver (pid {pid})"
-        lan = self.node.lan
-        if lan is not None and slot in lan.drivers.by_slot:
+        if self.client.client_info(slot)["kind"] == DRIVER_KIND:
             return f"an attached driver (pid {pid})"
         return f"worker {slot} (pid {pid})"
 
     def _seconds(self, since_ns: int) -> float | None:
         """How long ago that was; None: it is not known."""
-        return None if not since_ns else round((self.node.loop.now_ns() - since_ns) / 1e9, 3)
+        return None if not since_ns else round((self.loop.now_ns() - since_ns) / 1e9, 3)
 
     def _peer(self, home: int) -> str:
-        number = self.node.host.roster.number_of(home)
+        number = self.roster.number_of(home)
         return "a host that is gone" if number is None else f"h{number}"
 
     def where(self, object_id: bytes) -> str:
         """Where an object is that is not ready; "" if it is."""
-        oid = self.node.local_oid(object_id)
+        oid = self.imports.local(object_id) or None
         if oid is None:
             home, _ = ids.unpack_id(object_id)
             return f"an object of {self._peer(home)}"
@@ -327,7 +320,7 @@ class Waits:
         if header["id"] != oid or state in ("FREE", "FREED"):
             return "gone"
         if state in READY:
-            place = self.node.places.places.get(oid)
+            place = self.places.places.get(oid)
             if place is not None and place.making:
                 return "lost, and is being found or made again"
             if place is None or not place.payload:
@@ -341,21 +334,21 @@ class Waits:
                 return f"{what}, which waits itself"
             if state == "QUEUED":
                 return f"{what}, which is queued"
-            runner = self.node.delegation.where.get(oid)
+            runner = self.delegation.where.get(oid)
             if runner is not None:
                 return f"{what}, which was sent to h{runner.number}"
             return f"{what}, which runs on {self.process(header['claimant'])}"
         if header["kind"] == KIND_OPERATION:
-            for operation in self.node.operations.operations.values():
+            for operation in self.operations.operations.values():
                 if oid in operation.ask.results:
                     return f"the result of a {operation.ask.kind} (operation {operation.number})"
             return "the result of a collective"
         if header["kind"] == KIND_FOREIGN:
-            one = self.node.imports.by_oid.get(oid)
+            one = self.imports.by_oid.get(oid)
             return "pending at " + ("another host" if one is None else self._peer(one.home))
         who = self.process(header["claimant"])
         if header["kind"] == KIND_STREAM:
-            return f"the next item of {self.node.client.task_name(oid)}(), which runs on {who}"
+            return f"the next item of {self.client.task_name(oid)}(), which runs on {who}"
         return f"being written by {who}"
 
 
