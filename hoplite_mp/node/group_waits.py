@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hoplite_mp import _shm, _tasks
     from hoplite_mp.node.group_state import State
     from hoplite_mp.node.groups import Groups, Known
+    from hoplite_mp.node.point_to_point import PointToPoint
 
 __all__ = ["group_waits"]
 

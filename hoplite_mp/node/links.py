@@ -60,7 +60,7 @@ class Links:
     def __init__(self, host: HostContext, peers: Peers) -> None:
         self.loop = host.loop
         self.peers = peers
-        self.tls = peers.lan.tls
+        self.tls = peers.start.tls
         # Under TLS each block costs some steps in Python.
         block = _engine.BLOCK_BYTES_MOST if self.tls else BLOCK_BYTES
         self.engine = _engine.Engine(host.client.home, block)

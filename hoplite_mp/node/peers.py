@@ -142,7 +142,7 @@ class Peers:
         """take: a message of the host with that id. lose: that node cannot be reached any more."""
         self.loop = host.loop
         self.roster = host.roster
-        self.lan = lan
+        self.start = lan
         self.take = take
         self.lose_member = lose
         self.mine = mine
@@ -267,12 +267,12 @@ class Peers:
         make = functools.partial(
             Caller,
             endpoints,
-            key=self.lan.key,
+            key=self.start.key,
             role=role,
             mine=self.mine,
-            tls=self.lan.tls,
-            timeout_s=max(self.lan.connect_timeout_s, CONNECT_S_MIN),
-            handshake_timeout_s=self.lan.handshake_timeout_s,
+            tls=self.start.tls,
+            timeout_s=max(self.start.connect_timeout_s, CONNECT_S_MIN),
+            handshake_timeout_s=self.start.handshake_timeout_s,
             cluster=self.cluster,
             host=member.home,
             rounds_max=rounds_max,
@@ -308,7 +308,9 @@ class Peers:
             attach(peer, admission)
             return
         self.unknown.setdefault(home, []).append((admission, attach))
-        self.loop.call_later(self.lan.handshake_timeout_s, lambda: self._too_late(home, admission))
+        self.loop.call_later(
+            self.start.handshake_timeout_s, lambda: self._too_late(home, admission)
+        )
 
     def let_in(self, home: int) -> None:
         """That node is a member now, and everybody here knows."""

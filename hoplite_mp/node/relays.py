@@ -150,7 +150,7 @@ class Relays:
         if peer is None:
             return 0
         try:
-            listener = listen(self.peers.listens_at, range(*self.peers.lan.ports))
+            listener = listen(self.peers.listens_at, range(*self.peers.start.ports))
             with contextlib.ExitStack() as stack:
                 stack.callback(listener.close)
                 endpoints = endpoints_of(peer.member.addresses)

@@ -65,7 +65,7 @@ def test_the_next_cell_is_asked_for_when_its_link_is_lost() -> None:
         client=SimpleNamespace(home=1), loop=ManualLoop(), notes=Notes(ManualLoop())
     )
     peers: Any = SimpleNamespace(
-        lan=SimpleNamespace(tls=False), is_near=lambda number: False, by_number={}
+        start=SimpleNamespace(tls=False), is_near=lambda number: False, by_number={}
     )
     links = Links(node, peers)
     with ours:
