@@ -45,7 +45,7 @@ class Counters:
     def own(self) -> dict[str, int]:
         """Since this node's start."""
         client, store, workers, sweeper = self.client, self.store, self.workers, self.sweeper
-        store.unwanted()
+        store.above.make_room()
         client.reclaim_freed()
         store.take_returns()
         store.purge_spilled()

@@ -78,7 +78,6 @@ class FarOutput:
         # (a driver here, a home) that has not sent them yet; and all that were asked.
         self.asking: set[tuple[int, int]] = set()
         self.heard: set[tuple[int, int]] = set()
-        output.far = self.audience
 
     # -- lines of this host --------------------------------------------------------------------
 

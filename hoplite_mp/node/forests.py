@@ -115,6 +115,10 @@ class Forests:
         self.parts[plan.operation] = part
         return part
 
+    def makes(self, object_id: bytes) -> bool:
+        """Is that the result of an operation which this node is about to hear of?"""
+        return any(part.makes(object_id) for part in self.parts.values())
+
     def take(self, operation: int) -> dict[int, tuple[int, int]]:
         """The end of a private part: the blocks that it has filled, (payload, bytes)."""
         part = self.parts.get(operation)

@@ -7,7 +7,7 @@ It must never know: which Group, who waits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import ids
 from hoplite_mp.protocol.messages import GroupTasksOver
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["GroupTasks"]
 
 
+class Above(Protocol):
+    """What rooms above this one know, or must hear."""
+
+    def runs_again(self, oid: int) -> bool:
+        """Is that task run again, because its result was lost?"""
+
+
 class GroupTasks:
     """Those that are not over yet; few, so all are looked at in each turn."""
 
@@ -30,15 +37,15 @@ class GroupTasks:
         tasks: _tasks.Tasks,
         send: Callable[[NodeToManager], None],
         node: Callable[[], int],
+        above: Above,
     ) -> None:
         """node: this node's number."""
         self.client = client
         self.tasks = tasks
         self.send = send
         self.node = node
+        self.above = above
         self.watched: dict[bytes, tuple[int, list[int]]] = {}  # task -> its header, where we park
-        # Is that task run again, because its result was lost?
-        self.again: Callable[[int], bool] = lambda oid: False
 
     def ask(self, tasks: Iterable[bytes]) -> None:
         """The manager is told when each of them is over; of those that are at once."""
@@ -65,4 +72,4 @@ class GroupTasks:
             self.send(GroupTasksOver(self.node(), tuple(over)))
 
     def _is_over(self, oid: int) -> bool:
-        return self.tasks.done(oid) and not self.again(oid)
+        return self.tasks.done(oid) and not self.above.runs_again(oid)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _shm, _tasks
+from hoplite_mp.node import group_tasks
 from hoplite_mp.node.group_tasks import GroupTasks
 from hoplite_mp.node.store import NODE_SLOT
-from hoplite_mp.protocol.groups import NO_TASK, GroupEnd
 from hoplite_mp.protocol.local import GroupJoin, GroupLeave, GroupRefusal, Reply
 from hoplite_mp.protocol.messages import (
     GroupAdmitted,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.group_calls import GroupCalls
     from hoplite_mp.node.point_to_point import PointToPoint
+    from hoplite_mp.protocol.groups import GroupEnd
     from hoplite_mp.protocol.reports import Report
 
 __all__ = ["Groups"]
@@ -63,6 +64,14 @@ class Known:
         self.left.add(rank)
 
 
+class Above(group_tasks.Above, Protocol):
+    """What rooms above this one know."""
+
+    def task_of(self, slot: int) -> tuple[bytes, int]:
+        """The task that the process in that slot runs, by the id under which all nodes know it, and
+        how often it had been tried before; b"": none."""
+
+
 class Groups:
     """All boards of this host."""
 
@@ -72,17 +81,16 @@ class Groups:
         tasks: _tasks.Tasks,
         send: Callable[[NodeToManager], None],
         reply: Callable[[int, Reply], None],
-        node: Callable[[], int] = lambda: 0,
-        task: Callable[[int], tuple[bytes, int]] = lambda slot: (NO_TASK, 0),
+        node: Callable[[], int],
+        above: Above,
     ) -> None:
-        """node: this node's number. task: that the process in a slot runs, by the id under which
-        all nodes know it, and how often it had been tried before."""
+        """node: this node's number."""
         self.client = client
         self.tasks = tasks
         self.send = send
         self.reply = reply
         self.node = node
-        self.task = task
+        self.above = above
         self.known: dict[int, Known] = {}  # board -> group
         # request -> (slot, number of its call, name)
         self.joining: dict[int, tuple[int, int, str]] = {}
@@ -92,7 +100,7 @@ class Groups:
         # For the next manager: those with members that have died, and those that all have left.
         self.ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
         self.clean_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
-        self.awaited = GroupTasks(client, tasks, send, node)
+        self.awaited = GroupTasks(client, tasks, send, node, above)
         # Why a member here is none any more: slot -> (generation of the group, rank) -> text.
         self.given_up: dict[int, dict[tuple[int, int], str]] = {}
         self.hosts: GroupCalls | None = None  # set when there are other hosts
@@ -103,7 +111,7 @@ class Groups:
         request, self._next = self._next, self._next + 1
         self.joining[request] = (slot, number, ask.name)
         generation = self.client.client_info(slot)["generation"]
-        task, tries = self.task(slot)
+        task, tries = self.above.task_of(slot)
         self.asked[request] = GroupJoinRequested(
             request, self.node(), slot, generation, ask.name, ask.size, ask.rank, members_max,
             task, ask.parent, tuple(ask.founders), tries,

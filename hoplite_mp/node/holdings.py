@@ -9,7 +9,7 @@ It must never know: what becomes of the objects.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp.protocol.homes import HOLDINGS_MAX
 from hoplite_mp.protocol.messages import HoldingsReported
@@ -35,16 +35,22 @@ class Lost:
     early: set[tuple[bytes, int, int]] = field(default_factory=set)
 
 
+class Above(Protocol):
+    """What rooms above this one know, or must hear."""
+
+    def spare_number(self, object_id: bytes, home: int) -> int | None:
+        """How new is what this node can begin that actor of that host from? None: it is none."""
+
+
 class Holdings:
     """Imports of homes that are gone."""
 
-    def __init__(self, imports: Imports, node: Callable[[], int]) -> None:
+    def __init__(self, imports: Imports, node: Callable[[], int], above: Above) -> None:
         self.imports = imports
+        self.above = above
         self.client = imports.client
         self.node = node
         self.lost: dict[int, Lost] = {}  # by home id
-        # How new is what this node can begin that actor of that host from? None: it is none.
-        self.spare: Callable[[bytes, int], int | None] = lambda object_id, home: None
 
     def begin(self, home: int, number: int) -> None:
         """That host is gone. Called before anything of it is let go."""
@@ -84,7 +90,7 @@ class Holdings:
                 continue
             if here:
                 whole.append(len(objects))
-                spare = self.spare(object_id, found[0].home)
+                spare = self.above.spare_number(object_id, found[0].home)
                 if spare is not None:
                     spares += [len(objects), spare]
             objects.append(object_id)

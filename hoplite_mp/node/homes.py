@@ -10,7 +10,7 @@ It must never know: how copies came to be, who reads them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import ids
 from hoplite_mp.client.memory import STATE
@@ -41,6 +41,19 @@ __all__ = ["Homes"]
 _UNWRITTEN = (STATE["CLAIMED"], STATE["ABORTED"])
 
 
+class Above(Protocol):
+    """What rooms above this one know, or must hear."""
+
+    def spare_number(self, object_id: bytes, home: int) -> int | None:
+        """See node/holdings.py."""
+
+    def moved(self, one: Import) -> None:
+        """An import has another home now, which may be this host."""
+
+    def all_heard(self) -> None:
+        """All that the manager has said is done."""
+
+
 class Homes:
     """This node's part in finding new homes."""
 
@@ -55,6 +68,7 @@ class Homes:
         send: Callable[[int, PeerMessage], bool],
         home_at: Callable[[int], int | None],
         number_of: Callable[[int], int | None],
+        above: Above,
     ) -> None:
         """home_at: home id of the host of a living node, this one's too; number_of: the reverse."""
         self.imports = imports
@@ -67,12 +81,10 @@ class Homes:
         self.send = send
         self.home_at = home_at
         self.number_of = number_of
-        self.holdings = Holdings(imports, node)
+        self.above = above
+        self.holdings = Holdings(imports, node, above)
         self.lost = self.holdings.lost  # by home id
         self.numbers: dict[int, int] = {}  # of all hosts that have died, by home id
-        # Told of an import that has another home now, which may be this host.
-        self.has_moved: Callable[[Import], None] = lambda one: None
-        self.has_heard: Callable[[], None] = lambda: None  # told when all that was said is done
 
     def is_open(self, home: int) -> bool:
         """Is it just being found out where the objects of that home are?"""
@@ -128,7 +140,7 @@ class Homes:
             self._told(message)
         else:
             self._named_homes(message)
-        self.has_heard()
+        self.above.all_heard()
 
     def _named_homes(self, message: HomesNamed) -> None:
         lost = self.holdings.lost_as(message.lost)
@@ -181,7 +193,7 @@ class Homes:
         number = lost.reported.get(object_id, 0)
         for one in ours:
             self._follow(one, home)
-            self.has_moved(one)
+            self.above.moved(one)
         if home in self.lost:
             return
         if number and all(one.number != number for one in ours):
@@ -228,7 +240,7 @@ class Homes:
             if one is not mine and one.number:
                 self.imports.described(self.exports.describe(mine.oid, object_id, one.number))
                 one.hold = self.client.hold(mine.oid)
-        self.has_moved(mine)
+        self.above.moved(mine)
 
     # -- what comes late -----------------------------------------------------------------------
 
@@ -260,7 +272,7 @@ class Homes:
                 self.imports.fail(one, _no_copy(self.numbers.get(one.home)))
                 continue
             self._follow(one, home)
-            self.has_moved(one)
+            self.above.moved(one)
             if home not in self.lost:
                 self._acquire(one)
 

@@ -9,7 +9,7 @@ It must never know: who asks for what, how messages travel, where big bytes come
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _shm, ids, serial
 from hoplite_mp.client.memory import STATE
@@ -44,13 +44,28 @@ class Import:
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
 
+class Above(Protocol):
+    """What rooms above this one know, or must hear."""
+
+    def nobody_named(self, oid: int) -> None:
+        """A home names nobody who has what all known holders have taken along."""
+
+    def homeless(self, one: Import) -> bool:
+        """An import's home is not there; False: there cannot be another."""
+
+
 class Imports:
     """All objects of other hosts that are in use here."""
 
     def __init__(
-        self, results: Results, places: Places, send: Callable[[int, PeerMessage], bool]
+        self,
+        results: Results,
+        places: Places,
+        send: Callable[[int, PeerMessage], bool],
+        above: Above,
     ) -> None:
         self.results = results
+        self.above = above
         self.client = results.client
         self.tasks = results.tasks
         self.places = places
@@ -60,10 +75,6 @@ class Imports:
         self.doubles: dict[bytes, list[Import]] = {}
         self.by_oid: dict[int, Import] = {}
         self.by_number: dict[int, Import] = {}  # those that their home counts
-        # Told when a home names nobody who has what all known holders have taken along.
-        self.nobody_named: Callable[[int], None] = lambda oid: None
-        # Told of an import whose home is not there; False: there cannot be another.
-        self.homeless: Callable[[Import], bool] = lambda one: False
         self._next = 1
         results.local = self.local
 
@@ -130,7 +141,9 @@ class Imports:
         one.number, self._next = self._next, self._next + 1
         self.by_number[one.number] = one
         one.described = False
-        if not self.send(one.home, Acquire(one.object, one.number)) and not self.homeless(one):
+        if not self.send(one.home, Acquire(one.object, one.number)) and not self.above.homeless(
+            one
+        ):
             self.fail(one, "its host is not in this cluster, or has left it")
 
     def keep(self, object_id: bytes) -> Any:
@@ -228,7 +241,7 @@ class Imports:
         elif message.holders:
             self.places.found(one.oid, message.holders, message.nbytes, message.layout)
         elif message.standing == "ready":
-            self.nobody_named(one.oid)
+            self.above.nobody_named(one.oid)
 
     def _ready(self, one: Import, message: Described) -> None:
         if message.payload is None or not self.store(one, message.payload, False):

@@ -13,7 +13,7 @@ It must never know: how bytes came here, who asked for the copies.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.store import NODE_SLOT
@@ -44,6 +44,13 @@ class Lent:
     peers: set[int] = field(default_factory=set)  # homes of the hosts
 
 
+class Above(Protocol):
+    """What rooms above this one know, or must hear."""
+
+    def extra_holds(self, oid: int) -> int:
+        """How many holds on an object are there for other reasons than that somebody wants it?"""
+
+
 class KeptCopies:
     """What this node keeps of others, and what others keep of it."""
 
@@ -54,6 +61,7 @@ class KeptCopies:
         places: Places,
         send: Callable[[int, PeerMessage], bool],
         loop: Loop,
+        above: Above,
     ) -> None:
         self.results = results
         self.client = results.client
@@ -62,10 +70,9 @@ class KeptCopies:
         self.places = places
         self.send = send
         self.loop = loop
+        self.above = above
         self.holds: dict[bytes, Any] = {}  # objects of others
         self.lent: dict[int, Lent] = {}  # objects of this host
-        # How many holds on an object are there for other reasons than that somebody wants it.
-        self.unwanted: Callable[[int], int] = lambda oid: 0
         self._looking = False
 
     # -- copies here ---------------------------------------------------------------------------
@@ -106,7 +113,7 @@ class KeptCopies:
         if home != self.client.home and not self.send(home, Kept(object_id, nbytes)):
             one = self.imports.by_object.get(object_id)
             if one is not None:
-                self.imports.homeless(one)
+                self.imports.above.homeless(one)
 
     def say(self, message: Kept) -> None:
         """Tells the object's home, which may be this host."""
@@ -206,7 +213,7 @@ class KeptCopies:
     def _only_ours(self, oid: int) -> bool:
         """Is this file's the last hold on it?"""
         counts = self.client.private_counts(oid)
-        ours = 1 + self.unwanted(oid)
+        ours = 1 + self.above.extra_holds(oid)
         return counts[0] == ours and self.client.inspect(oid)["refs"] == [NODE_SLOT]
 
 

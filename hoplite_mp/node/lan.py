@@ -104,15 +104,12 @@ class Lan:
             lambda slot: bool(node.tasks.running(slot)),
         )
         self.kept: KeptCopies = KeptCopies(
-            node.results, node.imports, node.places, self.peers.send, node.loop
+            node.results, node.imports, node.places, self.peers.send, node.loop, node.upward
         )
         self.links = Links(node.host, self.peers)
         self.given = GivenBlocks(node.store, node.client, self.links.engine)
         self.forests = Forests(node.host, self.links, self.kept, self.given)
-        self.transfers = Transfers(node.host, self.links, self.kept, self.forests.meter)
-        self.transfers.makes = lambda object_id: any(
-            part.makes(object_id) for part in self.forests.parts.values()
-        )
+        self.transfers = Transfers(node.host, self.links, self.kept, self.forests)
         self.group_calls = GroupCalls(node.host, self.peers, GroupResults(node.host, self.forests))
         node.groups.hosts = self.group_calls
         node.places.fetcher = self.transfers
@@ -130,23 +127,17 @@ class Lan:
             self.kept,
             self.node.guests,
             self.missing,
+            node.resources,
             node.workers.queue_for,
             self.locations.kept_at,
+            node.upward,
         )
-        node.operations.lost = node.places.needs_making
-        node.operations.not_there = node.places.lose_holder
-        self.recovering.lineage.demand_of = node.resources.demand_of
         homes, rooms = self.recovering.homes, (node.workers, node.delegation, node.guests)
         self.far_actors = FarActors(node.host, node.actors, *rooms, homes, node.upward)
         self.spares = Spares(node.host, node.actors, homes, node.upward)
         self.actor_moves = ActorMoves(
             node.host, node.actors, self.far_actors, self.spares, *rooms, homes
         )
-        self.recovering.remaking.take_resources = node.resources.wait
-        node.groups.awaited.again = self.recovering.remaking.runs.__contains__
-        self.recovering.homes.has_moved = self.actor_moves.moved
-        self.recovering.homes.has_heard = self.actor_moves.look
-        self.recovering.homes.holdings.spare = self.spares.number_of
         node.counters.add(self._counts)
         node.waits.add("transfers", lambda: transfer_waits(self.links, self.transfers))
         node.waits.add("actor calls", lambda: calls_from_here(self.far_actors))

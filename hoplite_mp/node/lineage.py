@@ -76,6 +76,7 @@ class Lineage:
         places: Places,
         bytes_max: int,
         loop: Loop,
+        demand_of: Callable[[int], Demand],
     ) -> None:
         self.results = results
         self.client = results.client
@@ -86,7 +87,7 @@ class Lineage:
         self.entries: dict[int, Entry] = {}  # by result, the oldest first
         self.held: dict[int, _Held] = {}
         self.nbytes = 0
-        self.demand_of: Callable[[int], Demand] = lambda oid: ()
+        self.demand_of = demand_of
         self._looking = False
         self._looked = 0.0
         self._let_go = False  # something, since the last look

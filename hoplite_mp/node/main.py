@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp import _shm, _tasks, ids
+from hoplite_mp import _shm, _tasks
 from hoplite_mp.client.channel import PACKET_BYTES_MAX
 from hoplite_mp.config import Config
 from hoplite_mp.node.actor_looks import actors_here, track_name
@@ -85,7 +85,8 @@ class Node:
         self.client = _shm.NodeClient(start.control_fd, start.store_fd, NODE_SLOT, start.event_fd)
         self.tasks = _tasks.Tasks(self.client)
         self.loop = EpollLoop()
-        self.notes = Notes(self.loop, self.config.trace_events_max)
+        self.upward = upward = Upward(self)
+        self.notes = Notes(self.loop, upward, self.config.trace_events_max)
         self.supervisor = socket.socket(fileno=supervisor_fd)
         self.management = Management(self, manager_fd)
         self.given_up = False  # this host lives, and the others have lost it, or it them
@@ -97,14 +98,19 @@ class Node:
         self.reply, self.replier = lines.reply, lines.replier
         self.add_client, self.forget_line = lines.add, lines.forget
         self.store = Store(
-            self.client, self.config, start.memory_bytes, start.store_fd, self.loop, self.notes
+            self.client,
+            self.config,
+            start.memory_bytes,
+            start.store_fd,
+            self.loop,
+            self.notes,
+            upward,
         )
         self.store.clients = self.clients
         self.results = Results(self.client, self.tasks, self.store, self.config)
-        self.sweeper = Sweeper(self.results)
-        self.places = Places(self.results, self.loop)
-        self.store.elsewhere = self.places.restore
-        self.imports = Imports(self.results, self.places, self.send_peer)
+        self.sweeper = Sweeper(self.results, upward)
+        self.places = Places(self.results, self.loop, upward)
+        self.imports = Imports(self.results, self.places, self.send_peer, upward)
         self.exports = Exports(self.results, self.places, self.send_peer, lambda: self.number)
         self.host = HostContext(
             self.config,
@@ -124,7 +130,6 @@ class Node:
             self.reply,
             self.replier,
         )
-        self.upward = upward = Upward(self)
         self.delegation = Delegation(
             self.results, self.imports, self.places, self.send_peer, upward
         )
@@ -133,11 +138,10 @@ class Node:
         self.workers = Workers(self.host, processes, self.delegation, self.guests, upward)
         self.resources = Resources(self.host, self.delegation, self.workers)
         self.actors = Actors(self.host, self.workers, self.guests, self.resources, upward)
-        self.sweeper.freed = self.freed
-        self.sweeper.lost_call = self.actors.lost_call
         threads = self.config.reduce_threads or start.cores
         self.operations = Operations(
             self.results,
+            self.places,
             self.send_manager,
             threads,
             self.loop,
@@ -150,7 +154,7 @@ class Node:
             self.send_manager,
             self.reply,
             lambda: self.number,
-            self.task_of,
+            upward,
         )
         self.groups.messages = self.messages = PointToPoint(self.host)
         self.output = Output(
@@ -160,8 +164,8 @@ class Node:
             lambda: self.number,
             self.loop,
             None if start.lan is None else self.config.output_wait_s,
+            upward,
         )
-        self.store.number = lambda: self.number
         self.questions = Questions(self.host)
         self.counters = Counters(self.host, self.questions, self.sweeper, self.workers)
         self.counters.add(self.resources.counts)
@@ -179,7 +183,6 @@ class Node:
         about = self.groups, self.messages, self.client, self.tasks
         self.waits.add("groups", lambda: group_waits(*about))
         self.waits.add("actors", lambda: actors_here(self.actors))
-        self.notes.public = self.operations.public
         self.rounds = Rounds(self.host, self.workers, self.delegation, self.guests, upward)
         self.requests = Requests(self)
         self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
@@ -235,17 +238,6 @@ class Node:
             self.lan.freed(oid)
         else:
             self.imports.freed(oid)
-
-    def task_of(self, slot: int) -> tuple[bytes, int]:
-        """The task that runs in that slot, by the id under which all nodes know it, and how often
-        it had been tried before; b"": none."""
-        oid = self.tasks.running(slot)
-        if not oid:
-            return b"", 0
-        task = b"" if self.lan is None else self.lan.recovering.target_of(oid)
-        one = self.imports.by_oid.get(oid)  # it comes from another host
-        task = task or (one.object if one else ids.pack_id(self.client.home, oid))
-        return task, self.client.inspect(oid)["tries"]
 
     def _track_name(self, slot: int, ended: WorkerInfo | None) -> str:
         """Of a trace, for the process in that slot, which may have ended; "": it is no actor's."""
@@ -392,7 +384,6 @@ class Node:
             from hoplite_mp.node.lan import Lan
 
             self.lan = Lan(self, self.start.lan)
-            self.sweeper.is_guest = self.lan.recovering.is_run_here
         self.management.join()
         self.workers.open_first(
             self.start.workers, DRIVER_SLOT, [slot for slot, *_ in self.start.first_workers]

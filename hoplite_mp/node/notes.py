@@ -8,7 +8,7 @@ It must never know: who traces, files, other hosts.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,16 +20,22 @@ __all__ = ["Note", "Notes"]
 Note = tuple[str, str, int, int, dict[str, Any]]
 
 
+class Above(Protocol):
+    """What rooms above this one know, or must hear."""
+
+    def public(self, oid: int) -> bytes:
+        """The id under which all know an object of this host's memory."""
+
+
 class Notes:
     """The latest `most` notes; what is older is dropped and counted."""
 
-    def __init__(self, loop: Loop, most: int = 0) -> None:
+    def __init__(self, loop: Loop, above: Above, most: int = 0) -> None:
+        self.above = above
         self.loop = loop
         self.most = most
         self.on = False
         self.dropped = 0
-        # The id under which all know an object of this host's memory.
-        self.public: Callable[[int], bytes] = lambda oid: b""
         self.kept: deque[Note] = deque(maxlen=most)
         # Tasks of other hosts: their ids here -> those under which all know them.
         self.guests: dict[int, bytes] = {}
@@ -56,7 +62,7 @@ class Notes:
         """Something that has just ended. `begin_ns`: 0 if it began unnoticed, before the trace."""
         if self.on:
             if isinstance(more.get("object"), int):
-                more["object"] = self.public(more["object"])
+                more["object"] = self.above.public(more["object"])
             now = self.loop.now_ns()
             self.dropped += len(self.kept) == self.most
             self.kept.append((kind, name, begin_ns or now, now, more))

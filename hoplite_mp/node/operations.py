@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.forests import Forests
     from hoplite_mp.node.notes import Notes
+    from hoplite_mp.node.places import Places
     from hoplite_mp.node.ports import Loop
     from hoplite_mp.node.results import Results
     from hoplite_mp.protocol.local import Collective
@@ -87,6 +88,7 @@ class Operations:
     def __init__(
         self,
         results: Results,
+        places: Places,
         send: Callable[[NodeToManager], None],
         threads: int,
         loop: Loop,
@@ -95,6 +97,7 @@ class Operations:
     ) -> None:
         """node: this node's number, which is not known before it has joined."""
         self.results = results
+        self.places = places
         self.client = results.client
         self.tasks = results.tasks
         self.send = send
@@ -102,10 +105,6 @@ class Operations:
         self.threads = threads
         self.node = node
         self.forests: Forests | None = None  # set when there is a network
-        # Is that done object held by nobody? If so, it is made again. Set when there is a network.
-        self.lost: Callable[[int], bool] = lambda oid: False
-        # That source, which was to be at a node, is not there.
-        self.not_there: Callable[[int, int], None] = lambda oid, node: None
         self.notes = notes
         self.operations: dict[int, Operation] = {}
         self._next = 1
@@ -123,7 +122,7 @@ class Operations:
         holds = [self.client.hold(oid) for oid in dict.fromkeys((*ask.sources, *ask.results))]
         waiting: dict[int, list[int]] = {}
         for index, oid in enumerate(ask.sources):
-            if not self.tasks.done(oid) or self.lost(oid):
+            if not self.tasks.done(oid) or self.places.needs_making(oid):
                 waiting.setdefault(oid, []).append(index)
         operation = Operation(number, ask, holds, waiting, self.tasks.park(list(waiting)))
         operation.results = list(ask.results)
@@ -146,7 +145,11 @@ class Operations:
         ask = operation.ask
         ready: list[int] = []
         failed: list[int] = []
-        for oid in {oid for oid in ask.sources if oid not in operation.waiting and self.lost(oid)}:
+        for oid in {
+            oid
+            for oid in ask.sources
+            if oid not in operation.waiting and self.places.needs_making(oid)
+        }:
             operation.waiting[oid] = [at for at, one in enumerate(ask.sources) if one == oid]
         for index, oid in enumerate(ask.sources):
             if oid not in operation.waiting:
@@ -206,7 +209,9 @@ class Operations:
         """Something has become done: is it a source of ours? Has a result lost its readers?"""
         for operation in list(self.operations.values()):
             waiting = operation.waiting
-            done = [oid for oid in waiting if self.tasks.done(oid) and not self.lost(oid)]
+            done = [
+                oid for oid in waiting if self.tasks.done(oid) and not self.places.needs_making(oid)
+            ]
             for oid in done:
                 ready = self.client.state(oid) in READY
                 for index in operation.waiting.pop(oid):
@@ -432,7 +437,7 @@ class Operations:
         if message.error in _FOR_WANT_OF_SOURCES:
             gone = [operation.ask.sources[index] for index in message.gone[::2]]
             for oid, node in zip(gone, message.gone[1::2], strict=True):
-                self.not_there(oid, node)
+                self.places.lose_holder(oid, node)
             if self._begin_again(operation, gone):
                 return
         for oid in operation.results:
@@ -444,7 +449,7 @@ class Operations:
         """If sources were lost that can be made again, it waits for those; and if some were only
         not there any more where they were to be read. False: neither."""
         ask = operation.ask
-        lost = any([self.lost(oid) for oid in dict.fromkeys(ask.sources)])
+        lost = any([self.places.needs_making(oid) for oid in dict.fromkeys(ask.sources)])
         moved = bool(gone) and all(self.client.state(oid) in READY for oid in gone)
         if not lost and not moved:
             return False

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp.node.audiences import Audience
 from hoplite_mp.node.driver_socket import DriverSocket, frames
@@ -50,6 +50,13 @@ class Pipe:
     waiting: deque[Run] = field(default_factory=deque)
 
 
+class Above(Protocol):
+    """What rooms above this one know, or must hear."""
+
+    def far_audience(self, home: int) -> Audience | None:
+        """Drivers of other hosts; None: nobody is there."""
+
+
 class Output:
     """Pipes in; out to this host's driver, and to others."""
 
@@ -61,6 +68,7 @@ class Output:
         number: Callable[[], int],
         loop: Loop,
         patience_s: float | None,
+        above: Above,
     ) -> None:
         """number: of this node, for the labels. patience_s: how long a driver may take no lines
         before what is for it is dropped; None: for ever."""
@@ -71,8 +79,7 @@ class Output:
         self.line_bytes_max = config.output_line_bytes_max
         self.driver = DriverSocket(sock, loop)
         self.own = Audience(self._to_driver, BACKLOG_BYTES_MAX, patience_s)
-        # Drivers of other hosts, by home; None: nobody is there.
-        self.far: Callable[[int], Audience | None] = lambda home: None
+        self.above = above
         # Drivers that have attached to this node, by name.
         self.attached: dict[int, tuple[Audience, DriverSocket]] = {}
         self.pipes: dict[int, Pipe] = {}  # fd -> what is read from it
@@ -183,7 +190,7 @@ class Output:
             return self.attached[home][0]
         if home and same_host(home, self.home):
             return None  # one that has left
-        return self.far(home) if home else self.own
+        return self.above.far_audience(home) if home else self.own
 
     def _hold(self, pipe: Pipe) -> None:
         if pipe not in self.held:

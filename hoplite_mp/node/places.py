@@ -80,18 +80,24 @@ class Maker(Protocol):
         """Nobody wants it any more."""
 
 
+class Above(Protocol):
+    """What rooms above this one know, or must hear."""
+
+    def near(self, object_id: bytes, oid: int) -> memoryview | None:
+        """The payload, if it is on this host after all."""
+
+
 class Places:
     """All values of this host's headers whose bytes are elsewhere."""
 
-    def __init__(self, results: Results, loop: Loop) -> None:
+    def __init__(self, results: Results, loop: Loop, above: Above) -> None:
         self.results = results
         self.client = results.client
         self.store = results.store
         self.fetcher: Fetcher | None = None  # set when there is a network
         self.maker: Maker | None = None  # likewise
-        # The payload, if it is on this host after all.
-        self.near: Callable[[bytes, int], memoryview | None] = lambda object_id, oid: None
         self.loop = loop
+        self.above = above
         self.places: dict[int, Place] = {}
         # The table and index of their headers, as take_gone() names them -> id.
         self._at: dict[int, int] = {}
@@ -211,7 +217,7 @@ class Places:
             self.loop.call_later(ROOM_LOOK_S, lambda: self._fetch_when_room(oid, place))
 
     def _fetch(self, oid: int, place: Place) -> None:
-        near = self.near(place.object, oid)
+        near = self.above.near(place.object, oid)
         if near is not None:
             self.client.memory(place.payload, place.nbytes)[:] = near
             self.arrived(oid)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids
-from hoplite_mp.node.homes import Homes
+from hoplite_mp.node.homes import Above, Homes
 from hoplite_mp.node.inquiries import Inquiries
 from hoplite_mp.node.lineage import Lineage
 from hoplite_mp.node.remaking import Remaking
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.imports import Import
     from hoplite_mp.node.kept import KeptCopies
     from hoplite_mp.node.missing import Missing
+    from hoplite_mp.node.resources import Resources
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.protocol.peers import CopiesTold, Release
 
@@ -42,8 +43,10 @@ class Recovering:
         kept: KeptCopies,
         guests: Guests,
         missing: Missing,
+        resources: Resources,
         queue: Callable[[int, bool], int | str],
         copies_of: Callable[[int], tuple[int, ...]],
+        above: Above,
     ) -> None:
         """queue, copies_of: as of Remaking."""
         self.client = host.client
@@ -52,7 +55,13 @@ class Recovering:
         self.imports = host.imports
         self.roster = host.roster
         self.guests = guests
-        self.lineage = Lineage(host.results, host.places, host.config.lineage_bytes_max, host.loop)
+        self.lineage = Lineage(
+            host.results,
+            host.places,
+            host.config.lineage_bytes_max,
+            host.loop,
+            resources.demand_of,
+        )
         self.homes = Homes(
             host.imports,
             host.exports,
@@ -63,6 +72,7 @@ class Recovering:
             host.send_peer,
             self._home_at,
             self._number_of,
+            above,
         )
         self.inquiries = Inquiries(
             host.imports,
@@ -72,7 +82,7 @@ class Recovering:
             lambda: host.roster.homes,
             lambda: bool(missing.members),
         )
-        self.remaking = remaking = Remaking(
+        self.remaking = Remaking(
             host.results,
             host.imports,
             host.places,
@@ -81,17 +91,13 @@ class Recovering:
             host.send_peer,
             host.loop,
             queue,
+            self.homes,
+            host.roster,
+            copies_of,
+            resources.wait,
         )
-        host.places.near = host.imports.near
-        host.places.maker = remaking
-        host.store.unwanted = self.lineage.make_room
+        host.places.maker = self.remaking
         host.exports.own = self.homes.own
-        host.imports.homeless = self.homes.homeless
-        host.imports.nobody_named = remaking.ask_again
-        remaking.copies_of = copies_of
-        remaking.is_there = host.roster.by_home.__contains__
-        remaking.open = self.homes.is_open
-        kept.unwanted = self.lineage.holds
 
     def _home_at(self, number: int) -> int | None:
         if number == self.client.number:

@@ -23,12 +23,14 @@ from hoplite_mp.protocol.peers import MakeAgain
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.node.homes import Homes
     from hoplite_mp.node.imports import Import, Imports
     from hoplite_mp.node.inquiries import Inquiries
     from hoplite_mp.node.lineage import Lineage
     from hoplite_mp.node.places import Place, Places
     from hoplite_mp.node.ports import Loop
     from hoplite_mp.node.results import Results
+    from hoplite_mp.node.roster import Roster
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage
 
@@ -71,9 +73,14 @@ class Remaking:
         send: Callable[[int, PeerMessage], bool],
         loop: Loop,
         queue: Callable[[int, bool], int | str],
+        homes: Homes,
+        roster: Roster,
+        copies_of: Callable[[int], tuple[int, ...]],
+        take_resources: Callable[[int, Demand], None],
     ) -> None:
         """queue: of hints to a pool (to this host's workers alone), or why nobody runs its tasks.
-        send: as in Peers; False: that host is gone."""
+        send: as in Peers; False: that host is gone. copies_of: numbers of other nodes that have a
+        copy of an object of this host. take_resources: hears of runs that wait for resources."""
         self.results = results
         self.client = results.client
         self.tasks = results.tasks
@@ -84,13 +91,10 @@ class Remaking:
         self.send = send
         self.loop = loop
         self.queue = queue
-        # Numbers of other nodes that have a copy of an object of this host.
-        self.copies_of: Callable[[int], tuple[int, ...]] = lambda oid: ()
-        # Is it just being found out where the objects of that home are now?
-        self.open: Callable[[int], bool] = lambda home: False
-        self.is_there: Callable[[int], bool] = lambda home: False  # a host
-        # Told of runs that wait for resources.
-        self.take_resources: Callable[[int, Demand], None] = lambda oid, demand: None
+        self.homes = homes
+        self.roster = roster
+        self.copies_of = copies_of
+        self.take_resources = take_resources
         self.ranked = _tasks.Ranked(self.tasks)
         self.runs: dict[int, _Run] = {}  # by target
         self.by_run: dict[int, _Run] = {}  # by header
@@ -106,7 +110,7 @@ class Remaking:
             return ""
         if one is None:
             return self._not_again(oid)
-        return "" if self.open(one.home) or self.is_there(one.home) else _NOT_KEPT
+        return "" if self.homes.is_open(one.home) or one.home in self.roster.by_home else _NOT_KEPT
 
     def _not_again(self, oid: int) -> str:
         """Why the task is not run again."""
@@ -172,7 +176,7 @@ class Remaking:
     # -- objects of other hosts ----------------------------------------------------------------
 
     def _ask_home(self, oid: int, one: Import) -> None:
-        if self.open(one.home):
+        if self.homes.is_open(one.home):
             return  # who has it now is being found out, and will be told
         place = self.places.places[oid]
         place.asked += 1
@@ -184,7 +188,7 @@ class Remaking:
             self.loop.call_later(ASK_S, lambda: self._ask(oid, one))
 
     def _ask(self, oid: int, one: Import) -> None:
-        if not self.places.absent(oid) or self.open(one.home):
+        if not self.places.absent(oid) or self.homes.is_open(one.home):
             return
         if not self.send(one.home, MakeAgain(one.object, one.number)):
             self._fail(oid, _NOT_KEPT)

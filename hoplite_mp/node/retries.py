@@ -41,7 +41,7 @@ class Retries:
             granted = ask.failures <= header["retries_left"]
         elif claimed and header["retries_left"]:
             # A task whose submitter is gone is in a table of the node's: nobody waits for it.
-            wanted = header["owner"] != NODE_SLOT or self.sweeper.is_guest(oid)
+            wanted = header["owner"] != NODE_SLOT or self.sweeper.above.is_guest(oid)
             granted = wanted and self.client.requeue(oid, slot)
         if granted:
             self.sweeper.retried += 1

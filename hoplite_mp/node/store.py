@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import _shm
 from hoplite_mp.client.memory import STATE, format_bytes
@@ -43,6 +43,17 @@ PURGE_SHARE = 16  # writes for which the file's objects are looked through, as a
 SPILL_AGAIN_S = 1.0  # a disk that took nothing is asked again after this
 
 
+class Above(Protocol):
+    """What rooms above this one know, or must hear."""
+
+    def restore_elsewhere(self, oid: int) -> bool | None:
+        """Of an object whose bytes may be on another host: None: on their way; False: it has
+        gone."""
+
+    def make_room(self) -> None:
+        """Bytes go that are kept although nobody wants them."""
+
+
 class Store:
     """What is leased to whom, and what that costs."""
 
@@ -54,8 +65,10 @@ class Store:
         store_fd: int,
         loop: Loop,
         notes: Notes,
+        above: Above,
     ) -> None:
         self.client = client
+        self.above = above
         self.loop = loop
         self.config = config
         self.limit = limit
@@ -68,11 +81,6 @@ class Store:
         self.spans: dict[int, int] = {}  # span offset -> lessee's slot, or ADOPTED
         self.notes = notes
         self.spill = SpillFile(config.spill_dir, config.spill_bytes_max)
-        self.number: Callable[[], int] = lambda: 0  # of this node
-        # Of an object whose bytes may be on another host: None: on their way; False: it has gone.
-        self.elsewhere: Callable[[int], bool | None] = lambda oid: False
-        # Lets bytes go that are kept although nobody wants them.
-        self.unwanted: Callable[[], None] = lambda: None
         self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
         self.spill_error = ""  # why the disk took nothing
         self._spill_again = 0.0
@@ -165,7 +173,7 @@ class Store:
         return max(0, self.arena.resident - os.fstat(self.store_fd).st_blocks * BLOCKS_UNIT)
 
     def _make_room(self, nbytes: int, align: int, slot: int) -> bool:
-        self.unwanted()
+        self.above.make_room()
         self.client.reclaim_freed()
         self.take_returns()
         self.sweep_spans()
@@ -359,7 +367,7 @@ class Store:
     def restore(self, oid: int, slot: int = NODE_SLOT) -> bool | None:
         """Brings a spilled object back, for `slot`: True; None: no room now; False: it has gone."""
         if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
-            return self.elsewhere(oid)
+            return self.above.restore_elsewhere(oid)
         position, nbytes = self.spilled[oid]
         payload = self.lease(nbytes, slot)
         if payload is None:
@@ -421,13 +429,15 @@ class Store:
 
     def room_message(self) -> str:
         """How full it is, without a look at every object."""
-        room = f"store of h{self.number()} holds {format_bytes(self.arena.used)}"
+        room = f"store of h{self.client.number} holds {format_bytes(self.arena.used)}"
         return f"{room} of {format_bytes(self.limit)}"
 
     def never_message(self) -> str:
         """Why there is no room for what could never have any."""
         limit = format_bytes(self.limit)
-        return f"that is larger than the whole store of h{self.number()} ({limit}): raise memory="
+        return (
+            f"that is larger than the whole store of h{self.client.number} ({limit}): raise memory="
+        )
 
     def full_message(self) -> str:
         """Why there is no room: who pins how much, in the words of StoreFullError."""

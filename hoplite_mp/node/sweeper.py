@@ -9,7 +9,7 @@ It must never know: how a process died being found out.
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _shm, errors, serial
 from hoplite_mp.client.memory import STATE, format_bytes
@@ -19,8 +19,6 @@ from hoplite_mp.protocol.local import LINE_LOST
 from hoplite_mp.store.limits import available_bytes, total_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hoplite_mp.node.pools import WorkerInfo
     from hoplite_mp.node.results import Results
 
@@ -31,19 +29,29 @@ KIND_TASK, KIND_STREAM = 2, 5
 PENDING_NAMES = ("WAITING", "QUEUED")
 
 
+class Above(Protocol):
+    """What rooms above this one know, or must hear."""
+
+    def freed(self, oid: int) -> None:
+        """Nobody on this host holds that object any more."""
+
+    def is_guest(self, oid: int) -> bool:
+        """Is that task of the node's own tables another host's? Only those are waited for, because
+        the senders of the others are dead."""
+
+    def lost_actor_call(self, worker: WorkerInfo, how: str) -> Exception | None:
+        """What a call raises during which its actor's process has ended; None: of no actor."""
+
+
 class Sweeper:
     """Cleans up after a client of this host."""
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, results: Results, above: Above) -> None:
         self.results = results
+        self.above = above
         self.client = results.client
         self.tasks = results.tasks
         self.inner: dict[int, list[Any]] = {}  # refs inside adopted objects
-        self.freed: Callable[[int], None] = lambda oid: None  # told of everything that goes
-        # Of the node's tables only tasks of other hosts are waited for: others' senders are dead.
-        self.is_guest: Callable[[int], bool] = lambda oid: False
-        # What a call raises during which its actor's process has ended; None: of no actor.
-        self.lost_call: Callable[[WorkerInfo, str], Exception | None] = lambda worker, how: None
         self.own_tables: set[int] = set(self.client.tables)
         self.retried = self.failed = 0  # tasks whose worker died
 
@@ -117,7 +125,7 @@ class Sweeper:
         if (
             task
             and not timed_out
-            and (header["owner"] not in (slot, NODE_SLOT) or self.is_guest(oid))
+            and (header["owner"] not in (slot, NODE_SLOT) or self.above.is_guest(oid))
             and header["retries_left"]
             and self.client.requeue(oid, slot)
         ):
@@ -142,7 +150,9 @@ class Sweeper:
                 f"{slot}@h{self.tasks.node_number}, which was killed and replaced; give it more "
                 "with options(timeout=)"
             )
-        elif worker is not None and (lost := self.lost_call(worker, how_it_ended(code, worker))):
+        elif worker is not None and (
+            lost := self.above.lost_actor_call(worker, how_it_ended(code, worker))
+        ):
             error = lost
         else:
             how = how_it_ended(code, worker)
@@ -159,7 +169,7 @@ class Sweeper:
         """What nobody holds in adopted tables goes, and the refs that were inside."""
         for oid in self.client.collect():
             self.inner.pop(oid, None)
-            self.freed(oid)
+            self.above.freed(oid)
         self.client.release_tables(self.own_tables)
         self.tasks.watch_only(self.client.tables)
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.forests import Forests
     from hoplite_mp.node.kept import KeptCopies
     from hoplite_mp.node.links import Key, Links
-    from hoplite_mp.node.meter import Meter
     from hoplite_mp.node.places import Place
     from hoplite_mp.planner.program import Program, Pull
     from hoplite_mp.protocol.messages import Distribute, FetchRefused, NodeToManager, Withdraw
@@ -82,7 +82,7 @@ class Transfer:
 class Transfers:
     """All copies that come to this node or go from it."""
 
-    def __init__(self, host: HostContext, links: Links, kept: KeptCopies, meter: Meter) -> None:
+    def __init__(self, host: HostContext, links: Links, kept: KeptCopies, forests: Forests) -> None:
         self.config = host.config
         self.loop = host.loop
         self.client = host.client
@@ -92,7 +92,8 @@ class Transfers:
         self.send_manager = host.send_manager
         self.links = links
         self.kept = kept
-        self.meter = meter
+        self.meter = forests.meter
+        self.forests = forests
         self.engine = links.engine
         self.pulls: dict[int, tuple[Transfer, int, Key]] = {}  # cell -> (transfer, parent, key)
         self.tries: dict[int, int] = {}  # cell -> pulls of it that have failed
@@ -103,15 +104,13 @@ class Transfers:
         self.come: dict[tuple[bytes, int], Ranges] = {}
         self.expected: set[int] = set()  # epochs of plans for what a collective is bringing
         self.roomless: dict[int, float] = {}  # epoch of a plan that finds no room -> until when
-        # Is that the result of an operation which this node is about to hear of?
-        self.makes: Callable[[bytes], bool] = lambda object_id: False
         self.copies: set[bytes] = set()  # objects of other hosts that the manager knows to be here
 
     # -- the fetcher of places -----------------------------------------------------------------
 
     def fetch(self, oid: int, place: Place) -> None:
         """The block at `place.payload` is to be filled."""
-        if self.makes(place.object):
+        if self.forests.makes(place.object):
             return  # its home has heard of the commit before this node: it is here in a moment
         before = self.fetching.get(place.object, oid)
         if before != oid and before in self.places:  # a header that nobody holds by now

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import errors
+from hoplite_mp import errors, ids
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.peers import CloseFarPool
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.actor_records import Actor, Asker, Client, Wanted
+    from hoplite_mp.node.audiences import Audience
+    from hoplite_mp.node.imports import Import
     from hoplite_mp.node.main import Node
     from hoplite_mp.node.pools import Pool, WorkerInfo
     from hoplite_mp.planner.resources import Demand
@@ -33,6 +35,64 @@ class Upward:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+
+    # -- node/notes.py, store.py, sweeper.py, places.py, imports.py ----------------------------
+
+    def public(self, oid: int) -> bytes:
+        return self._node.operations.public(oid)
+
+    def restore_elsewhere(self, oid: int) -> bool | None:
+        return self._node.places.restore(oid)
+
+    def make_room(self) -> None:
+        if self._node.lan is not None:
+            self._node.lan.recovering.lineage.make_room()
+
+    def freed(self, oid: int) -> None:
+        self._node.freed(oid)
+
+    def is_guest(self, oid: int) -> bool:
+        lan = self._node.lan
+        return lan is not None and lan.recovering.is_run_here(oid)
+
+    def lost_actor_call(self, worker: WorkerInfo, how: str) -> Exception | None:
+        return self._node.actors.lost_call(worker, how)
+
+    def near(self, object_id: bytes, oid: int) -> memoryview | None:
+        return None if self._node.lan is None else self._node.imports.near(object_id, oid)
+
+    def nobody_named(self, oid: int) -> None:
+        if self._node.lan is not None:
+            self._node.lan.recovering.remaking.ask_again(oid)
+
+    def homeless(self, one: Import) -> bool:
+        lan = self._node.lan
+        return lan is not None and lan.recovering.homes.homeless(one)
+
+    # -- node/homes.py, kept.py ----------------------------------------------------------------
+
+    def extra_holds(self, oid: int) -> int:
+        return 0 if self._node.lan is None else self._node.lan.recovering.lineage.holds(oid)
+
+    def spare_number(self, object_id: bytes, home: int) -> int | None:
+        lan = self._node.lan
+        return None if lan is None else lan.spares.number_of(object_id, home)
+
+    def moved(self, one: Import) -> None:
+        if self._node.lan is not None:
+            self._node.lan.actor_moves.moved(one)
+
+    def all_heard(self) -> None:
+        if self._node.lan is not None:
+            self._node.lan.actor_moves.look()
+
+    # -- node/output.py, group_tasks.py --------------------------------------------------------
+
+    def far_audience(self, home: int) -> Audience | None:
+        return None if self._node.lan is None else self._node.lan.far_output.audience(home)
+
+    def runs_again(self, oid: int) -> bool:
+        return self._node.lan is not None and oid in self._node.lan.recovering.remaking.runs
 
     # -- node/delegation.py --------------------------------------------------------------------
 
@@ -231,3 +291,14 @@ class Upward:
     def sought(self, home: int, identity: bytes) -> None:
         assert self._node.lan is not None
         self._node.lan.actor_moves.sought(home, identity)
+
+    # -- node/groups.py ------------------------------------------------------------------------
+
+    def task_of(self, slot: int) -> tuple[bytes, int]:
+        node = self._node
+        oid = node.tasks.running(slot)
+        if not oid:
+            return b"", 0
+        one = node.imports.by_oid.get(oid)  # it comes from another host
+        task = self.target_of(oid) or (one.object if one else ids.pack_id(node.client.home, oid))
+        return task, node.client.inspect(oid)["tries"]

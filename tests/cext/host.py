@@ -15,6 +15,7 @@ from hoplite_mp.node.results import Results
 from hoplite_mp.node.store import Store
 from hoplite_mp.node.sweeper import Sweeper
 from tests.node.manual_loop import ManualLoop
+from tests.node.nobody_above import NobodyAbove
 
 STATE = {name: number for number, name in enumerate(_shm.STATES)}
 KIND_TASK = 2
@@ -60,10 +61,13 @@ class Host:
             spill_dir=tempfile.gettempdir(),
         )
         self.loop = ManualLoop()
-        self.notes = Notes(self.loop)
-        self.store = Store(self.node, config, length // 2, self.fds[1], self.loop, self.notes)
+        self.upward: Any = NobodyAbove()
+        self.notes = Notes(self.loop, self.upward)
+        self.store = Store(
+            self.node, config, length // 2, self.fds[1], self.loop, self.notes, self.upward
+        )
         self.results = Results(self.node, self.node_tasks, self.store, config)
-        self.sweeper = Sweeper(self.results)
+        self.sweeper = Sweeper(self.results, self.upward)
         self.node.open_pool(POOL, 1)
         self.queue = self.node_tasks.open_queue(POOL)
 

@@ -62,9 +62,8 @@ class ActorSide(LossSide):
         up.far_freed, up.far_fail_calls = lan.far_actors.freed, lan.far_actors.fail_calls
         up.far_begin, up.far_end = lan.far_actors.begin, lan.far_actors.end
         up.far_restarts, up.far_bind = lan.far_actors.ask_restarts, lan.far_actors.bind
-        self.recovering.homes.has_moved = lan.actor_moves.moved
-        self.recovering.homes.has_heard = lan.actor_moves.look
-        self.recovering.homes.holdings.spare = lan.spares.number_of
+        up.moved, up.all_heard = lan.actor_moves.moved, lan.actor_moves.look
+        up.spare_number = lan.spares.number_of
 
     # -- pools ---------------------------------------------------------------------------------
 

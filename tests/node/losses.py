@@ -75,7 +75,9 @@ class LossSide(Side):
         self.losses = network
         self.pools_gone: dict[int, str] = {}
         self.missing: dict[int, Any] = {}  # lost to this host alone, so far
-        self.kept = KeptCopies(self.results, self.imports, self.places, self.send, self.loop)
+        self.kept = KeptCopies(
+            self.results, self.imports, self.places, self.send, self.loop, self.upward
+        )
         node = SimpleNamespace(
             results=self.results,
             places=self.places,
@@ -112,13 +114,18 @@ class LossSide(Side):
             self.kept,
             self.guests,
             lan.missing,
+            SimpleNamespace(demand_of=lambda oid: (), wait=lambda oid, demand: None),  # type: ignore[arg-type]
             self.queue_for,
             self.kept_at,
+            self.upward,
         )
+        recovering, up = self.recovering, self.upward
+        up.make_room, up.extra_holds = recovering.lineage.make_room, recovering.lineage.holds
+        up.homeless, up.nobody_named = recovering.homes.homeless, recovering.remaking.ask_again
+        up.is_guest = recovering.is_run_here
         self.upward.ends_elsewhere = self.recovering.keep
         self.upward.target_of = self.recovering.target_of
         self.exports.elsewhere = self.kept_at
-        self.sweeper.is_guest = self.recovering.is_run_here
         self._imports_freed = self.imports.freed
         self.imports.freed = self._freed  # type: ignore[method-assign]
 

@@ -29,6 +29,7 @@ from hoplite_mp.protocol.peers import (
     TaskEnded,
 )
 from tests.cext.host import KIND_TASK, POOL, STATE, Host
+from tests.node.nobody_above import NobodyAbove
 
 if TYPE_CHECKING:
     from hoplite_mp import _shm
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 COMMON = 0  # the pool of every host's own workers
 
 
-class SideUpward:
-    """What rooms above would do, of which there are none: tests replace what they need."""
+class SideUpward(NobodyAbove):
+    """With the queues of one side."""
 
     def __init__(self, side: Side) -> None:
         self.post = side.post_again
@@ -47,36 +48,9 @@ class SideUpward:
         self.post_guest = lambda oid: side.node_tasks.post(
             oid, self.queue_of(side.node_tasks.pool_of(oid))
         )
-
-    def pool_broken(self, pool: int, why: str) -> None: ...
-    def pool_deserted(self, pool: int, why: str) -> None: ...
-    def sends_on(self, audience: int, home: int) -> None: ...
-    def ends_elsewhere(self, oid: int) -> None: ...
-    def lost_call(self, oid: int, name: str, number: int) -> None: ...
-    def was_full(self, oid: int, home: int) -> None: ...
-    def refuse_calls(self, pool: int) -> None: ...
-    def arrived(self, pool: int) -> None: ...
-    def task_ends(self, slot: int) -> None: ...
-    def admitted(self, oid: int, task: bytes, demand: Any) -> None: ...
-    def dropped(self, task: bytes) -> None: ...
-
-    def is_far_actor(self, pool: int) -> bool:
-        return False
-
-    def demand_of(self, oid: int) -> Any:
-        return ()
-
-    def target_of(self, oid: int) -> bytes:
-        return b""
-
-    def is_actor(self, pool: int) -> bool:
-        return False
-
-    def is_round(self, pool: int) -> bool:
-        return False
-
-    def admit(self, peer: int, task: bytes, demand: Any, needed: bool) -> bool:
-        return False
+        self.near = lambda object_id, oid: side.imports.near(object_id, oid)  # type: ignore[method-assign]
+        self.freed = lambda oid: side.imports.freed(oid)  # type: ignore[method-assign]
+        self.restore_elsewhere = lambda oid: side.places.restore(oid)  # type: ignore[method-assign]
 
 
 class Side(Host):
@@ -84,17 +58,15 @@ class Side(Host):
 
     def __init__(self, network: Network, number: int) -> None:
         super().__init__(home=1000 + number)
+        self.upward = self.store.above = self.sweeper.above = self.notes.above = SideUpward(self)
         self.network, self.number = network, number
         self.common_queue: int | None = None
         self.again_queue: int | None = None
         self.home = 1000 + number
-        self.places = Places(self.results, self.loop)
+        self.places = Places(self.results, self.loop, self.upward)
         self.places.fetcher = self
-        self.imports = Imports(self.results, self.places, self.send)
-        self.places.near = self.imports.near
-        self.sweeper.freed = lambda oid: self.imports.freed(oid)
+        self.imports = Imports(self.results, self.places, self.send, self.upward)
         self.exports = Exports(self.results, self.places, self.send, lambda: number)
-        self.upward: Any = SideUpward(self)
         self.delegation = Delegation(
             self.results, self.imports, self.places, self.send, self.upward
         )

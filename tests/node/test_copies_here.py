@@ -88,9 +88,13 @@ class OneNode:
             let_go=self.let_go.append,
             imports=SimpleNamespace(home_of=lambda object_id: 1000),
         )
-        meter = SimpleNamespace(begin=lambda filled: None, end=lambda: None)
+        self.makes = lambda object_id: False
+        forests = SimpleNamespace(
+            meter=SimpleNamespace(begin=lambda filled: None, end=lambda: None),
+            makes=lambda object_id: self.makes(object_id),
+        )
         self.places = node.places.places
-        self.transfers = Transfers(node, links, kept, meter)  # type: ignore[arg-type]
+        self.transfers = Transfers(node, links, kept, forests)  # type: ignore[arg-type]
 
     def give_up(self, oid: int) -> None:
         self.given_up.append(oid)
@@ -161,10 +165,10 @@ def test_a_parent_that_lives_is_asked_again(withdrawn: bool) -> None:
 def test_what_is_made_here_is_not_asked_for() -> None:
     one = OneNode()
     place = SimpleNamespace(object=OBJECT, nbytes=NBYTES, holders=(1,))
-    one.transfers.makes = lambda object_id: object_id == OBJECT
+    one.makes = lambda object_id: object_id == OBJECT
     one.transfers.fetch(7, place)  # type: ignore[arg-type]
     assert one.said == []
-    one.transfers.makes = lambda object_id: False
+    one.makes = lambda object_id: False
     one.transfers.fetch(7, place)  # type: ignore[arg-type]
     assert one.said == [m.FetchRequested(1, OBJECT, NBYTES, (2,))]
 
@@ -244,7 +248,7 @@ def a_result(side: Side) -> tuple[int, int, bytes]:
 def test_a_result_that_is_asked_for_where_it_is_made(side: Side) -> None:
     """The home says that it is done, and here, before the commit has come: who reads it waits for
     that, instead of being told that nobody holds it."""
-    kept = KeptCopies(side.results, side.imports, side.places, side.send, side.loop)
+    kept = KeptCopies(side.results, side.imports, side.places, side.send, side.loop, side.upward)
     payload, nbytes, expected = a_result(side)
     object_id = ids.pack_id(side.network.sides[0].home, 1 << 32 | 5)
     oid = kept.expect(object_id, nbytes, (1,))

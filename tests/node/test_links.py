@@ -11,6 +11,7 @@ from hoplite_mp import _engine
 from hoplite_mp.node.links import Links
 from hoplite_mp.node.notes import Notes
 from tests.node.manual_loop import ManualLoop
+from tests.node.nobody_above import NobodyAbove
 from tests.transport.helpers import tcp_pair
 
 NBYTES = 100_000
@@ -62,7 +63,7 @@ def test_the_next_cell_is_asked_for_when_its_link_is_lost() -> None:
     for index in range(2):
         other.cell((1, 1, index, 0), bytearray(b"x" * NBYTES), 0, NBYTES, True)
     node: Any = SimpleNamespace(
-        client=SimpleNamespace(home=1), loop=ManualLoop(), notes=Notes(ManualLoop())
+        client=SimpleNamespace(home=1), loop=ManualLoop(), notes=Notes(ManualLoop(), NobodyAbove())
     )
     peers: Any = SimpleNamespace(
         start=SimpleNamespace(tls=False), is_near=lambda number: False, by_number={}

@@ -43,7 +43,7 @@ class Side:
         self.home, self.number = home, number
         self.driver, end = socket.socketpair()
         self.loop = EpollLoop()
-        self.output = Output(end, Config(), home, lambda: number, self.loop, patience_s)
+        self.output = Output(end, Config(), home, lambda: number, self.loop, patience_s, self)
         self.ended: list[int] = []
         self.data = b""
         self.sent: deque[tuple[int, bytes]] = deque()
@@ -72,6 +72,9 @@ class Side:
                 self.far.last_lines_asked(peer, message)
             case words.LastLinesSent():
                 self.far.last_lines_sent(peer, message)
+
+    def far_audience(self, home: int) -> Any:
+        return self.far.audience(home)
 
     def worker(self, slot: int, audience: int = 0) -> Pipes:
         return Pipes(self, slot, audience)
