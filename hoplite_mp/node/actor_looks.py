@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.node.actors import ended_calls
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hoplite_mp import _shm
     from hoplite_mp.node.actor_records import Actor
     from hoplite_mp.node.actors import Actors
     from hoplite_mp.node.far_actors import FarActors
 
-__all__ = ["actors_here", "calls_from_here", "ended_calls", "track_name"]
+__all__ = ["actors_here", "calls_from_here", "track_name"]
 
 
 def actors_here(actors: Actors) -> Iterator[dict[str, Any]]:
@@ -48,12 +49,6 @@ def _state(actor: Actor) -> str:
     if actor.ended is not None:
         return "ended"
     return "lives" if actor.begun else "begins"
-
-
-def ended_calls(client: _shm.NodeClient, slot: int) -> int:
-    """Calls that the process in that slot has ended."""
-    info = client.client_info(slot)
-    return int(info["tasks_done"] + info["tasks_failed"])
 
 
 def calls_from_here(far: FarActors) -> Iterator[dict[str, Any]]:

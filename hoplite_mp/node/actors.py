@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import errors, ids, serial
 from hoplite_mp.client.memory import STATE
-from hoplite_mp.node.actor_looks import ended_calls
 from hoplite_mp.node.actor_records import Actor, Asker, Client, Opening, Wanted
 from hoplite_mp.node.pools import Pool
 from hoplite_mp.node.store import NODE_SLOT
@@ -31,6 +30,7 @@ from hoplite_mp.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hoplite_mp import _shm
     from hoplite_mp.node.context import HostContext
     from hoplite_mp.node.guests import Guests
     from hoplite_mp.node.pools import WorkerInfo
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.local import Request
     from hoplite_mp.protocol.messages import NodeToManager
 
-__all__ = ["POOL_ENDED", "Actors"]
+__all__ = ["POOL_ENDED", "Actors", "ended_calls"]
 
 KIND_IDENTITY = 1  # as of any object that was put
 POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 4
@@ -486,3 +486,9 @@ def _taken(name: str) -> str:
         f"there is an actor named {name!r} already: choose another name, find it with get_actor(), "
         "or use options(get_if_exists=True)"
     )
+
+
+def ended_calls(client: _shm.NodeClient, slot: int) -> int:
+    """Calls that the process in that slot has ended."""
+    info = client.client_info(slot)
+    return int(info["tasks_done"] + info["tasks_failed"])

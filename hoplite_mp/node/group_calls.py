@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.group_records import Known
     from hoplite_mp.node.group_results import GroupResults
-    from hoplite_mp.node.groups import Known
     from hoplite_mp.node.peers import Peers
     from hoplite_mp.protocol.group_calls import GroupMessage
     from hoplite_mp.protocol.local import GroupCall

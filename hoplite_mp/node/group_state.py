@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hoplite_mp.node.group_decisions import Outcome
-    from hoplite_mp.node.groups import Known
+    from hoplite_mp.node.group_records import Known
     from hoplite_mp.planner.topology import Host
     from hoplite_mp.protocol.group_calls import (
         GroupCommit,

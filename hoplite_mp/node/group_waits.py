@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hoplite_mp import _shm, _tasks
+    from hoplite_mp.node.group_records import Known
     from hoplite_mp.node.group_state import State
-    from hoplite_mp.node.groups import Groups, Known
+    from hoplite_mp.node.groups import Groups
     from hoplite_mp.node.point_to_point import PointToPoint
 
 __all__ = ["group_waits"]

@@ -8,11 +8,11 @@ It must never know: what members send each other.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _shm, _tasks
 from hoplite_mp.node import group_tasks
+from hoplite_mp.node.group_records import Known
 from hoplite_mp.node.group_tasks import GroupTasks
 from hoplite_mp.node.store import NODE_SLOT
 from hoplite_mp.protocol.local import GroupJoin, GroupLeave, GroupRefusal, Reply
@@ -41,27 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["Groups"]
 
 ENDS_MAX = 64  # of ended groups that a node tells the next manager of
-
-
-@dataclass(slots=True)
-class Known:
-    """A group of which a member is here."""
-
-    name: str
-    generation: int
-    board: _tasks.Board
-    size: int = 0
-    shown: GroupMembers | None = None
-    here: dict[int, tuple[int, int]] = field(default_factory=dict)  # rank -> slot, generation
-    left: set[int] = field(default_factory=set)  # shown as held here, by who has gone
-    died: set[int] = field(default_factory=set)  # those of them who have not left
-    hold: Any = None  # of a committed result whose leader has died
-    held_call: int = 0
-
-    def leave(self, rank: int) -> None:
-        """Who held this rank here is gone; the manager has yet to say so."""
-        del self.here[rank]
-        self.left.add(rank)
 
 
 class Above(group_tasks.Above, Protocol):

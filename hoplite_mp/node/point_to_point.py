@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp.node.context import HostContext
-    from hoplite_mp.node.groups import Known
+    from hoplite_mp.node.group_records import Known
     from hoplite_mp.protocol.local import GroupInbox, GroupReceived, GroupSend, Request
     from hoplite_mp.protocol.messages import GroupMembers
     from hoplite_mp.protocol.point_to_point import PointToPoint as Message

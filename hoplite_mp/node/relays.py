@@ -14,7 +14,7 @@ import contextlib
 import logging
 import socket
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp.errors import ConfigError
 from hoplite_mp.node.forward import ARRIVE_S, Forward, reach
@@ -25,9 +25,10 @@ from hoplite_mp.transport.listen import listen
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.peers import Peers
     from hoplite_mp.node.ports import Loop
+    from hoplite_mp.node.roster import Roster
     from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.protocol.peers import PeerMessage
 
 __all__ = ["Relays", "endpoints_of"]
 
@@ -47,12 +48,29 @@ class _Search:
         self.waiting: list[Callable[[list[Endpoint]], None]] = []
 
 
+class Above(Protocol):
+    """The connections that these ways are for."""
+
+    listens_at: str  # where others come in, without a port
+
+    def send(self, home: int, message: PeerMessage) -> bool:
+        """False: there is no such node."""
+
+    def is_member(self, host: str) -> bool:
+        """Is that address one of a living node's? Also asked in threads."""
+
+
 class Relays:
     """The ways of this node over others, and the ports that it lends."""
 
-    def __init__(self, loop: Loop, peers: Peers) -> None:
+    def __init__(
+        self, loop: Loop, roster: Roster, ports: tuple[int, int, int], above: Above
+    ) -> None:
+        """ports: those that may be lent, as of range()."""
         self.loop = loop
-        self.peers = peers
+        self.roster = roster
+        self.ports = ports
+        self.above = above
         self.ways: dict[int, tuple[int, list[Endpoint]]] = {}  # home -> home of who lends, where
         self.searches: dict[int, _Search] = {}
         self.forwards: dict[int, Forward] = {}  # by the home of the node behind
@@ -68,7 +86,7 @@ class Relays:
         """A way to a node that cannot be reached; nothing if nobody has one."""
         search = self.searches.get(member.home)
         if search is None:
-            others = [home for home in self.peers.by_home if home != member.home]
+            others = [home for home in self.roster.by_home if home != member.home]
             unreached = self.ways.keys() | self.searches.keys()
             candidates = [home for home in others if home not in unreached][:ASKED_MAX]
             search = self.searches[member.home] = _Search(candidates)
@@ -81,7 +99,7 @@ class Relays:
         """The next of those who may know one."""
         while search.candidates:
             search.asked = search.candidates.pop(0)
-            if self.peers.send(search.asked, RelayAsked(home)):
+            if self.above.send(search.asked, RelayAsked(home)):
                 self.loop.call_later(ANSWER_S, partial(self._silent, home, search, search.asked))
                 return
         self._end(home, [])
@@ -93,21 +111,21 @@ class Relays:
     def opened(self, lender: int, message: RelayOpened) -> None:
         """A node's answer."""
         search = self.searches.get(message.host)
-        peer = self.peers.by_home.get(lender)
+        peer = self.roster.by_home.get(lender)
         if search is None or search.asked != lender or peer is None:
             return
         if not message.port:
             self._ask(message.host, search)
             return
-        way = [at._replace(port=message.port) for at in map(parse_address, peer.member.addresses)]
+        way = [at._replace(port=message.port) for at in map(parse_address, peer.addresses)]
         found = endpoints_of(tuple(map(str, way)))
         self.ways[message.host] = lender, found
-        behind = self.peers.by_home.get(message.host)
+        behind = self.roster.by_home.get(message.host)
         if behind is not None:
             _log.warning(
                 "node h%d is reached over node h%d: no connection leads there from this host",
-                behind.member.node,
-                peer.member.node,
+                behind.node,
+                peer.node,
             )
         self._end(message.host, found)
 
@@ -120,15 +138,15 @@ class Relays:
     def asked(self, asker: int, message: RelayAsked) -> None:
         """A node does not reach that one: does this one? Looked up in a thread."""
         home = message.host
-        peer = self.peers.by_home.get(home)
+        peer = self.roster.by_home.get(home)
         if peer is None or home in self.ways or home in self.searches:
-            self.peers.send(asker, RelayOpened(home, 0))
+            self.above.send(asker, RelayOpened(home, 0))
         elif home in self.forwards:
-            self.peers.send(asker, RelayOpened(home, self.forwards[home].port))
+            self.above.send(asker, RelayOpened(home, self.forwards[home].port))
         elif home in self.trying:
             self.trying[home].append(asker)
         else:
-            endpoints = endpoints_of(peer.member.addresses)
+            endpoints = endpoints_of(peer.addresses)
 
             def is_reached() -> bool:
                 sock = reach(endpoints)
@@ -142,22 +160,22 @@ class Relays:
     def _tried(self, home: int, reached: bool) -> None:
         port = self._lend(home) if reached else 0
         for asker in self.trying.pop(home, ()):
-            self.peers.send(asker, RelayOpened(home, port))
+            self.above.send(asker, RelayOpened(home, port))
 
     def _lend(self, home: int) -> int:
         """A port that leads to that node; 0: there is none."""
-        peer = self.peers.by_home.get(home)
+        peer = self.roster.by_home.get(home)
         if peer is None:
             return 0
         try:
-            listener = listen(self.peers.listens_at, range(*self.peers.start.ports))
+            listener = listen(self.above.listens_at, range(*self.ports))
             with contextlib.ExitStack() as stack:
                 stack.callback(listener.close)
-                endpoints = endpoints_of(peer.member.addresses)
-                forward = Forward(listener, endpoints, self.peers.is_member)
+                endpoints = endpoints_of(peer.addresses)
+                forward = Forward(listener, endpoints, self.above.is_member)
                 stack.pop_all()
         except (ConfigError, OSError, RuntimeError) as error:  # no port, descriptor, thread is left
-            _log.error("no way can be lent to node h%d: %s", peer.member.node, error)
+            _log.error("no way can be lent to node h%d: %s", peer.node, error)
             return 0
         self.forwards[home] = forward
         return forward.port
