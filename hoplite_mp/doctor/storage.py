@@ -18,7 +18,7 @@ from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.config import MIB
 from hoplite_mp.doctor.findings import ok, problem, warning
 from hoplite_mp.doctor.settings import limits
-from hoplite_mp.node.spill import SpillFile, default_directory, is_tmpfs
+from hoplite_mp.node.shell.spill_file import SpillFile, default_directory, is_tmpfs
 from hoplite_mp.store.limits import available_bytes, cgroup_limit, total_bytes
 
 if TYPE_CHECKING:

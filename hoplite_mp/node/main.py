@@ -46,6 +46,8 @@ from hoplite_mp.node.rounds import Rounds
 from hoplite_mp.node.shell.client_lines import ClientLines
 from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.node.shell.processes import Processes
+from hoplite_mp.node.shell.spill_file import SpillFile
+from hoplite_mp.node.shell.stacks import Stacks
 from hoplite_mp.node.store import Store
 from hoplite_mp.node.sweeper import Sweeper
 from hoplite_mp.node.tracing import Tracing
@@ -103,6 +105,7 @@ class Node:
             start.memory_bytes,
             start.store_fd,
             self.loop,
+            SpillFile(self.config.spill_dir, self.config.spill_bytes_max),
             self.notes,
             upward,
         )
@@ -179,6 +182,7 @@ class Node:
             self.delegation,
             self.guests,
             self.operations,
+            Stacks(self.loop, self.tasks, self.workers),
         )
         about = self.groups, self.messages, self.client, self.tasks
         self.waits.add("groups", lambda: group_waits(*about))

@@ -8,14 +8,14 @@ It must never know: any room of the node.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.protocol.spawning import Spawn
 
-__all__ = ["Loop", "Processes"]
+__all__ = ["Disk", "Loop", "Processes", "Stacks"]
 
 T = TypeVar("T")
 
@@ -62,3 +62,27 @@ class Processes(Protocol):
 
     def close(self, descriptors: list[int]) -> None:
         """No worker is to inherit these any more; the list is empty then."""
+
+
+class Disk(Protocol):
+    """Where bytes go that do not fit into memory. OSError: the disk did not take them."""
+
+    @property
+    def used(self) -> int:
+        """Bytes that are there."""
+
+    def write(self, data: memoryview) -> int | None:
+        """The position of the bytes; None: there may be no more."""
+
+    def read(self, position: int, into: memoryview) -> None:
+        """Fills it with the bytes from there on."""
+
+    def free(self, position: int) -> None:
+        """What was written there is not needed any more."""
+
+
+class Stacks(Protocol):
+    """What the threads of this host's workers do."""
+
+    def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
+        """`done` gets what they have said, in words, one for each worker."""

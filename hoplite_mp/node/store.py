@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import _shm
 from hoplite_mp.client.memory import STATE, format_bytes
-from hoplite_mp.node.spill import SpillFile
 from hoplite_mp.store.arena import Arena
 from hoplite_mp.store.limits import available_bytes, total_bytes
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.config import Config
     from hoplite_mp.node.notes import Notes
-    from hoplite_mp.node.ports import Loop
+    from hoplite_mp.node.ports import Disk, Loop
 
     Candidate = tuple[int, int, int, int]  # when it was last used, its id, payload offset, bytes
 
@@ -64,6 +63,7 @@ class Store:
         limit: int,
         store_fd: int,
         loop: Loop,
+        disk: Disk,
         notes: Notes,
         above: Above,
     ) -> None:
@@ -80,7 +80,7 @@ class Store:
         self.errors: set[int] = set()  # of these blocks, those in the reserve
         self.spans: dict[int, int] = {}  # span offset -> lessee's slot, or ADOPTED
         self.notes = notes
-        self.spill = SpillFile(config.spill_dir, config.spill_bytes_max)
+        self.spill = disk
         self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
         self.spill_error = ""  # why the disk took nothing
         self._spill_again = 0.0

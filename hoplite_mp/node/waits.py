@@ -15,7 +15,6 @@ import msgspec
 from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.imports import KIND_FOREIGN
-from hoplite_mp.node.stacks import Stacks
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.looking import EVENT, PIECE_BYTES_MAX, DumpAsked, LookTold
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.delegation import Delegation
     from hoplite_mp.node.guests import Guests
     from hoplite_mp.node.operations import Operations
+    from hoplite_mp.node.ports import Stacks
     from hoplite_mp.node.questions import Answer, Questions
     from hoplite_mp.node.recording import Recording
     from hoplite_mp.node.workers import Workers
@@ -59,6 +59,7 @@ class Waits:
         delegation: Delegation,
         guests: Guests,
         operations: Operations,
+        stacks: Stacks,
     ) -> None:
         self.loop = host.loop
         self.client = host.client
@@ -75,7 +76,7 @@ class Waits:
         self.delegation = delegation
         self.guests = guests
         self.operations = operations
-        self.stacks = Stacks(host, workers)
+        self.stacks = stacks
         self._more: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {}
         self.dumps: dict[int, dict[int, bytes]] = {}  # slot of who has asked -> node -> answer
 

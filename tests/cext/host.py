@@ -12,6 +12,7 @@ from hoplite_mp import _shm, _tasks
 from hoplite_mp.config import Config
 from hoplite_mp.node.notes import Notes
 from hoplite_mp.node.results import Results
+from hoplite_mp.node.shell.spill_file import SpillFile
 from hoplite_mp.node.store import Store
 from hoplite_mp.node.sweeper import Sweeper
 from tests.node.manual_loop import ManualLoop
@@ -64,7 +65,14 @@ class Host:
         self.upward: Any = NobodyAbove()
         self.notes = Notes(self.loop, self.upward)
         self.store = Store(
-            self.node, config, length // 2, self.fds[1], self.loop, self.notes, self.upward
+            self.node,
+            config,
+            length // 2,
+            self.fds[1],
+            self.loop,
+            SpillFile(config.spill_dir, config.spill_bytes_max),
+            self.notes,
+            self.upward,
         )
         self.results = Results(self.node, self.node_tasks, self.store, config)
         self.sweeper = Sweeper(self.results, self.upward)

@@ -289,7 +289,7 @@ SOURCES: dict[str, str] = {
     "node/peers.py": "from peers",
     "node/portions.py": "heads of payloads",
     "node/recording.py": OWN,
-    "node/spill.py": OWN,
+    "node/shell/spill_file.py": OWN,
     "node/waits.py": OWN,
     "protocol/codec.py": "frames; from nodes; from the manager; from peers",
     "protocol/greetings.py": "greetings; server's handshake; client's handshake",

@@ -18,7 +18,8 @@ from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.context import HostContext
+    from hoplite_mp import _tasks
+    from hoplite_mp.node.ports import Loop
     from hoplite_mp.node.workers import Workers
 
 __all__ = ["Stacks"]
@@ -33,9 +34,9 @@ STACK_CHARS_MAX = 8000  # of one worker; deep recursion fills more
 class Stacks:
     """Asks all workers of one node."""
 
-    def __init__(self, host: HostContext, workers: Workers) -> None:
-        self.loop = host.loop
-        self.tasks = host.tasks
+    def __init__(self, loop: Loop, tasks: _tasks.Tasks, workers: Workers) -> None:
+        self.loop = loop
+        self.tasks = tasks
         self.workers = workers
 
     def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
