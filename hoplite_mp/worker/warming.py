@@ -61,8 +61,8 @@ _thresholds: tuple[int, int, int] = gc.get_threshold()
 
 
 def offer_stacks() -> None:
-    """Who asks what hangs may see where this process's threads stand (node/shell/stacks.py). The handler
-    is C, and system calls that it interrupts go on."""
+    """Who asks what hangs may see where this process's threads stand (node/shell/stacks.py). The
+    handler is C, and system calls that it interrupts go on."""
     fd = lift(os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC))
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # its reader empties it each time
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)
