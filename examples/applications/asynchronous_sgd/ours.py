@@ -1,7 +1,8 @@
 """How do I train with the first half of the gradients, on several hosts?
 
 `reduce(..., num=)` adds up the gradients that are ready first, on their way to the server. Their
-workers begin again with the new weights; the others go on, and count in a later step.
+workers begin again with the new weights; the others go on, and count in a later step. The
+server makes new weights while the next gradients are added up.
 
 Needs: torch
 """
@@ -21,32 +22,44 @@ def gradient(weights, part, parts):
     return training.learner().gradient(weights, part, parts, out)
 
 
-def stepped(c, weights, mean):
-    new = c.empty(weights.shape, np.float32)
-    np.multiply(mean, -training.RATE, out=new)
-    new += weights
-    return new
+class Server:
+    """Has the weights; each call makes new ones."""
+
+    def __init__(self, weights):
+        self.weights, self.record = weights, training.Record()
+
+    def apply(self, mean):
+        new = hoplite_mp.current().empty(mean.shape, np.float32)
+        np.multiply(mean, -training.RATE, out=new)
+        new += self.weights
+        self.record.note(new)
+        self.weights = new
+        return new
+
+    def accuracies(self):
+        return self.record.accuracies()
 
 
 def train(c, given):
     parts, half = given.hosts, given.hosts // 2
-    weights, record = training.first_weights(training.size_of(given.megabytes)), training.Record()
+    first = c.put(training.first_weights(training.size_of(given.megabytes)))
+    server = c.options(node=c.here).actor(Server, first)
     # Each host has one place: a task that finds none waits, also for a new host.
-    pool, now = c.options(resources={"place": 1}), c.put(weights)
-    running = [pool.submit(gradient, now, part, parts) for part in range(parts)]
+    pool = c.options(resources={"place": 1})
+    running = [pool.submit(gradient, first, part, parts) for part in range(parts)]
     c.wait(running)  # all workers have the data
     say("begun")
     steps, end = [], time.monotonic() + given.seconds
     while not steps or steps[-1] < end:
         mean = c.reduce(running, op="mean", num=half)
-        weights = stepped(c, weights, c.get(mean))
-        now = c.put(weights)
+        c.wait([mean])
+        weights = server.apply(mean)  # nobody waits for that: the next sum begins meanwhile
         for part in mean.contributors:
-            running[part] = pool.submit(gradient, now, part, parts)
-        record.note(weights)
+            running[part] = pool.submit(gradient, weights, part, parts)
         steps.append(time.monotonic())
+    weights.result()
     say("ended")
-    return {"steps": steps, "accuracy": record.accuracies(), "taken": half}
+    return {"steps": steps, "accuracy": server.accuracies().result(), "taken": half}
 
 
 if __name__ == "__main__":
