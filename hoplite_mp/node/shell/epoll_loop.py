@@ -42,11 +42,13 @@ class EpollLoop:
         self, fd: int, ready: Callable[[], None], *, read: bool = True, write: bool = False
     ) -> None:
         events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
+        known = fd in self._ready
         self._ready[fd] = ready
-        try:
-            self._epoll.register(fd, events)
-        except FileExistsError:
-            self._epoll.modify(fd, events)
+        # The number may be that of one which was closed without a word, or that of its duplicate.
+        with contextlib.suppress(FileNotFoundError if known else FileExistsError):
+            (self._epoll.modify if known else self._epoll.register)(fd, events)
+            return
+        (self._epoll.register if known else self._epoll.modify)(fd, events)
 
     def unwatch(self, fd: int) -> None:
         self._ready.pop(fd, None)
