@@ -121,6 +121,7 @@ except BrokenProcessPool as error:
 def test_a_process_without_descriptors_can_tell_what_it_has_lost() -> None:
     assert program("""
 import os, resource, hoplite_mp
+hoplite_mp.Cluster  # what it has lost was one
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 while True:
     try:

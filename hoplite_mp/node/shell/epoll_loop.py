@@ -34,7 +34,9 @@ class EpollLoop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer = 0  # of two for the same time the first one is called first
         self._finished: deque[Callable[[], None]] = deque()  # filled by threads
-        self._wake = -1  # an eventfd that threads write, from the first of them on
+        # Threads write it. Made now, because when one is needed there may be no descriptor left.
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.watch(self._wake, self._finish)
 
     # -- descriptors ---------------------------------------------------------------------------
 
@@ -86,10 +88,6 @@ class EpollLoop:
     # -- threads -------------------------------------------------------------------------------
 
     def run_in_thread(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
-        if self._wake < 0:
-            self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self.watch(self._wake, self._finish)
-
         def run() -> None:
             found = work()
             self._finished.append(lambda: done(found))
