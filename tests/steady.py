@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ALONE, BUSY = "alone", "busy"
-PLAN = (ALONE, ALONE, ALONE, BUSY, BUSY, BUSY)
+PLAN = (BUSY, BUSY, BUSY, ALONE, ALONE, ALONE)  # first those that are likelier to fail
 SPINNERS = 4
 SPIN = "while True: pass"
 # One pool after the other, arguments large enough for files below /dev/shm, and their semaphores.
