@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.ref import ObjectRef
     from hoplite_mp.serial.code import Reduced
-    from hoplite_mp.serial.picklers import Stream
+    from hoplite_mp.serial.pickle_stream import Stream
 
 
 class Fetching:

@@ -6,7 +6,7 @@ It must never know the task: neither its function nor where it will run.
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.ref import ObjectRef
@@ -23,7 +23,7 @@ from hoplite_mp.serial.layout import (
     read_refs,
     unpack_head,
 )
-from hoplite_mp.serial.picklers import MakeKeep, Stream, write_stream
+from hoplite_mp.serial.picklers import MakeKeep, write_stream
 from hoplite_mp.serial.reducers import RefMet, Resolve, ref_types
 from hoplite_mp.serial.streams import (
     ATOMS,
@@ -35,6 +35,9 @@ from hoplite_mp.serial.streams import (
     load_within,
     unpicklable,
 )
+
+if TYPE_CHECKING:
+    from hoplite_mp.serial.pickle_stream import Stream
 
 
 class EncodedCall(Encoded):

@@ -21,7 +21,8 @@ from hoplite_mp.serial.layout import (
     Encoded,
     unpack_head,
 )
-from hoplite_mp.serial.picklers import Stream, write_stream
+from hoplite_mp.serial.pickle_stream import Stream
+from hoplite_mp.serial.picklers import write_stream
 from hoplite_mp.serial.reducers import BareException
 from hoplite_mp.serial.streams import MakeRef, all_atoms, fill, load_within
 

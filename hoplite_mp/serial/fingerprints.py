@@ -24,7 +24,7 @@ from hoplite_mp.serial.reducers import reducer_override, ref_types
 
 if TYPE_CHECKING:
     from hoplite_mp.serial.aside import Keep
-    from hoplite_mp.serial.picklers import Stream
+    from hoplite_mp.serial.pickle_stream import Stream
 
 DIGEST_BYTES = 16
 PLAIN_BYTES_MAX = 32  # A pickle up to this length is as good a fingerprint as its digest.

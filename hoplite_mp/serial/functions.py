@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.serial.aside import Aside, Keep, bringing
 from hoplite_mp.serial.namespaces import Carried, collecting
-from hoplite_mp.serial.picklers import LightPickler, Stream, heavy_pickler
+from hoplite_mp.serial.pickle_stream import Stream
+from hoplite_mp.serial.picklers import LightPickler, heavy_pickler
 from hoplite_mp.serial.reading import load_foreign
 from hoplite_mp.serial.streams import NotPicklable
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hoplite_mp.serial.aside import Keep
     from hoplite_mp.serial.code import Reduced
     from hoplite_mp.serial.dtypes import Array
-    from hoplite_mp.serial.picklers import Stream
+    from hoplite_mp.serial.pickle_stream import Stream
 
 
 class Lender:

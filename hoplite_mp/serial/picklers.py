@@ -1,4 +1,4 @@
-"""The two picklers that write streams, and the stream they write.
+"""The two picklers that write streams.
 
 The *light* one is C's own with `reducer_override`, which is called for every object of a type that
 C does not know; `persistent_id` would do for refs as well, but costs a Python call for every
@@ -12,38 +12,15 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hoplite_mp.serial.aside import Aside, Keep
 from hoplite_mp.serial.by_value import Manifests, reduce_by_value
 from hoplite_mp.serial.code import by_value_modules
+from hoplite_mp.serial.pickle_stream import Stream
 from hoplite_mp.serial.reducers import RefMet, reducer_override
 
-if TYPE_CHECKING:
-    from hoplite_mp.ref import ObjectRef
-
 MakeKeep = Callable[[], Keep]
-
-
-class Stream:
-    """A written pickle stream: what stays inside, the buffers beside it, the refs it names."""
-
-    __slots__ = ("buffers", "chunks", "dependencies", "index", "refs", "write")
-
-    def __init__(self) -> None:
-        self.chunks: list[bytes] = []
-        self.buffers: list[pickle.PickleBuffer] = []
-        self.refs: list[ObjectRef[Any]] = []
-        self.dependencies: dict[ObjectRef[Any], None] = {}  # a set in order
-        self.index: dict[ObjectRef[Any], int] = {}
-        self.write = self.chunks.append  # The picklers take this object for their file.
-
-    def index_of(self, ref: ObjectRef[Any]) -> int:
-        """The place of `ref` in the payload's list of refs."""
-        index = self.index.setdefault(ref, len(self.refs))
-        if index == len(self.refs):
-            self.refs.append(ref)
-        return index
 
 
 class LightPickler(pickle.Pickler):

@@ -28,7 +28,7 @@ from hoplite_mp.serial.layout import (
 from hoplite_mp.serial.reading import Reading, load_stream
 
 if TYPE_CHECKING:
-    from hoplite_mp.serial.picklers import Stream
+    from hoplite_mp.serial.pickle_stream import Stream
 
 
 MakeRef = Callable[[bytes], ObjectRef[Any]]
