@@ -189,7 +189,11 @@ def beside(conditions: str) -> Iterator[tuple[str, Any]]:
     try:
         for name, command in commands.items():
             processes[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
             )
         words = " + ".join(processes) or "nothing beside"
         yield (
