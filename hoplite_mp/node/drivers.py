@@ -21,15 +21,28 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hoplite_mp.client.channel import dump, seqpacket_pair
-from hoplite_mp.protocol.local import Attached, NotAttached
-from hoplite_mp.protocol.messages import ClientLost
+from hoplite_mp.protocol.foreign import UsersOfNode
+from hoplite_mp.protocol.local import Attached, NotAttached, Reply
 from hoplite_mp.protocol.output import audience_name
 from hoplite_mp.transport.door import Door
 from hoplite_mp.transport.rendezvous import Meeting, peer_of
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.lan import Lan
-    from hoplite_mp.node.main import Node
+    from collections.abc import Callable
+
+    from hoplite_mp.node.client_ends import ClientEnds
+    from hoplite_mp.node.context import HostContext
+    from hoplite_mp.node.delegation import Delegation
+    from hoplite_mp.node.far_output import FarOutput
+    from hoplite_mp.node.given import GivenBlocks
+    from hoplite_mp.node.membership import Membership
+    from hoplite_mp.node.output import Output
+    from hoplite_mp.node.peers import Peers
+    from hoplite_mp.node.ports import Lines
+    from hoplite_mp.node.requests import Handler
+    from hoplite_mp.node.workers import Workers
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.local import Request, Start
 
 __all__ = ["Drivers"]
 
@@ -63,38 +76,80 @@ class Driver:
 class Drivers:
     """All of this host but the one that has started it."""
 
-    def __init__(self, node: Node, lan: Lan) -> None:
-        self.node = node
-        self.lan = lan
+    def __init__(
+        self,
+        host: HostContext,
+        start: Start,
+        membership: Membership,
+        mine: Introduction,
+        lines: Lines,
+        ends: ClientEnds,
+        output: Output,
+        far_output: FarOutput,
+        peers: Peers,
+        workers: Workers,
+        delegation: Delegation,
+        given: GivenBlocks,
+        look: Callable[[], None],
+    ) -> None:
+        """look: words in shared memory have changed."""
+        self.config = host.config
+        self.loop = host.loop
+        self.client = host.client
+        self.tasks = host.tasks
+        self.store = host.store
+        self.roster = host.roster
+        self.reply = host.reply
+        self.start = start
+        self.membership = membership
+        self.mine = mine
+        self.lines = lines
+        self.ends = ends
+        self.output = output
+        self.far_output = far_output
+        self.peers = peers
+        self.workers = workers
+        self.delegation = delegation
+        self.given = given
+        self.look = look
         self.by_slot: dict[int, Driver] = {}
         self.meeting: Meeting | None = None
         self.door: Door | None = None
         self._tried = False
         self._ever = 0  # drivers that have come
 
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """By kind of request."""
+        return {UsersOfNode: self._asked_users}
+
+    def _asked_users(self, slot: int, request: Request) -> None:
+        there = sum(not one.left for one in self.by_slot.values())
+        self.reply(slot, Reply(request.number, there))
+
     def open(self) -> None:
         """Lets drivers find this node, as soon as the name of its cluster is free here."""
-        lan, config = self.lan, self.lan.lan
+        cluster, config = self.membership.cluster, self.membership.start
         level = logging.DEBUG if self._tried else logging.WARNING
         self._tried = True
         try:
-            self.meeting = Meeting.open(lan.cluster, level)
+            self.meeting = Meeting.open(cluster, level)
         except OSError as error:
             _log.log(level, "drivers of this host cannot attach to its node: %s", error)
         if self.meeting is None:
-            self.node.loop.call_later(NAME_AGAIN_S, self.open)
+            self.loop.call_later(NAME_AGAIN_S, self.open)
             return
         self.door = Door(
             self.meeting.socket,
             key=config.key,
             service="node",
-            cluster=lan.cluster,
-            mine=msgspec.structs.replace(lan.mine, node=self.node.number),
+            cluster=cluster,
+            mine=msgspec.structs.replace(self.mine, node=self.client.number),
             certificate=None,  # no byte leaves this host
             handshake_timeout_s=config.handshake_timeout_s,
             unauthenticated_max=config.unauthenticated_max,
         )
-        self.node.loop.watch(self.door.fileno(), self._admit)
+        self.loop.watch(self.door.fileno(), self._admit)
 
     def close(self) -> None:
         """The node ends: nobody is to find it any more."""
@@ -110,7 +165,7 @@ class Drivers:
 
     def _admit(self) -> None:
         assert self.door is not None
-        for admission in self.door.turn(self.node.loop.now()):
+        for admission in self.door.turn(self.loop.now()):
             if admission.role != "driver":
                 admission.stream.close()
                 continue
@@ -121,27 +176,24 @@ class Drivers:
                 _log.info("a driver could not be attached: %s", error)
                 sock.close()
         if self.door.deadline is not None:
-            self.node.loop.call_later(
-                max(0.0, self.door.deadline - self.node.loop.now()), self._look
-            )
+            self.loop.call_later(max(0.0, self.door.deadline - self.loop.now()), self._admit_again)
 
-    def _look(self) -> None:
+    def _admit_again(self) -> None:
         deadline = None if self.door is None else self.door.deadline
-        if deadline is not None and deadline <= self.node.loop.now():
+        if deadline is not None and deadline <= self.loop.now():
             self._admit()
 
     def _attach(self, life: socket.socket) -> None:
         """One that has proved that it has the token gets a slot, and what belongs to it."""
-        node = self.node
         pid, uid = peer_of(life)
         reason = ""
         if uid != os.geteuid():
             reason = f"it is user {uid}'s, and this node is user {os.geteuid()}'s"
         elif not pid:
             reason = "the node does not see its process: it is in another container"
-        elif self.node.host.roster.leaves:
+        elif self.roster.leaves:
             reason = "the node is leaving"
-        slot = -1 if reason else node.client.register(0, DRIVER_KIND, 0)
+        slot = -1 if reason else self.client.register(0, DRIVER_KIND, 0)
         if slot < 0:
             reason = reason or "every process slot of the host is in use"
             _log.info("a driver is not attached: %s", reason)
@@ -149,38 +201,38 @@ class Drivers:
                 life.send(dump(NotAttached(reason)))
             life.close()
             return
-        generation = node.client.client_info(slot)["generation"]
+        generation = self.client.client_info(slot)["generation"]
         with contextlib.ExitStack() as stack:
-            stack.callback(node.client.unregister, slot)
+            stack.callback(self.client.unregister, slot)
             process = os.pidfd_open(pid)
             stack.callback(os.close, process)
             (line, its_line), (output, its_output) = seqpacket_pair(), socket.socketpair()
             for sock in (line, output):
                 stack.callback(sock.close)
             with its_line, its_output:
-                config = node.config
-                name = audience_name(node.client.home, self._ever)
+                config = self.config
+                name = audience_name(self.client.home, self._ever)
                 told = Attached(
                     slot,
                     generation,
-                    node.store.limit,
+                    self.store.limit,
                     config.small_object_bytes_max,
                     config.span_bytes,
                     name,
                 )
-                start = node.start
+                start = self.start
                 given = [start.control_fd, start.store_fd, start.event_fd]
                 given += [its_line.fileno(), its_output.fileno()]
                 socket.send_fds(life, [dump(told)], given)
             stack.pop_all()
         self._ever += 1
         driver = Driver(slot, generation, line, life, output, name, process)
-        node.output.attach(name, output)
+        self.output.attach(name, output)
         self.by_slot[slot] = driver
-        node.tasks.set_pid(slot, pid)
-        node.add_client(slot, line)
-        node.loop.watch(life.fileno(), lambda: self._life(driver))
-        node.loop.watch(process, lambda: self._ended(driver))
+        self.tasks.set_pid(slot, pid)
+        self.lines.add(slot, line)
+        self.loop.watch(life.fileno(), lambda: self._life(driver))
+        self.loop.watch(process, lambda: self._ended(driver))
 
     # -- going ---------------------------------------------------------------------------------
 
@@ -208,44 +260,38 @@ class Drivers:
         driver = self.by_slot.get(slot)
         if driver is not None and not driver.left:
             self._settle(driver, reads_on=True)
-            self.node.look()
+            self.look()
 
     def _gone(self, driver: Driver) -> None:
         if self.by_slot.get(driver.slot) is not driver:
             return
-        node, slot = self.node, driver.slot
+        slot = driver.slot
         self._settle(driver, reads_on=False)
         with contextlib.suppress(OSError):  # nobody reads it, though a child may hold the other end
             driver.output.shutdown(socket.SHUT_RDWR)
         self._finish_output(driver, 0.0)
-        self.lan.given.lose(slot)
+        self.given.lose(slot)
         del self.by_slot[slot]
         for fd in (driver.life.fileno(), driver.process):
-            node.loop.unwatch(fd)
+            self.loop.unwatch(fd)
         driver.life.close()
         os.close(driver.process)
-        node.client.unregister(slot)
-        node.look()
+        self.client.unregister(slot)
+        self.look()
 
     def _settle(self, driver: Driver, reads_on: bool) -> None:
         """Everything of its that others need is kept, the rest goes."""
-        node, slot = self.node, driver.slot
-        node.groups.hold_committed(slot)
-        if not driver.left:
-            node.tracing.recording.exited(slot, None)
-            self._stop_tasks(slot)
-        node.sweeper.sweep(slot, None, 0, reads_on)
+        slot = driver.slot
         if driver.left:
+            self.ends.settle_again(slot)
             return
         driver.left = True
-        node.forget_line(slot)
-        self.lan.far_output.ask_last_lines(self.lan.peers.met, driver.name)
-        driver.output_until = self.node.loop.now() + OUTPUT_PATIENCE_S
+        self._stop_tasks(slot)
+        self.ends.settle(slot, None, 0, reads_on)
+        self.workers.close_owned(slot)
+        self.far_output.ask_last_lines(self.peers.met, driver.name)
+        driver.output_until = self.loop.now() + OUTPUT_PATIENCE_S
         self._finish_output(driver, driver.output_until)
-        node.groups.forget_client(slot)
-        node.send_manager(ClientLost(node.number, slot, driver.generation))
-        node.requests.forget_client(slot)
-        node.workers.close_owned(slot)
 
     def look_at_leaving(self) -> None:
         """Another node has sent its last lines for somebody."""
@@ -255,15 +301,15 @@ class Drivers:
 
     def _finish_output(self, driver: Driver, until: float) -> None:
         """The last lines of one that leaves come for a moment; then its output ends."""
-        output, far = self.node.output, self.lan.far_output
+        output, far = self.output, self.far_output
         if driver.name not in output.attached:
             return
-        if self.node.loop.now() < until and (
+        if self.loop.now() < until and (
             not output.has_all(driver.name) or far.is_asking(driver.name)
         ):
             if not driver.looked_at:
                 driver.looked_at = True
-                self.node.loop.call_later(OUTPUT_LOOK_S, lambda: self._look_again(driver))
+                self.loop.call_later(OUTPUT_LOOK_S, lambda: self._look_again(driver))
             return
         output.detach(driver.name, far.busy)
         far.forget(driver.name)
@@ -274,12 +320,11 @@ class Drivers:
 
     def _stop_tasks(self, slot: int) -> None:
         """Its tasks that run are interrupted, unless somebody else waits for the result."""
-        node = self.node
-        for header in node.client.concerned(slot):
+        for header in self.client.concerned(slot):
             oid = header["id"]
             if header["owner"] != slot or header["kind"] != TASK_KIND:
                 continue
             if header["state"] == "CLAIMED" and not set(header["refs"]) - {slot}:
-                claimant = node.tasks.claimant(oid)
-                if node.tasks.cancel(oid, True) and not self.node.delegation.cancel(oid):
-                    node.workers.interrupt(oid, claimant)
+                claimant = self.tasks.claimant(oid)
+                if self.tasks.cancel(oid, True) and not self.delegation.cancel(oid):
+                    self.workers.interrupt(oid, claimant)

@@ -16,36 +16,39 @@ import logging
 import socket
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.node.wires import Wire
 from hoplite_mp.protocol.codec import encode, node_decoder
 from hoplite_mp.protocol.messages import (
     ClientLost,
+    ClusterEnded,
     Commit,
     ExecutionFailed,
     FetchFailed,
     Forget,
+    GivenUp,
     HostMeasured,
     LinkMeasured,
     NodeJoined,
     NodeLeaving,
     OperationFailed,
 )
-from hoplite_mp.protocol.reports import NodeReturned, OperationEnded, Reported
+from hoplite_mp.protocol.reports import OperationEnded, Reported
 from hoplite_mp.protocol.terms import Leads, StandbyNamed
 from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from hoplite_mp.node.main import Node
+    from hoplite_mp import _shm
+    from hoplite_mp.node.life import Life
+    from hoplite_mp.node.ports import Loop
     from hoplite_mp.node.pulse import Pulse
-    from hoplite_mp.node.succession import Succession
-    from hoplite_mp.protocol.terms import Voted
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.protocol.reports import NodeReturned
+    from hoplite_mp.protocol.terms import Ends, Knows, Voted
     from hoplite_mp.transport.conversation import Admission
 
 __all__ = ["Management"]
@@ -71,12 +74,80 @@ TERMS = frozenset((StandbyNamed, Leads))
 _log = logging.getLogger("hoplite_mp")
 
 
+class Above(Protocol):
+    """What rooms above this one say to a manager, and hear of it."""
+
+    def receive(self, message: Any) -> None:
+        """The manager has sent this."""
+
+    def answer_standing(self) -> None:
+        """It is known now whether this node is in a cluster, and as which."""
+
+    def joining(self, incarnation: int) -> NodeJoined:
+        """What this node says of itself when it joins for the nth time."""
+
+    def returning(self, incarnation: int) -> NodeReturned:
+        """What it says of itself to a manager that begins with nothing."""
+
+    def report(self) -> Iterator[Any]:
+        """What such a manager must know of this node's rooms."""
+
+
+class Network(Protocol):
+    """The way to a manager of another host."""
+
+    connect_timeout_s: float
+    beat_interval_s: float
+    silence_s: float
+
+    def connect(self) -> Admission:
+        """The first connection. Blocks, and raises what `Caller` raises."""
+
+    def call(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
+        """`done` gets a connection to the manager that leads now, or None: there is none."""
+
+    def succession(self, named: StandbyNamed) -> Succession:
+        """The manager has named a standby."""
+
+
+class Succession(Protocol):
+    """What this node does about terms, in a cluster that has a standby."""
+
+    addresses: tuple[str, ...]
+    holds: str
+
+    @property
+    def keeper(self) -> Member | None:
+        """Of the host that has one of the standby's addresses, if it is there."""
+
+    def receive(self, message: Any) -> None:
+        """The manager has sent this."""
+
+    def hold(self) -> None:
+        """If the standby belongs to this host, it is started."""
+
+    def lost(self) -> None:
+        """The connection to the manager is over."""
+
+    def ends(self) -> Ends:
+        """The last message to a manager."""
+
+    def knows(self) -> Knows:
+        """For a manager that has been started again."""
+
+
 class Management:
     """What connects this node with its manager."""
 
-    def __init__(self, node: Node, fd: int) -> None:
+    def __init__(
+        self, loop: Loop, client: _shm.NodeClient, life: Life, fd: int, above: Above
+    ) -> None:
         """fd: the connection to a manager of this host; -1: it is on another one."""
-        self.node = node
+        self.loop = loop
+        self.client = client
+        self.life = life
+        self.above = above
+        self.network: Network | None = None  # there are other hosts
         self.is_near = fd >= 0
         self._fd = fd
         self.wire: Wire | None = None
@@ -112,56 +183,45 @@ class Management:
         elif kind in TERMS:
             self._succeed(message)
             return
-        self.node.from_manager(message)
+        if kind is ClusterEnded:
+            self.ended = True
+        elif kind is GivenUp:
+            why = f"was silent for {message.silent_s:.1f} s"
+            _log.warning("this host %s: given up", why if message.silent_s else "lost another")
+            self.life.given_up = not self.life.stopping  # else it was leaving
+        else:
+            self.above.receive(message)
 
     def _succeed(self, message: Any) -> None:
         """About terms, in a cluster that has a standby."""
-        from hoplite_mp.node.succession import Succession
-
         if self.succession is not None:
             self.succession.receive(message)
-        elif isinstance(message, StandbyNamed) and self.node.lan is not None:
-            self.succession = Succession(self, self.node.lan, message)
+        elif isinstance(message, StandbyNamed) and self.network is not None:
+            self.succession = self.network.succession(message)
 
     # -- the beginning -------------------------------------------------------------------------
 
     def join(self) -> None:
         """Begins to speak with the manager; with one on another host this takes its time."""
-        node = self.node
         if self.is_near:
             stream = TcpStream(socket.socket(fileno=self._fd))
         else:
-            assert node.lan is not None
-            self._join_until = self.node.loop.now() + node.lan.lan.connect_timeout_s
+            assert self.network is not None
+            self._join_until = self.loop.now() + self.network.connect_timeout_s
             try:
-                admission = node.lan.connect()
+                admission = self.network.connect()
             except HopliteError as error:
                 self.join_error = type(error).__name__, str(error)
-                node.requests.answer_standing()
+                self.above.answer_standing()
                 return
             self.host, stream = admission.peer.host, admission.stream
-        self._speak(stream, [self._joined()])
-
-    def _joined(self) -> NodeJoined:
-        node = self.node
-        joined = NodeJoined(node.client.home, self._incarnation, node.start.workers)
-        if node.lan is None:
-            return joined
-        lan = node.lan.lan
-        return msgspec.structs.replace(
-            joined,
-            host=lan.host,
-            addresses=tuple(lan.addresses),
-            memory_total=node.store.limit,
-            stays=lan.meets_drivers,
-            resources=node.resources.totals,
-        )
+        self._speak(stream, [self.above.joining(self._incarnation)])
 
     def _join_again(self, reason: str) -> bool:
         """The manager has died while it let this node in: the next one is asked. False: it is too
         late for that."""
-        left, lan = self._join_until - self.node.loop.now(), self.node.lan
-        if lan is None or self.is_near or self.ended or self.node.given_up or left <= 0:
+        left, network = self._join_until - self.loop.now(), self.network
+        if network is None or self.is_near or self.ended or self.life.given_up or left <= 0:
             return False
         _log.info("the manager has not let this node in: %s", reason)
         self._incarnation += 1
@@ -171,15 +231,15 @@ class Management:
                 self._not_let_in(reason)
             else:
                 self.host = admission.peer.host
-                self._speak(admission.stream, [self._joined()])
+                self._speak(admission.stream, [self.above.joining(self._incarnation)])
 
-        lan.call_manager(called, left)
+        network.call(called, left)
         return True
 
     def _not_let_in(self, reason: str) -> None:
         self.join_error = "ManagerLostError", f"the manager has not let this node in: {reason}"
-        self.node.requests.answer_standing()
-        self.node.leave()
+        self.above.answer_standing()
+        self.life.leave()
 
     def admitted(self) -> None:
         """This node has its number."""
@@ -189,7 +249,7 @@ class Management:
     @property
     def home(self) -> int:
         """Of the host on which the manager is."""
-        return self.node.client.home if self.host is None else self.host
+        return self.client.home if self.host is None else self.host
 
     @property
     def standby(self) -> tuple[tuple[str, ...], str, int, bool]:
@@ -203,9 +263,8 @@ class Management:
         return succession.addresses, succession.holds, at, leads
 
     def _speak(self, stream: TcpStream, words: list[Any]) -> None:
-        node = self.node
         wire = Wire(
-            node.loop,
+            self.loop,
             stream,
             node_decoder(),
             self._take,
@@ -215,18 +274,17 @@ class Management:
         self._use(wire, words)
 
     def _use(self, wire: Wire, words: list[Any]) -> None:
-        node = self.node
         self.wire = wire
         if not self.is_near:
             from hoplite_mp.node.pulse import Pulse
 
-            assert node.lan is not None
+            assert self.network is not None
             self.pulse = Pulse(
                 wire.beat,
-                node.loop,
+                self.loop,
                 self._silent,
-                interval_s=node.lan.lan.beat_interval_s,
-                patience_s=MANAGER_SILENCES * node.lan.lan.silence_s,
+                interval_s=self.network.beat_interval_s,
+                patience_s=MANAGER_SILENCES * self.network.silence_s,
             )
             wire.heard = self.pulse.heard
         for word in words:
@@ -238,40 +296,40 @@ class Management:
 
     def _lost(self, reason: str) -> None:
         """The connection is over. Without farewell there will be another manager."""
-        node, wire = self.node, self.wire
+        life, wire = self.life, self.wire
         self.wire = None
         if self.pulse is not None:
             self.pulse.stop()
-        if not node.standing and self._join_again(reason):
+        if not life.standing and self._join_again(reason):
             return
-        if not node.standing and not self.ended:
+        if not life.standing and not self.ended:
             self._not_let_in(reason)
-        elif self.ended or node.stopping or not node.standing or node.given_up:
-            node.leave()
+        elif self.ended or life.stopping or not life.standing or life.given_up:
+            life.leave()
         elif self.is_near:
             _log.info("the manager is gone: %s", reason)
             self._losses += 1
             losses = self._losses
-            node.loop.call_later(MANAGER_ABSENT_S, lambda: self._still_alone(losses))
+            self.loop.call_later(MANAGER_ABSENT_S, lambda: self._still_alone(losses))
         elif self.succession is not None:
             _log.info("the connection to the manager ended: %s", reason)
             self.succession.lost()
         else:
             _log.info("the connection to the manager ended: %s", reason)
-            assert node.lan is not None
+            assert self.network is not None
             broken = wire is None or wire.stream.failure is not None
-            node.lan.call_manager(lambda found: self._called(found, broken), MANAGER_ABSENT_S)
+            self.network.call(lambda found: self._called(found, broken), MANAGER_ABSENT_S)
 
     def _still_alone(self, losses: int) -> None:
         if self.wire is None and self._losses == losses:
             _log.error("nobody has started the manager again")
-            self.node.leave()
+            self.life.leave()
 
     def _called(self, admission: Admission | None, broken: bool) -> None:
         if admission is None:
             # Cut, perhaps: then nobody has said that it is the end.
-            self.node.given_up = broken
-            self.node.leave()
+            self.life.given_up = broken
+            self.life.leave()
         else:
             self.found(admission)
 
@@ -290,7 +348,7 @@ class Management:
     @property
     def is_here(self) -> bool:
         """Is the manager on this host?"""
-        return self.home == self.node.client.home
+        return self.home == self.client.home
 
     @property
     def waits_for_votes(self) -> bool:
@@ -326,36 +384,24 @@ class Management:
 
     def cut_off(self, why: str) -> None:
         """This life of the node is over; the host may join again."""
-        self.node.given_up = True
+        self.life.given_up = True
         if self.wire is not None:
             self.wire.close(why)
         else:  # and it has no manager either
-            self.node.leave()
+            self.life.leave()
 
     # -- another one ---------------------------------------------------------------------------
 
     def _return(self, stream: TcpStream) -> None:
-        begun = self.node.loop.now()
+        begun = self.loop.now()
         words = list(self._report())
         self._speak(stream, words)
-        _log.info("told another manager what is here, in %.3f s", self.node.loop.now() - begun)
+        _log.info("told another manager what is here, in %.3f s", self.loop.now() - begun)
 
     def _report(self) -> Iterator[Any]:
-        node = self.node
-        number = node.number
-        members, numbers = node.members
-        generations = node.groups.generations
-        if node.lan is None:
-            yield NodeReturned(number, self._incarnation, numbers, members, generations=generations)
-        else:
-            transfers = node.lan.transfers
-            counted = transfers.epochs, transfers.copied, generations
-            yield NodeReturned(number, self._incarnation, numbers, members, *counted)
-        yield from node.operations.report()
-        yield from node.groups.report()
-        yield from node.actors.report()
-        if node.lan is not None:
-            yield from node.lan.report()
+        number = self.client.number
+        yield self.above.returning(self._incarnation)
+        yield from self.above.report()
         for end in self._ends:
             yield OperationEnded(number, end)
         yield from self._measured.values()

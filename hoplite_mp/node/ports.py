@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from hoplite_mp.protocol.local import Reply, StartStandby
     from hoplite_mp.protocol.spawning import Spawn
 
-__all__ = ["Disk", "Loop", "Processes", "Stacks"]
+__all__ = ["Disk", "Lines", "Loop", "Processes", "Stacks"]
 
 T = TypeVar("T")
 
@@ -47,6 +48,27 @@ class Loop(Protocol):
         not raise."""
 
 
+class Lines(Protocol):
+    """What answers to processes of this host go over. A slot is that of a process."""
+
+    @property
+    def by_slot(self) -> Mapping[int, Any]:
+        """The lines of those that can be told something."""
+
+    def add(self, slot: int, line: Any) -> None:
+        """The process in that slot asks over this line."""
+
+    def forget(self, slot: int) -> None:
+        """That process is gone, or asks nothing any more."""
+
+    def reply(self, slot: int, reply: Reply) -> None:
+        """Answers the process in that slot, if there is one."""
+
+    def replier(self, slot: int) -> Callable[[Reply], None]:
+        """For an answer that takes a while: it goes to the process that is there now, or to
+        none."""
+
+
 class Processes(Protocol):
     """Worker processes of this host."""
 
@@ -59,6 +81,9 @@ class Processes(Protocol):
 
     def interrupt(self, pid: int) -> None:
         """Interrupts what the process runs, if it is there."""
+
+    def start_standby(self, ask: StartStandby, listener: int) -> None:
+        """Has the standby of a manager started, which listens at this descriptor."""
 
     def close(self, descriptors: list[int]) -> None:
         """No worker is to inherit these any more; the list is empty then."""

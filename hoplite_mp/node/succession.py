@@ -17,11 +17,8 @@ from __future__ import annotations
 
 import functools
 import logging
-import socket
 import threading
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from hoplite_mp.errors import ConfigError
 from hoplite_mp.node.peers import Call
@@ -35,8 +32,11 @@ from hoplite_mp.transport.listen import listen
 from hoplite_mp.transport.silence import Silence
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.lan import Lan
-    from hoplite_mp.node.management import Management
+    from hoplite_mp.node.life import Life
+    from hoplite_mp.node.management import Management, Network
+    from hoplite_mp.node.membership import Membership
+    from hoplite_mp.node.peers import Peers
+    from hoplite_mp.node.ports import Loop, Processes
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.transport.conversation import Admission
 
@@ -57,17 +57,31 @@ _log = logging.getLogger("hoplite_mp")
 class Succession:
     """Of one node, from when it is told that there is a standby."""
 
-    def __init__(self, management: Management, lan: Lan, named: StandbyNamed) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        life: Life,
+        management: Management,
+        network: Network,
+        membership: Membership,
+        peers: Peers,
+        processes: Processes,
+        named: StandbyNamed,
+    ) -> None:
+        self.loop = loop
+        self.life = life
         self.management = management
-        self.node = management.node
-        self.lan = lan
+        self.network = network
+        self.membership = membership
+        self.peers = peers
+        self.processes = processes
         self.addresses = named.addresses
-        now = self.node.loop.now()
-        self.voter = Voter(promise_s(lan.lan.silence_s), now)
+        now = self.loop.now()
+        self.voter = Voter(promise_s(network.silence_s), now)
         self.voter.bind(named.lease_us / US)
         self.holds = ""  # where the standby is, if that is this host's
         # The lease of a manager that is late runs out; that is no reason yet to want another one.
-        self._silence = Silence(now, lan.lan.silence_s)
+        self._silence = Silence(now, network.silence_s)
         self._look_at = now
         self.wire: Wire | None = None  # to the standby, as long as that does not lead
         self._host = 0  # home of the standby's host
@@ -87,7 +101,7 @@ class Succession:
             self.voter.bind(message.lease_us / US)
         if not isinstance(message, Leads):
             return
-        voter, now = self.voter, self.node.loop.now()
+        voter, now = self.voter, self.loop.now()
         self._silence.heard(min(now, self._look_at))  # a late loop finds it late
         if not voter.hear(message.term, message.at, message.lists, now):
             _log.warning("a manager of an older term was heard: it is not obeyed")
@@ -98,16 +112,16 @@ class Succession:
             self._voted_at = None
             words = "the cluster is led at %s from now on: join there"
             _log.warning(words, " or ".join(self.addresses))
-        answer = Follows(self.node.number, voter.term, message.sent_us, voter.version)
+        answer = Follows(self.management.client.number, voter.term, message.sent_us, voter.version)
         self.management.send(answer)
 
     def knows(self) -> Knows:
         """For a manager that has been started again."""
-        return Knows(self.node.number, self.voter.knowledge)
+        return Knows(self.management.client.number, self.voter.knowledge)
 
     def ends(self) -> Ends:
         """The last word: who counts hosts need not miss this one."""
-        return Ends(self.node.number)
+        return Ends(self.management.client.number)
 
     @property
     def has_voted(self) -> bool:
@@ -119,21 +133,21 @@ class Succession:
     def lost(self) -> None:
         """The connection to the manager is over."""
         if self._alone_since is None:
-            self._alone_since = self.node.loop.now()
+            self._alone_since = self.loop.now()
         if not self.has_voted:
             self._call_manager()
 
     def _call_manager(self) -> None:
         """It may be started again, at the same address."""
-        self.lan.call_manager(self._manager_called, ALONE_S)
+        self.network.call(self._manager_called, ALONE_S)
 
     def _manager_called(self, admission: Admission | None) -> None:
-        alone = self._alone_since is not None and not self.node.stopping
+        alone = self._alone_since is not None and not self.life.stopping
         if admission is None:
             if alone and not self.has_voted:
-                self.node.loop.call_later(self.lan.lan.beat_interval_s, self._call_again)
+                self.loop.call_later(self.network.beat_interval_s, self._call_again)
         elif alone and not self.has_voted:
-            self.voter.heard_at = self.node.loop.now()
+            self.voter.heard_at = self.loop.now()
             self._found()
             self.management.found(admission)
         else:
@@ -142,7 +156,7 @@ class Succession:
     def _found(self) -> None:
         """There is a manager, which is listened to from now on."""
         self._alone_since = None
-        self._silence = Silence(self.node.loop.now(), self.lan.lan.silence_s)
+        self._silence = Silence(self.loop.now(), self.network.silence_s)
 
     def _call_again(self) -> None:
         if self._alone_since is not None and not self.has_voted:
@@ -150,10 +164,10 @@ class Succession:
 
     def _look(self) -> None:
         """At each beat."""
-        if self.node.stopping:
+        if self.life.stopping:
             return
-        now = self.node.loop.now()
-        interval_s = self.lan.lan.beat_interval_s
+        now = self.loop.now()
+        interval_s = self.network.beat_interval_s
         if now - self._look_at > interval_s:  # what has come meanwhile is not read yet
             self._silence.excuse(now - self._look_at)
         wanted = self._wants_another(now)
@@ -172,13 +186,13 @@ class Succession:
             patience_s = ALONE_S if self.wire is None else PROMOTE_WAIT_S
             if now - self._alone_since > patience_s:
                 _log.error("no manager was found for %.3g s", now - self._alone_since)
-                self.node.given_up = True
-                self.node.leave()
+                self.life.given_up = True
+                self.life.leave()
                 return
         free_in = self.voter.free_at - now
         next_in = free_in if 0 < free_in < interval_s else interval_s
         self._look_at = now + next_in
-        self.node.loop.call_later(next_in, self._look)
+        self.loop.call_later(next_in, self._look)
 
     def _wants_another(self, now: float) -> bool:
         """Is the manager gone, as far as can be seen from here?"""
@@ -194,23 +208,23 @@ class Succession:
     def _call(self) -> None:
         from hoplite_mp.transport.caller import Caller
 
-        lan = self.lan.lan
+        start = self.membership.start
         self._calling = True
         make = functools.partial(
             Caller,
             self._endpoints,
-            key=lan.key,
+            key=start.key,
             role="voter",
-            mine=self.lan.mine,
-            tls=lan.tls,
+            mine=self.peers.mine,
+            tls=start.tls,
             timeout_s=CALL_S,
-            handshake_timeout_s=lan.handshake_timeout_s,
-            cluster=self.lan.cluster,
+            handshake_timeout_s=start.handshake_timeout_s,
+            cluster=self.membership.cluster,
             rounds_max=1,
         )
         Call(
-            self.node.loop,
-            lambda: make(now=self.node.loop.now()),
+            self.loop,
+            lambda: make(now=self.loop.now()),
             "the standby",
             self._called,
             logging.INFO,
@@ -228,7 +242,7 @@ class Succession:
             )
             _log.warning(words, " or ".join(self.addresses), PROMOTE_WAIT_S)
         self.wire = Wire(
-            self.node.loop,
+            self.loop,
             admission.stream,
             node_decoder(),
             self._from_standby,
@@ -236,7 +250,7 @@ class Succession:
             threading.Lock(),
         )
         self.wire.ready()  # what came with the handshake's last bytes is announced by no loop
-        self._offer(self.node.loop.now())
+        self._offer(self.loop.now())
 
     def _standby_lost(self, reason: str) -> None:
         _log.info("the connection to the standby ended: %s", reason)
@@ -246,24 +260,26 @@ class Succession:
         if not isinstance(message, VoteAsked) or self.wire is None:
             return
         before = self.voter.knowledge
-        if not self.voter.vote(message.term, message.candidate, self.node.loop.now()):
+        if not self.voter.vote(message.term, message.candidate, self.loop.now()):
             self.wire.close("this node is not free")
             return
         _log.warning("this node votes for the standby, in term %d", message.term)
         wire, self.wire = self.wire, None
         self._found()
-        self._voted_at = self.node.loop.now()
+        self._voted_at = self.loop.now()
         where = [(int(end.family), tuple(end.sockaddr)) for end in self._endpoints]
-        self.lan.lan = msgspec.structs.replace(self.lan.lan, manager=where)
-        self.management.follow(wire, Voted(self.node.number, message.term, before), self._host)
+        self.membership.manager_is_at(where)
+        self.management.follow(
+            wire, Voted(self.management.client.number, message.term, before), self._host
+        )
 
     # -- the standby itself --------------------------------------------------------------------
 
     def hold(self) -> None:
         """If the standby belongs to this host, its supervisor starts it."""
-        if not self.lan.lan.meets_drivers:
+        if not self.membership.start.meets_drivers:
             return  # this node ends with a program
-        here = set(own_addresses()) | {self.lan.peers.listens_at}
+        here = set(own_addresses()) | {self.peers.listens_at}
         for address in map(parse_address, self.addresses):
             if address.host in here:
                 self._hold_at(address)
@@ -273,7 +289,7 @@ class Succession:
     def keeper(self) -> Member | None:
         """Of the host that has one of the standby's addresses, if it is there."""
         wanted = {parse_address(address).host for address in self.addresses}
-        for member in self.lan.members.values():
+        for member in self.membership.members.values():
             if member.stays and wanted & {parse_address(one).host for one in member.addresses}:
                 return member
         return None
@@ -284,11 +300,10 @@ class Succession:
         except ConfigError as error:
             _log.error("this host should have the standby at %s, but: %s", address, error)
             return
-        ask = StartStandby(
-            self.node.number, list(self.addresses), self.lan.cluster, self.lan.certificate
-        )
+        about = self.membership.cluster, self.membership.certificate
+        ask = StartStandby(self.management.client.number, list(self.addresses), *about)
         with sock:
-            socket.send_fds(self.node.supervisor, [msgspec.msgpack.encode(ask)], [sock.fileno()])
+            self.processes.start_standby(ask, sock.fileno())
         self.holds = str(address)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hoplite_mp.node.life import Life
 from hoplite_mp.node.management import MANAGER_SILENCES, Management
 from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.node.succession import ALONE_S, PROMOTE_WAIT_S, Succession
@@ -16,6 +17,7 @@ from hoplite_mp.protocol import terms as t
 from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
 from hoplite_mp.protocol.local import LanStart
 from hoplite_mp.protocol.messages import Member
+from hoplite_mp.protocol.reports import NodeReturned
 from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
@@ -68,6 +70,46 @@ class Other:
             return True
 
 
+class StageAbove:
+    """Rooms that have nothing to say."""
+
+    def receive(self, message: Any) -> None:
+        pass
+
+    def answer_standing(self) -> None:
+        pass
+
+    def joining(self, incarnation: int) -> Any:
+        raise AssertionError("it has joined")
+
+    def returning(self, incarnation: int) -> NodeReturned:
+        return NodeReturned(1, incarnation, 3, (Member(1, 0, 5, 1),))
+
+    def report(self) -> Iterator[Any]:
+        return iter(())
+
+
+class StageNetwork:
+    """In place of calls over the network."""
+
+    connect_timeout_s, beat_interval_s, silence_s = 1.0, BEAT_S, SILENCE_S
+
+    def __init__(self, stage: Stage, membership: Any, peers: Any) -> None:
+        self.stage, self.membership, self.peers = stage, membership, peers
+
+    def connect(self) -> Any:
+        raise AssertionError("it has joined")
+
+    def call(self, done: Callable[[Any], None], timeout_s: float) -> None:
+        self.stage.manager_calls.append(done)
+
+    def succession(self, named: t.StandbyNamed) -> Succession:
+        stage = self.stage
+        none: Any = None
+        to = stage.management, self, self.membership, self.peers, none
+        return Succession(stage.loop, stage.life, *to, named)
+
+
 class Stage:
     """One node of three, on another host than its manager, and a standby that answers calls."""
 
@@ -77,43 +119,23 @@ class Stage:
         self.loop.now = lambda: self.now
         monkeypatch.setattr(Succession, "_call", lambda succession: self.call_standby(succession))
         self.opened: list[Other] = []
-        self.left = False
         self.standby_answers = True
         self.standbys: list[Other] = []
         self.manager_calls: list[Callable[[Any], None]] = []
-        none: Any = SimpleNamespace(report=lambda: iter(()), generations=0)
-        node: Any = SimpleNamespace(
-            number=1,
-            client=SimpleNamespace(home=5),
-            loop=self.loop,
-            leave=self.leave,
-            standing=True,
-            stopping=False,
-            given_up=False,
-            members=((Member(1, 0, 5, 1),), 3),
-            operations=none,
-            groups=none,
-            actors=none,
-            from_manager=lambda message: None,
-        )
-        self.node = node
-        self.lan: Any = SimpleNamespace(
-            lan=LAN,
-            report=lambda: iter(()),
-            transfers=SimpleNamespace(epochs=0, copied=0),
-            call_manager=lambda done, timeout_s: self.manager_calls.append(done),
-        )
-        self.node.lan = self.lan
+        self.life = Life(False)
+        self.life.standing = True
+        client: Any = SimpleNamespace(number=1, home=5)
+        self.above = StageAbove()
+        self.management = Management(self.loop, client, self.life, -1, self.above)
+        peers: Any = None  # the standby is at none of this host's addresses
+        membership: Any = SimpleNamespace(start=LAN, members={}, manager_is_at=lambda at: None)
+        self.management.network = StageNetwork(self, membership, peers)
         self.manager = self.open()
-        self.management = Management(node, -1)
         self.management.host = 4
         self.management._speak(TcpStream(self.manager.nodes_end), [])
         self.manager.say(t.StandbyNamed(("10.0.0.2:7001",), LEASE_US))
         self.turn()
         self.lead(self.manager, 1, 0)
-
-    def leave(self) -> None:
-        self.left = self.node.stopping = True
 
     def call_standby(self, succession: Succession) -> None:
         """In place of a connection over the network."""
@@ -185,7 +207,7 @@ def test_it_answers_who_leads_and_calls_nobody_else(stage: Stage) -> None:
     stage.wait(60, stage.manager, 1)
     assert t.Follows in kinds(stage.manager.hear())
     assert not stage.standbys
-    assert not stage.left
+    assert not stage.life.stopping
 
 
 def test_a_vote_once_the_promise_is_over(stage: Stage) -> None:
@@ -196,7 +218,7 @@ def test_a_vote_once_the_promise_is_over(stage: Stage) -> None:
     stage.wait(SILENCE_S * 1.1)
     assert kinds(standby.hear()) == [t.Knows]
     assert t.Voted in kinds(stage.ask(2))
-    assert not stage.left
+    assert not stage.life.stopping
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -211,13 +233,13 @@ def test_who_was_voted_for_does_not_lead(stage: Stage, dies: bool) -> None:
         stage.wait(ALONE_S + 2 * BEAT_S, stage.standbys[0])
         assert t.Voted not in kinds(stage.standbys[0].hear())
     stage.wait(MANAGER_SILENCES * SILENCE_S + ALONE_S)
-    assert not stage.left
+    assert not stage.life.stopping
     assert len(stage.standbys) == 2
     assert stage.standbys[1].hear() == [t.Knows(1, t.Knowledge(2, 0, LISTS))]
     assert t.Voted in kinds(stage.ask(3))
     stage.lead(stage.standbys[1], 3, 2)
     stage.wait(60, stage.standbys[1], 3)
-    assert not stage.left
+    assert not stage.life.stopping
     assert t.Follows in kinds(stage.standbys[1].hear())
 
 
@@ -228,7 +250,7 @@ def test_an_older_term_is_not_obeyed(stage: Stage) -> None:
     stage.lead(stage.manager, 2, 0)
     assert stage.management.wire is None
     stage.wait(MANAGER_SILENCES * SILENCE_S + BEAT_S)
-    assert not stage.left
+    assert not stage.life.stopping
     assert stage.manager_calls  # it may be there again, with the right term
 
 
@@ -241,21 +263,21 @@ def test_the_manager_is_there_again(stage: Stage) -> None:
     stage.wait(5, again, 1)
     assert stage.standbys[0].is_left or t.Knows in kinds(stage.standbys[0].hear())
     assert t.Follows in kinds(again.hear())
-    assert not stage.left
+    assert not stage.life.stopping
 
 
 def test_nobody_is_there(stage: Stage) -> None:
     stage.standby_answers = False
     stage.manager.sock.close()
     stage.wait(ALONE_S - BEAT_S)
-    assert not stage.left
+    assert not stage.life.stopping
     stage.wait(3 * BEAT_S)
-    assert stage.node.given_up
+    assert stage.life.given_up
 
 
 def test_a_human_is_waited_for(stage: Stage) -> None:
     stage.manager.sock.close()
     stage.wait(PROMOTE_WAIT_S - ALONE_S)
-    assert not stage.left
+    assert not stage.life.stopping
     stage.wait(ALONE_S + 2 * BEAT_S)
-    assert stage.node.given_up
+    assert stage.life.given_up

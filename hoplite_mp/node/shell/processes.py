@@ -20,6 +20,7 @@ from hoplite_mp.client.channel import seqpacket_pair
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.protocol.local import StartStandby
     from hoplite_mp.protocol.spawning import Spawn
 
 __all__ = ["Processes"]
@@ -69,6 +70,9 @@ class Processes:
     def interrupt(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
+
+    def start_standby(self, ask: StartStandby, listener: int) -> None:
+        socket.send_fds(self._supervisor, [msgspec.msgpack.encode(ask)], [listener])
 
     def close(self, descriptors: list[int]) -> None:
         while descriptors:
