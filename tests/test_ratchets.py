@@ -15,15 +15,18 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 PACKAGE = Path(__file__).parent.parent / "hoplite_mp"
 WRITTEN = Path(__file__).with_name("ratchets.json")
 # Outside the shell a room has no way to the operating system but the node's ports.
 SYSTEM = {"time", "socket", "select", "threading", "os", "signal"}
 HALLS = {"node", "lan"}  # objects through which rooms reach into other rooms
-ROOMS = ("node", "simulation", "client", "serial")
 LINES_MAX = 500
 
 
@@ -61,29 +64,39 @@ def empty_callbacks(tree: ast.AST) -> int:
     return found
 
 
-def in_circles(room: str) -> int:
-    """Files of a room from which imports lead back to them, those for type checking included."""
-    names = {
-        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path
-        for path in modules(room)
+def imported(tree: ast.AST, names: Container[str]) -> set[str]:
+    """Modules of ours that are imported anywhere in a file, for type checking, too."""
+    found: set[str] = set()
+    for one in ast.walk(tree):
+        if isinstance(one, ast.ImportFrom) and one.module:
+            for alias in one.names:
+                if f"{one.module}.{alias.name}" in names:
+                    found.add(f"{one.module}.{alias.name}")
+                elif one.module in names and not alias.name.startswith("_"):  # else it is compiled
+                    found.add(one.module)
+    return found
+
+
+def in_circles() -> Counter[str]:
+    """Files from which imports lead back to them, by room."""
+    paths = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): path
+        for path in modules("")
     }
-    leads: dict[str, set[str]] = {}
-    for name, path in names.items():
-        targets: set[str] = set()
-        for one in ast.walk(ast.parse(path.read_text())):
-            if isinstance(one, ast.ImportFrom) and one.module:
-                both = {one.module, *(f"{one.module}.{alias.name}" for alias in one.names)}
-                targets |= both & names.keys()
-        leads[name] = targets - {name}
-    found = 0
-    for name in names:
+    leads = {
+        name: imported(ast.parse(path.read_text()), paths) - {name} for name, path in paths.items()
+    }
+    found: Counter[str] = Counter()
+    for name, path in paths.items():
         seen, ahead = set[str](), list(leads[name])
         while ahead:
             other = ahead.pop()
             if other not in seen:
                 seen.add(other)
                 ahead += leads[other]
-        found += name in seen
+        found[path.relative_to(PACKAGE).parts[0]] += name in seen
     return found
 
 
@@ -104,10 +117,9 @@ def figures() -> dict[str, dict[str, int]]:
         found["reaches through a hall object"][name] = reaches(tree)
         found["callbacks that do nothing"][name] = empty_callbacks(tree)
         found["lines beyond the limit"][name] = max(0, text.count("\n") - LINES_MAX)
-    circles = {room: in_circles(room) for room in ROOMS}
     return {
         kind: {name: count for name, count in sorted(counts.items()) if count}
-        for kind, counts in {**found, "files in circles of imports": circles}.items()
+        for kind, counts in {**found, "files in circles of imports": in_circles()}.items()
     }
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp.client.futures import Future
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.client.ports import Membership
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.birth import Environment
 
@@ -83,7 +83,7 @@ class CallNumber(NamedTuple):
 class Actors:
     """The actors that one process knows."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Membership) -> None:
         self._runtime = runtime
         self._pools: dict[int, int] = {}  # identity's local id -> its pool
         self._lock = threading.RLock()  # pickling arguments may call actors

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.client.submitter import Submitter
+    from hoplite_mp.client.ports import Submitting
 
 __all__ = ["Watch", "watch", "withdraw"]
 
 
 class Watch:
-    """Stands among the tasks that wait for an object (`Submitter._waiting`).
+    """Stands among the tasks that wait for an object (`Submitting.waits`).
 
     `tell` is called when the object is done, or never will be because its cluster has ended; in
     whichever thread sees that, and perhaps more than once. It must neither raise nor wait.
@@ -33,18 +33,18 @@ class Watch:
         self.missing: set[int] = set()
 
 
-def watch(submitter: Submitter, oid: int, tell: Callable[[], None]) -> Watch:
+def watch(submitter: Submitting, oid: int, tell: Callable[[], None]) -> Watch:
     """From now on; at once if it is done. Whoever wants to be told holds the object meanwhile."""
     memory = submitter.memory
     memory.check()
     made = Watch(oid, tell)
     try:
-        with submitter._lock:
-            first = not submitter._waiting
-            submitter._await(oid, made)
+        with submitter.waits_lock:
+            first = not submitter.waits
+            submitter.begin_wait(oid, made)
         # Looked at after it is listed: its news may have come before that.
         if submitter.tasks.done(oid) or memory.lost is not None:
-            submitter._release(oid)
+            submitter.release(oid)
             submitter.wake_told()
         else:
             submitter.collector.start()
@@ -56,16 +56,16 @@ def watch(submitter: Submitter, oid: int, tell: Callable[[], None]) -> Watch:
     return made
 
 
-def withdraw(submitter: Submitter, made: Watch) -> None:
+def withdraw(submitter: Submitting, made: Watch) -> None:
     """Nobody wants to be told any more. The list of those who wait is replaced, not changed:
     another thread may be going through it."""
     oid = made.oid
-    with submitter._lock:
-        listed = submitter._waiting.get(oid)
+    with submitter.waits_lock:
+        listed = submitter.waits.get(oid)
         if listed is None or made not in listed:
             return
         left = [one for one in listed if one is not made]
         if left:
-            submitter._waiting[oid] = left
+            submitter.waits[oid] = left
         elif submitter.memory.client.usable:
-            submitter._forget(oid)
+            submitter.end_waits(oid)

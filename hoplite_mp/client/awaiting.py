@@ -17,7 +17,7 @@ import functools
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hoplite_mp import serial
 from hoplite_mp.client.announcing import watch, withdraw
@@ -27,10 +27,7 @@ from hoplite_mp.client.waiting import BLOCKED_AFTER_NS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp.client.futures import Future
-    from hoplite_mp.client.submitter import Submitter
-    from hoplite_mp.client.thread_futures import ThreadFuture
-    from hoplite_mp.client.waiting import Waiting
+    from hoplite_mp.client.ports import Submitting, Waits
     from hoplite_mp.ref import ObjectRef
 
 __all__ = [
@@ -45,10 +42,26 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 _AWAY = (STATE["SPILLED"], STATE["SPILLING"])
 _CANCELLED = (STATE["CANCELLED"], STATE["ABORTED"])
 _VIEWED = (serial.ARRAY, serial.NUMBER)  # kinds that are read without a copy
 _here = threading.local()
+
+
+class Awaited(Protocol[T_co]):
+    """A Future of this process's cluster."""
+
+    _oid: int
+    _writable: bool
+
+    @property
+    def _submitter(self) -> Submitting: ...
+    @property
+    def unread(self) -> bool: ...
+    def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def result(self) -> T_co: ...
 
 
 class Inbox:
@@ -102,7 +115,7 @@ def inbox_here() -> Inbox:
 
 
 @contextlib.contextmanager
-def counted(waiting: Waiting) -> Iterator[None]:
+def counted(waiting: Waits) -> Iterator[None]:
     """In a worker, that a task awaits something counts as `result()` does: another worker stands
     in for this one after a while."""
     if waiting.run_in_place is None:
@@ -124,7 +137,7 @@ def counted(waiting: Waiting) -> Iterator[None]:
             waiting.count_blocked(-1)
 
 
-async def ended(submitter: Submitter, oid: int, seconds: float | None = None) -> bool:
+async def ended(submitter: Submitting, oid: int, seconds: float | None = None) -> bool:
     """Until the object is done, or its cluster has ended; False after so many seconds. Cancelling
     this cancels nothing else."""
     if submitter.tasks.done(oid):
@@ -133,7 +146,7 @@ async def ended(submitter: Submitter, oid: int, seconds: float | None = None) ->
         return await _told(submitter, oid, seconds)
 
 
-async def _told(submitter: Submitter, oid: int, seconds: float | None) -> bool:
+async def _told(submitter: Submitting, oid: int, seconds: float | None) -> bool:
     """It is not known to be done."""
     inbox = inbox_here()
     waiter: asyncio.Future[None] = inbox.loop.create_future()
@@ -150,7 +163,7 @@ async def _told(submitter: Submitter, oid: int, seconds: float | None) -> bool:
             withdraw(submitter, made)
 
 
-async def result_of(future: Future[T]) -> T:
+async def result_of(future: Awaited[T]) -> T:
     """What `await future` gives: the value, or what the task raised; CancelledError of asyncio if
     it was cancelled, as by `asyncio.wrap_future`."""
     submitter = future._submitter
@@ -163,7 +176,7 @@ async def result_of(future: Future[T]) -> T:
     return await in_thread(submitter, future.result)
 
 
-async def result_of_thread(future: ThreadFuture[T], blocks: Waiting | None) -> T:
+async def result_of_thread(future: concurrent.futures.Future[T], blocks: Waits | None) -> T:
     """The same for what a thread of this process settles. `blocks`: of a worker, whose task counts
     as blocked meanwhile."""
     if not future.done():
@@ -177,7 +190,7 @@ async def result_of_thread(future: ThreadFuture[T], blocks: Waiting | None) -> T
     return future.result()
 
 
-async def value_of(submitter: Submitter, ref: ObjectRef[T]) -> T:
+async def value_of(submitter: Submitting, ref: ObjectRef[T]) -> T:
     """What `await ref` gives: as `result_of`."""
     memory = submitter.memory
     oid = memory.local_id(ref)
@@ -192,7 +205,7 @@ async def value_of(submitter: Submitter, ref: ObjectRef[T]) -> T:
     return await in_thread(submitter, memory.read, oid, FOREVER_NS, False)
 
 
-def _at_hand(submitter: Submitter, oid: int, writable: bool) -> bool:
+def _at_hand(submitter: Submitting, oid: int, writable: bool) -> bool:
     """Reading it asks nobody and copies little."""
     client = submitter.client
     if not client.usable:
@@ -208,7 +221,7 @@ def _at_hand(submitter: Submitter, oid: int, writable: bool) -> bool:
     return serial.payload_kind(mem) in _VIEWED and not writable
 
 
-async def in_thread(submitter: Submitter, call: Callable[..., T], *args: Any) -> T:
+async def in_thread(submitter: Submitting, call: Callable[..., T], *args: Any) -> T:
     """`call(*args)` in one of a few threads of this process."""
     readers = submitter.readers
     if readers is None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.client.submitter import Submitter
+    from hoplite_mp.client.ports import Submitting
 
 __all__ = ["Collector"]
 
@@ -32,7 +32,7 @@ _log = logging.getLogger("hoplite_mp")
 class Collector:
     """One thread of a process, started when it is first needed."""
 
-    def __init__(self, submitter: Submitter) -> None:
+    def __init__(self, submitter: Submitting) -> None:
         self._submitter = submitter
         self._armed = 0
         self._tell: Callable[[int], None] | None = None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from hoplite_mp.client.awaiting import Inbox
-    from hoplite_mp.client.submitter import Submitter
+    from hoplite_mp.client.ports import Submitting
 
 __all__ = ["Completions", "as_completed"]
 
@@ -61,7 +61,7 @@ class Completions(Generic[T]):
         self._ahead: deque[int] = deque()  # taken out of the queue, not given out
         self._added = 0
         self._lock = threading.Lock()
-        self._submitters: dict[Submitter, None] = {}
+        self._submitters: dict[Submitting, None] = {}
         self._others = False  # Futures that are not of this library
         self._sleeping = 0  # threads that wait on the event word
         self._loops: dict[asyncio.Future[None], Inbox] = {}
@@ -125,7 +125,7 @@ class Completions(Generic[T]):
         # The watch does not keep this: it may be dropped before everything is done.
         watch(submitter, oid, functools.partial(_tell, weakref.ref(self), number, submitter))
 
-    def _wake(self, submitter: Submitter | None) -> None:
+    def _wake(self, submitter: Submitting | None) -> None:
         """Whoever waits looks; as soon as those are told who are told together."""
         told: deque[Any] = deque() if submitter is None else submitter.told
         if self._sleeping:
@@ -207,7 +207,7 @@ class Completions(Generic[T]):
             self._wait_for_news(submitters)
 
     def _own_waits(
-        self, submitters: list[Submitter], awaits: bool
+        self, submitters: list[Submitting], awaits: bool
     ) -> contextlib.AbstractContextManager[Any]:
         """RuntimeError: this would wait for later calls of the actor that waits."""
         with contextlib.ExitStack() as stack:
@@ -216,7 +216,7 @@ class Completions(Generic[T]):
                     stack.enter_context(submitter.waiting.own_waits(self._oids(), awaits))
             return stack.pop_all()
 
-    def _wait_for_news(self, submitters: list[Submitter]) -> None:
+    def _wait_for_news(self, submitters: list[Submitting]) -> None:
         if self._look():
             return
         if self._others or len(submitters) != 1:
@@ -292,7 +292,7 @@ class Completions(Generic[T]):
 
 
 def _tell(
-    weak: weakref.ref[Completions[Any]], number: int, submitter: Submitter | None, *_: Any
+    weak: weakref.ref[Completions[Any]], number: int, submitter: Submitting | None, *_: Any
 ) -> None:
     """This item is done; in any thread."""
     completions = weak()

@@ -19,7 +19,7 @@ from hoplite_mp.protocol.resources import AssignedAsked, ResourcePlaces
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.client.ports import Membership
 
 __all__ = ["Demands", "check_demands", "refuse_demands"]
 
@@ -46,7 +46,7 @@ def refuse_demands(changes: dict[str, Any]) -> None:
 class Demands:
     """What one process knows of where resources are."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Membership) -> None:
         self._runtime = runtime
         self._known: dict[Demand, list[tuple[int, int, int, int]]] = {}
         self._version = -1

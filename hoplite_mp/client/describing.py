@@ -15,7 +15,7 @@ from hoplite_mp.client.memory import PENDING, STATE, format_bytes
 from hoplite_mp.serial.layout import BYTES, payload_kind
 
 if TYPE_CHECKING:
-    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.client.ports import Membership
     from hoplite_mp.ref import ObjectRef
 
 __all__ = ["cluster_words", "ref_words"]
@@ -31,7 +31,7 @@ _ENDED = {
 _ELSEWHERE = (STATE["SPILLED"], STATE["SPILLING"])
 
 
-def ref_words(runtime: Runtime, ref: ObjectRef[Any]) -> str:
+def ref_words(runtime: Membership, ref: ObjectRef[Any]) -> str:
     """ "float32 (1000,), 3.9 KiB, ready on h0"; may raise what reading raises."""
     client = runtime.client
     oid = runtime.memory.local_id(ref)

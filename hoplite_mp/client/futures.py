@@ -22,7 +22,7 @@ from hoplite_mp.ref import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from hoplite_mp.client.submitter import Submitter
+    from hoplite_mp.client.ports import Submitting
 
 __all__ = ["Future"]
 
@@ -57,7 +57,7 @@ class Future(concurrent.futures.Future[T]):
     __module__ = "hoplite_mp"  # as users import it
 
     # The base class's __init__ is not called: see `_condition`.
-    def __init__(self, submitter: Submitter, oid: int, hold: object, writable: bool) -> None:
+    def __init__(self, submitter: Submitting, oid: int, hold: object, writable: bool) -> None:
         self._submitter = submitter
         self._oid = oid
         self._hold = hold

@@ -11,7 +11,7 @@ It must never know: who closes, what a result is.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from hoplite_mp.protocol.local import SPILLED_PIECE_BYTES, ReadSpilled
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hoplite_mp.client.futures import Future
     from hoplite_mp.client.memory import Memory
+    from hoplite_mp.client.pending import Settles
 
 __all__ = ["keep_results"]
 
@@ -31,7 +31,7 @@ ALIGN = 64  # of buffers in a payload, and so of private memory that takes one
 _AWAY = (STATE["SPILLED"], STATE["SPILLING"])
 
 
-def keep_results(memory: Memory, futures: Iterable[Future[Any]], bytes_max: int) -> None:
+def keep_results(memory: Memory, futures: Iterable[Settles], bytes_max: int) -> None:
     """Pins or copies what these finished Futures have not read; at most `bytes_max` bytes are
     copied, within `Config.shutdown_timeout_s`."""
     away = [future for future in futures if future.unread and not _pin(memory, future)]
@@ -53,7 +53,7 @@ def keep_results(memory: Memory, futures: Iterable[Future[Any]], bytes_max: int)
         )
 
 
-def _pin(memory: Memory, future: Future[Any]) -> bool:
+def _pin(memory: Memory, future: Settles) -> bool:
     """False: its bytes are elsewhere."""
     if future.cancelled():
         return True
@@ -63,7 +63,7 @@ def _pin(memory: Memory, future: Future[Any]) -> bool:
     return got not in _AWAY if isinstance(got, int) else True
 
 
-def _copy(memory: Memory, future: Future[Any], size: int, deadline: float) -> bool:
+def _copy(memory: Memory, future: Settles, size: int, deadline: float) -> bool:
     """Reads it from the disk; False if that does not come to an end."""
     oid = future._oid
     while time.monotonic() < deadline:

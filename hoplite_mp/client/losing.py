@@ -15,8 +15,8 @@ from hoplite_mp import errors
 from hoplite_mp.errors import ClosedError, ManagerLostError
 
 if TYPE_CHECKING:
-    from hoplite_mp.client.futures import Future
-    from hoplite_mp.client.submitter import Submitter
+    from hoplite_mp.client.pending import Settles
+    from hoplite_mp.client.ports import Submitting
 
 __all__ = ["UnlessEnded", "abandon"]
 
@@ -36,14 +36,14 @@ class UnlessEnded:
         return issubclass(kind, (errors.NodeLostError, ManagerLostError, ClosedError))
 
 
-def abandon(submitter: Submitter, error: BaseException) -> None:
+def abandon(submitter: Submitting, error: BaseException) -> None:
     """What is not done fails with `error`, and with the first one if there have been several; what
     is done keeps its result. Callbacks are called when every Future has ended: one of them may wait
     for another Future."""
     memory, tasks, pending = submitter.memory, submitter.tasks, submitter.pending
     if memory.lost is None:
         memory.lost = error
-    ended: list[Future[object]] = []
+    ended: list[Settles] = []
     for finished_too in (False, True):
         for oid, one in list(pending.items()):
             if not finished_too and memory.client.usable and tasks.done(oid):

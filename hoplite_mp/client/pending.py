@@ -6,14 +6,37 @@ places; this is what stands there. It must never know: who lists it, and when it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from hoplite_mp.client.futures import Future
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Pending"]
+
+
+class Settles(Protocol):
+    """A Future, for what looks after the end of its task."""
+
+    _oid: int
+    _kept: memoryview | None  # its payload, of a cluster that has closed since
+    _unkept: str  # why there is none
+
+    def cancelled(self) -> bool:
+        """Was the task cancelled?"""
+
+    def _complete(self, cancelled: bool, failed: bool = False) -> None:
+        """The task has ended."""
+
+    def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
+        """The same, or it never will; True: callbacks are to be called."""
+
+    def _tell(self) -> None:
+        """Calls them."""
+
+    @property
+    def unread(self) -> bool:
+        """The result is not in this process for good."""
 
 
 class Pending:
@@ -21,7 +44,7 @@ class Pending:
 
     __slots__ = ("demand", "future", "holds", "missing", "needs", "oid", "queue", "rank")
 
-    def __init__(self, oid: int, queue: int, future: Future[Any] | None, holds: Any) -> None:
+    def __init__(self, oid: int, queue: int, future: Settles | None, holds: Any) -> None:
         self.oid = oid
         self.queue = queue
         self.future = future

@@ -25,7 +25,7 @@ from hoplite_mp.client.kinds import FLAG_ASYNC
 from hoplite_mp.client.last_words import last_resort
 from hoplite_mp.client.losing import abandon
 from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
-from hoplite_mp.client.pending import Pending
+from hoplite_mp.client.pending import Pending, Settles
 from hoplite_mp.client.queues import HERE, PLACE, Queues
 from hoplite_mp.client.ranking import NO_FLOOR
 from hoplite_mp.client.waiting import Waiting
@@ -67,16 +67,16 @@ class Submitter:
         self.pending: dict[int, Pending] = {}
         self._functions = Functions(memory)
         # Dependency -> tasks that need it, and whoever wants to be told.
-        self._waiting: dict[int, list[Pending | Watch]] = {}
+        self.waits: dict[int, list[Pending | Watch]] = {}
         self.told: deque[Callable[[], None]] = deque()  # wakes those who have been told
         self.readers: Any = None  # threads that read what is elsewhere for event loops
         # Bucket in which this process is parked -> dependencies there that others own: nobody puts
         # those into the own tables' bitmap of what is done.
         self._others: dict[int, set[int]] = {}
-        self._finished: list[weakref.ref[Future[Any]]] = []  # perhaps with results not yet read
+        self._finished: list[weakref.ref[Settles]] = []  # perhaps with results not yet read
         self._finished_max = FINISHED_MIN
-        self._lock = threading.RLock()
-        self.queues = Queues(memory, tasks, self._lock, self.pending)
+        self.waits_lock = threading.RLock()
+        self.queues = Queues(memory, tasks, self.waits_lock, self.pending)
         self.queue, self.close_queue = self.queues.of, self.queues.close
         self.waiting = Waiting(self)
         self.collector = Collector(self)
@@ -188,15 +188,15 @@ class Submitter:
     @property
     def wants_news(self) -> bool:
         """Somebody must look for completions though nobody waits."""
-        return bool(self.queues.overflow or self._waiting)
+        return bool(self.queues.overflow or self.waits)
 
     # -- dependencies --------------------------------------------------------------------------
 
     def _depend(self, pending: Pending, refs: Sequence[ObjectRef[Any]]) -> None:
         lost: ObjectLostError | None = None
         done: list[int] = []
-        with self._lock:  # not sent before all have been looked at
-            first = not self._waiting
+        with self.waits_lock:  # not sent before all have been looked at
+            first = not self.waits
             pending.needs = list(refs)
             for ref in refs:
                 try:
@@ -205,7 +205,7 @@ class Submitter:
                     lost = error
                     break
                 if not self.tasks.done(oid):
-                    self._await(oid, pending)
+                    self.begin_wait(oid, pending)
                     if self.tasks.done(oid):  # perhaps its news came before it was listed
                         done.append(oid)
             pending.missing.discard(PLACE)
@@ -216,15 +216,15 @@ class Submitter:
             self.send(pending)
             return
         for oid in done:
-            self._release(oid)
+            self.release(oid)
         self.collector.start()
         if first:  # later ones are announced by a change of the event word, on which it sleeps
             self.collector.notice()
 
-    def _await(self, oid: int, pending: Pending | Watch) -> None:
-        waiting = self._waiting.get(oid)
+    def begin_wait(self, oid: int, pending: Pending | Watch) -> None:
+        waiting = self.waits.get(oid)
         if waiting is None:
-            waiting = self._waiting[oid] = []
+            waiting = self.waits[oid] = []
             buckets = self.tasks.park([oid])
             if not buckets:  # it stands in a table of our own
                 self.tasks.watch(oid)
@@ -234,30 +234,30 @@ class Submitter:
             pending.missing.add(oid)
             waiting.append(pending)
 
-    def _release(self, oid: int) -> None:
+    def release(self, oid: int) -> None:
         """It is done, so nobody is added to those who wait for it any more. What Ctrl-C stops half
         way is done again by whoever looks at all: each step may be repeated."""
         seen: set[Pending | Watch] = set()
         while True:
-            with self._lock:  # the list goes when nobody stands there who has not been told
-                tasks = [one for one in self._waiting.get(oid, ()) if one not in seen]
+            with self.waits_lock:  # the list goes when nobody stands there who has not been told
+                tasks = [one for one in self.waits.get(oid, ()) if one not in seen]
                 if not tasks:
-                    self._forget(oid)
+                    self.end_waits(oid)
                     return
             for pending in tasks:
                 seen.add(pending)
                 if isinstance(pending, Watch):
                     pending.tell()
                     continue
-                with self._lock:
+                with self.waits_lock:
                     pending.missing.discard(oid)
                     ready = not pending.missing and pending.oid in self.pending
                 if ready:
                     self.send(pending)
 
-    def _forget(self, oid: int) -> None:
+    def end_waits(self, oid: int) -> None:
         """Nobody waits for it any more; under the lock."""
-        if self._waiting.pop(oid, None) is not None:
+        if self.waits.pop(oid, None) is not None:
             bucket = self.tasks.bucket(oid)
             if oid in self._others.get(bucket, ()):
                 self._others[bucket].discard(oid)
@@ -387,7 +387,7 @@ class Submitter:
 
     def look_at_all(self) -> None:
         """As drain(), without being told which."""
-        for oid in (*self.pending, *self._waiting):
+        for oid in (*self.pending, *self.waits):
             if self.tasks.done(oid):
                 self._look_after(oid)
         self.wake_told()
@@ -402,8 +402,8 @@ class Submitter:
             pending = self.pending.get(oid)
             if pending is not None:
                 self._finish(pending)
-            elif oid in self._waiting:
-                self._release(oid)
+            elif oid in self.waits:
+                self.release(oid)
         except Exception as error:  # no room for refs inside it, say: later again, the others now
             full = isinstance(error, (StoreFullError, HopliteTimeoutError))
             _log.log(logging.DEBUG if full else logging.ERROR, "result %#x", oid, exc_info=True)
@@ -433,8 +433,8 @@ class Submitter:
                 self._forget_read()
         pending.holds = None
         pending.needs = []
-        if oid in self._waiting:
-            self._release(oid)
+        if oid in self.waits:
+            self.release(oid)
 
     def _forget_read(self) -> None:
         """Drops Futures that are gone, or whose result has been read."""
@@ -453,9 +453,9 @@ class Submitter:
 
     def forget_waiting(self) -> None:
         """Nobody sends what waits for arguments, or for room in a queue."""
-        with self._lock:
-            waiting = [one for tasks in self._waiting.values() for one in tasks]
-            self._waiting.clear()
+        with self.waits_lock:
+            waiting = [one for tasks in self.waits.values() for one in tasks]
+            self.waits.clear()
             self.queues.overflow.clear()
         for one in waiting:
             if isinstance(one, Watch):

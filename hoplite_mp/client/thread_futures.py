@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from hoplite_mp.client.waiting import Waiting
+    from hoplite_mp.client.ports import Waits
 
 __all__ = ["ThreadFuture"]
 
@@ -24,7 +24,7 @@ class ThreadFuture(concurrent.futures.Future[T]):
     """A `concurrent.futures.Future` of this process. `await future` gives its value, in any event
     loop; cancelling the `await` cancels nothing else."""
 
-    def __init__(self, blocks: Waiting | None = None) -> None:
+    def __init__(self, blocks: Waits | None = None) -> None:
         """blocks: of a worker, whose task counts as blocked while it awaits this, because the
         thread that settles it does not count."""
         super().__init__()

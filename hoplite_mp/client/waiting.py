@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from hoplite_mp.client.submitter import Submitter
+    from hoplite_mp.client.ports import Submitting
 
 __all__ = ["Waiting"]
 
@@ -47,7 +47,7 @@ class _Needed:
 class Waiting:
     """The waits of one process."""
 
-    def __init__(self, submitter: Submitter) -> None:
+    def __init__(self, submitter: Submitting) -> None:
         self.submitter = submitter
         self.memory = submitter.memory
         self.tasks = submitter.tasks

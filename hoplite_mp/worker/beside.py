@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.client.functions import Exceptions
     from hoplite_mp.worker.event_loop import EventLoop
-    from hoplite_mp.worker.main import Worker
+    from hoplite_mp.worker.ports import OfWorker
 
 __all__ = ["Beside"]
 
@@ -51,7 +51,7 @@ class _Running(Call):
 class Beside:
     """All that runs in this worker's loop and threads."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: OfWorker) -> None:
         self.worker = worker
         self.tasks = worker.tasks
         self.slots = _tasks.Beside(worker.tasks)

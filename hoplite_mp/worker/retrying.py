@@ -14,13 +14,13 @@ from hoplite_mp.protocol.retries import TryAgain
 
 if TYPE_CHECKING:
     from hoplite_mp.client.functions import Exceptions
-    from hoplite_mp.worker.main import Worker
+    from hoplite_mp.worker.ports import OfWorker
 
 __all__ = ["exceptions_of", "prepared", "try_again"]
 
 
 def prepared(
-    worker: Worker, oid: int, function: Any, args_id: int, inline: bytes, flags: int
+    worker: OfWorker, oid: int, function: Any, args_id: int, inline: bytes, flags: int
 ) -> Any:
     """What is to be called: a chunk whose items may be tried again asks for each of them."""
     if type(function) is not Chunked or not function.again:
@@ -35,7 +35,7 @@ def prepared(
     return function.with_tries(may, anew)
 
 
-def exceptions_of(worker: Worker, function: Any, flags: int) -> Exceptions:
+def exceptions_of(worker: OfWorker, function: Any, flags: int) -> Exceptions:
     """After which that task, or call of the actor, is tried again."""
     if flags & FLAG_STREAM:
         return ()
@@ -44,7 +44,7 @@ def exceptions_of(worker: Worker, function: Any, flags: int) -> Exceptions:
     return function.again if type(function) is Tried else ()
 
 
-def try_again(worker: Worker, oid: int) -> bool:
+def try_again(worker: OfWorker, oid: int) -> bool:
     """It is queued again; then it is no longer this worker's."""
     granted = bool(worker.runtime.channel.call(TryAgain(oid)).value)
     if granted and worker.is_actor:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from hoplite_mp.protocol.rounds import TakeRound
 
 if TYPE_CHECKING:
-    from hoplite_mp.worker.main import Worker
+    from hoplite_mp.worker.ports import OfWorker
 
 __all__ = ["offer", "take_part"]
 
 COMMON_POOL = 0
 
 
-def offer(worker: Worker) -> None:
+def offer(worker: OfWorker) -> None:
     """While a task of this worker waits for a round that it has called, it takes part in that and
     in others: else two tasks that call rounds would wait for each other."""
     if worker.pool != COMMON_POOL:
@@ -37,7 +37,7 @@ def offer(worker: Worker) -> None:
     worker.runtime.take_part = take_part_now
 
 
-def take_part(worker: Worker) -> None:
+def take_part(worker: OfWorker) -> None:
     """Asks the node for this worker's tasks, and runs them."""
     for oid in worker.runtime.channel.call(TakeRound()).value:
         if worker.tasks.claim(oid):

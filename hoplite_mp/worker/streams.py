@@ -24,7 +24,7 @@ from hoplite_mp.errors import ClosedError
 
 if TYPE_CHECKING:
     from hoplite_mp.ref import ObjectRef
-    from hoplite_mp.worker.main import Worker
+    from hoplite_mp.worker.ports import OfWorker
 
 __all__ = ["STREAMED", "Source"]
 
@@ -37,7 +37,7 @@ _GONE = (STATE["FREE"], STATE["FREED"])
 class Source:
     """One generator's items."""
 
-    def __init__(self, worker: Worker, oid: int, plan: Plan, timeout_ns: int) -> None:
+    def __init__(self, worker: OfWorker, oid: int, plan: Plan, timeout_ns: int) -> None:
         self.worker = worker
         self.oid = oid
         self.plan = plan

@@ -35,7 +35,7 @@ class Meddling:
 @pytest.mark.parametrize("at", range(1, 6))
 def test_one_who_comes_while_others_are_told(cluster: Cluster, at: int) -> None:
     submitter = cluster._runtime.submitter
-    lock = submitter._lock
+    lock = submitter.waits_lock
     future = cluster.submit(echo, 1, 0.3)
     told: list[int] = []
     listed = []
@@ -43,17 +43,17 @@ def test_one_who_comes_while_others_are_told(cluster: Cluster, at: int) -> None:
         watch(submitter, future._oid, lambda number=number: told.append(number))
 
     def meddle() -> None:
-        if future._oid in submitter._waiting:
+        if future._oid in submitter.waits:
             listed.append(3)
-            submitter._await(future._oid, Watch(future._oid, lambda: told.append(3)))
+            submitter.begin_wait(future._oid, Watch(future._oid, lambda: told.append(3)))
 
-    submitter._lock = Meddling(lock, at, meddle)  # type: ignore[assignment]
+    submitter.waits_lock = Meddling(lock, at, meddle)  # type: ignore[assignment]
     try:
         assert future.result() == 1
-        while not future.done() or submitter._waiting:
+        while not future.done() or submitter.waits:
             submitter.look_at_all()
     finally:
-        submitter._lock = lock
+        submitter.waits_lock = lock
     assert told[:2] == [1, 2]
     assert set(told) == {1, 2, *listed}
 
@@ -67,13 +67,13 @@ def test_who_has_withdrawn_is_not_told(cluster: Cluster) -> None:
     withdraw(submitter, first)
     withdraw(submitter, first)
     assert future.result() == 1
-    while submitter._waiting:
+    while submitter.waits:
         submitter.drain()
     assert told == ["second"]
     other = cluster.submit(echo, 2, 0.05)
     alone = watch(submitter, other._oid, lambda: told.append("alone"))
     withdraw(submitter, alone)
-    assert not submitter._waiting
+    assert not submitter.waits
     assert other.result() == 2
 
 

@@ -86,7 +86,7 @@ def test_a_cancelled_await_cancels_nothing_else(cluster: Cluster, run: Run, tmp_
             path.touch()
             assert await asyncio.gather(*others) == [True, True]
             assert await future is True
-        assert not cluster._runtime.submitter._waiting
+        assert not cluster._runtime.submitter.waits
 
     run(main())
 
@@ -241,7 +241,7 @@ def test_a_loop_that_is_closed_meanwhile(
     path.touch()
     assert future.result(PATIENCE_S) is True
     run(asyncio.wait_for(future.ref, PATIENCE_S))
-    assert not cluster._runtime.submitter._waiting
+    assert not cluster._runtime.submitter.waits
     assert capfd.readouterr() == ("", "")
 
 

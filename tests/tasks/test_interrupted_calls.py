@@ -188,7 +188,7 @@ def test_iterations(alone: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
 
         assert not tqdm._instances
     deadline = time.monotonic() + PATIENCE_S
-    while alone._runtime.submitter._waiting:
+    while alone._runtime.submitter.waits:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
