@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _engine
-from hoplite_mp.node.tls_links import TlsLink
+from hoplite_mp.node.shell.tls_links import TlsLink
 
 if TYPE_CHECKING:
     from hoplite_mp.node.context import HostContext

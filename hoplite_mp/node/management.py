@@ -19,7 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.node.wires import Wire
+from hoplite_mp.node.shell.wires import Wire
 from hoplite_mp.protocol.codec import encode, node_decoder
 from hoplite_mp.protocol.messages import (
     ClientLost,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from hoplite_mp import _shm
     from hoplite_mp.node.life import Life
     from hoplite_mp.node.ports import Loop
-    from hoplite_mp.node.pulse import Pulse
+    from hoplite_mp.node.shell.pulse import Pulse
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.protocol.reports import NodeReturned
     from hoplite_mp.protocol.terms import Ends, Knows, Voted
@@ -276,7 +276,7 @@ class Management:
     def _use(self, wire: Wire, words: list[Any]) -> None:
         self.wire = wire
         if not self.is_near:
-            from hoplite_mp.node.pulse import Pulse
+            from hoplite_mp.node.shell.pulse import Pulse
 
             assert self.network is not None
             self.pulse = Pulse(

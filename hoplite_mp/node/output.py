@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp.node.audiences import Audience
-from hoplite_mp.node.driver_socket import DriverSocket, frames
 from hoplite_mp.node.lines import Lines, Run
+from hoplite_mp.node.shell.driver_socket import DriverSocket, frames
 from hoplite_mp.protocol.output import LINES_MARK, bytes_of, same_host
 
 if TYPE_CHECKING:

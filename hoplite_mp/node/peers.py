@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.node.relays import Relays, endpoints_of
-from hoplite_mp.node.wires import Wire
+from hoplite_mp.node.shell.wires import Wire
 from hoplite_mp.protocol.codec import Decoder, encode
 from hoplite_mp.protocol.output import same_host
 from hoplite_mp.protocol.peers import PeerMessage

@@ -1,7 +1,7 @@
 """Ways to nodes that this one cannot reach: over a third node, which lends a port.
 
     this node ── RelayAsked ──► a node that both reach        it looks whether it reaches that one
-              ◄─ RelayOpened ── and opens a port that leads there (node/forward.py)
+              ◄─ RelayOpened ── and opens a port that leads there (node/shell/forward.py)
 
 Why it exists: a firewall or a missing route between two hosts must not split a cluster whose hosts
 all reach the first one. Members are asked in order of joining, one after the other.
@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp.errors import ConfigError
-from hoplite_mp.node.forward import ARRIVE_S, Forward, reach
+from hoplite_mp.node.shell.forward import ARRIVE_S, Forward, reach
 from hoplite_mp.protocol.peers import RelayAsked, RelayOpened
 from hoplite_mp.transport.addresses import Endpoint, parse_address
 from hoplite_mp.transport.listen import listen

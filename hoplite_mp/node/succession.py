@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import ConfigError
 from hoplite_mp.node.peers import Call
-from hoplite_mp.node.wires import Wire
+from hoplite_mp.node.shell.wires import Wire
 from hoplite_mp.planner.terms import Voter, promise_s
 from hoplite_mp.protocol.codec import encode, node_decoder
 from hoplite_mp.protocol.local import StartStandby

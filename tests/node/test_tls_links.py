@@ -10,7 +10,7 @@ import pytest
 
 from hoplite_mp import _engine
 from hoplite_mp.node import tls_links
-from hoplite_mp.node.tls_links import TlsLink
+from hoplite_mp.node.shell.tls_links import TlsLink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp.node.shell.epoll_loop import EpollLoop
-from hoplite_mp.node.wires import Wire
+from hoplite_mp.node.shell.wires import Wire
 from hoplite_mp.protocol.codec import Decoder, encode
 from hoplite_mp.protocol.peers import PeerMessage, Probe
 from hoplite_mp.transport.stream import TcpStream
