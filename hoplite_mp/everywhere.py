@@ -1,8 +1,8 @@
 """`Cluster.run`: a function once in every worker of the common pool.
 
 Why it exists: caches are emptied, settings are changed and modules are loaded again in all workers
-of a cluster that runs on. For the node this is a round (node/rounds.py): as many tasks as there are
-workers, each of which is given one between two of its own.
+of a cluster that runs on. For the node this is a round (node/tasks/rounds.py): as many tasks as
+there are workers, each of which is given one between two of its own.
 It must never know: which worker gets which task.
 """
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 # What one more stream costs the node that opens it: a request, a cell, a wake-up. Higher: trees
 # with few children are preferred earlier to one hop from everybody to everybody.
 STREAM_S = 20e-6
-# The longest block of a node's engine (node/links.py). Less than it is: long chains are preferred
-# where each hop holds up the bytes for milliseconds.
+# The longest block of a node's engine (node/membership/links.py). Less than it is: long chains are
+# preferred where each hop holds up the bytes for milliseconds.
 BLOCK_BYTES_MAX = 256 << 10
 # Halvings of the interval in which the least T is looked for. 24 leave an error below 1e-6.
 _HALVINGS = 24

@@ -2,7 +2,7 @@
 
 Why it exists: a GPU, a licence, a share of a disk is counted, and tasks, actors and workers wait
 until there is enough of it. Here stands the accounting alone, in whole numbers, so that it can be
-tried exhaustively; who asks and what happens then is node/resources.py's.
+tried exhaustively; who asks and what happens then is node/tasks/resources.py's.
 It must never know: messages, processes, time.
 
 Amounts are integers of 1/10000, so that ten times 0.1 is one. Of a resource of which there is a

@@ -183,7 +183,7 @@ class CountersAsked(Message, frozen=True):
 
 
 class CountersNow(Message, frozen=True):
-    """The sender's counters, by name (node/counters.py)."""
+    """The sender's counters, by name (node/inspect/counters.py)."""
 
     number: int
     counts: dict[str, int]

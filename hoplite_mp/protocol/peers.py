@@ -162,7 +162,7 @@ class Described(Message, frozen=True):
     """How the object stands. `payload`: the whole payload, if it is small and at hand; without it
     the bytes are at `holders` (numbers of nodes); none: it is lost, and made again when somebody
     asks for it (MakeAgain). Pending: another one follows. `layout`: of an
-    array whose bytes do not come along, its shape and dtype in words (node/layouts.py)."""
+    array whose bytes do not come along, its shape and dtype in words (node/objects/layouts.py)."""
 
     object: bytes
     number: int

@@ -1,7 +1,8 @@
 """What processes of one node ask for: gets and collectives, and what they hear of it.
 
-Why it exists: it imitates who reports sources (node/operations.py), how a node learns of objects of
-others (node/imports.py, node/exports.py), and what a commit leaves at the node that asked.
+Why it exists: it imitates who reports sources (node/collectives/operations.py), how a node learns
+of objects of others (node/objects/imports.py, node/objects/exports.py), and what a commit leaves at
+the node that asked.
 It must never know: how bytes move, how plans look.
 """
 

@@ -1,7 +1,7 @@
 """Copies of objects on their way to and from one node: the planner's Distributes as cells.
 
-Why it exists: it says to the planner what node/transfers.py says, at the same occasions, and does
-with plans what that does with them.
+Why it exists: it says to the planner what node/collectives/transfers.py says, at the same
+occasions, and does with plans what that does with them.
 It must never know: why a plan looks as it does.
 """
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Copies"]
 
-# How often what is received by one plan and served by another is looked at (node/transfers.py).
+# How often what is received by one plan and served by another is looked at
+# (node/collectives/transfers.py).
 WINDOW_S = 0.004
 
 

@@ -1,7 +1,7 @@
 """One life of a node: what the manager and other nodes say to it, and which room takes it.
 
-Why it exists: it joins the rooms of a simulated node as node/lan.py joins the real ones: members by
-the manager's word, the end of a peer, messages between nodes.
+Why it exists: it joins the rooms of a simulated node as node/core/lan.py joins the real ones:
+members by the manager's word, the end of a peer, messages between nodes.
 It must never know: what plans look like inside.
 """
 
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Node"]
 
-# How long the manager has to notice a death that a node has noticed, in silences (node/lan.py).
+# How long the manager has to notice a death that a node has noticed, in silences
+# (node/core/lan.py).
 PEER_LOST_SILENCES = 2.0
 # A message between nodes that is about one object.
 PEER_MESSAGE_BYTES = 100

@@ -3,7 +3,8 @@
 Why it exists: this part of a node's behaviour decides what a failure costs, so it stands by itself,
 to be compared and exchanged. Both questions are asked when the cells of the new plan are made:
 which bytes of a copy are missing, and which slot already holds what a contributor gives again.
-`Ranges` answers as nodes do (node/ranges.py, node/leftovers.py), `Nothing` begins each plan anew.
+`Ranges` answers as nodes do (node/ranges.py, node/collectives/leftovers.py), `Nothing` begins each
+plan anew.
 It must never know: when plans are replaced, nor by whom.
 """
 

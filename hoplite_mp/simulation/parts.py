@@ -1,8 +1,8 @@
 """This node's parts in collectives of several nodes: the plans' programs as cells.
 
-Why it exists: it says to the planner what node/forests.py says, at the same occasions, and makes of
-programs what node/folding.py makes of them. Elements are float32, the operation is a sum: cells
-that are one and the same under two names are one here as well.
+Why it exists: it says to the planner what node/collectives/forests.py says, at the same occasions,
+and makes of programs what node/collectives/folding.py makes of them. Elements are float32, the
+operation is a sum: cells that are one and the same under two names are one here as well.
 It must never know: who decided the plan, what becomes of results.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ITEM_BYTES", "Parts"]
 
 ITEM_BYTES = 4
-# As in node/forests.py.
+# As in node/collectives/forests.py.
 SPACE_RETRY_S = 0.02
 PULL_RETRY_S = 0.1
 PULL_TRIES_MAX = 20

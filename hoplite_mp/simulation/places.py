@@ -1,7 +1,7 @@
 """Objects on one node: those that it holds whole, and those on their way to it.
 
 Why it exists: gets, broadcasts and collectives that copy may all want the same object; it comes
-once, whoever asks. Imitates node/places.py and node/kept.py.
+once, whoever asks. Imitates node/objects/places.py and node/objects/kept.py.
 It must never know: how bytes come, how plans look.
 """
 

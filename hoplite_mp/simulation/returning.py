@@ -1,4 +1,5 @@
-"""What a node tells a manager that was started again: imitates node/management.py and its rooms.
+"""What a node tells a manager that was started again: imitates node/core/management.py and its
+rooms.
 
 Why it exists: the planner that begins anew has nothing but these words. Ends that this node was
 told, and failures that the one before may not have read, are among them; of copies and plans it

@@ -25,7 +25,7 @@ Key = tuple[int, int, int, int]
 
 # A call takes so many ways: TCP's, TLS's and the handshake's.
 CONNECT_WAYS = 6
-# Who calls a process that is gone gives up after so long (node/peers.py).
+# Who calls a process that is gone gives up after so long (node/membership/peers.py).
 CONNECT_FAIL_S = 4.0
 
 

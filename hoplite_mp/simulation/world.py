@@ -30,7 +30,7 @@ __all__ = ["World"]
 UNACKNOWLEDGED_S = 40.0
 # When it is over that nodes come back to a manager (planner/restoring.py, and a little).
 RESTORED_S = 2.5
-# A node allows its manager so many times the silence that it allows a node (node/main.py).
+# A node allows its manager so many times the silence that it allows a node (node/core/main.py).
 MANAGER_SILENCES = 5.0
 # Homes are random numbers in a cluster; here they are counted from this on.
 HOME_BASE = 1000

@@ -126,7 +126,7 @@ def test_as_a_command() -> None:
     code = (
         "import sys; from hoplite_mp import cli; code = cli.main(['simulate', '--nodes', '3', "
         "'--operations', 'reduce', '--bytes', '1MiB']); "
-        "assert 'hoplite_mp.node.main' not in sys.modules; sys.exit(code)"
+        "assert 'hoplite_mp.node.core.main' not in sys.modules; sys.exit(code)"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code],

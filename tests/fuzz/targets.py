@@ -41,8 +41,8 @@ import numpy as np
 from hoplite_mp import serial
 from hoplite_mp.client.trace_file import TraceText
 from hoplite_mp.errors import ConfigError, HopliteError, ProtocolError, TaskError
-from hoplite_mp.node.layouts import parse_layout, payload_layout
-from hoplite_mp.node.lines import Lines
+from hoplite_mp.node.objects.layouts import parse_layout, payload_layout
+from hoplite_mp.node.output.lines import Lines
 from hoplite_mp.protocol import codec, greetings, local
 from hoplite_mp.protocol.handshake import ClientHandshake, ServerHandshake
 from hoplite_mp.protocol.looking import EVENT, TraceDocument
@@ -282,16 +282,16 @@ SOURCES: dict[str, str] = {
     "looking/dump.py": "a member's answer to a person who asked: shown, and nothing else",
     "manager/standby.py": OWN,
     "member.py": "payloads",
-    "node/execute.py": "payloads",
-    "node/folding.py": OWN,
-    "node/group_decisions.py": "payloads",
-    "node/main.py": "local: FromSupervisor",
-    "node/peers.py": "from peers",
-    "node/portions.py": "heads of payloads",
-    "node/recording.py": OWN,
+    "node/collectives/execute.py": "payloads",
+    "node/collectives/folding.py": OWN,
+    "node/groups/group_decisions.py": "payloads",
+    "node/core/main.py": "local: FromSupervisor",
+    "node/membership/peers.py": "from peers",
+    "node/collectives/portions.py": "heads of payloads",
+    "node/inspect/recording.py": OWN,
     "node/shell/client_lines.py": "local: Request",
     "node/shell/spill_file.py": OWN,
-    "node/waits.py": OWN,
+    "node/inspect/waits.py": OWN,
     "protocol/codec.py": "frames; from nodes; from the manager; from peers",
     "protocol/greetings.py": "greetings; server's handshake; client's handshake",
     "serial/aside.py": "payloads",
@@ -314,8 +314,8 @@ SOURCES: dict[str, str] = {
     "worker/main.py": "payloads; calls",
     "worker/warming.py": "payloads; calls",
     # Decoders that use none of the calls that the test looks for.
-    "node/layouts.py": "layouts",
-    "node/lines.py": "lines",
+    "node/objects/layouts.py": "layouts",
+    "node/output/lines.py": "lines",
     "sync/queues.py": "payloads",
     "transport/addresses.py": "addresses",
     "transport/certificates.py": "certificates",

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from hoplite_mp import ids
-from hoplite_mp.node.actor_moves import ActorMoves
-from hoplite_mp.node.actor_records import Wanted
-from hoplite_mp.node.actor_spares import Spares
-from hoplite_mp.node.actors import Actors
-from hoplite_mp.node.far_actors import FarActors
-from hoplite_mp.node.pools import Pool
+from hoplite_mp.node.actors.actor_moves import ActorMoves
+from hoplite_mp.node.actors.actor_records import Wanted
+from hoplite_mp.node.actors.actor_spares import Spares
+from hoplite_mp.node.actors.actors import Actors
+from hoplite_mp.node.actors.far_actors import FarActors
+from hoplite_mp.node.tasks.pools import Pool
 from hoplite_mp.protocol.actors import ActorRestarts, BindActor
 from hoplite_mp.protocol.local import Request
 from tests.node.losses import LossNetwork, LossSide

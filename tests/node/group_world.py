@@ -17,8 +17,8 @@ import numpy as np
 
 from hoplite_mp import serial
 from hoplite_mp.contributions import TARGETED
-from hoplite_mp.node.group_calls import GroupCalls
-from hoplite_mp.node.layouts import payload_layout
+from hoplite_mp.node.groups.group_calls import GroupCalls
+from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.planner.group import Groups
 from hoplite_mp.planner.topology import Topology
 from hoplite_mp.protocol.group_calls import GroupPart, Piece

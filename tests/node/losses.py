@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.client.memory import STATE as STATES
 from hoplite_mp.errors import ObjectLostError
-from hoplite_mp.node.kept import KeptCopies
-from hoplite_mp.node.recovering import Recovering
+from hoplite_mp.node.objects.kept import KeptCopies
+from hoplite_mp.node.recovery.recovering import Recovering
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol.messages import HomesNamed, HomeTold, Member, NodeJoined, NodeLost
 from hoplite_mp.protocol.peers import CopiesAsked, CopiesTold, Kept, LetGo, MakeAgain, Release
@@ -18,7 +18,7 @@ from tests.cext.host import STATE
 from tests.node.pair import COMMON, Network, Side
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.places import Place
+    from hoplite_mp.node.objects.places import Place
 
 __all__ = ["LossNetwork", "LossSide"]
 

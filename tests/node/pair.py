@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 
 from hoplite_mp import _tasks, ids, serial
-from hoplite_mp.node.delegation import Delegation
-from hoplite_mp.node.exports import Exports
-from hoplite_mp.node.guests import Guests
-from hoplite_mp.node.imports import Imports
-from hoplite_mp.node.places import Place, Places
+from hoplite_mp.node.objects.exports import Exports
+from hoplite_mp.node.objects.imports import Imports
+from hoplite_mp.node.objects.places import Place, Places
+from hoplite_mp.node.tasks.delegation import Delegation
+from hoplite_mp.node.tasks.guests import Guests
 from hoplite_mp.protocol.peers import (
     Acquire,
     CancelTask,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.node.boxes import Box, End, Letter
+from hoplite_mp.node.groups.boxes import Box, End, Letter
 from hoplite_mp.protocol.local import INBOX_MAX
 
 

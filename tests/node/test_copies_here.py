@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hoplite_mp import ids, serial
-from hoplite_mp.node.ground import Ground
-from hoplite_mp.node.kept import KeptCopies
-from hoplite_mp.node.links import UNREACHABLE
-from hoplite_mp.node.transfers import PULL_TRIES_MAX, Transfers
+from hoplite_mp.node.collectives.transfers import PULL_TRIES_MAX, Transfers
+from hoplite_mp.node.membership.links import UNREACHABLE
+from hoplite_mp.node.objects.ground import Ground
+from hoplite_mp.node.objects.kept import KeptCopies
 from hoplite_mp.protocol import messages as m
 from tests.node.manual_loop import ManualLoop
 from tests.node.pair import Network, Side

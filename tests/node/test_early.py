@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from hoplite_mp import serial
-from hoplite_mp.node.early import BYTES_MIN, decide_early, fill_in, fits, lacks, wait_s
-from hoplite_mp.node.group_decisions import NO_OBJECT
-from hoplite_mp.node.layouts import payload_layout
+from hoplite_mp.node.groups.early import BYTES_MIN, decide_early, fill_in, fits, lacks, wait_s
+from hoplite_mp.node.groups.group_decisions import NO_OBJECT
+from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.group_calls import GroupGo, GroupPart, Piece

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.node.actor_records import Wanted
-from hoplite_mp.node.far_actors import FarActors
+from hoplite_mp.node.actors.actor_records import Wanted
+from hoplite_mp.node.actors.far_actors import FarActors
 from hoplite_mp.protocol.actors import BindActor
 from tests.node.actor_world import ActorNetwork
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.node.given import GivenBlocks
+from hoplite_mp.node.objects.given import GivenBlocks
 
 SLOT = 7
 

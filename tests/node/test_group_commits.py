@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from hoplite_mp.node.group_calls import GroupCalls, State
+from hoplite_mp.node.groups.group_calls import GroupCalls, State
 from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, GroupPart, GroupSync
 from hoplite_mp.protocol.messages import GroupMembers
 from tests.protocol.samples import WHOLE

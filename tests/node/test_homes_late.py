@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import ids
-from hoplite_mp.node import holdings
+from hoplite_mp.node.recovery import holdings
 from hoplite_mp.protocol.messages import NodeLost
 from hoplite_mp.protocol.peers import Acquire, Release
 from tests.cext.host import STATE

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hoplite_mp import _engine
-from hoplite_mp.node.links import Links
+from hoplite_mp.node.membership.links import Links
 from hoplite_mp.node.notes import Notes
 from tests.node.manual_loop import ManualLoop
 from tests.node.nobody_above import NobodyAbove

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hoplite_mp.node.meter import LOOK_S, QUIET_S, Meter
+from hoplite_mp.node.membership.meter import LOOK_S, QUIET_S, Meter
 from tests.node.manual_loop import ManualLoop
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from hoplite_mp.config import Config
 from hoplite_mp.errors import ConfigError
-from hoplite_mp.node.far_output import FarOutput
-from hoplite_mp.node.lines import Lines
-from hoplite_mp.node.output import BACKLOG_BYTES_MAX, DRAIN_BYTES_MAX, Output
+from hoplite_mp.node.output.far_output import FarOutput
+from hoplite_mp.node.output.lines import Lines
+from hoplite_mp.node.output.output import BACKLOG_BYTES_MAX, DRAIN_BYTES_MAX, Output
 from hoplite_mp.node.shell.driver_socket import DriverSocket
 from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.protocol import output as words

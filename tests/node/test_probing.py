@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hoplite_mp.node.probing import PEERS_MAX, ROUNDS, Probing
+from hoplite_mp.node.membership.probing import PEERS_MAX, ROUNDS, Probing
 from hoplite_mp.protocol.messages import LinkMeasured, Member
 from hoplite_mp.protocol.peers import Probe, Probed
 from tests.node.manual_loop import ManualLoop

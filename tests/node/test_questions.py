@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hoplite_mp.client.trace_file import ahead_ns
-from hoplite_mp.node.questions import Questions
-from hoplite_mp.node.tracing import best_clock
+from hoplite_mp.node.inspect.questions import Questions
+from hoplite_mp.node.inspect.tracing import best_clock
 from hoplite_mp.protocol.looking import ClockAsked, LookTold
 from tests.node.manual_loop import ManualLoop
 

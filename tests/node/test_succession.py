@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hoplite_mp.node.core.management import MANAGER_SILENCES, Management
+from hoplite_mp.node.core.succession import ALONE_S, PROMOTE_WAIT_S, Succession
 from hoplite_mp.node.life import Life
-from hoplite_mp.node.management import MANAGER_SILENCES, Management
 from hoplite_mp.node.shell.epoll_loop import EpollLoop
-from hoplite_mp.node.succession import ALONE_S, PROMOTE_WAIT_S, Succession
 from hoplite_mp.protocol import terms as t
 from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
 from hoplite_mp.protocol.local import LanStart

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp import _engine
-from hoplite_mp.node import tls_links
+from hoplite_mp.node.shell import tls_links
 from hoplite_mp.node.shell.tls_links import TlsLink
 
 if TYPE_CHECKING:

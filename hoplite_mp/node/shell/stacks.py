@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hoplite_mp import _tasks
     from hoplite_mp.node.ports import Loop
-    from hoplite_mp.node.workers import Workers
 
 __all__ = ["Stacks"]
 
@@ -31,10 +30,24 @@ LOOK_S = 0.02
 STACK_CHARS_MAX = 8000  # of one worker; deep recursion fills more
 
 
+class HasWorker(Protocol):
+    """One worker process."""
+
+    pid: int
+
+
+class HasWorkers(Protocol):
+    """Who knows all workers."""
+
+    @property
+    def all(self) -> Mapping[int, HasWorker]:
+        """By slot."""
+
+
 class Stacks:
     """Asks all workers of one node."""
 
-    def __init__(self, loop: Loop, tasks: _tasks.Tasks, workers: Workers) -> None:
+    def __init__(self, loop: Loop, tasks: _tasks.Tasks, workers: HasWorkers) -> None:
         self.loop = loop
         self.tasks = tasks
         self.workers = workers

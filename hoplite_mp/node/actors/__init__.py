@@ -1,0 +1,1 @@
+"""Actors of this host and of others."""

@@ -1,0 +1,198 @@
+"""Actors that begin again on this host because theirs is gone, and who waits for that.
+
+Why it exists: when an actor's host is lost the manager names one of the hosts that can begin it
+again as the home of its identity (planner/homes.py). That host starts a process from what it keeps
+(node/actors/actor_spares.py); calls of all hosts go there from then on. Other hosts may hear the
+manager's word before this one does, and ask for the actor, close it, or count its restarts: what
+they want waits until this host has heard that word, too, and has what the actor begins from.
+It must never know: what calls do, how their order is kept, how copies come here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hoplite_mp import errors
+from hoplite_mp.node.actors.actor_records import Actor, Wanted
+from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.node.tasks.guests import NO_OBJECT
+from hoplite_mp.protocol.messages import ActorNameClaimed, ActorNameReleased
+from hoplite_mp.protocol.peers import ActorFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.actors.actor_spares import Spare, Spares
+    from hoplite_mp.node.actors.actors import Actors
+    from hoplite_mp.node.actors.far_actors import FarActors
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.objects.imports import Import
+    from hoplite_mp.node.recovery.homes import Homes
+    from hoplite_mp.node.tasks.delegation import Delegation
+    from hoplite_mp.node.tasks.guests import Guests
+    from hoplite_mp.node.tasks.workers import Workers
+
+__all__ = ["ActorMoves"]
+
+
+class ActorMoves:
+    """Those whose identities this host has taken over, or is about to."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        actors: Actors,
+        far_actors: FarActors,
+        spares: Spares,
+        workers: Workers,
+        delegation: Delegation,
+        guests: Guests,
+        homes: Homes,
+    ) -> None:
+        self.client = host.client
+        self.imports = host.imports
+        self.exports = host.exports
+        self.send = host.send_peer
+        self.send_manager = host.send_manager
+        self.actors = actors
+        self.far_actors = far_actors
+        self.spares = spares
+        self.workers = workers
+        self.delegation = delegation
+        self.guests = guests
+        self.homes = homes
+        self.beginning: set[bytes] = set()  # identities: what they begin from is on its way here
+        # Identity -> what is done when it is known whether that actor is here.
+        self.waiting: dict[bytes, list[Callable[[], None]]] = {}
+
+    # -- who asks for an actor of this host ----------------------------------------------------
+
+    def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
+        """Calls it as soon as it is known whether that actor is here; at once, most of the time."""
+        if self._is_open(identity):
+            self.waiting.setdefault(identity, []).append(action)
+        else:
+            action()
+
+    def _is_open(self, identity: bytes) -> bool:
+        """Was its host lost, and is it not known yet who begins it again, or is it just begun?"""
+        if identity in self.beginning:
+            return True
+        one = self.imports.by_object.get(identity)
+        return one is not None and self.homes.is_open(one.home)
+
+    def look(self) -> None:
+        """The manager has said where objects of a lost host are, or an actor has begun."""
+        for identity in [one for one in self.waiting if not self._is_open(one)]:
+            for action in self.waiting.pop(identity):
+                action()
+
+    def sought(self, home: int, identity: bytes) -> None:
+        """Another host's calls of that actor are to come here."""
+        self.when_known(identity, lambda: self._found(home, identity))
+
+    def _found(self, home: int, identity: bytes) -> None:
+        actor = self.actors.by_identity.get(self.imports.own(identity))
+        self.send(home, ActorFound(identity, 0 if actor is None else actor.pool))
+
+    # -- beginning again -----------------------------------------------------------------------
+
+    def moved(self, one: Import) -> None:
+        """That object, an identity perhaps, has another home."""
+        spare = self.spares.take_over(one.object, one.home)
+        if spare is not None and (spare.what.detached or self._is_held(one.oid)):
+            self._begin(one, spare)
+        elif spare is not None:
+            self._release_name(spare)
+        self.far_actors.moved(one)
+
+    def _is_held(self, identity: int) -> bool:
+        """Does anybody want the actor, here or elsewhere?"""
+        export = self.exports.exports.get(identity)
+        if export is not None and export.importers:
+            return True
+        return bool({*self.client.inspect(identity)["refs"]} - {NODE_SLOT})
+
+    def _begin(self, one: Import, spare: Spare) -> None:
+        """From the newest that is here in full; if nothing is, as soon as what can be had is."""
+        what = spare.what
+        named = [each for each in (what.setup, what.state) if each != NO_OBJECT]
+        full = all(self.spares.with_payload(each) for each in named)
+        if full or spare.before is not None:
+            self._begin_again(one, spare if full else spare.before or spare)
+            return
+        hold = self.client.hold(one.oid)
+        self.beginning.add(one.object)
+
+        def here() -> None:
+            nonlocal hold
+            self.beginning.discard(one.object)
+            self._begin_again(one, spare)
+            self.look()
+            hold = None
+
+        self.spares.bring(spare.holds, here).bring(named)
+
+    def _begin_again(self, one: Import, spare: Spare) -> None:
+        """This host is the actor's from now on."""
+        what, actors, workers = spare.what, self.actors, self.workers
+        setup = self.spares.with_payload(what.setup)
+        state = self.spares.with_payload(what.state) if what.state != NO_OBJECT else 0
+        wanted = Wanted(
+            setup,
+            what.about,
+            what.class_name,
+            what.name,
+            what.restarts_left,
+            False,
+            what.detached,
+            self.guests.audience_here(spare.home, what.audience),
+            what.places,
+            what.env,
+            what.demand,
+        )
+        pool = self.far_actors.give_up(one.oid) or workers.open_bound(NODE_SLOT, 0)
+        if pool is None:
+            self._release_name(spare)
+            return  # who calls it hears that it is gone
+        self.delegation.forget_pool(pool)
+        actor = Actor(
+            one.oid,
+            pool,
+            what.name,
+            what.class_name,
+            max(0, what.restarts_left - 1),
+            wanted,
+            label=what.label,
+            restarts=what.restarts,
+        )
+        actors.by_pool[pool] = actors.by_identity[one.oid] = actor
+        if what.detached:
+            actor.hold = self.client.hold(one.oid)
+        if what.name:
+            claim = ActorNameClaimed(0, self.client.number, what.name, one.object, True)
+            self.send_manager(claim)
+        lost = f"node h{spare.number}, on which it ran, was lost"
+        why = "" if setup else ", and its constructor's arguments are gone"
+        if state == 0 and what.state != NO_OBJECT:
+            why = ", and the state that it had kept is gone"
+        if not what.restarts_left:
+            why = f". Its restarts are used up (options(restarts={what.restarts}))"
+        if why:
+            error = errors.ActorLostError(f"{actor.title} has lost its state: {lost}{why}")
+            actors.end_with(actor, error)
+            return
+        actor.restarts += 1
+        actor.state = self.client.hold(state) if state else None
+        local = workers.pools[pool]
+        local.actor, local.target, local.setup, local.audience = True, 1, setup, wanted.audience
+        local.env, local.demand = wanted.env, wanted.demand
+        local.setup_hold = self.client.hold(setup)
+        workers.start_missing(local)
+        self.spares.keep(actor)
+
+    def _release_name(self, spare: Spare) -> None:
+        """Nobody begins it again, so another actor may have its name."""
+        if spare.what.name:
+            released = ActorNameReleased(self.client.number, spare.what.name, spare.what.identity)
+            self.send_manager(released)

@@ -1,0 +1,352 @@
+"""What begins an actor again when its host is gone: kept on a second host.
+
+Why it exists: an actor with restarts left must outlive its host. Its node tells one other host what
+it was made from and what state its process has kept last; that host, its *spare*, holds these
+objects with all that they name. When the actor's host is lost the manager names the spare as the
+home of the actor's identity (node/recovery/homes.py), and the spare begins it again
+(node/actors/actor_moves.py).
+
+Invariant: no other host takes the place of a spare before the manager has said that this one is
+gone. Else a host that is cut off could go on with states that its former spare, which has begun the
+actor meanwhile, has never seen.
+
+An identity has no header at the spare as long as its host lives, so a spare keeps no actor alive.
+It must never know: what calls do, how an actor begins again.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.objects.places import ROOM_LOOK_S
+from hoplite_mp.node.tasks.guests import NO_OBJECT
+from hoplite_mp.planner.resources import Ledger
+from hoplite_mp.protocol.fields import NODES_MAX
+from hoplite_mp.protocol.messages import ActorNameClaimed
+from hoplite_mp.protocol.peers import ActorKept, ActorSought, DropActor, KeepActor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from hoplite_mp.node.actors.actor_records import Actor
+    from hoplite_mp.node.actors.actors import Actors
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.recovery.homes import Homes
+    from hoplite_mp.protocol.messages import Member, NodeToManager
+
+__all__ = ["Bringing", "Spare", "Spares"]
+
+
+@dataclass(slots=True)
+class Spare:
+    """An actor of another host that this one can begin again."""
+
+    home: int  # of the actor's host
+    number: int  # of its node
+    what: KeepActor
+    holds: list[Any] = field(default_factory=list)
+    before: Spare | None = None  # until all that this one names is here
+    whole: bool = False  # it is
+
+
+class Above(Protocol):
+    """What rooms above this one must hear."""
+
+    def sought(self, home: int, identity: bytes) -> None:
+        """That host asks for an actor whose host is lost."""
+
+
+class Spares:
+    """Both sides of it, on one node."""
+
+    def __init__(self, host: HostContext, actors: Actors, homes: Homes, above: Above) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.store = host.store
+        self.places = host.places
+        self.imports = host.imports
+        self.roster = host.roster
+        self.send = host.send_peer
+        self.bring = functools.partial(Bringing, host)
+        self.actors = actors
+        self.homes = homes
+        self.above = above
+        self.at: dict[int, int] = {}  # identity of an actor of this host -> home of its spare
+        # Identity -> the last KeepActor's number, and who waits for its answer.
+        self.asked: dict[int, tuple[int, list[Callable[[], None]]]] = {}
+        # Identity -> number of its spare, which this node has lost, and the manager perhaps not.
+        self.unsure: dict[int, int] = {}
+        self.kept: dict[bytes, Spare] = {}  # by identity
+        self._last = 0
+
+    # -- actors of this host -------------------------------------------------------------------
+
+    def keep(self, actor: Actor, done: Callable[[], None] | None = None) -> None:
+        """The actor has begun, or has another state: `done` when its spare has all it needs, or
+        when there can be no spare."""
+        _, waiting = self.asked.pop(actor.identity, (0, []))
+        if done is not None:
+            waiting.append(done)
+        if actor.identity in self.unsure and actor.ended is None:
+            self.asked[actor.identity] = (0, waiting)
+            return
+        before = self.at.get(actor.identity)
+        home = self._spare_of(actor)
+        if home is None:
+            _call(waiting)
+            return
+        identity = self.actors.public(actor.identity)
+        if before is not None and before != home:  # when the new one has it
+            waiting.append(lambda: _drop(self.send, before, identity))
+        self._last += 1
+        self.at[actor.identity] = home
+        self.asked[actor.identity] = (self._last, waiting)
+        wanted, state = actor.wanted, actor.state
+        self.send(
+            home,
+            KeepActor(
+                self._last,
+                identity,
+                self.actors.public(wanted.setup),
+                NO_OBJECT if state is None else self.actors.public(state.oid),
+                wanted.about,
+                actor.class_name,
+                actor.name,
+                actor.label,
+                actor.restarts_left,
+                actor.restarts,
+                wanted.detached and actor.hold is not None,  # it was not closed
+                actor.begun,
+                wanted.audience,
+                wanted.places,
+                wanted.env,
+                wanted.demand,
+            ),
+        )
+
+    def _spare_of(self, actor: Actor) -> int | None:
+        """The host that keeps it, or will: the next one after this that it may run on."""
+        wanted = actor.wanted
+        if not wanted.restarts or actor.ended is not None:
+            return None
+        now = self.at.pop(actor.identity, None)
+        if now in self.roster.by_home and now not in self.roster.leaving:
+            return now
+        able = [
+            member
+            for member in self.roster.by_home.values()
+            if (member.workers or member.stays)
+            and member.home not in self.roster.leaving
+            and (not wanted.places or member.node in wanted.places)
+            and Ledger(member.resources).could_ever(wanted.demand)
+        ]
+        here = self.client.number
+        able.sort(key=lambda member: (member.node - here) % NODES_MAX)
+        return able[0].home if able else None
+
+    def ended(self, actor: Actor) -> None:
+        """It will not begin again."""
+        self.unsure.pop(actor.identity, None)
+        home = self.at.pop(actor.identity, None)
+        _, waiting = self.asked.pop(actor.identity, (0, []))
+        if home is not None:
+            self.send(home, DropActor(self.actors.public(actor.identity)))
+        _call(waiting)
+
+    def came(self) -> None:
+        """There is another node: those that have no spare get one."""
+        for actor in list(self.actors.by_identity.values()):
+            if actor.identity not in self.at and actor.identity not in self.unsure:
+                self.keep(actor)
+
+    # -- actors of other hosts -----------------------------------------------------------------
+
+    def receive(self, home: int, message: Any) -> bool:
+        """False: it is not about spares."""
+        match message:
+            case KeepActor():
+                self._take(home, message)
+            case ActorKept():
+                for identity, (number, waiting) in list(self.asked.items()):
+                    if number == message.number:
+                        del self.asked[identity]
+                        _call(waiting)
+            case DropActor():
+                spare = self.kept.get(message.identity)
+                if spare is not None and spare.home == home:
+                    del self.kept[message.identity]
+            case ActorSought():
+                self.above.sought(home, message.identity)
+            case _:
+                return False
+        return True
+
+    def _take(self, home: int, message: KeepActor) -> None:
+        before = self.kept.get(message.identity)
+        number = self.roster.number_of(home)
+        if before is not None and before.home != home:
+            before = None  # of an earlier life of the actor: that state is older
+        if before is not None and not before.whole:
+            before = before.before
+        spare = Spare(home, -1 if number is None else number, message, before=before)
+        self.kept[message.identity] = spare
+
+        named = [one for one in (message.setup, message.state) if one != NO_OBJECT]
+
+        def done() -> None:
+            # If its host has died meanwhile, what was on the way has failed.
+            if all(self.with_payload(one) for one in named):
+                spare.before, spare.whole = None, True
+            self.send(home, ActorKept(message.number))
+
+        self.bring(spare.holds, done).bring(named)
+
+    def number_of(self, identity: bytes, home: int) -> int | None:
+        """Of what is here of an actor of that host: the highest one is the newest. None: there is
+        nothing; 0: not all of it is here."""
+        spare = self.kept.get(identity)
+        if spare is None or spare.home != home:
+            return None
+        if not spare.whole:
+            spare = spare.before
+        return 0 if spare is None else spare.what.number
+
+    def report(self) -> Iterator[NodeToManager]:
+        """To a manager that begins anew: names of actors whose host may have gone with the last
+        one. Whether they move here is found out later."""
+        for identity, spare in self.kept.items():
+            there = self.roster.number_of(spare.home) is not None
+            if spare.what.name and (there or self.homes.is_open(spare.home)):
+                yield ActorNameClaimed(0, spare.number, spare.what.name, identity, True)
+
+    # -- deaths --------------------------------------------------------------------------------
+
+    def lose_host(self, member: Member) -> None:
+        """That host is gone. Called before it is said what is here of its objects: the identities
+        of the actors that this node can begin again are."""
+        imports = self.imports
+        for identity, spare in self.kept.items():
+            if spare.home != member.home:
+                continue
+            payload = serial.encode((0, spare.what.about, identity)).tobytes()
+            one = imports.by_object.get(identity)
+            if one is None:
+                spare.holds.append(imports.keep(identity))
+                one = imports.by_object[identity]
+                one.home = spare.home
+            else:
+                spare.holds.append(self.client.hold(one.oid))
+            if self.client.state(one.oid) == STATE["CLAIMED"]:
+                imports.store(one, payload, False)
+                imports.answer(one)
+
+    def lose_peer(self, home: int, number: int) -> None:
+        """That host is gone, as far as this node knows."""
+        for identity in [one for one, at in self.at.items() if at == home]:
+            del self.at[identity]
+            self.unsure[identity] = number
+
+    def are_gone(self, numbers: Collection[int]) -> None:
+        """The manager says so: actors whose spares they were get others."""
+        for identity in [one for one, number in self.unsure.items() if number in numbers]:
+            del self.unsure[identity]
+            actor = self.actors.by_identity.get(identity)
+            if actor is not None:
+                self.keep(actor)
+
+    def take_over(self, object_id: bytes, home: int) -> Spare | None:
+        """That object, an identity perhaps, has this home now. What is here to begin it from, if
+        this host is its home."""
+        spare = self.kept.get(object_id)
+        if spare is None or (home != self.client.home and spare.home == home):
+            return None
+        del self.kept[object_id]
+        return spare if home == self.client.home else None
+
+    def with_payload(self, object_id: bytes) -> int:
+        """Where that object is here; 0: not at all, or without its bytes, or failed."""
+        oid = self.imports.local(object_id)
+        if not oid or oid in self.places or self.client.hold(oid) is None:
+            return 0
+        return oid if self.client.state(oid) in _WHOLE else 0
+
+
+class Bringing:
+    """Objects of any host, with all that they name, on their way here."""
+
+    def __init__(self, host: HostContext, holds: list[Any], done: Callable[[], None]) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.store = host.store
+        self.places = host.places
+        self.imports = host.imports
+        self.holds = holds
+        self.done = done
+        self.seen: set[bytes] = set()
+        self.left = 0
+
+    def bring(self, objects: list[bytes]) -> None:
+        new = [one for one in objects if one not in self.seen]
+        self.seen.update(new)
+        self.left += 1
+        self.imports.ask(new, self._held)
+
+    def _held(self, holds: list[Any]) -> None:
+        for hold in holds:
+            if hold is not None:
+                self.holds.append(hold)
+                self._bring_bytes(hold.oid)
+        self._one_less()
+
+    def _bring_bytes(self, oid: int) -> None:
+        places = self.places
+        if oid not in places:
+            self._look(oid)
+            return
+
+        def here() -> None:
+            self._look(oid)
+            self._one_less()
+
+        self.left += 1
+        if places.want(oid, here):
+            return
+        if self.store.impossible(places.places[oid].nbytes):
+            self._one_less()  # then only the other host has it
+            return
+
+        def again() -> None:
+            self._bring_bytes(oid)
+            self._one_less()
+
+        self.loop.call_later(ROOM_LOOK_S, again)  # no room now
+
+    def _look(self, oid: int) -> None:
+        """What it names is brought, too. What is pending is so later, when its reader is."""
+        client = self.client
+        got = client.view(oid)
+        if isinstance(got, int) and oid not in self.places and self.store.restore(oid):
+            got = client.view(oid)
+        if not isinstance(got, int):
+            self.bring([*serial.read_refs(memoryview(got))])
+
+    def _one_less(self) -> None:
+        self.left -= 1
+        if not self.left:
+            self.done()
+
+
+def _drop(send: Callable[[int, DropActor], bool], home: int, identity: bytes) -> None:
+    send(home, DropActor(identity))
+
+
+def _call(waiting: list[Callable[[], None]]) -> None:
+    for done in waiting:
+        done()
+
+
+_WHOLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])

@@ -1,0 +1,494 @@
+"""The actors of this host: who they are, how they begin, end, and begin again.
+
+Why it exists: an actor is a pool of one worker that makes an object before it takes its first call,
+and its *identity*: an object of the node's own table, whose holders are counted as those of any
+object are. So the actor lives as long as a handle does, or a call that has not ended, wherever they
+are; when the identity has no holder left, the pool closes.
+It must never know: what a call does, how calls are ordered (their submitters' queues do that).
+
+Invariant: the number of an actor's pool is given to nobody else before the identity is gone, so a
+process that holds a handle may submit to that number without asking.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import errors, ids, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.actors.actor_records import Actor, Asker, Client, Opening, Wanted
+from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.node.tasks.pools import Pool
+from hoplite_mp.protocol.local import POOL_LEAVING, Reply
+from hoplite_mp.protocol.messages import (
+    ActorNameAsked,
+    ActorNameClaimed,
+    ActorNameHeld,
+    ActorNameReleased,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp import _shm
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.tasks.guests import Guests
+    from hoplite_mp.node.tasks.pools import WorkerInfo
+    from hoplite_mp.node.tasks.resources import Resources
+    from hoplite_mp.node.tasks.workers import Workers
+    from hoplite_mp.protocol.actors import BindActor
+    from hoplite_mp.protocol.local import Request
+    from hoplite_mp.protocol.messages import NodeToManager
+
+__all__ = ["POOL_ENDED", "Actors", "ended_calls"]
+
+KIND_IDENTITY = 1  # as of any object that was put
+POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 4
+
+
+class Above(Protocol):
+    """What rooms above this one know, or must hear; on one host alone there are no others."""
+
+    def audience_of(self, slot: int) -> int:
+        """Who hears what the client in that slot has others print."""
+
+    def keep_granted(self, slot: int, number: int, hold: Any) -> None:
+        """That process has been given a ref, and has no hold of its own yet."""
+
+    def far_begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
+        """An actor on another node."""
+
+    def far_end(self, identity: int, kill: bool, unheld: bool) -> None:
+        """The actor with that identity, of another host, is to end."""
+
+    def far_restarts(self, asker: Client, identity: int) -> None:
+        """How often has that actor of another host been restarted?"""
+
+    def far_bind(self, slot: int, number: int, ask: BindActor) -> None:
+        """A pool here for calls of an actor of another host."""
+
+    def far_fail_calls(self, pool: int) -> None:
+        """Calls have come into the pool of an actor of another host that has ended."""
+
+    def far_freed(self, oid: int) -> None:
+        """Nobody here holds that identity of an actor of another host any more."""
+
+    def keep_spare(self, actor: Actor, done: Callable[[], None] | None) -> None:
+        """What the actor begins again from is kept on another host, and `done` is called then."""
+
+    def has_ended(self, actor: Actor) -> None:
+        """It does not begin again."""
+
+
+class Actors:
+    """All actors of this host."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        workers: Workers,
+        guests: Guests,
+        resources: Resources,
+        above: Above,
+    ) -> None:
+        self.client = host.client
+        self.tasks = host.tasks
+        self.imports = host.imports
+        self.results = host.results
+        self.clients = host.clients
+        self.reply = host.reply
+        self.replier = host.replier
+        self.send_manager = host.send_manager
+        self.workers = workers
+        self.guests = guests
+        self.resources = resources
+        self.above = above
+        self.by_pool: dict[int, Actor] = {}
+        self.by_identity: dict[int, Actor] = {}
+        self.openings: dict[int, Opening] = {}  # that wait for the manager, by request
+        self.leaving = False  # this node leaves the cluster, when all calls made so far have ended
+        self._requests = 0
+
+    # -- asked by clients ----------------------------------------------------------------------
+
+    def asker(self, slot: int, request: Request) -> Client:
+        line = self.clients.get(slot)
+
+        def keep(hold: Any) -> bool:
+            if line is None or self.clients.get(slot) is not line:
+                return False
+            self.above.keep_granted(slot, request.number, hold)
+            return True
+
+        return Client(slot, request.number, self.replier(slot), keep)
+
+    def open(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        asker = self.asker(slot, request)
+        audience = self.above.audience_of(slot)
+        wanted = Wanted(
+            ask.setup,
+            ask.about,
+            ask.class_name,
+            ask.name,
+            ask.restarts,
+            ask.get_if_exists,
+            ask.detached,
+            audience,
+            ask.places,
+            ask.env,
+            ask.demand,
+            ask.only_now,
+        )
+        if ask.node == self.client.number:
+            self.begin(asker, wanted)
+        else:
+            self.above.far_begin(asker, wanted, ask.node)
+
+    def begin(self, asker: Asker, wanted: Wanted) -> None:
+        """An actor on this host, unless another one has its name."""
+        if self.leaving:
+            asker.refused(self._why_leaving(), True)
+            return
+        if wanted.only_now and not self.resources.has_room(wanted.demand):
+            asker.refused(f"node h{self.client.number} has no room now", True)
+            return
+        identity = self.client.new(KIND_IDENTITY, STATE["CLAIMED"], NODE_SLOT, 0)
+        opening = Opening(asker, wanted, identity)
+        opening.holds = [self.client.hold(identity, False), self.client.hold(wanted.setup)]
+        if wanted.name:
+            self._ask_manager(
+                opening,
+                lambda number: ActorNameClaimed(
+                    number,
+                    self.client.number,
+                    wanted.name,
+                    self.public(identity),
+                    wanted.restarts > 0,
+                ),
+            )
+        else:
+            self._start(opening, wanted)
+
+    def find(self, slot: int, request: Request) -> None:
+        name = request.ask.name  # type: ignore[union-attr]
+        self._ask_manager(
+            Opening(self.asker(slot, request), None),
+            lambda number: ActorNameAsked(number, self.client.number, name),
+        )
+
+    def public(self, oid: int) -> bytes:
+        """The name of an object of any host, as it has a header here."""
+        one = self.imports.by_oid.get(oid)
+        return ids.pack_id(self.client.home, oid) if one is None else one.object
+
+    def _ask_manager(self, opening: Opening, make: Callable[[int], NodeToManager]) -> None:
+        self._requests += 1
+        opening.asked = make(self._requests)
+        self.openings[self._requests] = opening
+        self.send_manager(opening.asked)
+
+    def receive(self, message: Any) -> bool:
+        """A message of the manager; False if it is not about actors."""
+        if not isinstance(message, ActorNameHeld):
+            return False
+        opening = self.openings.pop(message.request, None)
+        if opening is None:
+            return True
+        wanted, holder = opening.wanted, message.identity
+        if wanted is not None and holder == self.public(opening.identity):
+            self._start(opening, wanted)
+            return True
+        self._discard(opening)
+        if holder is None:
+            opening.asker.refused("")
+        elif wanted is None or wanted.get_if_exists:
+            self._grant(opening.asker, holder)
+        else:
+            opening.asker.refused(_taken(wanted.name))
+        return True
+
+    def _discard(self, opening: Opening) -> None:
+        """Nobody becomes the actor of that identity: it is an object that nobody holds."""
+        if opening.identity:
+            self.results.store_value(opening.identity, serial.encode(None), False)
+            opening.holds.clear()
+
+    def report(self) -> Iterator[NodeToManager]:
+        """What a manager must know that has not heard of any actor."""
+        for actor in self.by_identity.values():
+            if actor.name:
+                identity, moves = self.public(actor.identity), actor.wanted.restarts > 0
+                yield ActorNameClaimed(0, self.client.number, actor.name, identity, moves)
+        for opening in self.openings.values():
+            yield opening.asked
+
+    def _start(self, opening: Opening, wanted: Wanted) -> None:
+        """The actor's process."""
+        workers, identity = self.workers, opening.identity
+        about = wanted.audience, wanted.env, wanted.demand
+        opened = Pool(0, 1, NODE_SLOT, 0, wanted.setup, True, *about)
+        if self.leaving or not workers.open(opened):
+            self._release_name(wanted.name, identity)
+            self._discard(opening)
+            why = self._why_leaving() if self.leaving else workers.why_none
+            opening.asker.refused(why, self.leaving)
+            return
+        pool = opened.number
+        known = serial.encode((pool, wanted.about, self.public(identity)))
+        self.results.store_value(identity, known, False)
+        name, restarts = wanted.name, wanted.restarts
+        actor = Actor(identity, pool, name, wanted.class_name, restarts, wanted, label=name)
+        self.by_pool[pool] = self.by_identity[identity] = actor
+        if wanted.detached:
+            actor.hold = self.client.hold(identity)
+        opening.asker.granted(self.client.hold(identity))
+        self.keep(actor)
+
+    def keep(self, actor: Actor, done: Callable[[], None] | None = None) -> None:
+        """What it begins again from is kept on another host as well: `done`, then."""
+        self.above.keep_spare(actor, done)
+
+    def _grant(self, asker: Asker, identity: bytes) -> None:
+        """An actor of any host."""
+
+        def done(holds: list[Any]) -> None:
+            if holds[0] is None:  # its last handle has just gone
+                asker.refused("")
+            else:
+                asker.granted(holds[0])
+
+        self.imports.ask([identity], done)
+
+    def end(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        here = self.end_here(ask.identity, ask.kill, ask.unheld)
+        if not here:
+            self.above.far_end(ask.identity, ask.kill, ask.unheld)
+        if not ask.unheld:
+            self.reply(slot, Reply(request.number))
+
+    def of(self, identity: int) -> Actor | None:
+        """The actor of this host, which may have begun on another one."""
+        return self.by_identity.get(identity) or self.by_identity.get(
+            self.imports.own(self.public(identity))
+        )
+
+    def end_here(self, identity: int, kill: bool, unheld: bool = False) -> bool:
+        """False: it is no actor of this host."""
+        actor = self.of(identity)
+        if actor is not None and unheld:
+            actor.killed_unheld = True
+        elif actor is not None:
+            self._end(actor, kill)
+        return actor is not None
+
+    def _end(self, actor: Actor, kill: bool) -> None:
+        self._forget_name(actor)
+        actor.hold = None
+        if kill:
+            if actor.ended is None:
+                error = errors.ActorLostError(f"{actor.title} was ended by Actor.kill")
+                self.end_with(actor, error)
+            for worker in list(self.workers.pools[actor.pool].workers.values()):
+                self.workers.kill(worker, "closing")
+        elif actor.ended is None:
+            self.client.open_pool(actor.pool, POOL_CLOSING)
+            self.tasks.wake_pool(actor.pool)
+            self.keep(actor)  # without its name, and not detached any more
+
+    def restarts(self, slot: int, request: Request) -> None:
+        identity = request.ask.identity  # type: ignore[union-attr]
+        actor = self.of(identity)
+        if actor is None:
+            self.above.far_restarts(self.asker(slot, request), identity)
+        else:
+            self.reply(slot, Reply(request.number, actor.restarts))
+
+    def bind(self, slot: int, request: Request) -> None:
+        self.above.far_bind(slot, request.number, request.ask)  # type: ignore[arg-type]
+
+    def refuse_calls(self, pool: int) -> None:
+        """Calls of an actor that has ended have been queued."""
+        actor = self.by_pool.get(pool)
+        if actor is not None and actor.ended is not None:
+            self._fail_queued(actor)
+
+    def fail_calls(self, slot: int, request: Request) -> None:
+        pool = request.ask.pool  # type: ignore[union-attr]
+        self.refuse_calls(pool)
+        if pool not in self.by_pool:
+            self.above.far_fail_calls(pool)
+
+    # -- asked by the actor's own process ------------------------------------------------------
+
+    def _of_worker(self, slot: int) -> Actor | None:
+        worker = self.workers.all.get(slot)
+        return None if worker is None else self.by_pool.get(worker.pool)
+
+    def begins(self, slot: int, request: Request) -> None:
+        """What it gives out from now on must be kept elsewhere, so what it began with must be."""
+        actor = self._of_worker(slot)
+        asker = self.asker(slot, request)
+
+        def go_on() -> None:
+            asker.told([] if actor is None else self.client.queued_in(actor.pool))
+
+        if actor is None:
+            go_on()
+            return
+        actor.begun = True
+        self.keep(actor, go_on if actor.state is not None else None)
+        if actor.state is None:
+            go_on()
+
+    def state_asked(self, slot: int, request: Request) -> None:
+        actor = self._of_worker(slot)
+        if actor is None or actor.state is None:
+            self.reply(slot, Reply(request.number, 0))
+        else:
+            self.asker(slot, request).granted(actor.state)
+
+    def keep_state(self, slot: int, request: Request) -> None:
+        actor = self._of_worker(slot)
+        asker = self.asker(slot, request)
+        hold = self.client.hold(request.ask.state)  # type: ignore[union-attr]
+        if actor is None or hold is None:
+            asker.told(None)
+            return
+        actor.state = hold
+        self.keep(actor, lambda: asker.told(None))
+
+    def constructor_raised(self, slot: int, request: Request) -> None:
+        actor = self._of_worker(slot)
+        ask: Any = request.ask
+        if actor is not None and actor.ended is None:
+            self._end_with_payload(actor, ask.payload)
+        self.reply(slot, Reply(request.number))
+
+    def may_end(self, slot: int, request: Request) -> None:
+        """It has nothing to do, and accepts no new calls: are there any that wait for arguments?"""
+        actor = self._of_worker(slot)
+        if actor is None:
+            ends = True
+        elif self.tasks.pool_state(actor.pool) == POOL_LEAVING:
+            ends = False  # calls may still be on their way from other hosts
+        else:
+            ends = not (
+                self.client.queued_in(actor.pool, True) or self.guests.on_their_way(actor.pool)
+            )
+        if ends and actor is not None and actor.ended is None:
+            self.end_with(actor, errors.ActorLostError(f"{actor.title} was closed"))
+        self.reply(slot, Reply(request.number, ends))
+
+    # -- what happens to them ------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """This node leaves the cluster: no new calls, no new actors, and names are free."""
+        self.leaving = True
+        for actor in self.by_pool.values():
+            self._forget_name(actor)
+            if actor.ended is None and self.tasks.pool_state(actor.pool) == POOL_OPEN:
+                self.client.open_pool(actor.pool, POOL_LEAVING)
+                self.keep(actor)  # without its name
+
+    def _why_leaving(self) -> str:
+        return f"node h{self.client.number} is leaving the cluster"
+
+    def died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
+        """Its process has ended, and the call that it ran is settled. It begins again, or not."""
+        actor = self.by_pool.get(pool.number)
+        if actor is None:  # the identity is gone: no call is left
+            pool.broken = "its actor has ended"
+            return
+        actor.begun = False
+        actor.calls_done += ended_calls(self.client, worker.slot)
+        if actor.ended is None and actor.restarts_left > 0:
+            actor.restarts_left -= 1
+            actor.restarts += 1
+            self.keep(actor)
+            return
+        if actor.ended is None:
+            self.end_with(actor, self.loss(actor, worker, how))
+        pool.broken = "its actor has ended"
+        self._fail_queued(actor)
+
+    def lost_call(self, worker: WorkerInfo, how: str) -> Exception | None:
+        """What a call raises during which its actor's process has ended; None: of no actor."""
+        actor = self.by_pool.get(worker.pool)
+        return None if actor is None else self.loss(actor, worker, how)
+
+    def loss(self, actor: Actor, worker: WorkerInfo, how: str) -> Exception:
+        """Why calls of an actor whose process has ended fail."""
+        number = self.client.number
+        used = actor.restarts
+        if actor.ended is not None:
+            then = ""  # it had ended before
+        elif actor.restarts_left > 0:
+            total = used + actor.restarts_left
+            then = f". This call is lost; the actor begins anew (restart {used + 1} of {total})"
+        elif used:
+            then = f". Its restarts are used up (options(restarts={used}))"
+        else:
+            then = ". options(restarts=) begins it anew"
+        return errors.ActorLostError(
+            f"{actor.title} has lost its state: its process, worker {worker.slot}@h{number}, "
+            f"{how}{then}"
+        )
+
+    def freed(self, oid: int) -> None:
+        """Nobody holds that object any more; if it was an identity, its actor ends."""
+        actor = self.by_identity.pop(oid, None)
+        if actor is None:
+            self.above.far_freed(oid)
+            return
+        self._forget_name(actor)
+        self.above.has_ended(actor)
+        self.by_pool.pop(actor.pool, None)
+        self.workers.close(actor.pool, actor.killed_unheld)
+
+    def end_with(self, actor: Actor, error: BaseException) -> None:
+        self._end_with_payload(actor, serial.encode_error(error, "").tobytes())
+
+    def _end_with_payload(self, actor: Actor, payload: bytes) -> None:
+        """From now on every call raises that. First the state, then the look: whoever posts a call
+        after the look sees the state, and asks for another look."""
+        actor.ended = payload
+        self._forget_name(actor)
+        self.above.has_ended(actor)
+        self.client.open_pool(actor.pool, POOL_ENDED)
+        self._fail_queued(actor)
+
+    def _fail_queued(self, actor: Actor) -> None:
+        assert actor.ended is not None
+        self.fail_all(actor.pool, actor.ended)
+
+    def fail_all(self, pool: int, payload: bytes) -> None:
+        """Calls that are queued fail with that."""
+        error = serial.Encoded(payload, [], [], len(payload), [])
+        for oid in self.client.queued_in(pool):
+            if self.client.take_over(oid, NODE_SLOT):
+                self.workers.tasks_failed += 1
+                self.results.store_value(oid, error, True)
+
+    def _forget_name(self, actor: Actor) -> None:
+        name, actor.name = actor.name, ""
+        self._release_name(name, actor.identity)
+
+    def _release_name(self, name: str, identity: int) -> None:
+        if name:
+            released = ActorNameReleased(self.client.number, name, self.public(identity))
+            self.send_manager(released)
+
+
+def _taken(name: str) -> str:
+    return (
+        f"there is an actor named {name!r} already: choose another name, find it with get_actor(), "
+        "or use options(get_if_exists=True)"
+    )
+
+
+def ended_calls(client: _shm.NodeClient, slot: int) -> int:
+    """Calls that the process in that slot has ended."""
+    info = client.client_info(slot)
+    return int(info["tasks_done"] + info["tasks_failed"])

@@ -1,0 +1,1 @@
+"""Operations on objects over several hosts: plans carried out."""

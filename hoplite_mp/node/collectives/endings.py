@@ -1,0 +1,67 @@
+"""The good end of a collective that this host has asked for: where its results are, who must know.
+
+Why it exists: results lie here, as blocks, or at other nodes, where they are kept for those who
+will read them; the home of each object hears of its copies at once.
+It must never know: plans, cells, how bytes came there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hoplite_mp.node.collectives.shares import result_head
+from hoplite_mp.protocol.peers import Kept
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hoplite_mp.node.collectives.forests import Forests
+    from hoplite_mp.protocol.local import Collective
+    from hoplite_mp.protocol.messages import Commit
+
+__all__ = ["finish", "placed"]
+
+
+def finish(
+    forests: Forests,
+    ask: Collective,
+    layout: bytes,
+    blocks: dict[int, tuple[int, int]],
+    message: Commit,
+) -> None:
+    """A fold: `blocks` are the results that are here, by index: (payload, bytes)."""
+    for index, oid in enumerate(ask.results):
+        if index in blocks:
+            forests.results.store_block(oid, *blocks[index])
+            if ask.kind != "reduce_scatter":  # there each has one of its own
+                _say_kept(forests, forests.public(oid), message.destinations)
+            continue
+        holders = message.destinations
+        if ask.kind == "reduce_scatter":
+            holders = (holders[index],)
+        _, own, nbytes = result_head(ask.op, layout, len(ask.results), index, message.contributors)
+        if forests.client.finish_elsewhere(oid, nbytes, False):
+            forests.places.add(oid, forests.public(oid), nbytes, holders, own)
+        else:
+            forests.results.tasks.settle(oid)
+
+
+def placed(forests: Forests, ask: Collective, message: Commit) -> None:
+    """Copies are made: their homes know it from now on."""
+    others = [node for node in message.destinations if node in forests.links.peers.by_number]
+    if not others:
+        return
+    for index in message.contributors:
+        at = others
+        if ask.kind == "alltoall":
+            place = message.destinations[index % len(message.destinations)]
+            at = [place] if place in others else []
+        _say_kept(forests, forests.public(ask.sources[index]), at)
+
+
+def _say_kept(forests: Forests, object_id: bytes, nodes: Iterable[int]) -> None:
+    """These nodes, of which this one may be one, keep a copy."""
+    peers = forests.links.peers.by_number
+    hosts = tuple(peers[node].member.home for node in nodes if node in peers)
+    if hosts:
+        forests.kept.say(Kept(object_id, 0, hosts))

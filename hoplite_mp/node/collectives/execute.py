@@ -1,0 +1,226 @@
+"""One execution of a plan on one host: pinned sources, a fresh block, a kernel.
+
+Why it exists: between a plan and its commit lie the bytes. What can go wrong is found before a byte
+moves: a source that has gone, one that is no array, shapes that differ, no room.
+It must never know: epochs, who decides, who reads the result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import _reduce, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.reduction import fold, has_kernel, result_dtype
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.objects.results import Results
+    from hoplite_mp.protocol.local import Collective
+    from hoplite_mp.protocol.messages import ExecuteReduce
+
+__all__ = [
+    "Execution",
+    "PlanError",
+    "SourcesGone",
+    "allocate",
+    "check",
+    "check_alike",
+    "count_of",
+    "prepare",
+    "slices_of",
+]
+
+
+NAMED_MAX = 10  # sources that a message lists
+
+
+class PlanError(Exception):
+    """The plan cannot be executed whoever takes part: the message is for the user."""
+
+
+class SourcesGone(Exception):
+    """Members that are not there: `indices` for good, `spilled` until they are read back."""
+
+    def __init__(
+        self, indices: tuple[int, ...], spilled: list[int], pins: list[memoryview]
+    ) -> None:
+        named = ", ".join(map(str, indices[:NAMED_MAX]))
+        more = f" and {len(indices) - NAMED_MAX} more" if len(indices) > NAMED_MAX else ""
+        super().__init__(f"sources {named}{more} are not there any more")
+        self.indices = indices
+        self.spilled = spilled
+        self.pins = pins  # the members that are there: not to be spilled for the others
+
+
+class Execution:
+    """Sources are pinned and results allocated until `take` or `drop`, which come after `run`."""
+
+    def __init__(self, results: Results, op: str, views: list[memoryview]) -> None:
+        self.results = results
+        self.op = op
+        self.views = views
+        self.infos: list[serial.ArrayInfo] = []
+        self.parts: list[tuple[int, int]] = []  # element range of each slice
+        self.blocks: list[tuple[int, int]] = []  # payload, bytes
+        self.targets: list[int] = []  # store offsets of each slice's bytes
+        self.flat = True  # all in one memory order, in which the slices lie one after another
+
+    def run(self, threads: int) -> None:
+        """Adds up all slices; without the GIL where a kernel exists."""
+        first = self.infos[0]
+        name = has_kernel(self.op, first.dtype_name)
+        if not self.flat or name is None:
+            self._with_numpy()
+            return
+        itemsize = first.nbytes // max(1, count_of(first.shape))
+        base = [address_of(v) + i.offset for v, i in zip(self.views, self.infos, strict=True)]
+        for (begin, end), target in zip(self.parts, self.targets, strict=True):
+            sources = [address + begin * itemsize for address in base]
+            destination = self.results.client.store_address + target
+            _reduce.reduce_addresses(self.op, name, sources, destination, end - begin, threads)
+
+    def _with_numpy(self) -> None:
+        arrays = [
+            serial.decode(view, make_ref=lambda object_id: None)  # type: ignore[arg-type,return-value]
+            for view in self.views
+        ]
+        total = fold(self.op, [np.asarray(array) for array in arrays])
+        # One source alone comes out of the fold as it is, maybe not in the result's dtype.
+        dtype = serial.named_dtype(result_dtype(self.op, self.infos[0].dtype_name))
+        flat = np.ascontiguousarray(total, dtype).reshape(-1)
+        for (begin, end), target in zip(self.parts, self.targets, strict=True):
+            raw = flat[begin:end].view(np.uint8) if flat.itemsize else flat[begin:end]
+            into = self.results.client.memory(target, raw.nbytes)
+            into[:] = raw.tobytes()
+
+    def take(self) -> list[tuple[int, int]]:
+        """The results' blocks are the caller's now; the sources are let go."""
+        blocks, self.blocks = self.blocks, []
+        self.drop()
+        return blocks
+
+    def drop(self) -> None:
+        self.views = []
+        for payload, _ in self.blocks:
+            self.results.client.give_back(payload)
+        self.blocks = []
+
+
+def count_of(shape: tuple[int, ...]) -> int:
+    count = 1
+    for n in shape:
+        count *= n
+    return count
+
+
+def address_of(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
+def prepare(
+    results: Results, ask: Collective, plan: ExecuteReduce, slices: int
+) -> Execution | None:
+    """Pins and checks the members and allocates the results; None: no room now."""
+    views: list[memoryview] = []
+    gone: list[int] = []
+    spilled: list[int] = []
+    for index in plan.order:
+        got = results.client.view(ask.sources[index])
+        if not isinstance(got, int):
+            views.append(memoryview(got))
+        elif got in (STATE["SPILLED"], STATE["SPILLING"]):
+            spilled.append(ask.sources[index])
+        else:
+            gone.append(index)
+    if gone or spilled:
+        raise SourcesGone(tuple(sorted(gone)), spilled, views)
+    execution = Execution(results, ask.op, views)
+    first = None
+    for index, view in zip(plan.order, views, strict=True):
+        execution.infos.append(check(results, ask, index, view, plan.order[0], first))
+        first = execution.infos[0]
+    return allocate(execution, ask, plan, slices)
+
+
+def check(
+    results: Results,
+    ask: Collective,
+    index: int,
+    view: memoryview,
+    first_index: int,
+    first: serial.ArrayInfo | None,
+) -> serial.ArrayInfo:
+    """What a source is; PlanError if it is no array, or not like the first one."""
+    info = serial.describe_array(view)
+    if info is None:
+        raise PlanError(_no_array(index, results.ref(ask.sources[index])))
+    if first is not None and (info.shape, info.dtype_name) != (first.shape, first.dtype_name):
+        raise PlanError(
+            f"sources differ: {first_index} ({results.ref(ask.sources[first_index])}) has shape "
+            f"{first.shape} and dtype {first.dtype_name}, {index} "
+            f"({results.ref(ask.sources[index])}) has shape {info.shape} and dtype "
+            f"{info.dtype_name}"
+        )
+    return info
+
+
+def check_alike(
+    index: int, object_id: bytes, view: memoryview, shape: tuple[int, ...], dtype_name: str
+) -> serial.ArrayInfo:
+    """The same for a source of which only the plan tells what it should be like."""
+    info = serial.describe_array(view)
+    if info is None:
+        raise PlanError(_no_array(index, ObjectRef(object_id)))
+    if (info.shape, info.dtype_name) != (shape, dtype_name):
+        raise PlanError(
+            f"sources differ: {index} ({ObjectRef(object_id)}) has shape {info.shape} and dtype "
+            f"{info.dtype_name}, others have shape {shape} and dtype {dtype_name}"
+        )
+    return info
+
+
+def _no_array(index: int, ref: ObjectRef[Any]) -> str:
+    return f"source {index} ({ref}) is neither an array nor a number: it cannot be reduced"
+
+
+def allocate(
+    execution: Execution, ask: Collective, plan: ExecuteReduce, slices: int
+) -> Execution | None:
+    """Leases the results' blocks and writes their heads; None: no room now."""
+    first = execution.infos[0]
+    try:
+        dtype = result_dtype(ask.op, first.dtype_name)
+    except TypeError as error:
+        raise PlanError(f"op {ask.op!r} is not defined for {first.dtype_name}: {error}") from error
+    order = first.order if slices == 1 else "C"
+    execution.flat = all(info.order == order for info in execution.infos)
+    order = order if execution.flat else "C"
+    shapes = slices_of(first.shape, slices)
+    row = count_of(first.shape[1:]) if first.shape else 1
+    begin = 0
+    for shape in shapes:
+        head, offset, nbytes = serial.encode_array_head(dtype, shape, order, plan.members)
+        payload = execution.results.lease(nbytes)
+        if payload is None:
+            execution.drop()
+            return None
+        execution.blocks.append((payload, nbytes))
+        execution.results.client.write(payload, head, [], [])
+        execution.targets.append(payload + offset)
+        count = count_of(shape) if slices == 1 else shape[0] * row
+        execution.parts.append((begin, begin + count))
+        begin += count
+    return execution
+
+
+def slices_of(shape: tuple[int, ...], n: int) -> list[tuple[int, ...]]:
+    """Shapes of np.array_split(axis=0)."""
+    if n == 1:
+        return [shape]
+    if not shape:
+        raise PlanError("reduce_scatter needs arrays of at least one dimension")
+    size, extra = divmod(shape[0], n)
+    return [(size + (i < extra), *shape[1:]) for i in range(n)]

@@ -1,0 +1,228 @@
+"""The cells of a fold on one node: members, what is pulled, what is made of them, what is served.
+
+Why it exists: the program of a plan names cells; here each gets its place in memory, its dtype and
+its key, and the engine is told to fold. Cells that are one and the same under two names are one.
+It must never know: messages, what happens when something fails.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from hoplite_mp.node.collectives.execute import check_alike
+from hoplite_mp.node.collectives.leftovers import Slot, slot_name
+from hoplite_mp.node.collectives.parts import NotNow
+from hoplite_mp.node.collectives.shares import Shares
+from hoplite_mp.planner.program import Cell, members_in
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.collectives.parts import Part
+    from hoplite_mp.node.membership.links import Key, Links, Wanting
+    from hoplite_mp.node.objects.results import Results
+    from hoplite_mp.protocol.messages import ExecuteReduce
+
+__all__ = ["Folding"]
+
+
+class MakeCell(Protocol):
+    """Makes a cell of the engine for a part, and remembers it."""
+
+    def __call__(
+        self, part: Part, key: Key | None, memory: Any, begin: int, nbytes: int, filled: bool | int
+    ) -> int: ...
+
+
+class Folding:
+    """One part's fold, from its plan to the cells. PlanError: it cannot be done."""
+
+    def __init__(self, results: Results, part: Part, plan: ExecuteReduce, make: MakeCell) -> None:
+        self.results = results
+        self.config = results.config
+        self.client = results.client
+        self.part = part
+        self.plan = plan
+        self.make = make
+        self.shares = Shares(plan, part.program)
+        self.arrays: dict[int, tuple[Any, int]] = {}  # members here: elements, and where they begin
+
+    def begin(self, links: Links, wanting: Wanting) -> None:
+        """Makes all cells; the pulls are queued. NotNow: there is no room yet."""
+        self._lease()
+        self._fold(links, wanting)
+
+    def cell(self, key: Key | None, memory: Any, begin: int, nbytes: int, filled: bool) -> int:
+        return self.make(self.part, key, memory, begin, nbytes, filled)
+
+    def member_cell(self, key: Key | None, index: int, stripe: int) -> int:
+        """A stripe of a member that is here."""
+        memory, at = self.arrays[index]
+        size = self.shares.member_itemsize
+        begin, end = (element * size for element in self.shares.elements(stripe))
+        come = self.part.written(index, at + begin, end - begin)
+        cell = self.make(self.part, key, memory, begin, end - begin, come)
+        self.part.follow(index, cell, at + begin, end - begin)
+        return cell
+
+    def _lease(self) -> None:
+        """Blocks for the results that belong here, with their heads."""
+        plan, number = self.plan, self.client.number
+        if number not in plan.destinations:
+            return
+        wanted = [0]
+        if plan.kind == "reduce_scatter":
+            wanted = [i for i, node in enumerate(plan.destinations) if node == number]
+        for index in wanted:
+            if index in self.part.blocks:
+                continue
+            head, _, nbytes = self.shares.head(index)
+            payload = self.results.lease(nbytes)
+            if payload is None:
+                raise NotNow("its result does not fit into the store beside what is in use")
+            self.part.blocks[index] = payload, nbytes
+            self.client.write(payload, head, [], [])
+
+    def _fold(self, links: Links, wanting: Wanting) -> None:
+        plan, program = self.plan, self.part.program
+        served = {serve.cell for serve in program.serves}
+        pulled = {pull.cell for pull in program.pulls}
+        result = set(program.result)
+        # A pulled cell that becomes another one unchanged is that one under a second name.
+        alias: dict[Cell, Cell] = {}
+        for fold in program.folds:
+            (first, *more) = fold.sources
+            if not more and first in pulled and self.shares.same_bytes(first, fold.cell):
+                alias[fold.cell] = first
+        names = {source: cell for cell, source in alias.items()}
+        found: dict[Cell, int] = {}
+
+        def key(cell: Cell) -> Key | None:
+            if cell not in served:
+                return None
+            return plan.operation, plan.epoch, cell.stripe, cell.part
+
+        self.arrays = self._arrays()
+        members = dict(program.given)
+        for cell, index in program.given:
+            found[cell] = self.member_cell(key(cell), index, cell.stripe)
+        for pull in program.pulls:
+            cell = pull.cell
+            name = names.get(cell, cell)
+            if {cell, name} & result or name in served:
+                memory, begin, nbytes = self._memory(
+                    name if name in result else cell, {cell, name} & result
+                )
+                found[cell] = self.cell(key(name), memory, begin, nbytes, False)
+            else:
+                found[cell] = self._slot(cell)
+            self.part.pulls[found[cell]] = (
+                cell.node,
+                (plan.operation, plan.epoch, cell.stripe, cell.part),
+            )
+        for fold in program.folds:
+            cell = fold.cell
+            if cell in alias:
+                found[cell] = found[alias[cell]]
+                continue
+            first, *more = fold.sources
+            if first in members and not more and self._is_name(first, cell, result):
+                found[cell] = self.member_cell(key(cell), members[first], cell.stripe)
+                continue
+            memory, begin, nbytes = self._memory(cell, {cell} & result)
+            found[cell] = self.cell(key(cell), memory, begin, nbytes, False)
+            sources = [found[source] for source in fold.sources]
+            if not nbytes:
+                continue
+            links.wanting[found[cell]] = wanting
+            self.part.missing.add(found[cell])
+            links.engine.fold(
+                found[cell],
+                sources,
+                plan.op,
+                self.shares.kernel,
+                len(plan.members),
+                [
+                    found[source]
+                    for source in fold.sources
+                    if source not in members and members_in(plan, source) > 1
+                ],
+                self.shares.is_final(cell),
+            )
+        come = links.engine.watermark
+        pulls = [found[pull.cell] for pull in program.pulls]
+        self.part.queue = [cell for cell in pulls if come(cell) < max(1, self.part.sizes[cell])]
+        self.part.missing.update(self.part.queue)
+
+    def _slot(self, cell: Cell) -> int:
+        """A contribution by itself, kept until the commit; maybe some of it has come already."""
+        bounds = self.shares.elements(cell.stripe)
+        nbytes = (bounds[1] - bounds[0]) * self.shares.itemsize(cell)
+        name = slot_name(self.plan, cell, bounds)
+        slot = None if name is None else self.part.left.slots.pop(name, None)
+        if slot is None or slot.nbytes != nbytes:
+            payload, memory = self._scratch(nbytes)
+            number = self.cell(None, memory, 0, nbytes, False)
+            slot = Slot(number, nbytes, payload, memory)
+        self.part.cells[slot.cell] = self.part.ground
+        self.part.sizes[slot.cell] = nbytes
+        if name is not None:
+            self.part.slots[name] = slot
+        elif slot.payload:
+            self.part.scratch.append(slot.payload)
+        return slot.cell
+
+    def _is_name(self, member: Cell, cell: Cell, result: set[Cell]) -> bool:
+        """Is `cell` nothing but another name of a member that is here?"""
+        return cell not in result and self.shares.same_bytes(member, cell)
+
+    def _arrays(self) -> dict[int, tuple[Any, int]]:
+        """The elements of the members that are here, in C order, and where they begin in the
+        member's payload."""
+        found = {}
+        objects = dict(zip(self.plan.members, self.plan.objects, strict=True))
+        for index, view in self.part.views.items():
+            info = check_alike(
+                index, objects[index], view, self.shares.shape, self.shares.dtype_name
+            )
+            raw = view[info.offset : info.offset + info.nbytes]
+            if info.order == "F" and len(info.shape) > 1:
+                itemsize = max(1, info.nbytes // max(1, self.shares.count))
+                plain = np.frombuffer(raw, f"V{itemsize}").reshape(info.shape, order="F")
+                raw = memoryview(np.ascontiguousarray(plain).reshape(-1).view(np.uint8).data)
+            self.part.ground.keep.append(raw)
+            found[index] = raw, info.offset
+        return found
+
+    def _scratch(self, nbytes: int) -> tuple[int, Any]:
+        """(payload, memory) of room for what only passes through: a block of the store, whose
+        pages are warm, rather than fresh memory, whose pages cost as much as receiving them; that,
+        and payload 0, if there is no room."""
+        payload = None
+        if nbytes > self.config.small_object_bytes_max:
+            payload = self.results.lease(nbytes)
+        if payload is None:
+            memory: Any = np.empty(nbytes, np.uint8)
+        else:
+            memory = self.client.memory(payload, nbytes)
+        self.part.ground.keep.append(memory)
+        return payload or 0, memory
+
+    def _memory(self, cell: Cell, result: set[Cell]) -> tuple[Any, int, int]:
+        """Where a cell lies: in the result's block if it belongs there."""
+        begin, end = self.shares.elements(cell.stripe)
+        if not result:
+            nbytes = (end - begin) * self.shares.itemsize(cell)
+            payload, memory = self._scratch(nbytes)
+            if payload:
+                self.part.scratch.append(payload)
+            return memory, 0, nbytes
+        index = cell.stripe if self.plan.kind == "reduce_scatter" else 0
+        payload, whole = self.part.blocks[index]
+        _, offset, _ = self.shares.head(index)
+        size = self.shares.result_itemsize
+        if self.plan.kind == "reduce_scatter":
+            begin, end = 0, end - begin
+        block = self.client.memory(payload, whole)
+        self.part.ground.keep.append(block)
+        return block, offset + begin * size, (end - begin) * size

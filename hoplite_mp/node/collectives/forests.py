@@ -1,0 +1,482 @@
+"""This node's part in collectives of several nodes: the plan's programs as cells of the engine.
+
+Why it exists: a fold over many hosts is members pinned here, cells pulled from others, cells folded
+and cells served, all moving at once by the engine's one rule. What is made here stays invisible
+until the commit. Kinds that copy need no commit: each copy is whole or not there.
+It must never know: who decided the plan, which call asked for it, what user classes are.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import ids
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.collectives.execute import PlanError, SourcesGone
+from hoplite_mp.node.collectives.filling import fill_blocks
+from hoplite_mp.node.collectives.folding import Folding
+from hoplite_mp.node.collectives.leftovers import Leftovers
+from hoplite_mp.node.collectives.parts import NotNow, Part
+from hoplite_mp.node.membership.meter import Meter
+from hoplite_mp.node.objects.layouts import layout_of
+from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.planner.loads import filled_links
+from hoplite_mp.planner.program import program_of
+from hoplite_mp.protocol.fields import FOLDING
+from hoplite_mp.protocol.messages import (
+    Distribute,
+    ExecuteReduce,
+    ExecutionFailed,
+    HostMeasured,
+    StripesComplete,
+)
+from hoplite_mp.protocol.reports import ReduceHeld
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp.node.membership.links import Key, Links
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.objects.given import Given, GivenBlocks
+    from hoplite_mp.node.objects.ground import Ground
+    from hoplite_mp.node.objects.kept import KeptCopies
+    from hoplite_mp.node.objects.places import Place
+    from hoplite_mp.planner.program import Program
+    from hoplite_mp.protocol.group_calls import Plan
+    from hoplite_mp.protocol.messages import Commit
+    from hoplite_mp.protocol.reports import Report
+
+__all__ = ["Forests"]
+
+SPACE_RETRY_S = 0.02
+# A pull that failed although its node lives is tried again, so often and after so long: a
+# connection may break without an end of either side.
+PULL_RETRY_S = 0.1
+PULL_TRIES_MAX = 20
+
+
+class Forests:
+    """All parts of this node. Numbers of nodes are those of the plan."""
+
+    def __init__(
+        self, host: HostContext, links: Links, kept: KeptCopies, given: GivenBlocks
+    ) -> None:
+        self.config = host.config
+        self.loop = host.loop
+        self.store = host.store
+        self.places = host.places
+        self.imports = host.imports
+        self.send_manager = host.send_manager
+        self.client = host.client
+        self.results = host.results
+        self.links = links
+        self.engine = links.engine
+        self.kept = kept
+        self.given = given
+        self.meter = Meter(lambda: links.moved(near=False), host.loop, tell=self._measured)
+        self.parts: dict[int, Part] = {}  # by operation
+        self.by_cell: dict[int, Part] = {}
+
+    # -- the manager's word --------------------------------------------------------------------
+
+    def execute(self, plan: ExecuteReduce) -> None:
+        """Takes up this node's part; a later epoch takes the place of an earlier one."""
+        program = program_of(plan, self.client.number)
+        if program.is_empty:
+            self.drop(plan.operation)
+        else:
+            self._begin(self._part(plan, program))
+
+    def execute_privately(self, plan: Plan, done: Callable[[str, str], None]) -> bool:
+        """The same for a call of a Group: nobody else learns of what comes here. `done` hears ""
+        when this node has what it is to have, or why it cannot; then `take` or `drop`. Returns
+        whether it is to have anything."""
+        program = program_of(plan, self.client.number)
+        if program.is_empty:
+            self.drop(plan.operation)
+            return False
+        self._begin(self._part(plan, program, done))
+        return program.reports
+
+    def _part(
+        self, plan: Plan, program: Program, done: Callable[[str, str], None] | None = None
+    ) -> Part:
+        """In the place of the one before, of which it takes over what it can use."""
+        loop = self.loop
+        part = Part(
+            plan,
+            program,
+            loop.now() + self.config.put_wait_s,
+            loop.now_ns(),
+            left=self._end(plan.operation),
+            done=done,
+        )
+        self.parts[plan.operation] = part
+        return part
+
+    def makes(self, object_id: bytes) -> bool:
+        """Is that the result of an operation which this node is about to hear of?"""
+        return any(part.makes(object_id) for part in self.parts.values())
+
+    def take(self, operation: int) -> dict[int, tuple[int, int]]:
+        """The end of a private part: the blocks that it has filled, (payload, bytes)."""
+        part = self.parts.get(operation)
+        if part is None:
+            return {}
+        blocks, part.blocks = part.blocks, {}
+        self.drop(operation)
+        return blocks
+
+    def commit(self, message: Commit) -> dict[int, tuple[int, int]]:
+        """The results of this host's own operation: index -> (payload, bytes). Those of others
+        become copies that this node keeps."""
+        part = self.parts.get(message.operation)
+        if part is None or part.plan.epoch != message.epoch:
+            return {}
+        assert not isinstance(part.plan, Distribute)
+        blocks, part.blocks = part.blocks, {}
+        self.drop(message.operation)
+        if part.plan.requester == self.client.number:
+            return blocks
+        for index, (payload, nbytes) in blocks.items():
+            self.kept.seal(part.plan.results[index], payload, nbytes)
+        return {}
+
+    def report(self) -> Iterator[Report]:
+        """What a manager must know that has not heard of any operation."""
+        for part in self.parts.values():
+            if part.done is None and isinstance(part.plan, ExecuteReduce):
+                yield ReduceHeld(self.client.number, part.plan, part.reported)
+
+    # -- what this node knows of objects -------------------------------------------------------
+
+    def public(self, oid: int) -> bytes:
+        """The id under which all nodes know an object."""
+        one = self.imports.by_oid.get(oid)
+        return ids.pack_id(self.client.home, oid) if one is None else one.object
+
+    def about(self, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
+        """(bytes, layout, nodes that hold it) of a ready object."""
+        place = self.places.places.get(oid)
+        layout = layout_of(self.results, self.places, oid)
+        if place is not None:
+            return place.nbytes, layout, place.holders
+        return self.client.inspect(oid)["size"], layout, (self.client.number,)
+
+    def drop(self, operation: int) -> None:
+        """Nobody needs that part any more."""
+        self._end(operation).discard(self.links, self.client.give_back)
+
+    def _end(self, operation: int) -> Leftovers:
+        """That part is over; another one may go on with what it leaves."""
+        part = self.parts.get(operation)
+        if part is None:
+            return Leftovers()
+        for oid in list(part.copies.values()):  # others may wait for what does not come this way
+            self.places.let_go(oid)
+        del self.parts[operation]
+        stay = {slot.cell for slot in part.slots.values()}
+        left = part.leave(self.engine.watermark)
+        for cell, ground in part.cells.items():
+            if cell not in stay:
+                self.links.close(cell, ground)
+            self.by_cell.pop(cell, None)
+        part.cells = {}
+        self._note(part)
+        if part.measured:
+            self.meter.end()
+        for given in part.given.values():
+            self._leave(part, given)
+        for payload in (*part.scratch, *(payload for payload, _ in part.blocks.values())):
+            part.ground.when_free(partial(self.client.give_back, payload))
+        return left
+
+    def _note(self, part: Part) -> None:
+        """For a trace: this node's part of a plan."""
+        if self.links.notes.on:
+            plan = part.plan
+            copy = isinstance(plan, Distribute)
+            kind = "broadcast" if copy else plan.kind  # type: ignore[union-attr]
+            self.links.notes.add(
+                "collective",
+                f"part of {kind}",
+                part.begun_ns,
+                operation=plan.operation,
+                kind=kind,
+                epoch=plan.epoch,
+                outcome="reported" if part.reported else "over",
+            )
+
+    def _leave(self, part: Part, given: Given) -> None:
+        """The cells of this part are closed; its memory is in use for a moment longer."""
+        for cell in [cell for cell in given.cells if self.by_cell.get(cell) is None]:
+            del given.cells[cell]
+        part.ground.when_free(lambda: self.given.leave(given))
+
+    # -- the filler of places ------------------------------------------------------------------
+
+    def forget(self, oid: int, place: Place) -> None:
+        """That object is not wanted any more, or will be had in another way."""
+        for part in list(self.parts.values()):
+            for cell in [cell for cell, other in part.copies.items() if other == oid]:
+                del part.copies[cell]
+                self._give_up(part, cell)
+
+    def _give_up(self, part: Part, cell: int) -> None:
+        ground = part.cells.pop(cell)
+        part.missing.discard(cell)
+        part.running.discard(cell)
+        if cell in part.queue:
+            part.queue.remove(cell)
+        self.links.close(cell, ground)
+        del self.by_cell[cell]
+        self.loop.call_later(0.0, lambda: self._look(part))
+
+    def _measured(self, up: int, down: int) -> None:
+        """What moves has shown how fast this host's links are."""
+        self.send_manager(HostMeasured(self.client.number, float(up) or None, float(down) or None))
+
+    # -- the beginning -------------------------------------------------------------------------
+
+    def _begin(self, part: Part) -> None:
+        plan = part.plan
+        if self.parts.get(plan.operation) is not part:
+            return
+        try:
+            self._pin(part)
+            if isinstance(plan, Distribute) or (part.done and plan.kind not in FOLDING):
+                fill_blocks(self.results, part, self._cell)
+            elif plan.kind in FOLDING:
+                Folding(self.results, part, plan, self._cell).begin(self.links, self)
+            else:
+                self._copy(part, plan)
+        except NotNow as why:
+            if self.loop.now() > part.until:
+                self._fail(part, f"{why}; {self.store.full_message()}", (), "full")
+            else:
+                self.loop.call_later(SPACE_RETRY_S, lambda: self._begin(part))
+            return
+        except SourcesGone as gone:
+            self._fail(part, str(gone), gone.indices)
+            return
+        except (PlanError, ValueError) as error:
+            self._fail(part, str(error), ())
+            return
+        part.begun = True
+        self.by_cell.update(dict.fromkeys(part.cells, part))  # those too that the part before made
+        part.left.discard(self.links, self.client.give_back)
+        if part.pulls or part.program.serves:
+            part.measured = True
+            self.meter.begin(filled_links(plan, self.client.number))
+        self._pull_more(part)
+        self._look(part)
+
+    def _pin(self, part: Part) -> None:
+        """The members that are here."""
+        plan = part.plan
+        gone = []
+        if isinstance(plan, Distribute):
+            at = {0: plan.object}
+            wanted = [0] if self.client.number in plan.sources else []
+        else:
+            at = dict(zip(plan.members, plan.objects, strict=True))
+            wanted = list(dict.fromkeys(index for _, index in part.program.given))
+        for index in wanted:
+            if index in part.views:
+                continue
+            given = self.given.get(at[index])
+            if given is not None:
+                part.views[index] = self.client.memory(given.payload, given.nbytes)
+                part.given[index] = given
+                given.users += 1
+                continue
+            oid = self.imports.local(at[index]) or None
+            got: Any = STATE["FREE"] if oid is None else self.client.view(oid)
+            if oid is not None and got in _AWAY:
+                if oid in self.places:  # on its way from another host: that has its own end
+                    part.until = self.loop.now() + self.config.put_wait_s
+                if self.store.restore(oid) is None:
+                    raise NotNow(
+                        f"source {index} does not fit into the store beside what is in use"
+                    )
+                got = self.client.view(oid)
+                if got in _AWAY:
+                    raise NotNow(
+                        f"source {index} does not fit into the store beside what is in use"
+                    )
+            if isinstance(got, int):
+                gone.append(index)
+            else:
+                part.views[index] = memoryview(got)
+        if gone:
+            raise SourcesGone(tuple(sorted(gone)), [], [])
+
+    def _cell(
+        self,
+        part: Part,
+        key: Key | None,
+        memory: Any,
+        begin: int,
+        nbytes: int,
+        filled: bool | int,
+        ground: Ground | None = None,
+    ) -> int:
+        cell = self.engine.cell(key, memory, begin, nbytes, filled)
+        part.cells[cell] = ground or part.ground
+        part.sizes[cell] = nbytes
+        self.by_cell[cell] = part
+        return cell
+
+    # -- copies --------------------------------------------------------------------------------
+
+    def _copy(self, part: Part, plan: ExecuteReduce) -> None:
+        program = part.program
+        for cell in program.result:
+            if cell.node == self.client.number:  # what has been here before stays from now on
+                self.kept.keep(plan.objects[cell.stripe], plan.sizes[cell.stripe])
+        for serve in program.serves:
+            key = (plan.operation, plan.epoch, serve.cell.stripe, serve.cell.part)
+            if key not in part.known:
+                part.known.add(key)
+                view = part.views[plan.members[serve.cell.stripe]]
+                self._cell(part, key, view, 0, view.nbytes, True)
+        for pull in program.pulls:
+            cell = pull.cell
+            key = (plan.operation, plan.epoch, cell.stripe, cell.part)
+            if key in part.known:
+                continue
+            object_id, nbytes = plan.objects[cell.stripe], plan.sizes[cell.stripe]
+            oid = self.kept.expect(object_id, nbytes, (cell.node,))
+            place = self.places.places.get(oid)
+            if place is None:
+                part.known.add(key)
+                self.kept.tell(object_id, nbytes)
+                continue
+            if place.payload:  # it is being brought already
+                part.known.add(key)
+                part.waiting += 1
+                place.waiting.append(partial(self._arrived, part, oid))
+                continue
+            payload = self.store.lease(nbytes, NODE_SLOT)
+            if payload is None:
+                raise NotNow("what is gathered does not fit into the store beside what is in use")
+            part.known.add(key)
+            place.payload, place.filler = payload, self
+            memory = self.client.memory(payload, nbytes)
+            made = self._cell(part, None, memory, 0, nbytes, False, place.ground)
+            part.copies[made] = oid
+            part.pulls[made] = cell.node, key
+            part.queue.append(made)
+            part.missing.add(made)
+
+    def _arrived(self, part: Part, oid: int) -> None:
+        """Who was bringing it has ended."""
+        part.waiting -= 1
+        if self.client.state(oid) != STATE["FAILED"]:
+            self._look(part)
+        elif self.parts.get(part.plan.operation) is part:
+            self._fail(part, "a copy that was on its way is lost", (), "lost")
+
+    # -- what the links say --------------------------------------------------------------------
+
+    def _pull_more(self, part: Part) -> None:
+        """As many pulls at a time as the program allows."""
+        most = part.program.inbound_max or len(part.queue)
+        while part.queue and len(part.running) < max(1, most):
+            cell = part.queue.pop(0)
+            part.running.add(cell)
+            node, key = part.pulls[cell]
+            self.links.pull(cell, node, key, self)
+
+    def filled(self, cell: int) -> None:
+        """A cell of ours is full."""
+        part = self.by_cell.get(cell)
+        if part is None:
+            return
+        part.missing.discard(cell)
+        part.running.discard(cell)
+        oid = part.copies.pop(cell, None)
+        if oid is not None and oid in self.places:
+            place = self.places.places[oid]
+            self.places.arrived(oid)
+            self.kept.tell(place.object, place.nbytes)
+        self._pull_more(part)
+        self._look(part)
+
+    def describe(self, cell: int) -> dict[str, Any]:
+        """For people: a copy of which object, or a part of which operation."""
+        part = self.by_cell.get(cell)
+        if part is None:
+            return {}
+        plan = part.plan
+        found: dict[str, Any] = {
+            "operation": plan.operation,
+            "epoch": plan.epoch,
+            "bytes": part.sizes.get(cell, 0),
+        }
+        place = self.places.places.get(part.copies.get(cell, 0))
+        if isinstance(plan, Distribute):
+            found["object"] = plan.object
+        else:
+            found["kind"] = plan.kind
+            if place is not None:
+                found["object"] = place.object
+        return found
+
+    def failed(self, cell: int, reason: str) -> None:
+        """A pull has ended early. If its node is gone, another plan is on its way."""
+        part = self.by_cell.get(cell)
+        if part is None:
+            return
+        node, key = part.pulls.get(cell, (-1, None))
+        if node not in self.links.peers.by_number or key is None:
+            if node < 0:
+                self._fail(part, f"a fold has ended: {reason}", (), "lost")
+            return
+        part.tries[cell] = part.tries.get(cell, 0) + 1
+        if part.tries[cell] > PULL_TRIES_MAX:
+            self._fail(part, f"nothing comes from node h{node}: {reason}", (), "lost")
+            return
+
+        def again() -> None:
+            if self.by_cell.get(cell) is part and node in self.links.peers.by_number:
+                self.links.pull(cell, node, key, self)
+
+        self.loop.call_later(PULL_RETRY_S, again)
+
+    def _look(self, part: Part) -> None:
+        plan = part.plan
+        if part.missing or part.waiting or not part.begun or not part.program.reports:
+            return
+        if part.ground.closing:  # what an earlier plan has begun to write is to be out of the way
+            part.ground.when_free(lambda: self._look(part))
+            return
+        if part.done is not None:
+            done, part.done = part.done, _heard
+            part.reported = True
+            done("", "")
+        elif self.parts.get(plan.operation) is part:
+            part.reported = True
+            self.send_manager(StripesComplete(plan.operation, plan.epoch, self.client.number))
+
+    def _fail(
+        self, part: Part, reason: str, sources: tuple[int, ...], error: str = "value"
+    ) -> None:
+        plan = part.plan
+        self.drop(plan.operation)
+        if part.done is not None:
+            part.done(reason or error, error)
+            return
+        self.send_manager(
+            ExecutionFailed(
+                plan.operation, plan.epoch, self.client.number, reason[:1000], sources, error
+            )
+        )
+
+
+_AWAY: Any = (STATE["SPILLED"], STATE["SPILLING"])
+
+
+def _heard(_: str, __: str) -> None:
+    """It has been said."""

@@ -1,0 +1,493 @@
+"""Collectives on refs: watches the sources, executes the planner's plans, seals the results.
+
+Why it exists: the planner decides who goes in; this file reports who has become ready, runs the
+plan over pinned sources in a thread without the GIL, and on commit seals. On one host the forest is
+a single vertex, but the conversation (epoch, stripes complete, commit) is that of many.
+It must never know: how membership is decided, what user classes are (it never unpickles).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp import ids, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
+from hoplite_mp.node.collectives.endings import finish, placed
+from hoplite_mp.node.collectives.execute import Execution, PlanError, SourcesGone, prepare
+from hoplite_mp.node.collectives.portions import NotInPortions, Portions
+from hoplite_mp.node.objects.layouts import can_fold
+from hoplite_mp.planner.program import participants, waits_for
+from hoplite_mp.protocol.fields import FOLDING
+from hoplite_mp.protocol.messages import (
+    Commit,
+    ExecuteReduce,
+    ExecutionFailed,
+    Forget,
+    NodeToManager,
+    OperationDropped,
+    OperationFailed,
+    ReduceRequested,
+    SourceFailed,
+    SourceReady,
+    StripesComplete,
+)
+from hoplite_mp.protocol.reports import ReduceHeld
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp.node.collectives.forests import Forests
+    from hoplite_mp.node.notes import Notes
+    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.objects.results import Results
+    from hoplite_mp.node.ports import Loop
+    from hoplite_mp.protocol.local import Collective
+    from hoplite_mp.protocol.reports import Report
+
+__all__ = ["Operations"]
+
+# What an operation fails with when too few of its sources are there.
+_FOR_WANT_OF_SOURCES = ("reduce", "source", "lost")
+READY = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
+_UNWANTED = (STATE["ABORTED"], STATE["CANCELLED"], STATE["DELETED"])  # a result, by its caller
+SPACE_RETRY_S = 0.02
+NUMBER_BITS = 40  # of an operation's number; the requesting node's number stands above
+
+
+@dataclass(slots=True)
+class Operation:
+    """One collective in progress."""
+
+    number: int
+    ask: Collective
+    holds: list[Any]
+    waiting: dict[int, list[int]]  # source id -> its indices, not done yet
+    parked: list[int]
+    execution: Execution | None = None  # one that has ended: until then its thread has it
+    portions: Portions | None = None  # if not all sources fit at once
+    epoch: int = 0
+    space_deadline: float = 0.0
+    plan: ExecuteReduce | None = None
+    executed: ExecuteReduce | None = None  # the latest plan that is this node's alone
+    results: list[int] = field(default_factory=list)
+    layout: bytes = b""  # of a source; all are alike
+    slot: int = 0  # of the caller
+    asked_ns: int = 0
+    planned_ns: int = 0  # the latest plan; 0: none has come
+    waits_for: tuple[int, ...] = ()  # nodes that must report before that plan is complete
+
+
+class Operations:
+    """All collectives that this node takes part in."""
+
+    def __init__(
+        self,
+        results: Results,
+        places: Places,
+        send: Callable[[NodeToManager], None],
+        threads: int,
+        loop: Loop,
+        notes: Notes,
+        node: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """node: this node's number, which is not known before it has joined."""
+        self.results = results
+        self.places = places
+        self.client = results.client
+        self.tasks = results.tasks
+        self.send = send
+        self.loop = loop
+        self.threads = threads
+        self.node = node
+        self.forests: Forests | None = None  # set when there is a network
+        self.notes = notes
+        self.operations: dict[int, Operation] = {}
+        self._next = 1
+
+    # -- the request ---------------------------------------------------------------------------
+
+    def asked(self, ask: Collective, slot: int) -> None:
+        """A client's call; it leaves the results to the node."""
+        if any([self.tasks.take(oid) for oid in ask.results]):
+            self.begin(ask, slot)  # else the caller was interrupted, and has cancelled it
+
+    def begin(self, ask: Collective, slot: int) -> None:
+        """Results that the node has claimed. It holds sources and results from here on."""
+        number, self._next = self.node() << NUMBER_BITS | self._next, self._next + 1
+        holds = [self.client.hold(oid) for oid in dict.fromkeys((*ask.sources, *ask.results))]
+        waiting: dict[int, list[int]] = {}
+        for index, oid in enumerate(ask.sources):
+            if not self.tasks.done(oid) or self.places.needs_making(oid):
+                waiting.setdefault(oid, []).append(index)
+        operation = Operation(number, ask, holds, waiting, self.tasks.park(list(waiting)))
+        operation.results = list(ask.results)
+        operation.slot, operation.asked_ns = slot, self.loop.now_ns()
+        self.operations[number] = operation
+        for message in self._request(operation):
+            self.send(message)
+        self.look()
+
+    def report(self) -> Iterator[NodeToManager | Report]:
+        """What a manager must know that has not heard of any."""
+        for operation in self.operations.values():
+            yield from self._request(operation)
+            if operation.executed is not None:
+                reported = operation.execution is not None
+                yield ReduceHeld(self.node(), operation.executed, reported)
+
+    def _request(self, operation: Operation) -> Iterator[NodeToManager]:
+        """As things stand now."""
+        ask = operation.ask
+        ready: list[int] = []
+        failed: list[int] = []
+        for oid in {
+            oid
+            for oid in ask.sources
+            if oid not in operation.waiting and self.places.needs_making(oid)
+        }:
+            operation.waiting[oid] = [at for at, one in enumerate(ask.sources) if one == oid]
+        for index, oid in enumerate(ask.sources):
+            if oid not in operation.waiting:
+                (ready if self.client.state(oid) in READY else failed).append(index)
+        told = [self._about(operation, oid) for oid in (ask.sources[index] for index in ready)]
+        in_lan = self.forests is not None
+        home = self.client.home
+        deadline_s = ask.deadline_s
+        if deadline_s is not None:
+            deadline_s = max(0.0, deadline_s - (self.loop.now_ns() - operation.asked_ns) / 1e9)
+        yield ReduceRequested(
+            operation.number,
+            self.node(),
+            operation.slot,
+            tuple(self.public(oid) for oid in ask.sources),
+            ask.op,
+            ask.num,
+            deadline_s,
+            ask.reproducible,
+            tuple(ids.pack_id(home, oid) for oid in ask.results),
+            ask.kind,
+            tuple(ready),
+            tuple(ask.to),
+            tuple(nbytes for nbytes, _, _ in told) if in_lan else (),
+            tuple(layout for _, layout, _ in told) if in_lan else (),
+            tuple(holders for _, _, holders in told) if in_lan else (),
+        )
+        for index in failed:
+            yield SourceFailed(operation.number, index, self._reason(ask.sources[index]))
+
+    def public(self, oid: int) -> bytes:
+        """The id under which all nodes know it."""
+        if self.forests is None:
+            return ids.pack_id(self.client.home, oid)
+        return self.forests.public(oid)
+
+    def _about(self, operation: Operation, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
+        """(bytes, layout, nodes that hold it) of a ready source, as far as others need to know."""
+        if self.forests is None:
+            return 0, b"", (self.node(),)
+        nbytes, layout, holders = self.forests.about(oid)
+        ask = operation.ask
+        operation.layout = operation.layout or layout
+        if ask.kind in FOLDING and not can_fold(ask.op, layout):
+            holders = (self.node(),)  # it is fetched here, where NumPy can fold it
+        return nbytes, layout, holders
+
+    def _reason(self, oid: int) -> str:
+        state = self.client.state(oid)
+        if state == STATE["FAILED"]:
+            return "its task failed"
+        if state in (STATE["CANCELLED"], STATE["ABORTED"]):
+            return "it was cancelled"
+        return "it was deleted" if state == STATE["DELETED"] else "it is gone"
+
+    def look(self) -> None:
+        """Something has become done: is it a source of ours? Has a result lost its readers?"""
+        for operation in list(self.operations.values()):
+            waiting = operation.waiting
+            done = [
+                oid for oid in waiting if self.tasks.done(oid) and not self.places.needs_making(oid)
+            ]
+            for oid in done:
+                ready = self.client.state(oid) in READY
+                for index in operation.waiting.pop(oid):
+                    if ready:
+                        nbytes, layout, holders = self._about(operation, oid)
+                        about = holders[0], nbytes, layout, tuple(holders[1:])
+                        self.send(SourceReady(operation.number, index, *about))
+                    else:
+                        self.send(SourceFailed(operation.number, index, self._reason(oid)))
+            if all(self.client.state(oid) in _UNWANTED for oid in operation.results):
+                self.send(OperationDropped(operation.number))  # deleted while it ran
+
+    def refuse(self, results: list[int], why: str) -> None:
+        """A request that made no sense: its results fail."""
+        for oid in results:
+            self.tasks.take(oid)
+            if self.client.state(oid) == STATE["CLAIMED"]:
+                self.results.store_error(oid, ValueError(f"the node refused the request: {why}"))
+
+    # -- the plan ------------------------------------------------------------------------------
+
+    def receive(self, message: Any) -> bool:
+        """A message from the manager; False if it is not about an operation."""
+        if isinstance(message, ExecuteReduce):
+            self._planned(message)
+        elif isinstance(message, Commit):
+            self.commit(message)
+        elif isinstance(message, OperationFailed):
+            if self.forests is not None:
+                self.forests.drop(message.operation)
+            self.fail(message)
+        elif isinstance(message, Forget):
+            if self.forests is not None:
+                self.forests.drop(message.operation)
+            operation = self.operations.get(message.operation)
+            if operation is not None:
+                for oid in operation.results:
+                    self.tasks.settle(oid)
+                self._note(operation, "dropped")
+                self.end(operation)
+        else:
+            return False
+        return True
+
+    def _planned(self, plan: ExecuteReduce) -> None:
+        operation = self.operations.get(plan.operation)
+        if operation is not None:
+            self._drop_portions(operation)
+            operation.plan = operation.executed = None
+            self._note(operation, "planned again" if operation.planned_ns else "planned")
+            operation.planned_ns = self.loop.now_ns()
+            operation.waits_for = tuple(sorted(waits_for(plan)))
+            operation.epoch = plan.epoch
+            if operation.execution is not None:  # of an earlier epoch
+                operation.execution.drop()
+                operation.execution = None
+        if self.forests is not None:
+            self.forests.drop(plan.operation)
+            if operation is None or set(participants(plan)) != {self.node()}:
+                self.forests.execute(plan)
+                return
+        if operation is not None:
+            operation.plan = operation.executed = plan
+            operation.space_deadline = self.loop.now() + self.results.config.put_wait_s
+            self.execute(operation)
+
+    def execute(self, operation: Operation) -> None:
+        """Pins the members and starts a thread; without room for the result, again later."""
+        plan = operation.plan
+        assert plan is not None
+        execution: Execution | None = None
+        try:
+            if operation.portions is None:
+                execution = self._all_at_once(operation, plan)
+            if execution is None:
+                execution = self._portion(operation, plan)
+        except SourcesGone as gone:
+            self._failed(operation, str(gone), gone.indices)
+            return
+        except PlanError as error:
+            self._failed(operation, str(error), ())
+            return
+        except NotInPortions as error:
+            self._no_room(operation, str(error))
+            return
+        if execution is None:
+            self._no_room(
+                operation, "it and one source do not fit into the store beside what is in use"
+            )
+            return
+        operation.plan = None
+        self.loop.run_in_thread(
+            functools.partial(self._run, execution),
+            functools.partial(self._ran, operation.number, plan.epoch, execution),
+        )
+
+    def _all_at_once(self, operation: Operation, plan: ExecuteReduce) -> Execution | None:
+        """All members pinned; None: there is no room for them and the result."""
+        ask, slices = operation.ask, len(operation.results)
+        try:
+            return prepare(self.results, ask, plan, slices)
+        except SourcesGone as gone:
+            if gone.indices:
+                raise
+            for oid in dict.fromkeys(gone.spilled):
+                if self.results.store.restore(oid) is None:
+                    return None
+                got = self.client.view(oid)
+                if isinstance(got, int):
+                    return None
+                gone.pins.append(memoryview(got))
+            return prepare(self.results, ask, plan, slices)
+
+    def _portion(self, operation: Operation, plan: ExecuteReduce) -> Execution | None:
+        """As many of the next members as fit; None: not even one does."""
+        portions = operation.portions
+        if portions is None:
+            portions = Portions(self.results, operation.ask, plan, len(operation.results))
+        if not portions.pin():
+            return None
+        operation.portions = portions
+        operation.space_deadline = self.loop.now() + self.results.config.put_wait_s
+        return portions
+
+    def _no_room(self, operation: Operation, why: str) -> None:
+        if self.loop.now() > operation.space_deadline:
+            why = f"{why}; {self.results.store.full_message()}"
+            self._failed(operation, why, (), "full")
+
+    def _drop_portions(self, operation: Operation) -> None:
+        if operation.portions is not None:
+            operation.portions.drop()
+            operation.portions = None
+
+    def _failed(
+        self, operation: Operation, reason: str, sources: tuple[int, ...], error: str = "value"
+    ) -> None:
+        operation.plan = None
+        self._drop_portions(operation)
+        self.send(
+            ExecutionFailed(operation.number, operation.epoch, self.node(), reason, sources, error)
+        )
+
+    def _run(self, execution: Execution) -> BaseException | None:
+        """In a thread: everything bulky is without the GIL. Returns what has gone wrong."""
+        try:
+            execution.run(self.threads)
+        except BaseException as error:
+            return error
+        return None
+
+    def _ran(
+        self, number: int, epoch: int, execution: Execution, failure: BaseException | None
+    ) -> None:
+        """That execution has ended."""
+        operation = self.operations.get(number)
+        if operation is None:
+            execution.drop()  # dropped while it ran
+        elif failure is None and isinstance(execution, Portions) and not execution.done:
+            execution.let_go()
+            operation.plan = execution.plan  # the next portion, in `execute_again`
+        elif failure is None:
+            operation.portions = None
+            operation.execution = execution
+            self.send(StripesComplete(number, epoch, self.node()))
+        else:
+            execution.drop()
+            self._failed(operation, f"{type(failure).__name__}: {failure}", ())
+
+    def execute_again(self) -> float | None:
+        """Plans that wait for room; returns when to look again."""
+        again = None
+        for operation in list(self.operations.values()):
+            if operation.plan is not None:
+                self.execute(operation)
+                if operation.plan is not None:
+                    again = self.loop.now() + SPACE_RETRY_S
+        return again
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _note(self, operation: Operation, outcome: str, members: tuple[int, ...] = ()) -> None:
+        """For a trace: its waiting for sources, and each of its plans, from there to its end."""
+        if self.notes.on:
+            ask = operation.ask
+            self.notes.add(
+                "collective",
+                f"{ask.kind} waits for sources" if outcome == "planned" else ask.kind,
+                operation.planned_ns or operation.asked_ns,
+                operation=operation.number,
+                kind=ask.kind,
+                op=ask.op,
+                sources=len(ask.sources),
+                members=members,
+                epoch=operation.epoch,
+                outcome=outcome,
+            )
+
+    def commit(self, message: Commit) -> None:
+        blocks = {} if self.forests is None else self.forests.commit(message)
+        operation = self.operations.get(message.operation)
+        if operation is None:
+            return
+        execution = operation.execution
+        if execution is not None:
+            for oid, (payload, nbytes) in zip(operation.results, execution.take(), strict=True):
+                self.results.store_block(oid, payload, nbytes)
+        elif operation.ask.kind not in FOLDING:  # what was to be copied is where it should be
+            if self.forests is not None:
+                placed(self.forests, operation.ask, message)
+            for oid in operation.results:
+                self.results.store_value(oid, serial.encode(None), False)
+        else:
+            assert self.forests is not None
+            finish(self.forests, operation.ask, operation.layout, blocks, message)
+        self._note(operation, "committed", message.contributors)
+        self.end(operation)
+
+    def fail(self, message: OperationFailed) -> None:
+        operation = self.operations.get(message.operation)
+        if operation is None:
+            return
+        if message.error in _FOR_WANT_OF_SOURCES:
+            gone = [operation.ask.sources[index] for index in message.gone[::2]]
+            for oid, node in zip(gone, message.gone[1::2], strict=True):
+                self.places.lose_holder(oid, node)
+            if self._begin_again(operation, gone):
+                return
+        for oid in operation.results:
+            self.results.store_value(oid, self._error(operation, message), True)
+        self._note(operation, "failed")
+        self.end(operation)
+
+    def _begin_again(self, operation: Operation, gone: list[int]) -> bool:
+        """If sources were lost that can be made again, it waits for those; and if some were only
+        not there any more where they were to be read. False: neither."""
+        ask = operation.ask
+        lost = any([self.places.needs_making(oid) for oid in dict.fromkeys(ask.sources)])
+        moved = bool(gone) and all(self.client.state(oid) in READY for oid in gone)
+        if not lost and not moved:
+            return False
+        if ask.deadline_s is not None:
+            passed = (self.loop.now_ns() - operation.asked_ns) / 1e9
+            ask = msgspec.structs.replace(ask, deadline_s=max(0.0, ask.deadline_s - passed))
+        self._note(operation, "begun again")
+        self.begin(ask, operation.slot)  # which holds everything, before the other lets go
+        self.end(operation)
+        return True
+
+    def _error(self, operation: Operation, message: OperationFailed) -> serial.Encoded:
+        index = message.cause_index
+        source = None
+        if index is not None:
+            source = self.results.ref(operation.ask.sources[index])
+        error: BaseException
+        if message.error == "value":
+            error = ValueError(message.message)
+        elif message.error == "lost":
+            error = ObjectLostError(message.message)
+        elif message.error == "full":
+            error = StoreFullError(f"result of a collective: {message.message}")
+        elif message.error == "source" and index is not None:
+            raw = self.results.raw_error(operation.ask.sources[index])
+            if raw is not None:
+                return raw
+            error = ObjectLostError(f"source {index}: {message.message}")
+        else:
+            error = ReduceError(message.message)
+            error.source = source  # type: ignore[attr-defined]  # the reader fetches the cause
+        return serial.encode_error(error, "")
+
+    def end(self, operation: Operation) -> None:
+        self.operations.pop(operation.number, None)
+        self.tasks.unpark(operation.parked)
+        if operation.execution is not None:
+            operation.execution.drop()
+        if operation.plan is not None:  # no thread has them now
+            self._drop_portions(operation)
+        operation.holds.clear()

@@ -1,0 +1,1 @@
+"""The node's process, the building of its rooms, its manager."""

@@ -1,0 +1,124 @@
+"""Which room of a node answers which request of a process of its host.
+
+Why it exists: one table to read. Rooms with many kinds of requests list their own (`handlers`).
+It must never know: what a request means, how it came.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.protocol import actors as actor_requests
+from hoplite_mp.protocol import local
+from hoplite_mp.protocol.output import MarkLines
+from hoplite_mp.protocol.resources import (
+    AssignedAsked,
+    GiveBack,
+    KeepForStream,
+    ResourcePlaces,
+    TakeResources,
+)
+from hoplite_mp.protocol.retries import TryAgain
+from hoplite_mp.protocol.rounds import BeginRound, EndRound, OpenRound, TakeRound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.actors.actors import Actors
+    from hoplite_mp.node.collectives.operations import Operations
+    from hoplite_mp.node.groups.groups import Groups
+    from hoplite_mp.node.groups.point_to_point import PointToPoint
+    from hoplite_mp.node.inspect.counters import Counters
+    from hoplite_mp.node.inspect.tracing import Tracing
+    from hoplite_mp.node.inspect.waits import Waits
+    from hoplite_mp.node.output.output import Output
+    from hoplite_mp.node.requests import Handler
+    from hoplite_mp.node.tasks.resources import Resources
+    from hoplite_mp.node.tasks.retries import Retries
+    from hoplite_mp.node.tasks.rounds import Rounds
+
+__all__ = ["collective_table", "inspection_table", "task_table"]
+
+
+def collective_table(
+    operations: Operations, groups: Groups, messages: PointToPoint, members_max: int
+) -> dict[type, Handler]:
+    """Operations on objects, and Groups."""
+
+    def joins(slot: int, request: Any) -> None:
+        groups.join(request.ask, slot, request.number, members_max)
+
+    def admits(slot: int, request: Any) -> None:
+        groups.admitted(request.ask.name, request.ask.generation, request.ask.rank)
+
+    def calls(slot: int, request: Any) -> None:
+        if groups.hosts is not None:
+            groups.hosts.said(slot, request.ask)
+
+    def is_refused(slot: int, request: Any) -> None:
+        groups.reply(slot, local.Reply(request.number, groups.why(slot, request.ask)))
+
+    return {
+        local.Collective: lambda slot, request: operations.asked(request.ask, slot),
+        local.GroupCall: calls,
+        local.GroupSend: messages.send,
+        local.GroupInbox: messages.inbox,
+        local.GroupReceived: messages.received,
+        local.GroupJoin: joins,
+        local.GroupLeave: lambda slot, ask: groups.leave(ask.ask, slot, ask.number),
+        local.GroupAdmit: admits,
+        local.GroupRefusal: is_refused,
+    }
+
+
+def task_table(
+    actors: Actors, retries: Retries, rounds: Rounds, resources: Resources
+) -> dict[type, Handler]:
+    """Actors, tasks that try again, functions for every worker, resources."""
+    return {
+        actor_requests.OpenActor: actors.open,
+        actor_requests.FindActor: actors.find,
+        actor_requests.EndActor: actors.end,
+        actor_requests.ActorRestarts: actors.restarts,
+        actor_requests.FailActorCalls: actors.fail_calls,
+        actor_requests.ActorFailed: actors.constructor_raised,
+        actor_requests.ActorBegins: actors.begins,
+        actor_requests.ActorMayEnd: actors.may_end,
+        actor_requests.ActorStateAsked: actors.state_asked,
+        actor_requests.KeepActorState: actors.keep_state,
+        actor_requests.BindActor: actors.bind,
+        TryAgain: retries.ask,
+        OpenRound: rounds.open,
+        BeginRound: rounds.begin,
+        EndRound: rounds.end,
+        TakeRound: rounds.take,
+        TakeResources: resources.take,
+        GiveBack: resources.give_back,
+        KeepForStream: resources.keep_for_stream,
+        ResourcePlaces: resources.places,
+        AssignedAsked: resources.assigned,
+    }
+
+
+def inspection_table(
+    counters: Counters,
+    tracing: Tracing,
+    waits: Waits,
+    output: Output,
+    driver_name: Callable[[int], int],
+) -> dict[type, Handler]:
+    """What people ask for. driver_name: where lines for the driver in that slot are sent."""
+
+    def marks(slot: int, request: Any) -> None:
+        output.mark_lines(request.ask.number, driver_name(slot))
+
+    return {
+        local.Stats: lambda slot, request: counters.ask(slot, request.number),
+        local.TraceBegin: tracing.begin,
+        local.TraceEnd: tracing.end,
+        local.TracePiece: tracing.piece,
+        local.TraceDrop: tracing.drop,
+        local.Dump: waits.ask,
+        local.DumpRead: waits.piece,
+        MarkLines: marks,
+    }

@@ -1,0 +1,478 @@
+"""This node among others: joining, members, and who takes which message of a peer.
+
+Why it exists: on a LAN a node listens for peers, knows the members by the manager's word, and joins
+what comes from other hosts with the rooms for it. On one host none of this is imported.
+It must never know: what objects contain, how bytes move, how a handshake goes.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp.node.actors import actor_spares, far_actors
+from hoplite_mp.node.actors.actor_looks import calls_from_here
+from hoplite_mp.node.actors.actor_moves import ActorMoves
+from hoplite_mp.node.collectives.forests import Forests
+from hoplite_mp.node.collectives.transfer_waits import transfer_waits
+from hoplite_mp.node.collectives.transfers import Transfers
+from hoplite_mp.node.core import peer_table, rooms
+from hoplite_mp.node.core.drivers import Drivers
+from hoplite_mp.node.core.manager_calls import ManagerCalls
+from hoplite_mp.node.core.membership import Membership
+from hoplite_mp.node.groups.group_calls import GroupCalls
+from hoplite_mp.node.groups.group_results import GroupResults
+from hoplite_mp.node.membership.links import Links
+from hoplite_mp.node.membership.missing import Missing
+from hoplite_mp.node.membership.peers import Peers
+from hoplite_mp.node.membership.probing import Probing
+from hoplite_mp.node.objects import kept
+from hoplite_mp.node.objects.given import GivenBlocks
+from hoplite_mp.node.objects.locations import Locations
+from hoplite_mp.node.output.far_output import FarOutput
+from hoplite_mp.node.recovery import homes, recovering
+from hoplite_mp.node.tasks import draining
+from hoplite_mp.node.tasks.far_pools import FarPools
+from hoplite_mp.protocol.greetings import Introduction
+from hoplite_mp.protocol.local import DrainNode, GroupWritten, LeavingNodes, Locate, Reply
+from hoplite_mp.protocol.messages import (
+    Credentials,
+    Distribute,
+    FetchRefused,
+    Leave,
+    MembersChanged,
+    NodeAdmitted,
+    Withdraw,
+)
+from hoplite_mp.protocol.peers import (
+    Evacuated,
+    LastLinesSent,
+    Leaving,
+    Probe,
+    Probed,
+    RemoveNode,
+    WorkersNow,
+)
+from hoplite_mp.protocol.point_to_point import GroupSent, GroupSentTaken, GroupSourceEnded
+from hoplite_mp.protocol.versions import software_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp.node.core.rooms import Rooms
+    from hoplite_mp.node.ports import Lines
+    from hoplite_mp.node.shell.peer_door import PeerDoor
+    from hoplite_mp.protocol.local import LanStart, Request, Start
+    from hoplite_mp.protocol.looking import LookTold
+    from hoplite_mp.protocol.messages import Member, NodeToManager
+    from hoplite_mp.protocol.peers import CountersNow
+    from hoplite_mp.protocol.reports import Report
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["Lan"]
+
+# How long a task may wait although a worker is idle elsewhere. Lower: more turns of the node.
+STEAL_LOOK_S = 0.02
+_log = logging.getLogger("hoplite_mp")
+
+
+class Above(
+    actor_spares.Above,
+    draining.Above,
+    far_actors.Above,
+    homes.Above,
+    kept.Above,
+    rooms.Above,
+    Protocol,
+):
+    """All that these rooms say upward."""
+
+
+class Lan:
+    """What a node has more when there are other hosts."""
+
+    def __init__(
+        self,
+        local: Rooms,
+        start: Start,
+        lan: LanStart,
+        above: Above,
+        lines: Lines,
+        look: Callable[[], None],
+    ) -> None:
+        """look: words in shared memory have changed."""
+        self.local = local
+        self.host = host = local.host
+        self.door: PeerDoor | None = None
+        self.membership = Membership(host, local.workers, local.resources, start.workers, lan)
+        self.missing = Missing(
+            lan.silence_s, host.loop, host.send_manager, local.number, self._lost_many
+        )
+        self._stealing = False  # there will be another look
+        mine = Introduction(host.client.home, software_versions())
+        self.peers = Peers(host, lan, self.take, self.lost, mine)
+        self.far_output = FarOutput(
+            local.output,
+            self.peers.send,
+            self.peers.number_of,
+            self.peers.home_of,
+            lambda slot: bool(host.tasks.running(slot)),
+        )
+        self.kept = kept.KeptCopies(
+            local.results, local.imports, local.places, self.peers.send, host.loop, above
+        )
+        self.links = Links(host, self.peers)
+        self.given = GivenBlocks(local.store, host.client, self.links.engine)
+        self.forests = Forests(host, self.links, self.kept, self.given)
+        self.transfers = Transfers(host, self.links, self.kept, self.forests)
+        self.group_calls = GroupCalls(host, self.peers, GroupResults(host, self.forests))
+        local.groups.hosts = self.group_calls
+        local.places.fetcher = self.transfers
+        local.operations.forests = self.forests
+        self.draining = draining.Draining(host, local.guests, above)
+        self.drivers = Drivers(
+            host,
+            start,
+            self.membership,
+            mine,
+            lines,
+            local.ends,
+            local.output,
+            self.far_output,
+            self.peers,
+            local.workers,
+            local.delegation,
+            self.given,
+            look,
+        )
+        self.far_pools = FarPools(
+            host, local.delegation, local.guests, local.workers, local.resources
+        )
+        self.locations = Locations(host, self.kept)
+        self.probing = Probing(local.number, self.peers.send, host.send_manager, host.loop)
+        local.exports.elsewhere = self.locations.kept_at
+        self.recovering = recovering.Recovering(
+            host,
+            self.kept,
+            local.guests,
+            self.missing,
+            local.resources,
+            local.workers.queue_for,
+            self.locations.kept_at,
+            above,
+        )
+        owners = self.recovering.homes
+        of_tasks = local.workers, local.delegation, local.guests
+        self.far_actors = far_actors.FarActors(host, local.actors, *of_tasks, owners, above)
+        self.spares = actor_spares.Spares(host, local.actors, owners, above)
+        self.actor_moves = ActorMoves(
+            host, local.actors, self.far_actors, self.spares, *of_tasks, owners
+        )
+        local.counters.add(self._counts)
+        local.waits.add("transfers", lambda: transfer_waits(self.links, self.transfers))
+        local.waits.add("actor calls", lambda: calls_from_here(self.far_actors))
+        self._takers = self._table()
+        local.requests.add(self.membership.handlers)
+        local.requests.add(self.drivers.handlers)
+        local.requests.add(
+            {
+                LeavingNodes: self._asked_leaving,
+                DrainNode: self._asked_to_drain,
+                Locate: lambda slot, ask: self.locations.ask(slot, ask.number, ask.ask.oid),
+                GroupWritten: lambda slot, ask: self.given.write(
+                    slot, ask.ask.payload, ask.ask.ranges
+                ),
+            }
+        )
+        local.management.network = ManagerCalls(
+            host.loop,
+            local.life,
+            local.management,
+            self.membership,
+            self.peers,
+            local.processes,
+            self._open,
+        )
+        if not lan.manager:
+            self._open()
+
+    def _table(self) -> dict[type, peer_table.Taker]:
+        local = self.local
+        both = local.guests, local.delegation
+        return {
+            **peer_table.object_table(
+                local.exports,
+                local.imports,
+                local.guests,
+                self.kept,
+                self.locations,
+                self.recovering,
+            ),
+            **peer_table.task_table(
+                *both, self.far_pools, local.rounds, local.resources, self.membership
+            ),
+            **peer_table.inspection_table(
+                local.counters,
+                local.tracing,
+                local.waits,
+                self.far_output,
+                self.probing,
+                self.peers.relays,
+                self._answered,
+            ),
+            Probe: self._probe,
+            LastLinesSent: self._last_lines,
+            WorkersNow: lambda home, message: self._have_workers(home, message.count),
+            RemoveNode: lambda home, message: self.draining.begin(),
+            Leaving: self._leaves,
+            Evacuated: lambda home, message: self.draining.evacuated(home),
+            GroupSent: self._group_message,
+            GroupSentTaken: self._group_message,
+            GroupSourceEnded: self._group_message,
+        }
+
+    def _counts(self) -> dict[str, int]:
+        sent, received = self.links.moved()
+        retried = self.local.delegation.retried + self.recovering.remaking.begun
+        return {"bytes_sent": sent, "bytes_received": received, "tasks_retried": retried}
+
+    def _open(self) -> None:
+        """Lets other nodes in."""
+        from hoplite_mp.node.shell.peer_door import PeerDoor
+
+        membership, peers = self.membership, self.peers
+        about = membership.start, membership.cluster, membership.certificate
+        roles: dict[str, Callable[[Admission], None]] = {
+            "peer": peers.admitted,
+            "data": lambda admission: peers.admitted(admission, self.links.admitted),
+        }
+        self.door = PeerDoor(self.host.loop, *about, peers.mine, roles)
+        peers.listens_at = self.door.address
+
+    # -- the manager's word --------------------------------------------------------------------
+
+    def receive(self, message: Any) -> bool:
+        """A message from the manager; False if it is not about other hosts."""
+        match message:
+            case Credentials():
+                if self.door is None:  # else by another manager than the one that let this node in
+                    self.membership.certificate = message.pem
+                    self._open()
+            case NodeAdmitted() if self.local.life.standing and self.membership.members:
+                self._again(message)
+            case NodeAdmitted():
+                self._set_number(message.node)
+                for member in message.members:
+                    self._came(member)
+                self.probing.begin(m for m in message.members if m.node != message.node)
+            case MembersChanged():
+                self.missing.heard(message.went)
+                for number in message.went:
+                    self._went(number)
+                    self.recovering.report(number)
+                self.spares.are_gone(message.went)
+                for member in message.came:
+                    self._came(member)
+            case Distribute():
+                self.transfers.distribute(message)
+            case Withdraw():
+                self.transfers.withdraw(message)
+            case FetchRefused():
+                self.transfers.refused(message)
+            case Leave():
+                self.local.life.leave()
+            case _:
+                return self.recovering.receive(message)
+        return True
+
+    def _again(self, message: NodeAdmitted) -> None:
+        """Another manager has taken over; it may know of others who came, or are lost."""
+        found = {member.node: member for member in message.members}
+        members = self.membership.members
+        for number, member in list(members.items()):
+            if number not in found or found[number].incarnation != member.incarnation:
+                self._went(number)
+        gone = set(range(self.membership.numbers)) - set(found)
+        self.missing.heard(gone)
+        self.missing.again()
+        for number in gone:  # it may wait to hear of any of them
+            self.recovering.report(number)
+        self.spares.are_gone(gone)
+        for number, member in found.items():
+            if number not in members and number not in self.missing.members:
+                self._came(member)
+
+    def report(self) -> Iterator[NodeToManager | Report]:
+        """What a manager must know."""
+        yield from self.spares.report()
+        yield from self.transfers.report()
+        yield from self.forests.report()
+        yield from self.recovering.homes.report_again()
+
+    def counted(self) -> tuple[int, tuple[Member, ...], int, int]:
+        """How many numbers nodes were given, the nodes, the highest epoch of a Distribute, and how
+        many objects had an operation for their copies; each as far as this node knows."""
+        members = *self.membership.members.values(), *self.missing.members.values()
+        return self.membership.numbers, members, self.transfers.epochs, self.transfers.copied
+
+    def _set_number(self, number: int) -> None:
+        """The manager has let this node in."""
+        self.host.client.set_number(number)
+        if self.membership.start.meets_drivers:
+            self.drivers.open()  # first: who is told that this node stands may look for it
+        self.local.life.standing = True
+        self.local.management.admitted()
+        self.local.standing.answer()
+
+    def _came(self, member: Member) -> None:
+        self.membership.came(member)
+        self.peers.came(member)
+        if member.home != self.host.client.home:
+            self.local.delegation.set_runner(member.home, member.node, member.workers)
+            self.local.resources.came(member)
+            if self.membership.workers_now is not None:
+                self.peers.send(member.home, WorkersNow(self.membership.workers_now))
+            self.draining.tell(member.home)
+            self.local.tracing.came(member.home)
+            self.peers.let_in(member.home)
+            self.spares.came()
+
+    def _have_workers(self, home: int, count: int) -> None:
+        """That host has so many workers for everybody's tasks."""
+        member = self.membership.have_workers(home, count)
+        if member is not None:
+            self.local.delegation.set_runner(home, member.node, count)
+            self.local.resources.came(member)
+
+    def _went(self, number: int) -> None:
+        member = self.membership.went(number)
+        if member is None:
+            return
+        local, home = self.local, member.home
+        self.peers.went(number)
+        self.spares.lose_host(member)
+        self.recovering.begin(member)
+        local.resources.went(home)
+        local.delegation.lose_runner(home)
+        local.guests.lose_peer(home)
+        self.links.lose_node(number)
+        self.kept.lose_peer(home)
+        local.messages.lose_node(number)
+        self.draining.lose_peer(home)
+        self.far_pools.lose_peer(home)
+        local.rounds.lose_peer(home)
+        self.far_actors.lose_peer(home)
+        self.spares.lose_peer(home, number)
+        self.far_output.lose_peer(home)
+        self.locations.lose_peer(home)
+        self.probing.lose_peer(home)
+        local.tracing.went(home, number, member.workers)
+        local.questions.lose_peer(home)
+        local.exports.lose_peer(home)
+        local.places.lose_node(number)
+
+    def lost(self, member: Member) -> None:
+        """This node has noticed by itself."""
+        if member.node in self.membership.members:
+            self._went(member.node)
+            self.missing.add(member)
+
+    def _lost_many(self, count: int) -> None:
+        """Who has lost most of the others is the one that is cut off: the others need not go."""
+        to = self.local.management
+        most = count > max(1, len(self.peers.by_home))
+        if most and not (to.is_here or to.waits_for_votes):
+            to.cut_off(f"this host has lost {count} others")
+
+    def freed(self, oid: int) -> None:
+        """A header of the node's own has been collected."""
+        one = self.local.imports.by_oid.get(oid)
+        self.local.imports.freed(oid)
+        if one is not None and oid not in self.local.imports.by_oid:
+            self.transfers.dropped(one.object)
+            self.recovering.freed(one)
+
+    # -- peers ---------------------------------------------------------------------------------
+
+    def take(self, home: int, message: Any) -> None:
+        """A message of another node; its mistake is not the end of this host."""
+        try:
+            self._take(home, message)
+        except Exception:
+            _log.exception("%s of node %#x", type(message).__name__, home)
+
+    def _take(self, home: int, message: Any) -> None:
+        taker = self._takers.get(type(message))
+        if taker is not None:
+            taker(home, message)
+        elif not (self.far_actors.receive(home, message) or self.spares.receive(home, message)):
+            number = self.peers.number_of(home)  # it is of a call of a Group
+            if number is not None:
+                self.group_calls.receive(number, message)
+
+    def _probe(self, home: int, message: Probe) -> None:
+        self.peers.send(home, Probed(message.number))
+
+    def _answered(self, home: int, message: CountersNow | LookTold) -> None:
+        number = self.peers.number_of(home)
+        if number is not None:
+            self.local.questions.told(home, number, message)
+
+    def _group_message(self, home: int, message: Any) -> None:
+        number = self.peers.number_of(home)
+        if number is not None:
+            self.local.messages.receive(number, message)
+
+    def _last_lines(self, home: int, message: LastLinesSent) -> None:
+        self.far_output.last_lines_sent(home, message)
+        self.drivers.look_at_leaving()
+
+    def _leaves(self, home: int, message: Leaving) -> None:
+        self._have_workers(home, 0)
+        self.local.delegation.drain(home)
+        self.far_actors.leaves(home)
+        self.draining.leaves(home)
+
+    @property
+    def all_said(self) -> bool:
+        """Lines of workers elsewhere have come, and what was sent to other nodes has left."""
+        return self.far_output.quiet and self.peers.flushed
+
+    # -- processes of this host ----------------------------------------------------------------
+
+    def _asked_leaving(self, slot: int, request: Request) -> None:
+        self.host.reply(slot, Reply(request.number, self.draining.numbers))
+
+    def _asked_to_drain(self, slot: int, request: Request) -> None:
+        """A process wants a node to leave."""
+        number = request.ask.node  # type: ignore[union-attr]
+        member = self.membership.members.get(number)
+        why = ""
+        if member is None:
+            why = f"node h{number} is gone"
+        elif member.home == self.local.management.home:
+            why = f"node h{number} is that of the manager: the whole cluster ends with it"
+        elif number == self.local.number():
+            self.draining.begin()
+        else:
+            self.peers.send(member.home, RemoveNode())
+        self.host.reply(slot, Reply(request.number, None, why, gone=member is None))
+
+    def look(self, done: list[int]) -> None:
+        """Words in shared memory may have changed; these tasks of the node's are done."""
+        local = self.local
+        local.guests.completed(done)
+        local.guests.look()
+        local.delegation.look()
+        if self.far_actors.closing:
+            self.far_actors.look()
+        if local.delegation.steal() and not self._stealing:
+            self._stealing = True
+            self.host.loop.call_later(STEAL_LOOK_S, self._look_for_idle)
+        self.far_output.look()
+        local.places.purge()
+        self.recovering.look()
+
+    def _look_for_idle(self) -> None:
+        """Nobody tells this node that a worker has become idle; its next turn steals."""
+        self._stealing = False

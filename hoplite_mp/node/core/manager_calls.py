@@ -1,0 +1,100 @@
+"""The way to a manager of another host: the first one, and one that leads after it.
+
+Why it exists: a node knows the addresses of its cluster's manager and calls them until one answers;
+where a standby leads, the addresses are others from then on.
+It must never know: what is said to a manager.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+from hoplite_mp.node.membership.peers import Call
+from hoplite_mp.transport.addresses import Endpoint
+from hoplite_mp.transport.caller import Caller
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.core.management import Management
+    from hoplite_mp.node.core.membership import Membership
+    from hoplite_mp.node.core.succession import Succession
+    from hoplite_mp.node.life import Life
+    from hoplite_mp.node.membership.peers import Peers
+    from hoplite_mp.node.ports import Loop, Processes
+    from hoplite_mp.protocol.terms import StandbyNamed
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["ManagerCalls"]
+
+# Rounds over a lost manager's addresses: while there may be another one, its supervisor listens.
+MANAGER_ROUNDS_MAX = 3
+
+
+class ManagerCalls:
+    """Of one node; see `Network` in node/core/management.py."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        life: Life,
+        management: Management,
+        membership: Membership,
+        peers: Peers,
+        processes: Processes,
+        let_in: Callable[[], None],
+    ) -> None:
+        """let_in: the cluster is known, and other nodes may come, unless they need its
+        certificate."""
+        self.loop = loop
+        self.life = life
+        self.management = management
+        self.membership = membership
+        self.peers = peers
+        self.processes = processes
+        self.let_in = let_in
+        start = membership.start
+        self.connect_timeout_s = start.connect_timeout_s
+        self.beat_interval_s = start.beat_interval_s
+        self.silence_s = start.silence_s
+
+    def connect(self) -> Admission:
+        """The first connection; blocks, and raises what `Caller` does."""
+        admission = self._caller(self.connect_timeout_s).wait()
+        self.membership.cluster = self.peers.cluster = admission.cluster
+        if not self.membership.start.tls:
+            self.let_in()
+        return admission
+
+    def call(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
+        """A connection to the manager that leads now; None: there is none."""
+        level = logging.WARNING if self.management.succession is None else logging.INFO
+        make = functools.partial(
+            self._caller, timeout_s, MANAGER_ROUNDS_MAX, self.membership.cluster
+        )
+        Call(self.loop, make, "the manager", done, level).begin()
+
+    def _caller(self, timeout_s: float, rounds_max: int = 0, cluster: bytes = b"") -> Caller:
+        start = self.membership.start
+        return Caller(
+            [Endpoint(socket.AddressFamily(f), tuple(where)) for f, where in start.manager],
+            key=start.key,
+            role="node",
+            mine=self.peers.mine,
+            tls=start.tls,
+            now=self.loop.now(),
+            timeout_s=timeout_s,
+            handshake_timeout_s=start.handshake_timeout_s,
+            cluster=cluster,
+            rounds_max=rounds_max,
+        )
+
+    def succession(self, named: StandbyNamed) -> Succession:
+        """The manager has named a standby."""
+        from hoplite_mp.node.core.succession import Succession
+
+        to = self.management, self, self.membership, self.peers
+        return Succession(self.loop, self.life, *to, self.processes, named)

@@ -1,0 +1,119 @@
+"""Which room of a node takes which message of another node.
+
+Why it exists: one table to read instead of many registrations.
+It must never know: what a message means, how it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.protocol import looking, peers
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.core.membership import Membership
+    from hoplite_mp.node.inspect.counters import Counters
+    from hoplite_mp.node.inspect.tracing import Tracing
+    from hoplite_mp.node.inspect.waits import Waits
+    from hoplite_mp.node.membership.probing import Probing
+    from hoplite_mp.node.membership.relays import Relays
+    from hoplite_mp.node.objects.exports import Exports
+    from hoplite_mp.node.objects.imports import Imports
+    from hoplite_mp.node.objects.kept import KeptCopies
+    from hoplite_mp.node.objects.locations import Locations
+    from hoplite_mp.node.output.far_output import FarOutput
+    from hoplite_mp.node.recovery.recovering import Recovering
+    from hoplite_mp.node.tasks.delegation import Delegation
+    from hoplite_mp.node.tasks.far_pools import FarPools
+    from hoplite_mp.node.tasks.guests import Guests
+    from hoplite_mp.node.tasks.resources import Resources
+    from hoplite_mp.node.tasks.rounds import Rounds
+
+__all__ = ["Taker", "inspection_table", "object_table", "task_table"]
+
+Taker = Callable[[int, Any], None]  # id of the host that has sent it, the message
+
+
+def object_table(
+    exports: Exports,
+    imports: Imports,
+    guests: Guests,
+    kept: KeptCopies,
+    locations: Locations,
+    recovering: Recovering,
+) -> dict[type, Taker]:
+    """Objects of several hosts: holders, copies, what is made again."""
+
+    def releases(home: int, message: peers.Release) -> None:
+        if not guests.release(home, message):
+            recovering.released(home, message)
+            kept.released(home, message)
+
+    return {
+        peers.Acquire: exports.acquire,
+        peers.Release: releases,
+        peers.MakeAgain: exports.make_again,
+        peers.Drop: lambda home, message: exports.drop(message.object),
+        peers.Described: lambda home, message: imports.described(message),
+        peers.Kept: kept.kept,
+        peers.LetGo: lambda home, message: kept.let_go(message.object),
+        peers.Locate: locations.locate,
+        peers.Located: lambda home, message: locations.located(message),
+        peers.CopiesAsked: recovering.heard,
+        peers.CopiesTold: recovering.heard,
+    }
+
+
+def task_table(
+    guests: Guests,
+    delegation: Delegation,
+    far_pools: FarPools,
+    rounds: Rounds,
+    resources: Resources,
+    membership: Membership,
+) -> dict[type, Taker]:
+    """Tasks and workers of several hosts."""
+    return {
+        peers.RunTask: guests.run,
+        peers.TaskEnded: delegation.ended,
+        peers.CancelTask: lambda home, message: guests.cancel(message.task),
+        peers.RecallTasks: lambda home, message: guests.recall(home, message.tasks),
+        peers.OpenFarPool: far_pools.asked,
+        peers.FarPoolOpened: far_pools.opened,
+        peers.CloseFarPool: far_pools.closed,
+        peers.OpenFarRound: rounds.receive,
+        peers.FarRoundOpened: rounds.receive,
+        peers.EndFarRound: rounds.receive,
+        peers.FarRoundEnded: rounds.receive,
+        peers.ResourcesFreed: lambda home, message: resources.freed_there(home),
+        peers.AddWorkers: membership.grow,
+    }
+
+
+def inspection_table(
+    counters: Counters,
+    tracing: Tracing,
+    waits: Waits,
+    far_output: FarOutput,
+    probing: Probing,
+    relays: Relays,
+    answered: Taker,
+) -> dict[type, Taker]:
+    """What people ask of all nodes, lines of workers, and ways between nodes. answered: takes what
+    another node has counted or seen."""
+    return {
+        peers.CountersAsked: counters.asked,
+        peers.CountersNow: answered,
+        looking.LookTold: answered,
+        looking.ClockAsked: tracing.clock,
+        looking.TraceAsked: tracing.asked,
+        looking.TraceRead: tracing.read,
+        looking.DumpAsked: waits.asked,
+        peers.Printed: far_output.printed,
+        peers.PrintedTaken: far_output.taken,
+        peers.LastLinesAsked: far_output.last_lines_asked,
+        peers.Probed: probing.answered,
+        peers.RelayAsked: relays.asked,
+        peers.RelayOpened: relays.opened,
+    }

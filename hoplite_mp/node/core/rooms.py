@@ -1,0 +1,232 @@
+"""The rooms of one host's node, built in the order of their floors.
+
+Why it exists: each room is given the rooms below it and nothing else, so somebody builds them all.
+It is the same for a host alone and for one among others; rooms that only a LAN needs are built on
+these (node/core/lan.py).
+It must never know: sockets, processes, the loop behind its port.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp.node import notes
+from hoplite_mp.node.actors import actors
+from hoplite_mp.node.actors.actor_looks import actors_here, track_name
+from hoplite_mp.node.collectives.operations import Operations
+from hoplite_mp.node.core import client_table, management, standing
+from hoplite_mp.node.core.client_ends import ClientEnds
+from hoplite_mp.node.groups import groups
+from hoplite_mp.node.groups.group_waits import group_waits
+from hoplite_mp.node.groups.point_to_point import PointToPoint
+from hoplite_mp.node.inspect.counters import Counters
+from hoplite_mp.node.inspect.questions import Questions
+from hoplite_mp.node.inspect.recording import Recording
+from hoplite_mp.node.inspect.tracing import Tracing
+from hoplite_mp.node.inspect.waits import Waits
+from hoplite_mp.node.life import Life
+from hoplite_mp.node.objects import imports, leases, places, store
+from hoplite_mp.node.objects.context import HostContext
+from hoplite_mp.node.objects.exports import Exports
+from hoplite_mp.node.objects.import_requests import ImportRequests
+from hoplite_mp.node.objects.pages import Pages
+from hoplite_mp.node.objects.results import Results
+from hoplite_mp.node.requests import Requests
+from hoplite_mp.node.roster import Roster
+from hoplite_mp.node.tasks import delegation, guests, pool_requests, rounds, sweeper, workers
+from hoplite_mp.node.tasks.resources import Resources
+from hoplite_mp.node.tasks.retries import Retries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp import _shm, _tasks
+    from hoplite_mp.config import Config
+    from hoplite_mp.node.output.output import Output
+    from hoplite_mp.node.ports import Disk, Lines, Loop, Processes, Stacks
+    from hoplite_mp.node.tasks.pools import WorkerInfo
+    from hoplite_mp.protocol.peers import PeerMessage
+    from hoplite_mp.protocol.spawning import Start
+
+__all__ = ["Rooms"]
+
+
+class Above(
+    actors.Above,
+    delegation.Above,
+    groups.Above,
+    guests.Above,
+    imports.Above,
+    leases.Above,
+    management.Above,
+    notes.Above,
+    places.Above,
+    pool_requests.Above,
+    rounds.Above,
+    standing.Above,
+    store.Above,
+    sweeper.Above,
+    workers.Above,
+    Protocol,
+):
+    """All that these rooms say upward."""
+
+    def send_peer(self, home: int, message: PeerMessage) -> bool:
+        """A message to the node of the host with that id; False: there is none."""
+
+    def driver_name(self, slot: int) -> int:
+        """Where lines for the driver in that slot are sent; 0: it is the one of this host."""
+
+
+class Rooms:
+    """Of one host."""
+
+    def __init__(
+        self,
+        start: Start,
+        config: Config,
+        manager_fd: int,
+        loop: Loop,
+        client: _shm.NodeClient,
+        tasks: _tasks.Tasks,
+        lines: Lines,
+        processes: Processes,
+        stacks: Callable[[workers.Workers], Stacks],
+        disk: Disk,
+        output: Output,
+        above: Above,
+    ) -> None:
+        self.above = above
+        self.output = output
+        self.processes = processes
+        self.life = Life(start.lan is None)
+        self.requests = Requests()
+        self.management = management.Management(loop, client, self.life, manager_fd, above)
+        self.notes = notes.Notes(loop, above, config.trace_events_max)
+        memory = start.memory_bytes, start.store_fd
+        self.store = store.Store(client, config, *memory, loop, disk, self.notes, above)
+        self.store.clients = lines.by_slot
+        self.results = Results(client, tasks, self.store, config)
+        self.sweeper = sweeper.Sweeper(self.results, above)
+        self.places = places.Places(self.results, loop, above)
+        self.imports = imports.Imports(self.results, self.places, above.send_peer, above)
+        self.exports = Exports(self.results, self.places, above.send_peer, self.number)
+        self.host = host = HostContext(
+            config,
+            loop,
+            self.notes,
+            client,
+            tasks,
+            self.store,
+            self.results,
+            self.places,
+            self.imports,
+            self.exports,
+            Roster(),
+            self.management.send,
+            above.send_peer,
+            lines.by_slot,
+            lines.reply,
+            lines.replier,
+        )
+        objects = self.results, self.imports
+        self.delegation = delegation.Delegation(*objects, self.places, above.send_peer, above)
+        self.guests = guests.Guests(*objects, above.send_peer, self.notes, above)
+        both = self.delegation, self.guests
+        self.workers = workers.Workers(host, processes, *both, above)
+        self.resources = Resources(host, self.delegation, self.workers)
+        self.actors = actors.Actors(host, self.workers, self.guests, self.resources, above)
+        self.operations = Operations(
+            self.results,
+            self.places,
+            self.management.send,
+            config.reduce_threads or start.cores,
+            loop,
+            self.notes,
+            self.number,
+        )
+        self.groups = groups.Groups(
+            client, tasks, self.management.send, lines.reply, self.number, above
+        )
+        self.groups.messages = self.messages = PointToPoint(host)
+        self.questions = Questions(host)
+        self.counters = Counters(host, self.questions, self.sweeper, self.workers)
+        self.counters.add(self.resources.counts)
+        self.recording = Recording(host, self._track_name)
+        self.tracing = Tracing(host, self.questions, self.recording)
+        looked_at = self.workers, *both, self.operations
+        self.waits = Waits(host, self.questions, self.recording, *looked_at, stacks(self.workers))
+        about = self.groups, self.messages, client, tasks
+        self.waits.add("groups", lambda: group_waits(*about))
+        self.waits.add("actors", lambda: actors_here(self.actors))
+        self.rounds = rounds.Rounds(host, self.workers, *both, above)
+        self.pages = Pages(host, start.workers)
+        self.standing = standing.StandingRequests(
+            host, self.requests, self.life, self.management, above
+        )
+        self.import_requests = ImportRequests(host, self.requests)
+        self.ends = ClientEnds(
+            host, self.groups, self.recording, self.sweeper, self.requests, lines.forget
+        )
+        self._answer(host, config)
+
+    def _answer(self, host: HostContext, config: Config) -> None:
+        """Which room answers which request."""
+        requests, above = self.requests, self.above
+        of_pools = self.workers, self.delegation, above
+        for room in (
+            leases.Leases(host, requests, self.pages, above),
+            pool_requests.PoolRequests(host, requests, *of_pools),
+            self.import_requests,
+            self.standing,
+        ):
+            requests.add(room.handlers)
+        of_members = self.messages, config.group_members_max
+        requests.add(client_table.collective_table(self.operations, self.groups, *of_members))
+        retries = Retries(host, self.sweeper, self.workers)
+        requests.add(client_table.task_table(self.actors, retries, self.rounds, self.resources))
+        inspects = self.counters, self.tracing, self.waits, self.output
+        requests.add(client_table.inspection_table(*inspects, above.driver_name))
+        requests.when_forgotten(self.tracing.forget_client)
+        requests.when_forgotten(self.waits.forget_client)
+
+    def number(self) -> int:
+        """Of this node in its cluster."""
+        return self.host.client.number
+
+    def _track_name(self, slot: int, ended: WorkerInfo | None) -> str:
+        """Of a trace, for the process in that slot, which may have ended; "": it is no actor's."""
+        worker = ended or self.workers.all.get(slot)
+        actor = None if worker is None else self.actors.by_pool.get(worker.pool)
+        return "" if actor is None else track_name(actor)
+
+    def report(self) -> Iterator[Any]:
+        """What a manager must know of these rooms that begins with nothing."""
+        yield from self.operations.report()
+        yield from self.groups.report()
+        yield from self.actors.report()
+
+    def begin_turn(self) -> list[int]:
+        """Words in shared memory may have changed. Returns the tasks of the node's own tables that
+        are done."""
+        done = self.host.tasks.drain()
+        if done:
+            self.sweeper.completed(done)
+        if self.resources.held or self.resources.rows.rows:
+            self.resources.look()
+        return done
+
+    def end_turn(self) -> None:
+        """The same, of what rooms of a LAN may have changed in this turn, too."""
+        loop = self.host.loop
+        self.exports.look()
+        self.operations.look()
+        again = self.operations.execute_again()
+        if again is not None:
+            loop.call_later(max(0.0, again - loop.now()), lambda: None)
+        self.results.look()
+        self.groups.look()
+        self.workers.look()
+        self.recording.look()
+        if self.host.client.news():
+            self.sweeper.collect()

@@ -1,0 +1,72 @@
+"""Programs that wait until their node is in a cluster, and what they then learn of it.
+
+Why it exists: a node answers its own host before a manager has let it in, and a program begins its
+work only when it has.
+It must never know: how a node joins.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from hoplite_mp.protocol.local import Reply, Standing
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.core.management import Management
+    from hoplite_mp.node.life import Life
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.requests import Handler, Requests
+    from hoplite_mp.protocol.local import Request
+
+__all__ = ["StandingRequests"]
+
+
+class Above(Protocol):
+    """What rooms above this one know."""
+
+    def cluster(self) -> bytes:
+        """The id of the cluster; empty on one host alone."""
+
+
+class StandingRequests:
+    """Of the processes of one host."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        requests: Requests,
+        life: Life,
+        management: Management,
+        above: Above,
+    ) -> None:
+        self.client = host.client
+        self.reply = host.reply
+        self.life = life
+        self.management = management
+        self.above = above
+        self.waiting: list[tuple[int, int]] = []  # (slot, number of its request)
+        requests.when_forgotten(self._forget_client)
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """By kind of request."""
+        return {Standing: self.ask}
+
+    def ask(self, slot: int, request: Request) -> None:
+        """A process waits for it."""
+        self.waiting.append((slot, request.number))
+        self.answer()
+
+    def answer(self) -> None:
+        """As soon as it is known whether this node is in a cluster, and as which."""
+        management = self.management
+        if not self.life.standing and management.join_error is None:
+            return
+        managed = management.wire is not None
+        stands = (self.client.number, self.above.cluster(), *management.standby, managed)
+        waiting, self.waiting = self.waiting, []
+        for slot, number in waiting:
+            self.reply(slot, Reply(number, management.join_error or stands))
+
+    def _forget_client(self, slot: int) -> None:
+        self.waiting = [one for one in self.waiting if one[0] != slot]

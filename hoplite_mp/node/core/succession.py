@@ -1,0 +1,312 @@
+"""What this node does about terms: it follows one manager, and votes for a standby when it is lost.
+
+Why it exists: in a cluster with a standby a node must never obey two managers. It answers each beat
+of its manager, by which it is bound for a while; when it has heard none for longer, it offers
+itself to the standby, and still goes back if the manager is there again. With its vote the manager
+of before is over for it, and the connection to the standby is that to its manager.
+It must never know: what else managers say; when a vote may be given (planner/terms.py).
+
+    following ──► nothing heard, or the connection lost ──► offered ──► voted ──► following another
+        ▲                                                      │
+        └────────────── the manager is there again ◄───────────┘
+
+The node of the manager's own host never votes: with its manager its host ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.errors import ConfigError
+from hoplite_mp.node.membership.peers import Call
+from hoplite_mp.node.shell.wires import Wire
+from hoplite_mp.planner.terms import Voter, promise_s
+from hoplite_mp.protocol.codec import encode, node_decoder
+from hoplite_mp.protocol.local import StartStandby
+from hoplite_mp.protocol.terms import Ends, Follows, Knows, Leads, StandbyNamed, VoteAsked, Voted
+from hoplite_mp.transport.addresses import Address, Endpoint, own_addresses, parse_address, resolve
+from hoplite_mp.transport.listen import listen
+from hoplite_mp.transport.silence import Silence
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.core.management import Management, Network
+    from hoplite_mp.node.core.membership import Membership
+    from hoplite_mp.node.life import Life
+    from hoplite_mp.node.membership.peers import Peers
+    from hoplite_mp.node.ports import Loop, Processes
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["Succession"]
+
+# How long a node waits without a manager if it can speak to the standby: a human may promote that.
+# Higher: there is more time for it. Lower: programs learn sooner that nobody has done it.
+PROMOTE_WAIT_S = 300.0
+# How long otherwise. Higher: a standby that is late is waited for.
+ALONE_S = 10.0
+US = 1_000_000
+ALONE_MAX = 2  # of so few hosts, one that is alone cannot be told from one that is cut off
+CALL_S = 2.0  # for the standby to answer; then it is called again
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Succession:
+    """Of one node, from when it is told that there is a standby."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        life: Life,
+        management: Management,
+        network: Network,
+        membership: Membership,
+        peers: Peers,
+        processes: Processes,
+        named: StandbyNamed,
+    ) -> None:
+        self.loop = loop
+        self.life = life
+        self.management = management
+        self.network = network
+        self.membership = membership
+        self.peers = peers
+        self.processes = processes
+        self.addresses = named.addresses
+        now = self.loop.now()
+        self.voter = Voter(promise_s(network.silence_s), now)
+        self.voter.bind(named.lease_us / US)
+        self.holds = ""  # where the standby is, if that is this host's
+        # The lease of a manager that is late runs out; that is no reason yet to want another one.
+        self._silence = Silence(now, network.silence_s)
+        self._look_at = now
+        self.wire: Wire | None = None  # to the standby, as long as that does not lead
+        self._host = 0  # home of the standby's host
+        self._offered = False
+        self._calling = False
+        self._alone_since: float | None = None
+        self._voted_at: float | None = None  # and who was voted for does not lead yet
+        self._endpoints = [_endpoint(address) for address in named.addresses]
+        if not management.is_near:
+            self._look()
+
+    # -- the manager's word --------------------------------------------------------------------
+
+    def receive(self, message: Any) -> None:
+        """From the manager."""
+        if isinstance(message, StandbyNamed):
+            self.voter.bind(message.lease_us / US)
+        if not isinstance(message, Leads):
+            return
+        voter, now = self.voter, self.loop.now()
+        self._silence.heard(min(now, self._look_at))  # a late loop finds it late
+        if not voter.hear(message.term, message.at, message.lists, now):
+            _log.warning("a manager of an older term was heard: it is not obeyed")
+            self.management.drop("its term is over")
+            self.lost()
+            return
+        if self._voted_at is not None:
+            self._voted_at = None
+            words = "the cluster is led at %s from now on: join there"
+            _log.warning(words, " or ".join(self.addresses))
+        answer = Follows(self.management.client.number, voter.term, message.sent_us, voter.version)
+        self.management.send(answer)
+
+    def knows(self) -> Knows:
+        """For a manager that has been started again."""
+        return Knows(self.management.client.number, self.voter.knowledge)
+
+    def ends(self) -> Ends:
+        """The last word: who counts hosts need not miss this one."""
+        return Ends(self.management.client.number)
+
+    @property
+    def has_voted(self) -> bool:
+        """Is the manager of before over for this node?"""
+        return bool(self.voter.voted_for)
+
+    # -- without a manager ---------------------------------------------------------------------
+
+    def lost(self) -> None:
+        """The connection to the manager is over."""
+        if self._alone_since is None:
+            self._alone_since = self.loop.now()
+        if not self.has_voted:
+            self._call_manager()
+
+    def _call_manager(self) -> None:
+        """It may be started again, at the same address."""
+        self.network.call(self._manager_called, ALONE_S)
+
+    def _manager_called(self, admission: Admission | None) -> None:
+        alone = self._alone_since is not None and not self.life.stopping
+        if admission is None:
+            if alone and not self.has_voted:
+                self.loop.call_later(self.network.beat_interval_s, self._call_again)
+        elif alone and not self.has_voted:
+            self.voter.heard_at = self.loop.now()
+            self._found()
+            self.management.found(admission)
+        else:
+            admission.stream.close()
+
+    def _found(self) -> None:
+        """There is a manager, which is listened to from now on."""
+        self._alone_since = None
+        self._silence = Silence(self.loop.now(), self.network.silence_s)
+
+    def _call_again(self) -> None:
+        if self._alone_since is not None and not self.has_voted:
+            self._call_manager()
+
+    def _look(self) -> None:
+        """At each beat."""
+        if self.life.stopping:
+            return
+        now = self.loop.now()
+        interval_s = self.network.beat_interval_s
+        if now - self._look_at > interval_s:  # what has come meanwhile is not read yet
+            self._silence.excuse(now - self._look_at)
+        wanted = self._wants_another(now)
+        if not wanted and self.wire is not None:
+            self.wire.close("the manager is there again")
+        elif wanted and self.wire is None and not self._calling:
+            self._call()
+        else:
+            self._offer(now)
+        if self._voted_at is not None and now - self._voted_at > ALONE_S:
+            _log.warning("nobody leads in term %d: this node votes again", self.voter.term)
+            self._voted_at = None
+            self.management.drop("it does not lead")
+            self.lost()
+        if self._alone_since is not None:
+            patience_s = ALONE_S if self.wire is None else PROMOTE_WAIT_S
+            if now - self._alone_since > patience_s:
+                _log.error("no manager was found for %.3g s", now - self._alone_since)
+                self.life.given_up = True
+                self.life.leave()
+                return
+        free_in = self.voter.free_at - now
+        next_in = free_in if 0 < free_in < interval_s else interval_s
+        self._look_at = now + next_in
+        self.loop.call_later(next_in, self._look)
+
+    def _wants_another(self, now: float) -> bool:
+        """Is the manager gone, as far as can be seen from here?"""
+        return self._alone_since is not None or self._silence.deadline <= now
+
+    def _offer(self, now: float) -> None:
+        if self.wire is None or self._offered:
+            return
+        if self.voter.is_free(now) and self._wants_another(now):
+            self._offered = True
+            self.wire.send(encode(self.knows()))
+
+    def _call(self) -> None:
+        from hoplite_mp.transport.caller import Caller
+
+        start = self.membership.start
+        self._calling = True
+        make = functools.partial(
+            Caller,
+            self._endpoints,
+            key=start.key,
+            role="voter",
+            mine=self.peers.mine,
+            tls=start.tls,
+            timeout_s=CALL_S,
+            handshake_timeout_s=start.handshake_timeout_s,
+            cluster=self.membership.cluster,
+            rounds_max=1,
+        )
+        Call(
+            self.loop,
+            lambda: make(now=self.loop.now()),
+            "the standby",
+            self._called,
+            logging.INFO,
+        ).begin()
+
+    def _called(self, admission: Admission | None) -> None:
+        self._calling = False
+        if admission is None:
+            return
+        self._offered, self._host = False, admission.peer.host
+        latest = self.voter.knowledge.latest
+        if self._alone_since is not None and latest is not None and len(latest.nodes) <= ALONE_MAX:
+            words = (
+                "there is no manager: if its host is gone, `hoplite-mp promote %s` within %.0f s"
+            )
+            _log.warning(words, " or ".join(self.addresses), PROMOTE_WAIT_S)
+        self.wire = Wire(
+            self.loop,
+            admission.stream,
+            node_decoder(),
+            self._from_standby,
+            self._standby_lost,
+            threading.Lock(),
+        )
+        self.wire.ready()  # what came with the handshake's last bytes is announced by no loop
+        self._offer(self.loop.now())
+
+    def _standby_lost(self, reason: str) -> None:
+        _log.info("the connection to the standby ended: %s", reason)
+        self.wire = None
+
+    def _from_standby(self, message: Any) -> None:
+        if not isinstance(message, VoteAsked) or self.wire is None:
+            return
+        before = self.voter.knowledge
+        if not self.voter.vote(message.term, message.candidate, self.loop.now()):
+            self.wire.close("this node is not free")
+            return
+        _log.warning("this node votes for the standby, in term %d", message.term)
+        wire, self.wire = self.wire, None
+        self._found()
+        self._voted_at = self.loop.now()
+        where = [(int(end.family), tuple(end.sockaddr)) for end in self._endpoints]
+        self.membership.manager_is_at(where)
+        self.management.follow(
+            wire, Voted(self.management.client.number, message.term, before), self._host
+        )
+
+    # -- the standby itself --------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """If the standby belongs to this host, its supervisor starts it."""
+        if not self.membership.start.meets_drivers:
+            return  # this node ends with a program
+        here = set(own_addresses()) | {self.peers.listens_at}
+        for address in map(parse_address, self.addresses):
+            if address.host in here:
+                self._hold_at(address)
+                return
+
+    @property
+    def keeper(self) -> Member | None:
+        """Of the host that has one of the standby's addresses, if it is there."""
+        wanted = {parse_address(address).host for address in self.addresses}
+        for member in self.membership.members.values():
+            if member.stays and wanted & {parse_address(one).host for one in member.addresses}:
+                return member
+        return None
+
+    def _hold_at(self, address: Address) -> None:
+        try:
+            sock = listen(address.host, [address.port])
+        except ConfigError as error:
+            _log.error("this host should have the standby at %s, but: %s", address, error)
+            return
+        about = self.membership.cluster, self.membership.certificate
+        ask = StartStandby(self.management.client.number, list(self.addresses), *about)
+        with sock:
+            self.processes.start_standby(ask, sock.fileno())
+        self.holds = str(address)
+
+
+def _endpoint(address: str) -> Endpoint:
+    """Of an address in numbers: nothing is looked up."""
+    return resolve(parse_address(address))[0]

@@ -1,0 +1,1 @@
+"""Groups: members, calls, messages between two members."""

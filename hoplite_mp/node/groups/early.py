@@ -1,0 +1,119 @@
+"""A Group's large allreduce of which the last members have not called yet: it begins without them.
+
+Why it exists: what the early ones have can be on its way while the last one still computes. The
+stripes belong to nodes that are there, so a late one has only to send its part and to receive the
+result: about one transfer after its arrival instead of two. Its part is taken to be like those of
+the others; if it turns out to be different, the attempt is given up and the call is decided anew.
+It must never know: messages, clocks, how bytes move.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hoplite_mp.node.groups.group_decisions import NO_OBJECT, Outcome, decide
+from hoplite_mp.planner.topology import BYTES_PER_S_DEFAULT
+from hoplite_mp.protocol.group_calls import GroupPart, Piece
+from hoplite_mp.protocol.messages import ExecuteReduce
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from hoplite_mp.planner.topology import Host
+    from hoplite_mp.protocol.group_calls import GroupGo, Plan
+    from hoplite_mp.protocol.messages import GroupMembers
+
+__all__ = ["decide_early", "fill_in", "fits", "lacks", "wait_s"]
+
+# An owner sends its stripe to all others: with k owners of n nodes that is (n - 1) / k objects.
+# Higher: calls begin with fewer members there, and take longer after the last one.
+WIDTH_MAX = 1.2
+BYTES_MIN = 4 << 20  # smaller ones are over sooner than anybody is late
+# Of the time that the bytes take over one link: who comes within it is not late. Lower: calls whose
+# members come nearly together are decided without the last ones, and take longer.
+WAIT_SHARE = 0.03
+
+
+def wait_s(part: GroupPart, rates: Mapping[int, Host]) -> float | None:
+    """How long to wait for the others; None: for ever."""
+    large = [piece for piece in part.pieces if piece.payload is None]
+    if part.kind != "allreduce" or not large or large[0].nbytes < BYTES_MIN:
+        return None
+    known = [min(host) for host in rates.values()]
+    return WAIT_SHARE * large[0].nbytes / (max(known) if known else BYTES_PER_S_DEFAULT)
+
+
+def decide_early(
+    members: GroupMembers,
+    call: int,
+    attempt: int,
+    expected: Sequence[int],
+    given: dict[int, GroupPart],
+    rates: Mapping[int, Host],
+) -> tuple[Outcome, set[int]] | None:
+    """(decision, ranks that are taken for granted); None: it is not worth it, or cannot be."""
+    missing = [rank for rank in expected if rank not in given]
+    there = {members.nodes[rank] for rank in expected if rank in given}
+    nodes = {members.nodes[rank] for rank in expected}
+    if not missing or len(there) < 2 or (len(nodes) - 1) / len(there) > WIDTH_MAX:
+        return None
+    first = next(iter(given.values()))
+    if first.kind != "allreduce" or not first.pieces or first.pieces[0].nbytes < BYTES_MIN:
+        return None
+    if members.joining or there & {members.nodes[rank] for rank in missing}:
+        return None
+    like = first.pieces[0]
+    assumed = {
+        rank: msgspec.structs.replace(
+            first,
+            ranks=(rank,),
+            pieces=(Piece(rank, -1, like.nbytes, None, NO_OBJECT, like.layout),),
+        )
+        for rank in missing
+    }
+    owners = {node for node in there if node is not None}
+    outcome = decide(members, call, attempt, expected, {**given, **assumed}, rates, owners)
+    if outcome.error or not outcome.plans or outcome.pieces:
+        return None
+    (plan,) = outcome.plans
+    if not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
+        return None
+    return outcome, set(missing)
+
+
+def fits(part: GroupPart, plan: Plan) -> bool:
+    """Is this what was taken for granted?"""
+    return (
+        isinstance(plan, ExecuteReduce)
+        and not part.mistake
+        and (part.kind, part.op) == (plan.kind, plan.op)
+        and len(part.pieces) == len(part.ranks)
+        and all(
+            piece.payload is None and piece.layout == plan.layout and piece.nbytes == plan.nbytes
+            for piece in part.pieces
+        )
+    )
+
+
+def lacks(message: GroupGo, ranks: Collection[int]) -> bool:
+    """Was what one of these ranks gives not known when it was decided?"""
+    return any(
+        rank in ranks and known == NO_OBJECT
+        for plan in message.plans
+        if isinstance(plan, ExecuteReduce)
+        for rank, known in zip(plan.members, plan.objects, strict=True)
+    )
+
+
+def fill_in(message: GroupGo, part: GroupPart) -> GroupGo | None:
+    """The same with what this node's members give; None: they give something else."""
+    (plan,) = message.plans
+    if not isinstance(plan, ExecuteReduce) or not fits(part, plan):
+        return None
+    given = {piece.source: piece.object for piece in part.pieces}
+    objects = tuple(
+        given.get(rank, known) for rank, known in zip(plan.members, plan.objects, strict=True)
+    )
+    return msgspec.structs.replace(message, plans=(msgspec.structs.replace(plan, objects=objects),))

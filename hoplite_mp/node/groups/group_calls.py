@@ -1,0 +1,493 @@
+"""Calls of Groups whose members live on several hosts: collected, decided once, committed.
+
+Why it exists: members publish on the board of their host and tell their node; when all of a node's
+have called, the node tells the leading one, that of the lowest living rank. It decides: small parts
+it combines itself and sends the result, for large ones it makes a plan and waits until all have
+moved their bytes. The commit goes on every board, so members wait as on one host. No manager is
+asked; it only says who is a member.
+It must never know: how bytes move, how arrays are added, how members wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hoplite_mp.errors import StoreFullError
+from hoplite_mp.node.groups.early import decide_early, fill_in, fits, lacks, wait_s
+from hoplite_mp.node.groups.group_decisions import Outcome, decide
+from hoplite_mp.node.groups.group_state import Going, State
+from hoplite_mp.planner.topology import Host
+from hoplite_mp.protocol.group_calls import (
+    GroupCommit,
+    GroupDone,
+    GroupGo,
+    GroupPart,
+    GroupSkip,
+    GroupStart,
+    GroupSync,
+    error_kind,
+)
+from hoplite_mp.protocol.messages import GroupAdmitted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hoplite_mp.node.groups.group_records import Known
+    from hoplite_mp.node.groups.group_results import GroupResults
+    from hoplite_mp.node.membership.peers import Peers
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.protocol.group_calls import GroupMessage
+    from hoplite_mp.protocol.local import GroupCall
+    from hoplite_mp.protocol.messages import GroupMembers
+
+__all__ = ["GroupCalls"]
+
+# Messages kept for a group of which nothing is known yet, two for each node are enough; and for how
+# many groups: what comes late about one that is closed is dropped in the end.
+EARLY_MAX = 1024
+EARLY_GROUPS_MAX = 64
+# Calls that fill every node's links, both ways, for a while.
+FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
+ATTEMPT_BITS = 8  # of an attempt's number; the version of the members stands above
+_log = logging.getLogger("hoplite_mp")
+
+
+class GroupCalls:
+    """All groups with members on several hosts of which some are here."""
+
+    def __init__(self, host: HostContext, peers: Peers, results: GroupResults) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.send_manager = host.send_manager
+        self.clients = host.clients
+        self.peers = peers
+        self.results = results
+        self.states: dict[int, State] = {}  # by generation
+        # What other nodes said of groups of which the manager's word is still on its way here.
+        self.early: dict[int, list[tuple[int, GroupMessage]]] = {}
+
+    # -- what the manager says -----------------------------------------------------------------
+
+    def changed(self, members: GroupMembers, known: Known) -> None:
+        """Who is a member, from now on."""
+        state = self.states.get(members.generation)
+        if state is None:
+            state = self.states[members.generation] = State(members, known)
+        state.members = members
+        self._change(state)
+        for node, message in self.early.pop(members.generation, ()):
+            self.receive(node, message)
+
+    def _change(self, state: State) -> None:
+        members, known = state.members, state.known
+        for rank in range(members.size):
+            if not (members.alive | members.joining) >> rank & 1:
+                ask = state.said.pop(rank, None)
+                holds = state.holds.pop(rank, [])
+                if ask is not None and ask.call == state.calls and state.go is not None:
+                    state.left += holds  # it may be decided already, with that in it
+                else:
+                    self.results.unpin(holds)
+        # Each node answers for its own ranks; the leading one will hear of the others'.
+        here = {rank for rank, node in enumerate(members.nodes) if node == self.client.number}
+        state.starts = {rank: call for rank, call in state.starts.items() if rank in here}
+        if members.first:
+            for rank in here.difference(state.starts):
+                if members.alive >> rank & 1:
+                    state.start(rank, 0)
+                    known.board.set_start(rank, 0)
+        state.synced = set()
+        living, knowing = state.nodes, state.knowing
+        state.parts = {
+            node: part  # one of a later version comes from a member that this node will hear of
+            for node, part in state.parts.items()
+            if node in living or part.version > members.version
+        }
+        if self.client.number not in state.nodes:  # nothing is said to it any more
+            self._let_go(state)
+            state.result, state.owed = [], None
+        if state.leader != self.client.number:
+            state.going = None  # whoever leads now begins again
+        if state.owed is not None:
+            self._commit(state, state.owed)
+        if state.leader is not None:
+            sync = GroupSync(
+                members.generation,
+                members.version,
+                state.calls,
+                state.last,
+                tuple(state.starts.items()),
+            )
+            self._send(state, state.leader, sync)
+        state.told = None
+        state.early = False  # that attempt was made for other members
+        self._tell(state)
+        for node, early in list(state.syncs.items()):
+            if node in knowing and node != self.client.number and early.version == members.version:
+                self._sync(state, node, early)
+
+    def closed(self, generation: int) -> None:
+        """All have left."""
+        state = self.states.pop(generation, None)
+        if state is None:
+            return
+        self._let_go(state)
+        for holds in state.holds.values():
+            self.results.unpin(holds)
+
+    def _let_go(self, state: State) -> None:
+        """Of an attempt, and of what those gave to it who are gone."""
+        go, state.go = state.go, None
+        if go is not None:
+            self.results.drop(go)
+        left, state.left = state.left, []
+        self.results.unpin(left)
+
+    # -- what members say ----------------------------------------------------------------------
+
+    def said(self, slot: int, ask: GroupCall) -> None:
+        """A member of this host has made its next call."""
+        state = self.states.get(ask.generation)
+        before = None if state is None else state.said.get(ask.rank)
+        if state is None or ask.call < state.calls or (before and before.call == ask.call):
+            self.results.refuse(slot, ask)
+            return
+        self.results.unpin(state.holds.pop(ask.rank, []))
+        try:
+            state.holds[ask.rank] = self.results.pin(slot, ask)
+        except (ValueError, StoreFullError) as error:
+            ask = msgspec.structs.replace(ask, mistake=str(error), error=error_kind(error))
+        state.said[ask.rank] = ask
+        state.slots[ask.rank] = slot
+        self._tell(state)
+
+    def _tell(self, state: State) -> None:
+        """Tells the leading node when all members here have called."""
+        if not state.members.formed or state.leader is None:
+            return
+        asks = self._asks(state)
+        if asks is None:
+            return
+        if state.told == (state.members.version, state.calls):
+            return
+        state.told = state.members.version, state.calls
+        self._send(state, state.leader, self.results.part(state.members, state.calls, asks))
+        if state.early and state.go is not None:
+            state.early = False
+            self._fill_in(state, state.go, asks)
+
+    def _asks(self, state: State) -> list[GroupCall] | None:
+        """The next call of all members here; None: not all have made it, or there are none."""
+        ranks = state.ranks_of(self.client.number)
+        said = [state.said.get(rank) for rank in ranks]
+        asks = [ask for ask in said if ask is not None and ask.call == state.calls]
+        return asks if asks and len(asks) == len(ranks) else None
+
+    def _send(self, state: State, node: int, message: GroupMessage) -> None:
+        if node == self.client.number:
+            self.receive(node, message)
+        elif node in self.peers.by_number:
+            self.peers.send(self.peers.by_number[node].member.home, message)
+
+    def _this_last(self, nodes: Iterable[int]) -> list[int]:
+        """In this order they are told: this node acts at once, and the others would wait."""
+        return sorted(nodes, key=lambda node: node == self.client.number)
+
+    # -- what nodes say ------------------------------------------------------------------------
+
+    def receive(self, node: int, message: GroupMessage) -> None:
+        """A message of a node, maybe this one."""
+        state = self.states.get(message.generation)
+        if state is None:
+            waiting = self.early.setdefault(message.generation, [])
+            waiting.append((node, message))
+            while len(self.early) > EARLY_GROUPS_MAX:
+                del self.early[next(iter(self.early))]
+            del waiting[:-EARLY_MAX]
+            return
+        match message:
+            case GroupPart():
+                if message.call >= state.calls:
+                    state.parts[node] = message
+                    self._lead(state)
+                elif message.call < state.calls and state.last is not None:
+                    self._send(state, node, state.last)  # it has missed the commit
+            case GroupSync():
+                self._sync(state, node, message)
+            case GroupGo():
+                self._go(state, message)
+            case GroupDone():
+                self._done(state, node, message)
+            case GroupStart():
+                if message.version == state.members.version:
+                    state.start(message.rank, message.call)
+                    state.known.board.set_start(message.rank, message.call)
+                    self._tell(state)
+            case GroupSkip():
+                self._skip(state, message.call)
+            case GroupCommit() if node in state.knowing:
+                self._commit(state, message)
+            case GroupCommit():
+                pass  # of a leader that is gone: the living have said what they know, and go on
+
+    # -- leading -------------------------------------------------------------------------------
+
+    def _sync(self, state: State, node: int, message: GroupSync) -> None:
+        state.syncs[node] = message
+        if message.version != state.members.version or state.leader != self.client.number:
+            return  # it, or this node, has not heard of the latest change
+        if message.committed > state.calls:  # decided by a leader that is gone
+            self._hand_on(state, state.nodes, message.committed, message.last)
+        elif message.committed < state.calls and node in state.nodes:
+            self._hand_on(state, [node], state.calls, state.last)
+        if node != self.client.number:
+            for rank, call in message.starts:
+                state.start(rank, call)
+        state.synced.add(node)
+        if state.synced >= state.knowing:
+            self._start_new(state)
+            going, state.going = state.going, None
+            if going is not None:
+                _log.info("group %s: call %d begins again", state.members.name, going.call)
+            self._lead(state)
+
+    def _hand_on(
+        self, state: State, nodes: Iterable[int], calls: int, last: GroupCommit | None
+    ) -> None:
+        """So many calls are over, and that was the last one that anybody made."""
+        for node in self._this_last(nodes):
+            if last is not None:
+                self._send(state, node, last)
+            if last is None or last.call + 1 < calls:
+                self._send(state, node, GroupSkip(state.members.generation, calls))
+
+    def _start_new(self, state: State) -> None:
+        """With a call that nobody can have begun yet: the living may be waiting in the next one.
+        If no one who could make that one lives any more, it is not made."""
+        members = state.members
+        if not members.formed:
+            return
+        for rank in state.unstarted:
+            state.start(rank, state.calls + 1)
+            node = members.nodes[rank]
+            assert node is not None
+            start = GroupStart(members.generation, members.version, rank, state.calls + 1)
+            self._send(state, node, start)
+        if state.starts and not state.expected():
+            self._hand_on(state, state.nodes, min(state.starts.values()), None)
+
+    def _skip(self, state: State, calls: int) -> None:
+        if calls > state.calls and state.owed is None:
+            self._let_go(state)
+            state.calls = calls
+            state.told = None
+            self._tell(state)
+            self._lead(state)
+
+    def _lead(self, state: State, *, late: bool = False) -> None:
+        """Decides the next call if all parts are there; `late`: perhaps without some of them."""
+        if state.leader != self.client.number:
+            return
+        if state.going is not None and not self._is_other(state, state.going):
+            return
+        if not state.synced >= state.knowing or not state.members.formed or state.owed is not None:
+            return
+        expected = state.expected()
+        given: dict[int, GroupPart] = {}
+        for part in state.parts.values():
+            if part.call == state.calls:
+                given.update(dict.fromkeys(part.ranks, part))
+        if not expected or not given:
+            return
+        # Never the number of an attempt that another leader has made with other members: cells of
+        # that one may still be served.
+        attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
+        about = state.members, state.calls, attempt, expected, given, state.rates
+        missing: set[int] = set()
+        if all(rank in given for rank in expected):
+            outcome = decide(*about, before=state.attempted)
+        elif not late:
+            self._wait(state, next(iter(given.values())))
+            return
+        elif (early := decide_early(*about)) is not None:
+            outcome, missing = early
+        else:
+            return
+        if not outcome.waits:
+            self._decided(state, outcome)
+            return
+        state.attempts = (state.attempts + 1) % ((1 << ATTEMPT_BITS) - 1)
+        state.going = Going(state.calls, attempt, outcome, set(outcome.waits), missing)
+        go = GroupGo(
+            state.members.generation,
+            state.calls,
+            attempt,
+            outcome.plans,
+            tuple(sorted(outcome.waits)),
+        )
+        for node in self._this_last(outcome.nodes):
+            self._send(state, node, go)
+
+    def _wait(self, state: State, first: GroupPart) -> None:
+        """Who has not called when this is over is late."""
+        call = state.calls
+        seconds = None if state.waited == call else wait_s(first, state.rates)
+        if seconds is None:
+            return
+
+        def over() -> None:
+            if state.calls == call and self.states.get(state.members.generation) is state:
+                state.waited = -1  # the next one who comes begins another wait
+                self._lead(state, late=True)
+
+        state.waited = call
+        self.loop.call_later(seconds, over)
+
+    def _is_other(self, state: State, going: Going) -> bool:
+        """A call that has begun without some: are their parts other than what was taken for
+        granted? Then it is given up."""
+        for part in state.parts.values():
+            if part.call == going.call and not going.missing.isdisjoint(part.ranks):
+                if not fits(part, going.outcome.plans[0]):
+                    state.going = None
+                    return True
+                going.missing.difference_update(part.ranks)
+        return False
+
+    def _done(self, state: State, node: int, message: GroupDone) -> None:
+        going = state.going
+        if going is None or (message.call, message.attempt) != (going.call, going.attempt):
+            return
+        if message.up and message.down and going.outcome.kind in FILLING:
+            state.rates[node] = Host(message.up, message.down)
+        if message.failure:
+            going.outcome.fail(message.error, message.failure)
+            going.waiting.clear()
+        going.waiting.discard(node)
+        if not going.waiting:
+            state.going = None
+            self._decided(state, going.outcome)
+
+    def _decided(self, state: State, outcome: Outcome) -> None:
+        members = state.members
+        admitted = [r for r in outcome.ranks if members.joining >> r & 1]
+        state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
+        for node in self._this_last(state.nodes):
+            self._send(state, node, outcome.commit(members, state.calls, node, self.client.number))
+        for rank in admitted:
+            self.send_manager(GroupAdmitted(members.name, members.generation, rank))
+
+    # -- following -----------------------------------------------------------------------------
+
+    def _go(self, state: State, message: GroupGo) -> None:
+        if message.call != state.calls:
+            return
+        if message.attempt >> ATTEMPT_BITS < state.members.version:
+            return  # made for other members: the leader will begin again
+        if state.go is not None:  # what of it is planned anew goes on
+            self.results.drop(state.go, {plan.operation for plan in message.plans})
+        if message.attempt >> ATTEMPT_BITS == state.members.version:  # the gone are not in it
+            left, state.left = state.left, []
+            self.results.unpin(left)
+        state.go, state.early = message, False
+        asks = self._asks(state)
+        if asks is not None:
+            self._fill_in(state, message, asks)
+        elif state.ranks_of(self.client.number):
+            state.early = True  # until the members here have called
+        else:
+            self._move(state, message)
+
+    def _fill_in(self, state: State, message: GroupGo, asks: list[GroupCall]) -> None:
+        """Begins, with what members here give if the leader did not know that when it decided."""
+        if lacks(message, {ask.rank for ask in asks}):
+            part = self.results.part(state.members, state.calls, asks)
+            filled = fill_in(message, part)
+            if filled is None:  # the leader will see that, and decide anew
+                return
+            message = filled
+        self._move(state, message)
+
+    def _move(self, state: State, message: GroupGo) -> None:
+        state.go, state.early = message, False
+        leader = state.leader
+
+        def say(failure: str = "", error: str = "") -> None:
+            if state.go is message and leader is not None:
+                done = GroupDone(
+                    message.generation,
+                    message.call,
+                    message.attempt,
+                    failure[:1000],
+                    *self.results.forests.meter.rates,
+                    error,
+                )
+                self._send(state, leader, done)
+
+        def done(failure: str, error: str) -> None:
+            if failure:
+                say(failure, error)
+            else:  # what only others of this host read was not waited for by any cell
+                self.results.when_written(state.holds.values(), say)
+
+        self.results.go(message, done)
+
+    def _commit(self, state: State, message: GroupCommit) -> None:
+        if message.call < state.calls:
+            return  # once more, after a change of the members
+        given = message
+        if self._lacks(state, message):
+            if message.leader in state.knowing:
+                state.owed = message  # that one has sent what is for this node
+                return
+            given = _lost(message, state.members)  # for those here; others may lack nothing
+        # A later one: no member here took part in those between.
+        state.owed = None
+        go, state.go = state.go, None
+        taken = message.call, message.attempt
+        if go is not None and ((go.call, go.attempt) != taken or given.error):
+            self.results.drop(go)
+            go = None
+        # A process that has ended gets nothing any more, though the manager may not have said so.
+        slots = {r: slot for r, slot in state.slots.items() if slot in self.clients}
+        mine = {rank: slots.get(rank, 0) for rank in self._here(state, message)}
+        before = state.result
+        oid, state.result = self.results.commit(given, go, mine)
+        state.calls = message.call + 1
+        state.last = message
+        state.told = None
+        for rank in list(state.said):
+            if state.said[rank].call < state.calls:
+                del state.said[rank]
+                self.results.unpin(state.holds.pop(rank, []))
+        state.known.board.commit(message.call, oid)
+        left, state.left = state.left, []
+        self.results.unpin(left)
+        del before  # everybody has read the result before this one
+        self._tell(state)
+        self._lead(state)
+
+    def _lacks(self, state: State, message: GroupCommit) -> bool:
+        """Was a decision handed on by a node that did not have what is for this one?"""
+        if message.to == self.client.number or message.whole or message.error:
+            return False
+        here = self._here(state, message)
+        if message.kind in ("reduce", "gather"):
+            return message.root in here
+        return bool(here)
+
+    def _here(self, state: State, message: GroupCommit) -> list[int]:
+        """The ranks of a decided call whose processes are here: not those who came later."""
+        own = state.ranks_at(self.client.number)
+        return [r for r in message.ranks if r in own and own[r] <= message.call]
+
+
+def _lost(message: GroupCommit, members: GroupMembers) -> GroupCommit:
+    text = (
+        f"group {members.name!r}: h{message.leader} decided call {message.call} and is gone with "
+        "what was to come here"
+    )
+    return msgspec.structs.replace(message, pieces=(), error="lost", message=text)

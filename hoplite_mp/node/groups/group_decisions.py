@@ -1,0 +1,392 @@
+"""What the leading node makes of a Group's call: an error, a result, or a plan for large parts.
+
+Why it exists: decided from the parts alone, so that a test can ask it anything. The rules of a
+mistake are those of one host: whatever is wrong with one rank is every rank's error.
+It must never know: sockets, shared memory, who waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from hoplite_mp import serial
+from hoplite_mp.contributions import PREFIXES, ROOTED, TARGETED
+from hoplite_mp.node.objects.layouts import can_fold, parse_layout
+from hoplite_mp.planner import cost
+from hoplite_mp.planner.forest import cut
+from hoplite_mp.planner.program import participants, waits_for
+from hoplite_mp.planner.repair import kept_cut
+from hoplite_mp.planner.topology import Host, levelled
+from hoplite_mp.protocol.fields import FOLDING, SHARES
+from hoplite_mp.protocol.group_calls import GroupCommit, Piece
+from hoplite_mp.protocol.messages import Distribute, ExecuteReduce, Stripe
+from hoplite_mp.protocol.operations import GROUP_OPERATION
+from hoplite_mp.reduction import reduce_arrays, result_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from hoplite_mp.protocol.group_calls import GroupPart, Plan
+    from hoplite_mp.protocol.messages import GroupMembers
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = ["Outcome", "combine", "decide"]
+
+NO_OBJECT = bytes(16)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A decision. `plans`: first these bytes move; `waits`: until these nodes have theirs."""
+
+    ranks: tuple[int, ...]
+    kind: str
+    op: str
+    root: int
+    pieces: list[Piece] = field(default_factory=list)
+    plans: tuple[Plan, ...] = ()
+    waits: set[int] = field(default_factory=set)
+    nodes: set[int] = field(default_factory=set)  # that take part in the plans
+    attempt: int = 0
+    error: str = ""
+    message: str = ""
+
+    def fail(self, error: str, message: str) -> Outcome:
+        """Every rank raises this."""
+        self.error, self.message = error, message
+        self.pieces, self.plans, self.attempt = [], (), 0
+        return self
+
+    def commit(self, members: GroupMembers, call: int, node: int, leader: int) -> GroupCommit:
+        """What is said to one node by the leading one."""
+        ranks = {rank for rank in self.ranks if members.nodes[rank] == node}
+        pieces = [piece for piece in self.pieces if piece.target < 0 or piece.target in ranks]
+        # A small sum goes to all: any of them can hand it on if the leader dies meanwhile.
+        summed = self.kind == "reduce" and not self.attempt
+        if self.kind in ("reduce", "gather") and self.root not in ranks and not summed:
+            pieces = []
+        return GroupCommit(
+            members.generation,
+            call,
+            self.ranks,
+            self.kind,
+            self.op,
+            self.root,
+            tuple(pieces),
+            self.attempt,
+            self.error,
+            self.message,
+            leader,
+            node,
+            len(pieces) == len(self.pieces),
+        )
+
+
+def decide(
+    members: GroupMembers,
+    call: int,
+    attempt: int,
+    ranks: Sequence[int],
+    given: dict[int, GroupPart],
+    rates: Mapping[int, Host],
+    owners: Collection[int] = (),
+    before: Plan | None = None,
+) -> Outcome:
+    """The decision over these ranks, whose parts are `given`. `rates`: of nodes, as far as they
+    are known. `owners`: of an allreduce's stripes, if not all nodes. `before`: the plan of an
+    earlier attempt, whose cut is kept."""
+    first = given[ranks[0]]
+    outcome = Outcome(tuple(ranks), first.kind, first.op, first.root)
+    for rank in ranks:
+        if given[rank].mistake:
+            return outcome.fail(given[rank].error, given[rank].mistake)
+    for rank in ranks:
+        part = given[rank]
+        if (part.kind, part.op, part.root) != (first.kind, first.op, first.root):
+            text = f"{_described(first)} and {_described(part)}"
+            return outcome.fail(
+                "value", f"ranks {ranks[0]} and {rank} made different calls: {text}"
+            )
+    if first.kind in ROOTED and first.root not in ranks:
+        text = f"group {members.name!r}: the root, rank {first.root}, is lost"
+        return outcome.fail("lost", text)
+    taking = set(ranks)
+    pieces = [
+        piece
+        for rank in ranks
+        for piece in given[rank].pieces
+        if piece.source == rank and (piece.target < 0 or piece.target in taking)
+    ]
+    if first.kind in FOLDING:
+        _fold(outcome, members, call, attempt, pieces, rates, owners)
+    elif first.kind != "barrier" and (first.kind not in PREFIXES or _alike(outcome, pieces)):
+        _copy(outcome, members, call, attempt, pieces, rates)
+    if before is not None:
+        outcome.plans = tuple(_cut_as(before, plan) for plan in outcome.plans)
+    return outcome
+
+
+def _cut_as(before: Plan, plan: Plan) -> Plan:
+    """The plan with the stripes of an earlier one, as far as that can be."""
+    if isinstance(before, ExecuteReduce) and isinstance(plan, ExecuteReduce):
+        owners = {stripe.owner for stripe in plan.stripes}
+        if before.kind != plan.kind or plan.kind not in ("reduce", "allreduce"):
+            return plan
+    elif isinstance(before, Distribute) and isinstance(plan, Distribute):
+        owners = {*plan.sources, *plan.receivers}
+    else:
+        return plan
+    kept = kept_cut(before.stripes, owners, plan.stripes)
+    return plan if kept is None else msgspec.structs.replace(plan, stripes=kept)
+
+
+def _described(part: GroupPart) -> str:
+    detail = [repr(part.op)] * bool(part.op) + [f"root={part.root}"] * (part.kind in ROOTED)
+    return f"{part.kind}({', '.join(detail)})"
+
+
+def _operation(members: GroupMembers, call: int) -> int:
+    return GROUP_OPERATION | (members.generation & 0x3FFFFFFF) << 32 | call & 0xFFFFFFFF
+
+
+def _fold(
+    outcome: Outcome,
+    members: GroupMembers,
+    call: int,
+    attempt: int,
+    pieces: list[Piece],
+    rates: Mapping[int, Host],
+    owners: Collection[int],
+) -> None:
+    if not _alike(outcome, pieces):
+        return
+    first = pieces[0]
+    if all(piece.payload is not None for piece in pieces):
+        total = combine(outcome.op, [piece.payload or b"" for piece in pieces])
+        outcome.pieces = [Piece(first.source, -1, len(total), total)]
+        return
+    if not can_fold(outcome.op, first.layout):  # every node gets all, and folds by itself
+        _copy(outcome, members, call, attempt, pieces, rates)
+        return
+    nodes = _nodes(members, outcome.ranks)
+    holders = tuple(_node(members, piece.source) for piece in pieces)
+    results: tuple[bytes, ...] = (NO_OBJECT,)
+    if outcome.kind == "reduce":
+        destinations: tuple[int, ...] = (_node(members, outcome.root),)
+        root = destinations[0]
+        others = [node for node in nodes if node != root] or nodes
+        stripes = _passed_on(members, root, others, first.nbytes, rates)
+    elif outcome.kind == "allreduce":
+        destinations = tuple(nodes)
+        owning = [node for node in nodes if node in owners] or nodes
+        stripes = _shared(members, owning, first.nbytes, rates)
+    else:
+        size = members.size
+        destinations = tuple(
+            _node(members, rank) if rank in outcome.ranks else nodes[0] for rank in range(size)
+        )
+        stripes = tuple(
+            Stripe(node, i * SHARES // size, (i + 1) * SHARES // size)
+            for i, node in enumerate(destinations)
+        )
+        results = (NO_OBJECT,) * size
+    order = tuple(piece.source for piece in pieces)
+    plan = ExecuteReduce(
+        _operation(members, call),
+        attempt,
+        tuple(sorted(order)),
+        order,
+        stripes,
+        "any",
+        outcome.kind,
+        outcome.op,
+        nodes[0],
+        tuple(piece.object for piece in pieces),
+        holders,
+        destinations,
+        results,
+        first.nbytes,
+        first.layout,
+    )
+    _go(outcome, plan, attempt)
+
+
+def _alike(outcome: Outcome, pieces: list[Piece]) -> bool:
+    """Can they be reduced with each other? If not, the call has failed."""
+    first = pieces[0]
+    for piece in pieces:
+        if not piece.layout:
+            outcome.fail("value", f"rank {piece.source} gave what cannot be reduced")
+            return False
+        if piece.layout != first.layout:
+            outcome.fail(
+                "value",
+                f"rank {first.source} has {first.layout.decode()}, rank {piece.source} has "
+                f"{piece.layout.decode()}",
+            )
+            return False
+    shape, name = parse_layout(first.layout)
+    if outcome.kind == "reduce_scatter" and not shape:
+        outcome.fail("value", "reduce_scatter needs arrays of at least one dimension")
+        return False
+    try:
+        result_dtype(outcome.op, name)
+    except TypeError as error:
+        outcome.fail("value", str(error))
+        return False
+    return True
+
+
+def _go(outcome: Outcome, plan: Plan, attempt: int) -> None:
+    outcome.plans, outcome.attempt = (plan,), attempt
+    outcome.waits = outcome.waits | waits_for(plan)
+    outcome.nodes = outcome.nodes | set(participants(plan))
+
+
+def _copy(
+    outcome: Outcome,
+    members: GroupMembers,
+    call: int,
+    attempt: int,
+    pieces: list[Piece],
+    rates: Mapping[int, Host],
+) -> None:
+    """Small pieces go with the commit, large ones by a plan."""
+    outcome.pieces = [piece for piece in pieces if piece.payload is not None]
+    large = [piece for piece in pieces if piece.payload is None]
+    outcome.pieces += large  # where to find them, once they have come
+    nodes = _nodes(members, outcome.ranks)
+    if not large:
+        return
+    # What no other node pulls may still be on its way into its own node's memory.
+    outcome.waits = {
+        _node(members, piece.source) for piece in large if _stays(members, outcome, nodes, piece)
+    }
+    outcome.nodes = set(outcome.waits)
+    outcome.attempt = attempt
+    if len(nodes) == 1:
+        return
+    operation = _operation(members, call)
+    if outcome.kind == "broadcast":
+        (piece,) = large
+        root = _node(members, outcome.root)
+        receivers = tuple(node for node in nodes if node != root)
+        stripes = _passed_on(members, root, receivers, piece.nbytes, rates)
+        spread = Distribute(
+            operation, piece.object, attempt, piece.nbytes, (root,), receivers, stripes, "stripes"
+        )
+        _go(outcome, spread, attempt)
+        return
+    kind, destinations = "allgather", tuple(nodes)
+    index = {piece.source: piece for piece in large}
+    if outcome.kind == "gather":
+        kind, destinations = "gather", (_node(members, outcome.root),)
+    elif outcome.kind in TARGETED:
+        kind = "alltoall"
+        destinations = tuple(
+            _node(members, rank) if rank in outcome.ranks else nodes[0]
+            for rank in range(members.size)
+        )
+        index = {piece.source * members.size + piece.target: piece for piece in large}
+    order = tuple(sorted(index))
+    plan = ExecuteReduce(
+        operation,
+        attempt,
+        order,
+        order,
+        (),
+        "any",
+        kind,
+        "",
+        nodes[0],
+        tuple(index[i].object for i in order),
+        tuple(_node(members, index[i].source) for i in order),
+        destinations,
+        (),
+        max(piece.nbytes for piece in large),
+        sizes=tuple(index[i].nbytes for i in order),
+    )
+    _go(outcome, plan, attempt)
+
+
+def _stays(members: GroupMembers, outcome: Outcome, nodes: Sequence[int], piece: Piece) -> bool:
+    """Is a piece read on its own node only?"""
+    node = _node(members, piece.source)
+    if piece.target >= 0:
+        return _node(members, piece.target) == node
+    if outcome.kind == "gather":
+        return _node(members, outcome.root) == node
+    return len(nodes) == 1
+
+
+def _node(members: GroupMembers, rank: int) -> int:
+    node = members.nodes[rank]
+    assert node is not None
+    return node
+
+
+def _nodes(members: GroupMembers, ranks: Sequence[int]) -> list[int]:
+    return list(dict.fromkeys(_node(members, rank) for rank in ranks))
+
+
+def _weighted(members: GroupMembers, owners: Sequence[int]) -> tuple[Stripe, ...]:
+    """Stripes of these nodes, as wide as their links make them in the group's own stripes."""
+    widths = dict.fromkeys(owners, 0)
+    for stripe in members.stripes:
+        if stripe.owner in widths:
+            widths[stripe.owner] += stripe.end_share - stripe.begin_share
+    if not any(widths.values()):
+        widths = dict.fromkeys(owners, 1)
+    return cut(widths.items())
+
+
+def _snapped(nodes: Sequence[int], rates: Mapping[int, Host]) -> list[Host] | None:
+    """The nodes' links as they have been measured; None: not all have said."""
+    if any(node not in rates for node in nodes):
+        return None
+    fastest = max(min(rates[node]) for node in nodes)
+    level = [levelled(min(rates[node]), fastest) for node in nodes]
+    return [Host(rate, rate) for rate in level]
+
+
+def _shared(
+    members: GroupMembers, nodes: Sequence[int], nbytes: int, rates: Mapping[int, Host]
+) -> tuple[Stripe, ...]:
+    """Stripes of an allreduce, of which each of these nodes owns one."""
+    hosts = _snapped(nodes, rates)
+    if hosts is None or len(nodes) < 2:
+        return _weighted(members, nodes)
+    _, shares = cost.allreduce(nbytes, hosts)
+    return cut(zip(nodes, shares, strict=True))
+
+
+def _passed_on(
+    members: GroupMembers, root: int, others: Sequence[int], nbytes: int, rates: Mapping[int, Host]
+) -> tuple[Stripe, ...]:
+    """Stripes of what goes from one node to the others, each of which passes one on; and of the
+    way back, which is its mirror image."""
+    hosts = _snapped([root, *others], rates)
+    if hosts is None or len(others) < 2:
+        return _weighted(members, others)
+    _, _, shares = cost.broadcast(nbytes, hosts[0].up, hosts[1:])
+    return cut(zip(others, shares, strict=True))
+
+
+def combine(op: str, payloads: Sequence[bytes | memoryview]) -> bytes:
+    """The payload of the reduction of arrays of one layout; from left to right."""
+    arrays = [
+        np.asarray(serial.decode(memoryview(payload), make_ref=_no_ref)) for payload in payloads
+    ]
+    name = serial.dtype_name(arrays[0].dtype)
+    assert name is not None
+    out = np.empty(arrays[0].shape, serial.named_dtype(result_dtype(op, name)))
+    reduce_arrays(op, [np.ascontiguousarray(array) for array in arrays], out, 1)
+    return serial.encode(out).tobytes()
+
+
+def _no_ref(object_id: bytes) -> ObjectRef[Any]:
+    raise ValueError("an array has no refs")

@@ -1,0 +1,337 @@
+"""Parts and results of a Group's calls on one host: what members gave, what they will read.
+
+Why it exists: between a member's arrays and the messages about them lie the node's blocks. What a
+call results in becomes one object which all members of this host read, and which the node holds
+until they have all begun the next call.
+It must never know: who decides, when a call is over.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import ids, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.contributions import PREFIXES, TARGETED, mask_of, shortened
+from hoplite_mp.errors import StoreFullError
+from hoplite_mp.node.groups.group_decisions import combine
+from hoplite_mp.node.objects.given import BLOCK, Given
+from hoplite_mp.node.objects.layouts import payload_layout
+from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.protocol.fields import FOLDING
+from hoplite_mp.protocol.group_calls import GroupPart, Piece
+from hoplite_mp.protocol.messages import Distribute
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from hoplite_mp.node.collectives.forests import Forests
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, Plan
+    from hoplite_mp.protocol.local import GroupCall
+    from hoplite_mp.protocol.messages import GroupMembers
+
+__all__ = ["GroupResults"]
+
+KIND_GROUP = 3  # of a header that the node makes for members
+
+
+class GroupResults:
+    """Reads parts, keeps results."""
+
+    def __init__(self, host: HostContext, forests: Forests) -> None:
+        self.store = host.store
+        self.imports = host.imports
+        self.client = host.client
+        self.results = host.results
+        self.forests = forests
+        self.given = forests.given
+        self.inner: dict[int, list[Any]] = {}  # operation -> holds on refs inside what has come
+
+    def part(self, members: GroupMembers, call: int, asks: Sequence[GroupCall]) -> GroupPart:
+        """What this node's members give to a call."""
+        first = asks[0]
+        mistaken = next((ask for ask in asks if ask.mistake), None)
+        mistake, error = ("", "value") if mistaken is None else (mistaken.mistake, mistaken.error)
+        for ask in asks:
+            if (ask.kind, ask.op, ask.root) != (first.kind, first.op, first.root) and not mistake:
+                mistake = (
+                    f"ranks {first.rank} and {ask.rank} made different calls: {first.kind} and "
+                    f"{ask.kind}, op {first.op!r} and {ask.op!r}, root {first.root} and {ask.root}"
+                )
+        pieces = [] if mistake else [piece for ask in asks for piece in self._pieces(ask)]
+        return GroupPart(
+            members.generation,
+            members.version,
+            call,
+            tuple(ask.rank for ask in asks),
+            first.kind,
+            first.op,
+            first.root,
+            tuple(pieces),
+            mistake,
+            error,
+        )
+
+    def _pieces(self, ask: GroupCall) -> list[Piece]:
+        found = []
+        for number, part in enumerate(ask.parts):
+            target = number if ask.kind in TARGETED else -1
+            if isinstance(part, bytes):
+                layout = payload_layout(memoryview(part))
+                piece = Piece(ask.rank, target, len(part), part, layout=layout)
+            elif isinstance(part, int):
+                mem = self._read(part)
+                object_id = ids.pack_id(self.client.home, part)
+                piece = Piece(ask.rank, target, mem.nbytes, None, object_id, payload_layout(mem))
+            else:
+                payload, nbytes, _ = part
+                layout = payload_layout(self.client.memory(payload, nbytes))
+                piece = Piece(ask.rank, target, nbytes, None, self.given.name(payload), layout)
+            found.append(piece)
+        return found
+
+    def _read(self, oid: int) -> memoryview:
+        got = self.client.view(oid)
+        assert not isinstance(got, int), "it is pinned"
+        return memoryview(got)
+
+    def pin(self, slot: int, ask: GroupCall) -> list[Any]:
+        """Holds and pins on what a member gives: it must not be spilled meanwhile. StoreFullError:
+        there is no room for it. ValueError: it is not what this host's clients send."""
+        found: list[Any] = []
+        failure: Exception | None = None
+        for part in ask.parts:
+            try:
+                if isinstance(part, int):
+                    found += self._pinned(ask.rank, part)
+                elif not isinstance(part, bytes):
+                    found.append(self.given.take(slot, *part))
+            except (ValueError, StoreFullError) as error:
+                failure = failure or error  # the other blocks are handed over all the same
+        if failure is not None:
+            self.unpin(found)
+            raise failure
+        return found
+
+    def refuse(self, slot: int, ask: GroupCall) -> None:
+        """What comes too late: blocks that were handed over are given back when they are whole."""
+        for part in ask.parts:
+            if isinstance(part, tuple):
+                self.given.let_go(self.given.take(slot, *part))
+
+    def _pinned(self, rank: int, oid: int) -> list[Any]:
+        hold = self.client.hold(oid)
+        got = self.client.view(oid)
+        if isinstance(got, int) and self.store.restore(oid):
+            got = self.client.view(oid)
+        if isinstance(got, int):
+            raise StoreFullError(f"rank {rank}: {self.store.full_message()}")
+        return [hold, got]
+
+    def unpin(self, holds: list[Any]) -> None:
+        """The call that they were for is over, or their member is gone."""
+        for hold in holds:
+            if isinstance(hold, Given):
+                self.given.let_go(hold)
+
+    def when_written(self, holds: Iterable[list[Any]], action: Callable[[], None]) -> None:
+        """Calls `action` when members have written all that they give."""
+        given = [hold for some in holds for hold in some if isinstance(hold, Given)]
+        self.given.when_whole(given, action)
+
+    # -- bytes that move -----------------------------------------------------------------------
+
+    def go(self, message: GroupGo, done: Callable[[str, str], None]) -> None:
+        """Moves this node's part; `done` gets "", or why it cannot be done, and
+        of what kind that error is (GroupCommit)."""
+        reports = False
+        for plan in message.plans:
+            come = partial(self._come, plan, done)
+            reports = self.forests.execute_privately(plan, come) or reports
+        if not reports and self.client.number in message.waits:
+            done("", "")
+
+    def _come(self, plan: Plan, done: Callable[[str, str], None], failure: str, error: str) -> None:
+        """Refs inside the values that have come are held here before `done` is called: their givers
+        hold them until the commit, and readers may be late."""
+        part = self.forests.parts.get(plan.operation)
+        copies = isinstance(plan, Distribute) or plan.kind not in FOLDING
+        refs: list[bytes] = []
+        if copies and part is not None and not failure:
+            for payload, nbytes in part.blocks.values():
+                refs += serial.read_refs(self.client.memory(payload, nbytes))
+        if not refs:
+            done(failure, error)
+            return
+
+        def held(holds: list[Any]) -> None:
+            if self.forests.parts.get(plan.operation) is part:
+                self.inner[plan.operation] = holds
+                done(failure, error)
+
+        self.imports.ask(refs, held)
+
+    def drop(self, message: GroupGo, but: Collection[int] = ()) -> None:
+        """That attempt is over, except these operations of it."""
+        for plan in message.plans:
+            self.inner.pop(plan.operation, None)
+            if plan.operation not in but:
+                self.forests.drop(plan.operation)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def commit(
+        self, message: GroupCommit, go: GroupGo | None, mine: dict[int, int]
+    ) -> tuple[int, list[Any]]:
+        """(the object that members read, holds on all that it needs). `mine`: the ranks here, and
+        the slots of their processes."""
+        holds: list[Any] = []
+        data: Any = None
+        blocks = self._blocks(message, go, mine, holds)
+        if message.error or not mine:
+            pass  # nobody here reads it: the message is kept for those who may have missed it
+        elif message.kind in FOLDING and not message.pieces:
+            data = self._folded(message, go, blocks, mine)
+        elif message.kind in FOLDING and message.pieces[0].payload is None:
+            data = [self._combined(message, blocks, go)]
+        else:
+            data = self._copied(message, go, blocks, mine, holds)
+        mask = mask_of(message.ranks)
+        encoded = serial.encode((mask, message.error, message.message, data))
+        oid, hold = self._new()
+        self.results.store_value(oid, encoded, False, instead=lambda: self._no_room(mask, message))
+        self.results.untaken.pop(oid, None)
+        return oid, [hold, *holds, *encoded.refs]
+
+    def _no_room(self, mask: int, message: GroupCommit) -> serial.Encoded:
+        """What members here read if not even the refs of the result find room."""
+        failed = message.error or "full", message.message or self.store.full_message()
+        return shortened((mask, *failed, None), 2)
+
+    def _new(self) -> tuple[int, Any]:
+        oid = self.client.new(KIND_GROUP, STATE["CLAIMED"], NODE_SLOT, 0)
+        return oid, self.client.hold(oid, False)
+
+    def _blocks(
+        self, message: GroupCommit, go: GroupGo | None, mine: dict[int, int], holds: list[Any]
+    ) -> dict[int, Any]:
+        """What has come, by the plan's own numbers: a block that only one rank wants becomes that
+        process's own, writable as it is; others become objects."""
+        found: dict[int, Any] = {}
+        for plan in go.plans if go is not None else ():
+            holds += self.inner.pop(plan.operation, ())
+            for index, (payload, nbytes) in self.forests.take(plan.operation).items():
+                takers = self._takers(message, plan, index, mine)
+                slot = mine[takers[0]] if len(takers) == 1 else 0
+                if slot and payload in self.store.leases:
+                    self.store.leases[payload] = slot
+                    found[index] = payload, nbytes
+                    continue
+                oid, hold = self._new()
+                self.results.store_block(oid, payload, nbytes)
+                holds.append(hold)
+                found[index] = ObjectRef(ids.pack_id(self.client.home, oid), hold)
+        return found
+
+    def _takers(
+        self, message: GroupCommit, plan: Plan, index: int, mine: dict[int, int]
+    ) -> list[int]:
+        """The ranks here that read a block."""
+        kind, root = message.kind, message.root
+        if kind in FOLDING and not isinstance(plan, Distribute) and plan.kind != kind:
+            return []  # parts of a fold without a kernel: the node reads them
+        if kind == "reduce_scatter":
+            return [index] if index in mine else []
+        if kind in ("reduce", "gather"):
+            return [root] if root in mine else []
+        if kind in PREFIXES and not isinstance(plan, Distribute):
+            return [rank for rank in mine if rank > plan.members[index]]
+        if kind in TARGETED and not isinstance(plan, Distribute):
+            target = plan.members[index] % len(plan.destinations)
+            return [target] if target in mine else []
+        return [rank for rank in mine if kind != "broadcast" or rank != root]
+
+    def _folded(
+        self,
+        message: GroupCommit,
+        go: GroupGo | None,
+        blocks: dict[int, Any],
+        mine: dict[int, int],
+    ) -> Any:
+        """[the whole result], or slices by rank; None where nobody wants it."""
+        if message.kind != "reduce_scatter":
+            return [blocks[0]] if 0 in blocks else None
+        return {rank: blocks[rank] for rank in mine if rank in blocks}
+
+    def _copied(
+        self,
+        message: GroupCommit,
+        go: GroupGo | None,
+        blocks: dict[int, Any],
+        mine: dict[int, int],
+        holds: list[Any],
+    ) -> Any:
+        """Payloads and refs by (source, target); for small results of folds one payload."""
+        if message.kind in FOLDING:
+            return [message.pieces[0].payload]
+        found = {}
+        for piece in message.pieces:
+            got: Any = piece.payload
+            given = None if got is not None else self.given.get(piece.object)
+            if given is not None:
+                got = self._shown(given, holds) if _read_here(message, piece, mine) else None
+            elif got is None:
+                got = self._piece(piece, go, blocks)
+            if got is not None:
+                found[piece.source, piece.target] = got
+        return found
+
+    def _shown(self, given: Given, holds: list[Any]) -> ObjectRef[Any]:
+        """A block that a member here has written, as an object for the others here."""
+        oid, hold = self._new()
+        self.results.store_block(oid, *self.given.keep(given))
+        holds.append(hold)
+        return ObjectRef(ids.pack_id(self.client.home, oid), hold)
+
+    def _piece(self, piece: Piece, go: GroupGo | None, blocks: dict[int, Any]) -> Any:
+        """A large one: of a member here, or what has come."""
+        home, oid = ids.unpack_id(piece.object)
+        if home == self.client.home:
+            return None if oid & BLOCK else self.results.ref(oid)
+        for plan in go.plans if go is not None else ():
+            if isinstance(plan, Distribute):
+                return blocks.get(0)
+            if piece.object in plan.objects:
+                return blocks.get(plan.objects.index(piece.object))
+        return None
+
+    def _combined(self, message: GroupCommit, blocks: dict[int, Any], go: GroupGo | None) -> bytes:
+        """A fold without a kernel: all parts are here, and NumPy does it in the order of ranks."""
+        payloads: list[bytes | memoryview] = []
+        for piece in message.pieces:
+            if piece.payload is not None:
+                payloads.append(piece.payload)
+                continue
+            given = self.given.get(piece.object)
+            if given is not None:
+                payloads.append(self.client.memory(given.payload, given.nbytes))
+                continue
+            ref = self._piece(piece, go, blocks)
+            assert ref is not None
+            payloads.append(self._read(ids.unpack_id(ref._id)[1]))
+        return combine(message.op, payloads)
+
+
+def _read_here(message: GroupCommit, piece: Piece, mine: dict[int, int]) -> bool:
+    """Does any rank here read a piece that was given here? Its own member has it already."""
+    readers = set(mine) - {piece.source}
+    if message.kind == "gather":
+        readers &= {message.root}
+    if message.kind in PREFIXES:
+        readers = {rank for rank in readers if rank > piece.source}
+    if piece.target >= 0:
+        readers &= {piece.target}
+    return bool(readers)

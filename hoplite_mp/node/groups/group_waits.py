@@ -1,0 +1,95 @@
+"""Who is awaited in each Group with a member on this host, for people before whom one hangs.
+
+Why it exists: a Group's call waits for whoever has not made it; that is written on the board of one
+host, or known to the nodes that collect the parts of several.
+It must never know: what the calls compute.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp import _shm, _tasks
+    from hoplite_mp.node.groups.group_records import Known
+    from hoplite_mp.node.groups.group_state import State
+    from hoplite_mp.node.groups.groups import Groups
+    from hoplite_mp.node.groups.point_to_point import PointToPoint
+
+__all__ = ["group_waits"]
+
+NAME_CHARS = 100  # of a group's name
+
+
+def group_waits(
+    groups: Groups, messages: PointToPoint, client: _shm.NodeClient, tasks: _tasks.Tasks
+) -> Iterator[dict[str, Any]]:
+    """One for each Group. `call`: the number of the next one; `made`: ranks that have made it;
+    `awaited`: ranks that have not, as far as this node knows; `unread`: messages that members here
+    have not received."""
+    hosts = groups.hosts
+    for known in list(groups.known.values()):
+        formed, alive, joining, _, call, _ = known.board.look()
+        members = _ranks(alive | joining)
+        state = None if hosts is None else hosts.states.get(known.generation)
+        found: dict[str, Any] = {
+            "name": known.name[:NAME_CHARS],
+            "size": known.size,
+            "formed": formed,
+            "came": [_member(client.number, tasks, known, state, rank) for rank in members],
+            "call": call,
+            "kind": "",
+            "made": [],
+            "awaited": [],
+            "leader": "",
+            "moving": [],
+            "unread": [
+                {"rank": rank, "messages": count}
+                for rank, count in messages.unread(known.generation)
+            ],
+        }
+        if formed and state is None:
+            missing = _ranks(known.board.missing(alive | joining, call))
+            found["awaited"] = missing
+            found["made"] = [rank for rank in members if rank not in missing]
+        elif formed and state is not None:
+            _over_hosts(client.number, state, found)
+        yield found
+
+
+def _over_hosts(number: int, state: State, found: dict[str, Any]) -> None:
+    """What this node knows of a call whose members are on several hosts: of its own members, and
+    if it leads, of the others'."""
+    found["call"] = state.calls
+    found["leader"] = "" if state.leader is None else f"h{state.leader}"
+    made = {rank for rank, ask in state.said.items() if ask.call == state.calls}
+    kinds = {ask.kind for ask in state.said.values() if ask.call == state.calls}
+    known = set(state.ranks_of(number))
+    if state.leader == number:
+        known = set(state.expected())
+        for part in state.parts.values():
+            if part.call == state.calls:
+                made |= set(part.ranks)
+                kinds.add(part.kind)
+        if state.going is not None:
+            found["moving"] = sorted(state.going.waiting)
+    found["kind"] = " or ".join(sorted(kinds))
+    found["made"] = sorted(made)
+    found["awaited"] = sorted(known - made)
+
+
+def _member(
+    number: int, tasks: _tasks.Tasks, known: Known, state: State | None, rank: int
+) -> dict[str, Any]:
+    at = number
+    if state is not None:
+        where = state.members.nodes[rank]
+        at = number if where is None else where
+    slot = known.board.member(rank)[3] if at == number else -1
+    return {"rank": rank, "node": at, "pid": tasks.pid(slot) if slot > 0 else 0}
+
+
+def _ranks(mask: int) -> list[int]:
+    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]

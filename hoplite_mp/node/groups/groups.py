@@ -1,0 +1,242 @@
+"""Groups on this host: boards in shared memory, membership as the manager says.
+
+Why it exists: joining and leaving go through the planner, calls do not. The node writes the masks
+on the boards, wakes the members, and after a member's death holds what that member had committed.
+It must never know: what members send each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import _shm, _tasks
+from hoplite_mp.node.groups import group_tasks
+from hoplite_mp.node.groups.group_records import Known
+from hoplite_mp.node.groups.group_tasks import GroupTasks
+from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.protocol.local import GroupJoin, GroupLeave, GroupRefusal, Reply
+from hoplite_mp.protocol.messages import (
+    GroupAdmitted,
+    GroupClosed,
+    GroupGivenUp,
+    GroupJoined,
+    GroupJoinRequested,
+    GroupLeft,
+    GroupMembers,
+    GroupRefused,
+    GroupTasksAsked,
+    NodeToManager,
+)
+from hoplite_mp.protocol.reports import GroupHeld
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp.node.groups.group_calls import GroupCalls
+    from hoplite_mp.node.groups.point_to_point import PointToPoint
+    from hoplite_mp.protocol.groups import GroupEnd
+    from hoplite_mp.protocol.reports import Report
+
+__all__ = ["Groups"]
+
+ENDS_MAX = 64  # of ended groups that a node tells the next manager of
+
+
+class Above(group_tasks.Above, Protocol):
+    """What rooms above this one know."""
+
+    def task_of(self, slot: int) -> tuple[bytes, int]:
+        """The task that the process in that slot runs, by the id under which all nodes know it, and
+        how often it had been tried before; b"": none."""
+
+
+class Groups:
+    """All boards of this host."""
+
+    def __init__(
+        self,
+        client: _shm.NodeClient,
+        tasks: _tasks.Tasks,
+        send: Callable[[NodeToManager], None],
+        reply: Callable[[int, Reply], None],
+        node: Callable[[], int],
+        above: Above,
+    ) -> None:
+        """node: this node's number."""
+        self.client = client
+        self.tasks = tasks
+        self.send = send
+        self.reply = reply
+        self.node = node
+        self.above = above
+        self.known: dict[int, Known] = {}  # board -> group
+        # request -> (slot, number of its call, name)
+        self.joining: dict[int, tuple[int, int, str]] = {}
+        self.asked: dict[int, GroupJoinRequested] = {}  # the same requests
+        self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
+        self.generations = 0  # the highest that was heard of
+        # For the next manager: those with members that have died, and those that all have left.
+        self.ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
+        self.clean_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
+        self.awaited = GroupTasks(client, tasks, send, node, above)
+        # Why a member here is none any more: slot -> (generation of the group, rank) -> text.
+        self.given_up: dict[int, dict[tuple[int, int], str]] = {}
+        self.hosts: GroupCalls | None = None  # set when there are other hosts
+        self.messages: PointToPoint | None = None  # set by the node
+        self._next = 1
+
+    def join(self, ask: GroupJoin, slot: int, number: int, members_max: int) -> None:
+        request, self._next = self._next, self._next + 1
+        self.joining[request] = (slot, number, ask.name)
+        generation = self.client.client_info(slot)["generation"]
+        task, tries = self.above.task_of(slot)
+        self.asked[request] = GroupJoinRequested(
+            request, self.node(), slot, generation, ask.name, ask.size, ask.rank, members_max,
+            task, ask.parent, tuple(ask.founders), tries,
+        )  # fmt: skip
+        self.send(self.asked[request])
+
+    def leave(self, ask: GroupLeave, slot: int, number: int) -> None:
+        """The reply comes when what this member had committed is held for those still reading."""
+        self.hold_committed(slot)
+        self.reply(slot, Reply(number))
+        for known in self.known.values():
+            if known.generation == ask.generation and known.here.get(ask.rank, (-1,))[0] == slot:
+                self._gone(known, ask.rank)
+        self.given_up.get(slot, {}).pop((ask.generation, ask.rank), None)
+        generation = self.client.client_info(slot)["generation"]
+        self.send(GroupLeft(ask.name, ask.generation, ask.rank, self.node(), slot, generation))
+
+    def why(self, slot: int, ask: GroupRefusal) -> tuple[bool, str]:
+        """Why nobody comes to that member's group: is the member none any more, and the reason; or
+        else why the last one was refused."""
+        over = self.given_up.get(slot, {}).get((ask.generation, ask.rank))
+        return (False, self.refused.get(ask.name, "")) if over is None else (True, over)
+
+    def admitted(self, name: str, generation: int, rank: int) -> None:
+        self.send(GroupAdmitted(name, generation, rank))
+
+    def forget_client(self, slot: int) -> None:
+        """That process is gone."""
+        for known in self.known.values():
+            for rank in [rank for rank, one in known.here.items() if one[0] == slot]:
+                self._gone(known, rank)
+                known.died.add(rank)
+        self.given_up.pop(slot, None)
+        gone = [request for request, one in self.asked.items() if one.client == slot]
+        for request in gone:
+            del self.asked[request]
+
+    def _gone(self, known: Known, rank: int) -> None:
+        known.leave(rank)
+        if self.messages is not None:
+            self.messages.left(known, rank)
+
+    def report(self) -> Iterator[NodeToManager | Report]:
+        """What a manager must know that has not heard of any group."""
+        for known in self.known.values():
+            if known.shown is not None:
+                here = tuple((rank, *one) for rank, one in known.here.items())
+                left, died = tuple(sorted(known.left)), tuple(sorted(known.died))
+                yield GroupHeld(self.node(), known.shown, here, left, died)
+        yield from self.ends
+        yield from self.clean_ends
+        yield from self.asked.values()
+
+    def receive(self, message: Any) -> bool:
+        """A message from the manager; False if it is not about a group."""
+        if isinstance(message, GroupMembers):
+            self.generations = max(self.generations, message.generation)
+            known = self.known.get(message.board)
+            if known is None or known.generation != message.generation:
+                board = _tasks.Board(self.tasks, message.board)
+                board.reset(message.size, message.generation)
+                known = Known(message.name, message.generation, board, message.size)
+                self.known[message.board] = known
+            known.shown = message
+            known.left = {rank for rank in known.left if message.nodes[rank] == self.node()}
+            known.died &= known.left
+            known.board.set_masks(
+                message.alive, message.joining, message.formed, self.hosts is None
+            )
+            if self.hosts is not None:
+                self.hosts.changed(message, known)
+            if self.messages is not None:
+                self.messages.changed(message, known)
+        elif isinstance(message, GroupJoined):
+            if message.request not in self.joining:
+                return True  # answered already, by the manager before this one
+            slot, number, _ = self.joining.pop(message.request)
+            asked = self.asked.pop(message.request, None)
+            known = self.known[message.board]
+            known.board.set_client(message.rank, slot)
+            if asked is not None:  # else the process is gone already
+                known.here[message.rank] = slot, asked.client_generation
+            client_generation = 0 if asked is None else asked.client_generation
+            identity = self.node(), slot, client_generation
+            hosts = self.hosts is not None
+            place = message.board, message.generation, message.rank, hosts, identity
+            self.reply(slot, Reply(number, place))
+        elif isinstance(message, GroupRefused):
+            if message.request not in self.joining:
+                return True
+            slot, number, name = self.joining.pop(message.request)
+            self.asked.pop(message.request, None)
+            if any(known.name == name for known in self.known.values()):
+                self.refused[name] = message.message
+            if message.error == "ended":
+                self.reply(slot, Reply(number, message.message))
+            else:
+                self.reply(slot, Reply(number, None, message.message))
+        elif isinstance(message, GroupClosed):
+            if message.end is not None:
+                (self.ends if message.end.dead else self.clean_ends).append(message.end)
+            closed = self.known.pop(message.board, None)
+            if self.messages is not None:
+                self.messages.closed(message.generation)
+            if closed is not None:
+                self.refused.pop(closed.name, None)
+                if self.hosts is not None:
+                    self.hosts.closed(closed.generation)
+                closed.board.set_masks(0, 0, True)
+        elif isinstance(message, GroupTasksAsked):
+            self.awaited.ask(message.tasks)
+        elif isinstance(message, GroupGivenUp):
+            self._give_up(message)
+        else:
+            return False
+        return True
+
+    def _give_up(self, message: GroupGivenUp) -> None:
+        """That member is to raise why its group will never be whole. It sees that another client
+        stands at its rank of the board, or that the board is another group's."""
+        known, rank, slot = self.known.get(message.board), message.rank, message.client
+        if known is None or known.generation != message.generation:
+            return
+        if known.here.get(rank) != (slot, message.client_generation):
+            return  # it has gone by itself
+        self.given_up.setdefault(slot, {})[message.generation, rank] = message.message
+        self._gone(known, rank)
+        known.board.set_client(rank, NODE_SLOT)
+        self.tasks.wake(slot)
+
+    def look(self) -> None:
+        """Lets go of a held result when all have begun the next call, so have read it."""
+        self.awaited.look()
+        for known in self.known.values():
+            if known.hold is not None:
+                _, alive, joining, _, call, _ = known.board.look()
+                if call > known.held_call or not known.board.missing(alive | joining, call):
+                    known.hold = None
+
+    def hold_committed(self, slot: int) -> None:
+        """This member may have led a call: what it committed is held until the next one goes."""
+        if self.hosts is not None:
+            return  # no member leads
+        for known in self.known.values():
+            _, _, _, _, call, result = known.board.look()
+            if call and any(
+                known.board.member(rank)[3] == slot for rank in range(_tasks.MEMBERS_MAX)
+            ):
+                known.hold, known.held_call = self.client.hold(result), call

@@ -1,0 +1,327 @@
+"""Messages from one member of a Group to another: kept until they are received, and sent on.
+
+Why it exists: `send` must not wait for the receiver, so somebody else must hold what was sent: this
+node, for members here. A message is an object of the store, so it is spilled when memory is short,
+and counted like any other. What is received of a member is always a prefix of what it has sent, in
+that order, also if its host dies.
+
+    send ─► object held here ─► receiver here: its box
+                             └► receiver elsewhere: GroupSent ─► held there ─► its box
+
+It must never know: values, how a receive is matched, how bytes travel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp import _shm, ids, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.groups.boxes import Box, End, Letter
+from hoplite_mp.node.groups.group_results import KIND_GROUP
+from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.point_to_point import (
+    MESSAGE_INLINE_BYTES_MAX,
+    GroupSent,
+    GroupSentTaken,
+    GroupSourceEnded,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp.node.groups.group_records import Known
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.protocol.local import GroupInbox, GroupReceived, GroupSend, Request
+    from hoplite_mp.protocol.messages import GroupMembers
+    from hoplite_mp.protocol.point_to_point import PointToPoint as Message
+
+__all__ = ["PointToPoint"]
+
+# Groups of which other nodes have said something before the manager has: for so many it is kept.
+EARLY_GROUPS_MAX = 64
+
+
+class Between:
+    """One Group as far as messages between its members are concerned."""
+
+    def __init__(self, members: GroupMembers, known: Known) -> None:
+        self.members = members
+        self.known = known
+        self.boxes: dict[int, Box] = {}  # rank of a member here -> what has come for it
+        # number -> (node of the receiver, its rank, holds): on the way to another host.
+        self.sent: dict[int, tuple[int, int, list[Any]]] = {}
+        self.numbers = 0
+
+
+class PointToPoint:
+    """All Groups with a member on this host."""
+
+    def __init__(self, host: HostContext) -> None:
+        self.client = host.client
+        self.clients = host.clients
+        self.results = host.results
+        self.imports = host.imports
+        self.places = host.places
+        self.roster = host.roster
+        self.reply = host.reply
+        self.replier = host.replier
+        self.send_peer = host.send_peer
+        self.groups: dict[int, Between] = {}  # by generation
+        self.early: dict[int, list[tuple[int, Message]]] = {}  # by generation: (node, message)
+
+    # -- membership ----------------------------------------------------------------------------
+
+    def changed(self, members: GroupMembers, known: Known) -> None:
+        """The manager has said who is a member."""
+        group = self.groups.get(members.generation)
+        if group is None:
+            group = self.groups[members.generation] = Between(members, known)
+        before, group.members = group.members, members
+        me = self.client.number
+        for rank in [rank for rank in group.boxes if members.nodes[rank] != me]:
+            group.boxes.pop(rank).close()
+        for number in [n for n, one in group.sent.items() if members.nodes[one[1]] != one[0]]:
+            del group.sent[number]  # nobody will receive it
+        for rank, node in enumerate(before.nodes):
+            if before.formed and node is not None and members.nodes[rank] != node:
+                self._over(group, rank, node, before.version + 1)
+        for rank, node in enumerate(members.nodes):
+            if node == me and rank not in known.left and rank not in group.boxes:
+                announce = self._announcer(known, rank)
+                group.boxes[rank] = Box(members.size, members.version, announce)
+        for box in group.boxes.values():
+            present = sum(1 << r for r, node in enumerate(members.nodes) if node is not None)
+            box.know(present, formed=members.formed)
+        waiting = self.early.pop(members.generation, [])
+        for node, message in waiting:
+            self.receive(node, message)
+
+    def _announcer(self, known: Known, rank: int) -> Callable[[], None]:
+        return lambda: known.board.announce(rank)
+
+    def _over(self, group: Between, rank: int, node: int, version: int) -> None:
+        """The member of that rank, at that node, is gone."""
+        members, me = group.members, self.client.number
+        for box in group.boxes.values():
+            box.expect_end(rank, node, version)
+        if node == me:
+            self._end(group, rank, node, members.version)
+            for other in {*members.nodes, *members.former} - {None, me}:
+                end = GroupSourceEnded(members.generation, members.version, rank)
+                self._send(other, end)  # type: ignore[arg-type]
+        elif not self._is_there(node):
+            self._end(group, rank, node, members.version)
+
+    def _end(self, group: Between, rank: int, node: int, version: int) -> None:
+        for box in group.boxes.values():
+            box.add(rank, node, End(rank, version))
+
+    def left(self, known: Known, rank: int) -> None:
+        """That member of this host is gone; the manager has yet to say so."""
+        group = self.groups.get(known.generation)
+        box = None if group is None else group.boxes.pop(rank, None)
+        if box is not None:
+            box.close()
+
+    def closed(self, generation: int) -> None:
+        """All have left."""
+        self.early.pop(generation, None)
+        group = self.groups.pop(generation, None)
+        for box in () if group is None else group.boxes.values():
+            box.close()
+
+    def lose_node(self, node: int) -> None:
+        """That host is gone: of what its members have sent, what is not here does not come."""
+        for group in self.groups.values():
+            for number in [n for n, one in group.sent.items() if one[0] == node]:
+                del group.sent[number]
+            for box in group.boxes.values():
+                box.lose_node(node)
+
+    # -- members of this host ------------------------------------------------------------------
+
+    def send(self, slot: int, request: Request) -> None:
+        """A member sends; the reply comes when the message is held for the receiver."""
+        ask: GroupSend = request.ask  # type: ignore[assignment]
+        group = self._group_of(slot, ask.generation, ask.rank)
+        reply = self.replier(slot)
+        line = self.clients.get(slot)
+        why = self._why_not(group, ask.to)
+        if why:
+            reply(Reply(request.number, why))
+            return
+        hold = self.client.hold(ask.oid)
+
+        def held(holds: list[Any]) -> None:
+            if self.clients.get(slot) is not line or self.groups.get(ask.generation) is None:
+                return  # it has died: what `send` has not returned for counts as not sent
+            lost = self._why_not(group, ask.to)
+            if not lost:
+                self._accept(group, ask, [hold, *holds])
+            reply(Reply(request.number, lost))
+
+        if ask.refs:
+            self.imports.ask(list(ask.refs), held)
+        else:
+            held([])
+
+    def _group_of(self, slot: int, generation: int, rank: int) -> Between:
+        group = self.groups.get(generation)
+        if group is None or group.known.here.get(rank, (-1,))[0] != slot:
+            raise ValueError(f"rank {rank} is no member of that group")
+        return group
+
+    def _why_not(self, group: Between, to: int) -> str:
+        if group.members.nodes[to] is not None and to not in group.known.left:
+            return ""
+        return f"rank {to} has left or died"
+
+    def _accept(self, group: Between, ask: GroupSend, holds: list[Any]) -> None:
+        target = group.members.nodes[ask.to]
+        assert target is not None
+        if target == self.client.number:
+            box = group.boxes.get(ask.to)
+            if box is not None:
+                letter = Letter(ask.rank, ask.tag, ask.oid, holds, ready=True)
+                box.add(ask.rank, target, letter)
+            return
+        group.numbers += 1
+        group.sent[group.numbers] = target, ask.to, holds
+        payload = None
+        if ask.nbytes <= MESSAGE_INLINE_BYTES_MAX:
+            got = self.client.view(ask.oid)
+            payload = None if isinstance(got, int) else bytes(memoryview(got))
+        object_id = ids.pack_id(self.client.home, ask.oid)
+        message = GroupSent(
+            ask.generation,
+            group.members.version,
+            group.numbers,
+            ask.rank,
+            ask.to,
+            ask.tag,
+            object_id,
+            payload,
+            tuple(ask.refs),
+        )
+        if not self._send(target, message):
+            del group.sent[group.numbers]  # that host is gone, the manager has yet to say so
+
+    def inbox(self, slot: int, request: Request) -> None:
+        """What has come for a member."""
+        ask: GroupInbox = request.ask  # type: ignore[assignment]
+        group = self._group_of(slot, ask.generation, ask.rank)
+        box = group.boxes.get(ask.rank)
+        found = ([], [0] * group.members.size, 0, False) if box is None else box.named(ask.seen)
+        self.reply(slot, Reply(request.number, found))
+
+    def received(self, slot: int, request: Request) -> None:
+        """A member has the value of a message."""
+        ask: GroupReceived = request.ask  # type: ignore[assignment]
+        group = self.groups.get(ask.generation)
+        if group is not None and group.known.here.get(ask.rank, (-1,))[0] == slot:
+            box = group.boxes.get(ask.rank)
+            if box is not None:
+                box.arrived.pop(ask.number, None)
+
+    # -- other nodes ---------------------------------------------------------------------------
+
+    def _send(self, node: int, message: Message) -> bool:
+        member = self.roster.by_number.get(node)
+        return member is not None and self.send_peer(member.home, message)
+
+    def _is_there(self, node: int) -> bool:
+        return node in self.roster.by_number
+
+    def receive(self, node: int, message: Message) -> None:
+        """A message of another node."""
+        group = self.groups.get(message.generation)
+        if isinstance(message, GroupSentTaken):
+            if group is not None:
+                group.sent.pop(message.number, None)
+            return
+        if group is None or group.members.version < message.version:
+            self._keep_early(node, message)
+        elif isinstance(message, GroupSourceEnded):
+            for box in group.boxes.values():
+                box.add(message.rank, node, End(message.rank, message.version))
+        else:
+            self._take(group, node, message)
+
+    def _keep_early(self, node: int, message: Message) -> None:
+        """Until the manager's word is here; without the bytes, which the sender still holds."""
+        if isinstance(message, GroupSent):
+            message = msgspec.structs.replace(message, payload=None)
+        self.early.setdefault(message.generation, []).append((node, message))
+        while len(self.early) > EARLY_GROUPS_MAX:
+            del self.early[next(iter(self.early))]
+
+    def _take(self, group: Between, node: int, message: GroupSent) -> None:
+        """A message for a member here, if there still is one."""
+        taken = GroupSentTaken(message.generation, message.number)
+        box = group.boxes.get(message.to)
+        if box is None or message.version < box.born:  # it is for who held that rank before
+            self._send(node, taken)
+            return
+        letter = Letter(message.source, message.tag, 0, [])
+        box.add(message.source, node, letter)
+        stored = None if message.payload is None else self._stored(message.payload)
+        wanted = list(message.refs) if stored is not None else [message.object, *message.refs]
+
+        def held(holds: list[Any]) -> None:
+            hold = stored if stored is not None else holds[0]
+            letter.holds = [hold, *holds]
+            self._send(node, taken)
+            if hold is None:
+                box.lose(message.source, node)
+            else:
+                letter.oid = hold.oid
+                self._bring(box, node, letter)
+
+        if wanted:
+            self.imports.ask(wanted, held)
+        else:
+            held([])
+
+    def _stored(self, payload: bytes) -> Any:
+        """A hold on a small message as an object of this host; None: there is no room for it."""
+        block = None
+        if len(payload) > _shm.INLINE_BYTES_MAX:
+            block = self.results.lease(len(payload))
+            if block is None:
+                return None
+        oid = self.client.new(KIND_GROUP, STATE["CLAIMED"], NODE_SLOT, 0)
+        hold = self.client.hold(oid, False)
+        if block is None:
+            encoded = serial.Encoded(payload, [], [], len(payload), [])
+            self.results.store_value(oid, encoded, False)
+        else:
+            self.client.write(block, payload, [], [])
+            self.results.store_block(oid, block, len(payload))
+        return hold
+
+    def _bring(self, box: Box, node: int, letter: Letter) -> None:
+        """Fetches a large one while nobody waits for it yet. Without room for it now it is fetched
+        when it is read: until then it stays where it was sent."""
+        places, oid = self.places, letter.oid
+
+        def here() -> None:
+            if self.client.state(oid) == STATE["FAILED"]:
+                box.lose(letter.source, node)
+            else:
+                box.ready(letter, node)
+
+        if oid not in places or not places.want(oid, here):
+            here()
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def unread(self, generation: int) -> Iterator[tuple[int, int]]:
+        """(rank here, messages that it has not received) where there are any."""
+        group = self.groups.get(generation)
+        for rank, box in () if group is None else group.boxes.items():
+            if box.arrived:
+                yield rank, len(box.arrived)

@@ -1,0 +1,86 @@
+"""What a node counts, for `stats()` and `c.nodes`; of all nodes when one of them asks.
+
+Why it exists: every node counts for itself, and a question goes to all.
+It must never know: what users do with the numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.peers import CountersAsked, CountersNow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.inspect.questions import Answer, Questions
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.tasks.sweeper import Sweeper
+    from hoplite_mp.node.tasks.workers import Workers
+
+__all__ = ["Counters"]
+
+
+class Counters:
+    """Counts of this node, and questions for those of all."""
+
+    def __init__(
+        self, host: HostContext, questions: Questions, sweeper: Sweeper, workers: Workers
+    ) -> None:
+        self.client = host.client
+        self.store = host.store
+        self.roster = host.roster
+        self.send_peer = host.send_peer
+        self.replier = host.replier
+        self.questions = questions
+        self.sweeper = sweeper
+        self.workers = workers
+        self._more: list[Callable[[], dict[str, int]]] = []
+
+    def add(self, counts: Callable[[], dict[str, int]]) -> None:
+        """A room that counts, too. Of what several count the sum is told."""
+        self._more.append(counts)
+
+    def own(self) -> dict[str, int]:
+        """Since this node's start."""
+        client, store, workers, sweeper = self.client, self.store, self.workers, self.sweeper
+        store.above.make_room()
+        client.reclaim_freed()
+        store.take_returns()
+        store.purge_spilled()
+        sweeper.collect()
+        done, failed = client.tasks_ended()
+        found = {
+            "tasks_done": done + workers.tasks_done,
+            "tasks_failed": failed + workers.tasks_failed + sweeper.failed,
+            "tasks_retried": sweeper.retried,
+            "workers_lost": workers.lost,
+            "objects": client.objects(),
+            "bytes_used": store.used_bytes(),
+            "bytes_limit": store.limit,
+            "bytes_spilled": store.spill.used,
+            "bytes_sent": 0,
+            "bytes_received": 0,
+        }
+        for counts in self._more:
+            for name, count in counts().items():
+                found[name] = found.get(name, 0) + count
+        return found
+
+    def ask(self, slot: int, number: int) -> None:
+        """A process wants those of all nodes: {node: {name: count}}."""
+        own = self.own()
+        reply = self.replier(slot)
+
+        def done(found: dict[int, Answer]) -> None:
+            counted = {self.client.number: own}
+            for answer in found.values():
+                counted[answer.node] = answer.message.counts
+            reply(Reply(number, sorted(counted.items())))
+
+        self.questions.ask(self.roster.homes, CountersAsked, done)
+
+    def asked(self, home: int, message: CountersAsked) -> None:
+        """Another node wants to know."""
+        self.send_peer(home, CountersNow(message.number, self.own()))

@@ -1,0 +1,359 @@
+"""What everybody on this host waits for, and who owns it: for people before whom something hangs.
+
+Why it exists: each wait of the library has an owner, and each room of the node knows its own part.
+This file asks all rooms and puts the answers side by side, bounded in number, changing nothing.
+It must never know: how the answers are printed.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp import ids, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.objects.imports import KIND_FOREIGN
+from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.looking import EVENT, PIECE_BYTES_MAX, DumpAsked, LookTold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hoplite_mp.node.collectives.operations import Operations
+    from hoplite_mp.node.inspect.questions import Answer, Questions
+    from hoplite_mp.node.inspect.recording import Recording
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.ports import Stacks
+    from hoplite_mp.node.tasks.delegation import Delegation
+    from hoplite_mp.node.tasks.guests import Guests
+    from hoplite_mp.node.tasks.workers import Workers
+    from hoplite_mp.protocol.local import Request
+
+__all__ = ["WAITS_MAX", "Waits"]
+
+# Of one kind (waiting tasks, say) in one answer; of the others it is said how many there are. More:
+# a longer answer, 0.1 ms of the node's time for each ten.
+WAITS_MAX = 100
+NEEDS_MAX = 5  # objects that are named of what one task or collective waits for
+# For nodes whose workers must say where they stand. Higher: slow nodes are heard; lower: one that
+# does not answer is named sooner.
+DUMP_PATIENCE_S = 3.0
+KIND_TASK, KIND_OPERATION, KIND_STREAM = 2, 3, 5
+NODE_SLOT, DRIVER_SLOT = 0, 1
+DRIVER_KIND = 1
+READY = ("SEALED", "SPILLING", "SPILLED")
+MORE = ("transfers", "groups", "actors", "actor calls")  # kinds of other rooms, if they are there
+
+
+class Waits:
+    """The waits of this host; of all hosts when a process of this one asks."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        questions: Questions,
+        recording: Recording,
+        workers: Workers,
+        delegation: Delegation,
+        guests: Guests,
+        operations: Operations,
+        stacks: Stacks,
+    ) -> None:
+        self.loop = host.loop
+        self.client = host.client
+        self.clients = host.clients
+        self.tasks = host.tasks
+        self.places = host.places
+        self.imports = host.imports
+        self.roster = host.roster
+        self.reply = host.reply
+        self.send_peer = host.send_peer
+        self.questions = questions
+        self.recording = recording
+        self.workers = workers
+        self.delegation = delegation
+        self.guests = guests
+        self.operations = operations
+        self.stacks = stacks
+        self._more: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {}
+        self.dumps: dict[int, dict[int, bytes]] = {}  # slot of who has asked -> node -> answer
+
+    def add(self, kind: str, gather: Callable[[], Iterable[dict[str, Any]]]) -> None:
+        """A room that knows of waits of some kind."""
+        self._more[kind] = gather
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def ask(self, slot: int, request: Request) -> None:
+        """A process wants those of all nodes."""
+        stacks: bool = request.ask.stacks  # type: ignore[union-attr]
+        line = self.clients.get(slot)
+        numbers = {home: member.node for home, member in self.roster.by_home.items()}
+
+        def done(found: dict[int, Answer]) -> None:
+            if self.clients.get(slot) is not line:
+                return
+            answers = {answer.node: answer.message.data for answer in found.values()}
+            silent = sorted(set(numbers.values()) - answers.keys())
+
+            def told(own: bytes) -> None:
+                if self.clients.get(slot) is line:
+                    answers[self.client.number] = own
+                    self.dumps[slot] = answers
+                    sizes = sorted((number, len(data)) for number, data in answers.items())
+                    self.reply(slot, Reply(request.number, (sizes, silent)))
+
+            self.look(stacks, told)
+
+        def make(number: int) -> DumpAsked:
+            return DumpAsked(number, stacks)
+
+        self.questions.ask(numbers, make, done, DUMP_PATIENCE_S)
+
+    def piece(self, slot: int, request: Request) -> None:
+        """A part of a node's answer."""
+        ask: Any = request.ask
+        data = self.dumps.get(slot, {}).get(ask.node, b"")
+        reply = Reply(request.number, data[ask.offset : ask.offset + PIECE_BYTES_MAX])
+        self.reply(slot, reply)
+
+    def forget_client(self, slot: int) -> None:
+        """Nobody reads them any more."""
+        self.dumps.pop(slot, None)
+
+    def asked(self, home: int, message: DumpAsked) -> None:
+        """Another node wants to know."""
+
+        def told(data: bytes) -> None:
+            self.send_peer(home, LookTold(message.number, data=data))
+
+        self.look(message.stacks, told)
+
+    def look(self, stacks: bool, done: Callable[[bytes], None]) -> None:
+        """`done` gets everything, packed."""
+        found = self.gather()
+        if not stacks:
+            done(msgspec.msgpack.encode(found))
+            return
+
+        def told(texts: list[dict[str, Any]]) -> None:
+            found["stacks"] = some(texts)
+            done(msgspec.msgpack.encode(found))
+
+        self.stacks.ask(told)
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def gather(self) -> dict[str, Any]:
+        """Everything, as plain values. Each kind: the first WAITS_MAX, and how many there are."""
+        return {
+            "node": self.client.number,
+            "host": socket.gethostname(),
+            "waiting": self._in_state("WAITING", self._waiting),
+            "queued": self._in_state("QUEUED", self._queued),
+            "running": some(self._running()),
+            "sent": some(self._sent()),
+            "collectives": some(self._collectives()),
+            "parts": some(self._parts()),
+            "processes": some(self._processes()),
+            **{kind: some(self._more[kind]() if kind in self._more else ()) for kind in MORE},
+        }
+
+    def _in_state(self, state: str, about: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+        oids, count = self.tasks.unfinished(STATE[state], WAITS_MAX)
+        return {"count": count, "first": [about(oid) for oid in oids]}
+
+    def _task(self, oid: int, since_ns: int) -> dict[str, Any]:
+        return {
+            "name": self.tasks.name(oid),
+            "id": self._id(oid),
+            "seconds": self._seconds(since_ns),
+        }
+
+    def _id(self, oid: int) -> str:
+        return self.operations.public(oid).hex()
+
+    def _waiting(self, oid: int) -> dict[str, Any]:
+        """A task that its submitter has not sent yet: some of its arguments are not there."""
+        found = self._task(oid, self.tasks.submitted_ns(oid))
+        missing = []
+        try:
+            for need in self._needs(oid):
+                where = self.where(need)
+                if where:
+                    missing.append({"id": need.hex(), "where": where})
+        except (ValueError, IndexError):  # its record is only just being written
+            pass
+        owner = self.client.inspect(oid)["owner"]
+        found["by"] = self.process(owner)
+        found["missing"] = len(missing)
+        found["needs"] = missing[:NEEDS_MAX]
+        return found
+
+    def _needs(self, oid: int) -> list[bytes]:
+        _, args_id, inline, *_ = self.tasks.task(oid)
+        mem = memoryview(inline)
+        if args_id:
+            got = self.client.view(args_id)
+            if isinstance(got, int):
+                return []
+            mem = memoryview(got)
+        return (serial.read_dependencies(mem) or serial.read_refs(mem)) if mem else []
+
+    def _queued(self, oid: int) -> dict[str, Any]:
+        found = self._task(oid, self.tasks.submitted_ns(oid))
+        number = self.tasks.pool_of(oid)
+        pool = self.workers.pools.get(number)
+        found["pool"] = number
+        found["workers"] = 0 if pool is None else len(pool.workers)
+        guest = self.guests.by_oid.get(oid)
+        found["from"] = "" if guest is None else self._peer(guest.peer)
+        return found
+
+    def _running(self) -> Iterable[dict[str, Any]]:
+        """What stands on the stacks of this host's processes."""
+        for slot in list(self.clients):
+            for event in EVENT.iter_unpack(self.recording.running(slot)):
+                oid, begin_ns, depth = event[0], event[1], event[5]
+                yield {
+                    "name": event[7].split(b"\0")[0].decode(errors="replace"),
+                    "id": self._id(oid),
+                    "seconds": self._seconds(begin_ns),
+                    "on": self.process(slot),
+                    "inside": depth - 1,
+                }
+
+    def _sent(self) -> Iterable[dict[str, Any]]:
+        for oid, runner in list(self.delegation.where.items()):
+            yield self._task(oid, self.tasks.submitted_ns(oid)) | {"to": f"h{runner.number}"}
+
+    def _collectives(self) -> Iterable[dict[str, Any]]:
+        for operation in list(self.operations.operations.values()):
+            ask = operation.ask
+            waiting = sorted((i, oid) for oid, at in operation.waiting.items() for i in at)
+            yield {
+                "operation": operation.number,
+                "kind": ask.kind,
+                "op": ask.op,
+                "seconds": self._seconds(operation.asked_ns),
+                "by": self.process(operation.slot),
+                "sources": len(ask.sources),
+                "num": ask.num,
+                "missing": len(waiting),
+                "needs": [
+                    {"index": index, "id": self._id(oid), "where": self.where_local(oid)}
+                    for index, oid in waiting[:NEEDS_MAX]
+                ],
+                "planned": self._seconds(operation.planned_ns) if operation.planned_ns else None,
+                "epoch": operation.epoch,
+                "waits_for": list(operation.waits_for),
+                "no_room": operation.plan is not None,
+                "to": list(ask.to),
+            }
+
+    def _parts(self) -> Iterable[dict[str, Any]]:
+        """This node's parts of plans, of whichever node's collectives."""
+        forests = self.operations.forests
+        for part in list(forests.parts.values()) if forests is not None else ():
+            yield {
+                "operation": part.plan.operation,
+                "epoch": part.plan.epoch,
+                "seconds": self._seconds(part.begun_ns),
+                "begun": part.begun,
+                "reported": part.reported,
+                "missing": len(part.missing) + part.waiting,
+            }
+
+    def _processes(self) -> Iterable[dict[str, Any]]:
+        """Processes that sleep until something is done."""
+        for slot in list(self.clients):
+            info = self.client.client_info(slot)
+            oid = info["waiting_id"]
+            if not oid and not info["blocked"]:
+                continue
+            running = info["running"]
+            yield {
+                "pid": info["pid"],
+                "process": self.process(slot),
+                "task": self.tasks.name(running) if running else "",
+                "blocked": bool(info["blocked"]),
+                "id": self._id(oid) if oid else "",
+                "where": self.where_local(oid) if oid else "",
+                "more": max(0, info["waiting_n"] - 1) if oid else 0,
+                "seconds": self._seconds(info["waiting_ns"]) if oid else None,
+            }
+
+    # -- words ---------------------------------------------------------------------------------
+
+    def process(self, slot: int) -> str:
+        """A process of this host, for people."""
+        if slot == NODE_SLOT:
+            return "the node"
+        pid = self.tasks.pid(slot)
+        if slot == DRIVER_SLOT:
+            return f"the driver (pid {pid})"
+        if self.client.client_info(slot)["kind"] == DRIVER_KIND:
+            return f"an attached driver (pid {pid})"
+        return f"worker {slot} (pid {pid})"
+
+    def _seconds(self, since_ns: int) -> float | None:
+        """How long ago that was; None: it is not known."""
+        return None if not since_ns else round((self.loop.now_ns() - since_ns) / 1e9, 3)
+
+    def _peer(self, home: int) -> str:
+        number = self.roster.number_of(home)
+        return "a host that is gone" if number is None else f"h{number}"
+
+    def where(self, object_id: bytes) -> str:
+        """Where an object is that is not ready; "" if it is."""
+        oid = self.imports.local(object_id) or None
+        if oid is None:
+            home, _ = ids.unpack_id(object_id)
+            return f"an object of {self._peer(home)}"
+        return self.where_local(oid)
+
+    def where_local(self, oid: int) -> str:
+        """The same for one that this host has a header of."""
+        header = self.client.inspect(oid)
+        state = header["state"]
+        if header["id"] != oid or state in ("FREE", "FREED"):
+            return "gone"
+        if state in READY:
+            place = self.places.places.get(oid)
+            if place is not None and place.making:
+                return "lost, and is being found or made again"
+            if place is None or not place.payload:
+                return ""
+            return "ready, its bytes are on their way from another host"
+        if state not in ("WAITING", "QUEUED", "CLAIMED"):
+            return f"{state.lower()}"
+        if header["kind"] == KIND_TASK:
+            what = f"the result of {self.tasks.name(oid)}()"
+            if state == "WAITING":
+                return f"{what}, which waits itself"
+            if state == "QUEUED":
+                return f"{what}, which is queued"
+            runner = self.delegation.where.get(oid)
+            if runner is not None:
+                return f"{what}, which was sent to h{runner.number}"
+            return f"{what}, which runs on {self.process(header['claimant'])}"
+        if header["kind"] == KIND_OPERATION:
+            for operation in self.operations.operations.values():
+                if oid in operation.ask.results:
+                    return f"the result of a {operation.ask.kind} (operation {operation.number})"
+            return "the result of a collective"
+        if header["kind"] == KIND_FOREIGN:
+            one = self.imports.by_oid.get(oid)
+            return "pending at " + ("another host" if one is None else self._peer(one.home))
+        who = self.process(header["claimant"])
+        if header["kind"] == KIND_STREAM:
+            return f"the next item of {self.client.task_name(oid)}(), which runs on {who}"
+        return f"being written by {who}"
+
+
+def some(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The first ones, and how many there are."""
+    found = list(items)
+    return {"count": len(found), "first": found[:WAITS_MAX]}

@@ -1,0 +1,1 @@
+"""The other nodes: who is there, connections to them, rates of links."""

@@ -1,0 +1,239 @@
+"""Data connections to other nodes, and the engine whose cells are filled over them.
+
+Why it exists: one engine moves all bulk bytes of this host. A connection to a node is made when the
+first pull from it wants to begin; what has asked for a cell hears when it is full, or cannot be.
+It must never know: what the bytes are, why they are wanted here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import _engine
+from hoplite_mp.node.shell.tls_links import TlsLink
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.membership.peers import Peer, Peers
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.objects.ground import Ground
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["Key", "Links", "Pulling", "Wanting"]
+
+# No connection could be made, on any way: to try again at once would take as long.
+UNREACHABLE = "the node cannot be reached"
+BLOCK_BYTES = 256 << 10  # 2 ms at 1 Gbit/s
+_log = logging.getLogger("hoplite_mp")
+Key = tuple[int, int, int, int]
+
+
+class Wanting(Protocol):
+    """Who waits for cells."""
+
+    def filled(self, cell: int) -> None:
+        """All bytes of the cell are there."""
+
+    def failed(self, cell: int, reason: str) -> None:
+        """They will not come as things stand."""
+
+    def describe(self, cell: int) -> dict[str, Any]:
+        """What the bytes are for, for people: "object" (16 bytes), "operation", "bytes"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulling:
+    """A cell on its way."""
+
+    parent: int
+    begin_ns: int
+    wanting: Wanting
+
+
+class Links:
+    """The engine of this node, and a link to each node that it has pulled from."""
+
+    def __init__(self, host: HostContext, peers: Peers) -> None:
+        self.loop = host.loop
+        self.peers = peers
+        self.tls = peers.start.tls
+        # Under TLS each block costs some steps in Python.
+        block = _engine.BLOCK_BYTES_MOST if self.tls else BLOCK_BYTES
+        self.engine = _engine.Engine(host.client.home, block)
+        self.driven: dict[int, TlsLink] = {}
+        self.links: dict[int, int] = {}  # number of a node -> link
+        self.counted: dict[int, tuple[int, int]] = {}  # link -> bytes (sent, received)
+        self.near: set[int] = set()  # links to other nodes of this very host
+        self.calling: dict[int, list[tuple[int, Key]]] = {}
+        self.wanting: dict[int, Wanting] = {}  # cell -> who waits for it
+        self.pulling: dict[int, Pulling] = {}  # those of them that others fill
+        self.notes = host.notes
+        self.closing: dict[int, Ground] = {}  # cells that the engine has not let go of
+        host.loop.watch(self.engine.fileno(), self.look)
+
+    # -- connections ---------------------------------------------------------------------------
+
+    def admitted(self, peer: Peer, admission: Admission) -> None:
+        """Another node has made a data connection."""
+        if self.tls:
+            known = self.driven.get(peer.member.node)
+            if known is not None and known.receiving:
+                self.lose_node(peer.member.node)  # the other side has ended it, and begins anew
+            self._driven(peer.member).receive_over(admission.stream.detach())
+        else:
+            self._connect(peer.member.node, admission)
+
+    def _connect(self, number: int, admission: Admission) -> str:
+        """The engine takes the connection over; returns why it cannot, or ""."""
+        try:
+            with admission.stream.detach() as sock:
+                link = self.engine.connect(sock.fileno(), number)
+        except OSError as error:  # for want of a descriptor
+            why = os.strerror(error.errno or 0)
+            _log.warning("no data connection with node h%d: %s", number, why)
+            return why
+        self._count(link, number)
+        self.links.setdefault(number, link)
+        return ""
+
+    def _driven(self, member: Member) -> TlsLink:
+        """The link to a node under TLS; each side connects for what it sends."""
+        known = self.driven.get(member.node)
+        if known is not None:
+            return known
+        link = self.driven[member.node] = TlsLink(self.engine, member.node)
+        self.links[member.node] = link.link
+        self._count(link.link, member.node)
+
+        def called(admission: Admission | None) -> None:
+            if admission is None:
+                link.close()
+            else:
+                link.send_over(admission.stream.detach())
+
+        self.peers.call(member, "data", called)
+        return link
+
+    def _count(self, link: int, number: int) -> None:
+        self.counted[link] = 0, 0
+        if self.peers.is_near(number):
+            self.near.add(link)
+
+    def lose_node(self, number: int) -> None:
+        """That node is gone, and its link with it."""
+        link = self.links.pop(number, None)
+        driven = self.driven.pop(number, None)
+        if driven is not None:
+            driven.close()
+        elif link is not None:
+            with contextlib.suppress(KeyError):
+                self.engine.disconnect(link)
+
+    # -- cells ---------------------------------------------------------------------------------
+
+    def pull(self, cell: int, parent: int, key: Key, wanting: Wanting) -> None:
+        """Fills the cell from a node; `wanting` hears how it goes."""
+        self.wanting[cell] = wanting
+        begun = self.pulling.get(cell)  # another try
+        at = self.loop.now_ns() if begun is None else begun.begin_ns
+        self.pulling[cell] = Pulling(parent, at, wanting)
+        if self.tls and parent in self.peers.by_number:
+            self._driven(self.peers.by_number[parent].member)
+        link = self.links.get(parent)
+        if link is not None:
+            self.engine.pull(cell, link, key)
+            return
+        waiting = self.calling.get(parent)
+        if waiting is not None:
+            waiting.append((cell, key))
+            return
+        peer = self.peers.by_number.get(parent)
+        if peer is None:
+            wanting.failed(cell, "the node is gone")
+            return
+        self.calling[parent] = [(cell, key)]
+        member = peer.member
+        self.peers.call(member, "data", lambda admission: self._called(member, admission))
+
+    def _called(self, member: Member, admission: Admission | None) -> None:
+        waiting = self.calling.pop(member.node, [])
+        why_not = UNREACHABLE if admission is None else self._connect(member.node, admission)
+        for cell, key in waiting:
+            wanting = self.wanting.get(cell)
+            if wanting is None:
+                continue
+            if why_not:
+                wanting.failed(cell, why_not)
+            else:
+                self.engine.pull(cell, self.links[member.node], key)
+
+    def close(self, cell: int, ground: Ground) -> None:
+        """Lets go of a cell in that memory."""
+        self.wanting.pop(cell, None)
+        self._note(cell, "given up")
+        self.closing[cell] = ground
+        ground.closing += 1
+        self.engine.close(cell)
+
+    def _closed(self, cell: int) -> None:
+        ground = self.closing.pop(cell, None)
+        if ground is not None:
+            ground.let_go()
+
+    def look(self) -> None:
+        """What the engine says. It has forgotten the links that are lost: so does this file, before
+        anybody who hears of a cell asks for the next one from there."""
+        events = self.engine.events()
+        for event in events:
+            if event[0] == _engine.LINK_LOST:
+                self._lost(*event[1:])
+        for event in events:
+            kind = event[0]
+            if kind == _engine.FILLED:
+                wanting = self.wanting.pop(event[1], None)
+                self._note(event[1], "whole")
+                if wanting is not None:
+                    wanting.filled(event[1])
+            elif kind in (_engine.PULL_FAILED, _engine.FOLD_FAILED):
+                wanting = self.wanting.get(event[1])
+                if wanting is not None:
+                    wanting.failed(event[1], event[2])
+            elif kind == _engine.CLOSED:
+                self._closed(event[1])
+
+    def _lost(self, link: int, number: int, reason: str) -> None:
+        if self.links.get(number) == link:
+            del self.links[number]
+            driven = self.driven.pop(number, None)
+            if driven is not None:
+                driven.close()
+        _log.info("the data connection to node h%d ended: %s", number, reason)
+
+    def _note(self, cell: int, outcome: str) -> None:
+        """A cell is not on its way any more."""
+        pulling = self.pulling.pop(cell, None)
+        if pulling is not None and self.notes.on:
+            about = pulling.wanting.describe(cell)
+            about["bytes"] = self.engine.watermark(cell)
+            about["from"] = pulling.parent
+            name = "object" if "object" in about else str(about.get("kind", "part"))
+            self.notes.add("transfer", name, pulling.begin_ns, **about, outcome=outcome)
+
+    def moved(self, *, near: bool = True) -> tuple[int, int]:
+        """Bytes (sent, received) over all links; of one that has ended, what was last seen.
+        near=False: without those that never leave this host."""
+        for link in self.counted:
+            with contextlib.suppress(KeyError):
+                self.counted[link] = self.engine.counters(link)[:2]
+        found = [moved for link, moved in self.counted.items() if near or link not in self.near]
+        return sum(sent for sent, _ in found), sum(received for _, received in found)
+
+    def stop(self) -> None:
+        """The end of this node."""
+        for driven in list(self.driven.values()):
+            driven.close()
+        self.engine.stop()

@@ -1,0 +1,356 @@
+"""The other nodes of the cluster: who they are, and a wire to each that is spoken to.
+
+Why it exists: a connection is made when the first message wants to go; until it stands, messages
+wait in order. Whoever connects first is answered on the same connection, so two nodes usually share
+one. Which nodes there are only the manager says; a peer that cannot be reached is given up.
+It must never know: what the messages mean.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.node.membership.relays import Relays, endpoints_of
+from hoplite_mp.node.shell.wires import Wire
+from hoplite_mp.protocol.codec import Decoder, encode
+from hoplite_mp.protocol.output import same_host
+from hoplite_mp.protocol.peers import PeerMessage
+from hoplite_mp.transport.addresses import parse_address
+from hoplite_mp.transport.listen import OUT_OF
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.ports import Loop
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.local import LanStart
+    from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.transport.addresses import Endpoint
+    from hoplite_mp.transport.caller import Caller
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["Call", "Peers"]
+
+# Rounds over a node's addresses before another node is asked for a way to it. Higher: a packet that
+# is lost costs less often a way round, and a cut is noticed later (2 s a round and address).
+DIRECT_ROUNDS_MAX = 2
+# A call between nodes may take so long, however little time there was to find the manager.
+CONNECT_S_MIN = 10.0
+STARVED_S = 0.2  # without descriptors: until the next attempt
+_log = logging.getLogger("hoplite_mp")
+
+
+class Peer:
+    """One other node. `waiting` goes as soon as there is a wire."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.wire: Wire | None = None
+        self.extra: list[Wire] = []  # both called at once: only read from
+        self.waiting: list[bytes] = []
+        self.calling = False
+
+
+class Call:
+    """One call in the node's loop: turned when something comes and when its time has come."""
+
+    caller: Caller
+
+    def __init__(
+        self,
+        loop: Loop,
+        make: Callable[[], Caller],
+        whom: str,
+        done: Callable[[Admission | None], None],
+        level: int = logging.WARNING,
+        *,
+        waits: bool = True,
+    ) -> None:
+        """level: of the line that it cannot be reached. waits: while this process has no descriptor
+        nobody is given up; else that is an end like another."""
+        self._level = level
+        self._make = make
+        self._waits = waits
+        self._starved = False
+        self.loop, self.whom, self.done = loop, whom, done
+        self.fd = -1
+        self.over = False
+
+    def begin(self) -> None:
+        """Makes the first attempt at once."""
+        try:
+            self.caller = self._make()
+        except OSError as error:
+            if error.errno not in OUT_OF:
+                raise
+            self._starve(str(error))
+            return
+        self.fd, self.over = self.caller.fileno(), False
+        self.loop.watch(self.fd, self.turn)
+        self.turn()
+
+    def _starve(self, why: str) -> None:
+        if not self._starved:
+            _log.error("%s cannot be called now: %s", self.whom, why)
+        self._starved = True
+        if self._waits:
+            self.loop.call_later(STARVED_S, self.begin)
+        else:
+            self.done(None)
+
+    def turn(self) -> None:
+        """As far as it goes now."""
+        if self.over:
+            return  # a timer of before
+        try:
+            admission = self.caller.turn(self.loop.now())
+        except (HopliteError, OSError) as error:
+            if self.caller.starved:
+                self.over = True
+                self.loop.unwatch(self.fd)
+                self._starve(str(error))
+                return
+            _log.log(self._level, "%s cannot be reached: %s", self.whom, error)
+            self._end(None)
+            return
+        if admission is not None:
+            self._end(admission)
+            return
+        self.loop.call_later(max(0.0, self.caller.deadline - self.loop.now()), self.turn)
+
+    def _end(self, admission: Admission | None) -> None:
+        self.over = True
+        self.loop.unwatch(self.fd)
+        self.done(admission)
+
+
+class Peers:
+    """All other living nodes, by the home id of their host."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        lan: LanStart,
+        take: Callable[[int, Any], None],
+        lose: Callable[[Member], None],
+        mine: Introduction,
+    ) -> None:
+        """take: a message of the host with that id. lose: that node cannot be reached any more."""
+        self.loop = host.loop
+        self.roster = host.roster
+        self.start = lan
+        self.take = take
+        self.lose_member = lose
+        self.mine = mine
+        self.cluster = lan.cluster
+        self.by_home: dict[int, Peer] = {}
+        self.by_number: dict[int, Peer] = {}
+        # By home: who has called, and is no member yet as far as this node knows.
+        self.unknown: dict[int, list[tuple[Admission, Callable[[Peer, Admission], None]]]] = {}
+        self.own: set[str] = set()  # addresses of this host, without ports
+        self.listens_at = ""  # where others come in, without a port
+        self.relays = Relays(host.loop, host.roster, lan.ports, self)
+
+    def came(self, member: Member) -> None:
+        """A node has joined; this one itself as well."""
+        if member.home == self.mine.host:
+            self.own = _hosts(member)
+            return
+        peer = Peer(member)
+        self.by_home[member.home] = self.by_number[member.node] = peer
+        self.roster.add(member)
+
+    def went(self, number: int) -> Peer | None:
+        """A node is gone, says the manager."""
+        peer = self.by_number.pop(number, None)
+        if peer is None:
+            return None
+        del self.by_home[peer.member.home]
+        self.roster.remove(number)
+        for wire in (peer.wire, *peer.extra):
+            if wire is not None:
+                wire.close("the node is gone")
+        self.relays.lose_peer(peer.member.home)
+        return peer
+
+    def number_of(self, home: int) -> int | None:
+        """Of the node of that host; None if there is none."""
+        return self.roster.number_of(home)
+
+    def home_of(self, audience: int) -> int | None:
+        """The home of the host whose driver that is; None: it is gone."""
+        if audience in self.by_home:
+            return audience
+        return next((home for home in self.by_home if same_host(audience, home)), None)
+
+    def is_near(self, number: int) -> bool:
+        """Does that node advertise this host's own address? What goes there fills no link."""
+        peer = self.by_number.get(number)
+        return peer is not None and not self.own.isdisjoint(_hosts(peer.member))
+
+    def is_member(self, host: str) -> bool:
+        """Is that address one of a living node's? Also asked in threads."""
+        return any(host in _hosts(peer.member) for peer in list(self.by_home.values()))
+
+    def send(self, home: int, message: PeerMessage) -> bool:
+        """False: there is no such node."""
+        peer = self.by_home.get(home)
+        if peer is None:
+            return False
+        frame = encode(message)  # type: ignore[arg-type]
+        if peer.wire is not None and peer.wire.open:
+            return peer.wire.send(frame)
+        peer.waiting.append(frame)
+        self._call(peer)
+        return True
+
+    @property
+    def met(self) -> list[int]:
+        """Homes of the nodes to which there is a wire."""
+        return [home for home, peer in self.by_home.items() if peer.wire is not None]
+
+    @property
+    def flushed(self) -> bool:
+        """Whether everything that was sent has left this process."""
+        return not any(
+            peer.waiting or (peer.wire is not None and peer.wire.open and peer.wire.sending)
+            for peer in self.by_home.values()
+        )
+
+    def _call(self, peer: Peer) -> None:
+        if peer.calling:
+            return
+        peer.calling = True
+        self.call(peer.member, "peer", lambda admission: self._answered(peer, admission))
+
+    def call(self, member: Member, role: str, done: Callable[[Admission | None], None]) -> None:
+        """Connects to a node, over another one if it must be; `done` gets the connection, or None
+        when it cannot be reached."""
+        way = self.relays.way(member.home)
+        others = len(self.by_home) > 1
+
+        def met() -> bool:
+            peer = self.by_home.get(member.home)
+            return role == "peer" and peer is not None and peer.wire is not None and peer.wire.open
+
+        def called(admission: Admission | None) -> None:
+            lost = admission is None and member.home in self.by_home
+            if lost and others and not way and not met():
+                self.relays.find(member, found)
+            else:
+                done(admission)
+
+        def found(way: list[Endpoint]) -> None:
+            if met():  # it has called us
+                done(None)
+                return
+            # Nobody has a way: it is not there yet, or gone, and then the manager will say so.
+            self._call_at(way or endpoints_of(member.addresses), member, role, done)
+
+        rounds = DIRECT_ROUNDS_MAX if others and not way else 0
+        self._call_at(way or endpoints_of(member.addresses), member, role, called, rounds)
+
+    def _call_at(
+        self,
+        endpoints: list[Endpoint],
+        member: Member,
+        role: str,
+        done: Callable[[Admission | None], None],
+        rounds_max: int = 0,
+    ) -> None:
+        from hoplite_mp.transport.caller import Caller
+
+        make = functools.partial(
+            Caller,
+            endpoints,
+            key=self.start.key,
+            role=role,
+            mine=self.mine,
+            tls=self.start.tls,
+            timeout_s=max(self.start.connect_timeout_s, CONNECT_S_MIN),
+            handshake_timeout_s=self.start.handshake_timeout_s,
+            cluster=self.cluster,
+            host=member.home,
+            rounds_max=rounds_max,
+        )
+        waits = role == "peer"
+        Call(
+            self.loop,
+            lambda: make(now=self.loop.now()),
+            f"node h{member.node}",
+            done,
+            waits=waits,
+        ).begin()
+
+    def _answered(self, peer: Peer, admission: Admission | None) -> None:
+        peer.calling = False
+        if self.by_home.get(peer.member.home) is not peer:
+            if admission is not None:
+                admission.stream.close()
+        elif admission is not None:
+            self._attach(peer, admission)
+        elif peer.wire is None or not peer.wire.open:  # it has not called us either
+            self.lose_member(peer.member)
+
+    def admitted(
+        self, admission: Admission, attach: Callable[[Peer, Admission], None] | None = None
+    ) -> None:
+        """Somebody has called us. It may have joined before the manager's word of it is here: then
+        it waits for that, as long as a handshake may take. attach: what to do with it; None: it is
+        a wire for messages."""
+        home, attach = admission.peer.host, attach or self._attach
+        peer = self.by_home.get(home)
+        if peer is not None:
+            attach(peer, admission)
+            return
+        self.unknown.setdefault(home, []).append((admission, attach))
+        self.loop.call_later(
+            self.start.handshake_timeout_s, lambda: self._too_late(home, admission)
+        )
+
+    def let_in(self, home: int) -> None:
+        """That node is a member now, and everybody here knows."""
+        peer = self.by_home.get(home)
+        if peer is not None:
+            for admission, attach in self.unknown.pop(home, ()):
+                attach(peer, admission)
+
+    def _too_late(self, home: int, admission: Admission) -> None:
+        waiting = self.unknown.get(home, [])
+        for one in [one for one in waiting if one[0] is admission]:
+            waiting.remove(one)
+            admission.stream.close()
+        if not waiting:
+            self.unknown.pop(home, None)
+
+    def _attach(self, peer: Peer, admission: Admission) -> None:
+        home = peer.member.home
+        wire = Wire(
+            self.loop,
+            admission.stream,
+            Decoder(PeerMessage),
+            lambda message: self.take(home, message),
+            lambda reason: self._ended(peer, reason),
+        )
+        if peer.wire is None or not peer.wire.open:
+            peer.wire = wire
+            waiting, peer.waiting = peer.waiting, []
+            for frame in waiting:
+                wire.send(frame)
+        else:
+            peer.extra.append(wire)
+        if wire.open:  # what came with the handshake's last bytes is announced by no loop
+            wire.ready()
+
+    def _ended(self, peer: Peer, reason: str) -> None:
+        if self.by_home.get(peer.member.home) is peer:
+            _log.info("the connection to node h%d ended: %s", peer.member.node, reason)
+            self.lose_member(peer.member)
+
+
+def _hosts(member: Member) -> set[str]:
+    return {parse_address(text).host for text in member.addresses}

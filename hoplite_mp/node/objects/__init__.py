@@ -1,0 +1,1 @@
+"""Objects of this host and of others: memory, results, imports, exports, copies."""

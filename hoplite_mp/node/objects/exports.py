@@ -1,0 +1,194 @@
+"""Objects of this host that other hosts hold.
+
+Why it exists: the home of an object counts which hosts hold it, one entry for each import, and
+keeps it with a hold of its own. A pending object is watched, and every importer told when it is
+done: with the payload if that is small and at hand, else with the nodes that have the bytes.
+It must never know: how messages travel, what importers do.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import ids, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.objects.layouts import layout_of, payload_layout
+from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, Described
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.objects.results import Results
+    from hoplite_mp.protocol.peers import Acquire, MakeAgain, PeerMessage, Release
+
+__all__ = ["Exports"]
+
+_ENDED = (STATE["CANCELLED"], STATE["ABORTED"])
+
+
+@dataclass(slots=True)
+class Export:
+    """One object that other hosts hold."""
+
+    oid: int
+    object: bytes
+    hold: Any
+    importers: set[tuple[int, int]] = field(default_factory=set)  # (home of the host, number)
+
+
+class Exports:
+    """All objects of this host that are in use elsewhere."""
+
+    def __init__(
+        self,
+        results: Results,
+        places: Places,
+        send: Callable[[int, PeerMessage], bool],
+        node: Callable[[], int],
+        elsewhere: Callable[[int], tuple[int, ...]] = lambda oid: (),
+    ) -> None:
+        """elsewhere: numbers of other nodes that keep a copy of an object of this host."""
+        self.results = results
+        self.client = results.client
+        self.tasks = results.tasks
+        self.places = places
+        self.send = send
+        self.node = node  # this node's number
+        self.elsewhere = elsewhere
+        # Where an object lies that this host counts the holders of; 0: it is another's.
+        self.own: Callable[[bytes], int] = self._made_here
+        self.exports: dict[int, Export] = {}
+        self.pending: dict[int, list[int]] = {}  # not done yet -> where this process is parked
+        # The same by bucket, in which a process says what has become done; those of tables of the
+        # node's own stand in none, and are looked at in each turn: they are few.
+        self._parked: dict[int, set[int]] = {}
+        self._unparked: set[int] = set()
+        # Lost -> who wants it all the same: (home of the host, object, number).
+        self.again: dict[int, set[tuple[int, bytes, int]]] = {}
+
+    def _made_here(self, object_id: bytes) -> int:
+        home, oid = ids.unpack_id(object_id)
+        return oid if home == self.client.home else 0
+
+    def acquire(self, peer: int, message: Acquire) -> None:
+        """A host holds one of our objects from now on."""
+        if not self.count(message.object, peer, message.number):
+            self.send(peer, Described(message.object, message.number, "gone"))
+
+    def count(self, object_id: bytes, peer: int, number: int) -> bool:
+        """That host holds it by that number, and is told how it stands. False: it is gone."""
+        oid = self.own(object_id)
+        export = self.exports.get(oid)
+        if export is None:
+            hold = self.client.hold(oid) if oid else None
+            if hold is None:
+                return False
+            export = self.exports[oid] = Export(oid, object_id, hold)
+        export.importers.add((peer, number))
+        if not self.tasks.done(oid) and oid not in self.pending:
+            buckets = self.pending[oid] = self.tasks.park([oid])  # then it is looked at again
+            for at in [self._parked.setdefault(one, set()) for one in buckets] or [self._unparked]:
+                at.add(oid)
+            if self.tasks.done(oid):  # perhaps before it was parked: nobody will say so
+                self._unparked.add(oid)
+        self.send(peer, self.describe(oid, object_id, number))
+        return True
+
+    def release(self, peer: int, message: Release) -> bool:
+        """Nobody holds it there any more. False: nobody did."""
+        export = self.exports.get(self.own(message.object))
+        if export is None or (peer, message.number) not in export.importers:
+            return False
+        export.importers.discard((peer, message.number))
+        self._forget_if_unused(export)
+        return True
+
+    def make_again(self, peer: int, message: MakeAgain) -> None:
+        """A host needs an object of ours of which it knows no holder."""
+        oid = self.own(message.object)
+        if self.places.needs_making(oid):
+            self.again.setdefault(oid, set()).add((peer, message.object, message.number))
+        elif oid:
+            self.send(peer, self.describe(oid, message.object, message.number))
+        else:
+            self.send(peer, Described(message.object, message.number, "gone"))
+
+    def drop(self, object_id: bytes) -> None:
+        """Another host's process has deleted it."""
+        oid = self.own(object_id)
+        if oid:
+            self.client.delete(oid)
+
+    def lose_peer(self, peer: int) -> None:
+        """That host is gone, and with it what it held."""
+        for export in list(self.exports.values()):
+            export.importers = {one for one in export.importers if one[0] != peer}
+            self._forget_if_unused(export)
+
+    def _forget_if_unused(self, export: Export) -> None:
+        if export.importers:
+            return
+        del self.exports[export.oid]
+        self._forget_pending(export.oid)
+
+    def _forget_pending(self, oid: int) -> None:
+        buckets = self.pending.pop(oid, [])
+        self._unparked.discard(oid)
+        for bucket in buckets:
+            self._parked[bucket].discard(oid)
+        self.tasks.unpark(buckets)
+
+    def look(self) -> None:
+        """Something has become done: were others waiting for it?"""
+        found = [oid for oid in self._unparked if self.tasks.done(oid)]
+        for bucket in self.tasks.take_parked_news():
+            found += [oid for oid in self._parked.get(bucket, ()) if self.tasks.done(oid)]
+        for oid in found:
+            if oid not in self.pending:
+                continue  # what was sent to others has ended it
+            self._forget_pending(oid)
+            export = self.exports[oid]
+            for peer, number in list(export.importers):  # one that takes nothing may go meanwhile
+                self.send(peer, self.describe(oid, export.object, number))
+        for oid in [oid for oid in self.again if not self.places.needs_making(oid)]:
+            for peer, object_id, number in self.again.pop(oid):
+                self.send(peer, self.describe(oid, object_id, number))
+
+    def describe(self, oid: int, object_id: bytes, number: int) -> Described:
+        """How the object stands now."""
+        if not self.tasks.done(oid):
+            return Described(object_id, number, "pending")
+        got = self.client.view(oid)
+        if isinstance(got, int):
+            if got in _ENDED and not (got == STATE["ABORTED"] and self.client.flags(oid)[1]):
+                error = serial.encode_error(CancelledError(), "").tobytes()
+                return Described(object_id, number, "failed", len(error), error)
+            if got not in (STATE["SPILLED"], STATE["SPILLING"]):
+                return Described(object_id, number, "gone")
+            place = self.places.places.get(oid)
+            return Described(
+                object_id,
+                number,
+                "ready",
+                self.client.inspect(oid)["size"],
+                None,
+                self._holders(oid) if place is None else place.holders,
+                layout_of(self.results, self.places, oid),
+            )
+        mem = memoryview(got)
+        failed = serial.payload_kind(mem) == serial.ERROR
+        if failed and mem.nbytes > PAYLOAD_BYTES_MAX:
+            short = serial.encode_error(MemoryError("its error is too large to travel"), "")
+            return Described(object_id, number, "failed", short.nbytes, short.tobytes())
+        payload = bytes(mem) if failed or mem.nbytes <= INLINE_BYTES_MAX else None
+        standing = "failed" if failed else "ready"
+        layout = b"" if failed else payload_layout(mem)
+        return Described(
+            object_id, number, standing, mem.nbytes, payload, self._holders(oid), layout
+        )
+
+    def _holders(self, oid: int) -> tuple[int, ...]:
+        return (self.node(), *self.elsewhere(oid))

@@ -1,0 +1,133 @@
+"""Blocks that members of Groups are still writing, and what may already be sent of them.
+
+Why it exists: to copy an array into the store takes a part of the time that it takes to send it, so
+sending begins with the first bytes: the member says how far it has come, and the cells over the
+block advance. The block is the node's from the beginning; it is free when no call needs it, no cell
+lies in it, and its writer has written all, or is dead.
+It must never know: plans, calls, who receives the bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hoplite_mp import ids
+from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.node.ranges import Ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp import _shm
+    from hoplite_mp._engine import Engine
+    from hoplite_mp.node.objects.store import Store
+
+__all__ = ["BLOCK", "Given", "GivenBlocks"]
+
+BLOCK = 1 << 63  # of a local id: no table has so high a number
+
+
+@dataclass(slots=True, eq=False)
+class Given:
+    """One block. Ranges and offsets are bytes of its payload."""
+
+    payload: int
+    nbytes: int
+    slot: int  # of the process that writes it
+    written: Ranges = field(default_factory=Ranges)
+    cells: dict[int, tuple[int, int]] = field(default_factory=dict)  # cell -> (begin, bytes)
+    needed: bool = True  # by a call that is not over
+    users: int = 0  # parts of plans with cells in it
+    then: list[Callable[[], None]] = field(default_factory=list)  # when it is whole
+
+    @property
+    def whole(self) -> bool:
+        return self.written.reach(0, self.nbytes) == self.nbytes
+
+
+class GivenBlocks:
+    """All of this node."""
+
+    def __init__(self, store: Store, client: _shm.NodeClient, engine: Engine) -> None:
+        self.store = store
+        self.client = client
+        self.engine = engine
+        self.blocks: dict[int, Given] = {}  # by payload
+
+    def name(self, payload: int) -> bytes:
+        """What plans call such a block; no object has that id."""
+        return ids.pack_id(self.client.home, payload | BLOCK)
+
+    def get(self, object_id: bytes) -> Given | None:
+        """The block that plans call so."""
+        home, payload = ids.unpack_id(object_id)
+        return self.blocks.get(payload ^ BLOCK) if home == self.client.home else None
+
+    def take(self, slot: int, payload: int, nbytes: int, written: int) -> Given:
+        """A member hands over a block that it goes on writing; the first bytes are there.
+        ValueError: it is not leased to it."""
+        if self.store.leases.get(payload) != slot:
+            raise ValueError("that block is not the member's to give")
+        if not 0 < written <= nbytes <= self.store.size_of(payload):
+            raise ValueError(f"{written} of {nbytes} bytes are not in that block")
+        self.store.leases[payload] = NODE_SLOT
+        given = self.blocks[payload] = Given(payload, nbytes, slot)
+        given.written.add(0, written)
+        return given
+
+    def write(self, slot: int, payload: int, ranges: list[tuple[int, int]]) -> None:
+        """Its member has written these."""
+        given = self.blocks.get(payload)
+        if given is None or given.slot != slot:
+            return
+        for begin, end in ranges:
+            if 0 <= begin < end <= given.nbytes:
+                given.written.add(begin, end)
+        for cell, (begin, nbytes) in given.cells.items():
+            with contextlib.suppress(KeyError):
+                self.engine.advance(cell, given.written.reach(begin, begin + nbytes))
+        if given.whole:
+            actions, given.then = given.then, []
+            for action in actions:
+                action()
+        self.look(given)
+
+    def when_whole(self, given: list[Given], action: Callable[[], None]) -> None:
+        """Calls `action` when all of them are written."""
+        missing = [one for one in given if not one.whole]
+        if missing:
+            missing[0].then.append(lambda: self.when_whole(missing, action))
+        else:
+            action()
+
+    def lose(self, slot: int) -> None:
+        """That process is gone: what it has not written will not come."""
+        for given in [one for one in self.blocks.values() if one.slot == slot]:
+            given.slot = NODE_SLOT
+            self.look(given)
+
+    def let_go(self, given: Given) -> None:
+        """No call needs it any more."""
+        given.needed = False
+        given.then = []
+        self.look(given)
+
+    def leave(self, given: Given) -> None:
+        """One part of a plan has no cells in it any more."""
+        given.users -= 1
+        self.look(given)
+
+    def keep(self, given: Given) -> tuple[int, int]:
+        """It becomes an object; (payload, bytes). It must be whole."""
+        self.blocks.pop(given.payload, None)
+        return given.payload, given.nbytes
+
+    def look(self, given: Given) -> None:
+        """Gives it back if that is possible now."""
+        written = given.whole or given.slot == NODE_SLOT
+        over = written and not given.needed and not given.users
+        if over and self.blocks.get(given.payload) is given:
+            del self.blocks[given.payload]
+            self.client.give_back(given.payload)

@@ -1,0 +1,74 @@
+"""Objects of other hosts that processes of this host ask for, and holds on their way to a process.
+
+Why it exists: a process takes a hold of its own once it has read the reply. Until it confirms that,
+the node keeps a hold for it, because the reply may never be read.
+It must never know: how objects are described or moved between hosts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.node.objects.foreign_holds import ForeignHolds
+from hoplite_mp.protocol.foreign import HoldForeign
+from hoplite_mp.protocol.local import DropForeign, Import, Imported, Reply
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.requests import Handler, Requests
+    from hoplite_mp.protocol.local import Request
+
+__all__ = ["ImportRequests"]
+
+
+class ImportRequests:
+    """Of the processes of one host."""
+
+    def __init__(self, host: HostContext, requests: Requests) -> None:
+        self.imports = host.imports
+        self.lines = host.clients
+        self.reply = host.reply
+        self.granted: dict[int, dict[int, Any]] = {}  # slot -> number -> holds not yet taken over
+        self.foreign_holds = ForeignHolds(
+            host.client.hold, host.config.foreign_hold_s, host.loop, host.reply
+        )
+        requests.when_forgotten(lambda slot: self.granted.pop(slot, None))
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """By kind of request."""
+        return {
+            Import: self.import_,
+            Imported: self.imported,
+            HoldForeign: self.foreign_holds.asked,
+            DropForeign: self.drop_foreign,
+        }
+
+    def import_(self, slot: int, request: Request) -> None:
+        """The holds in `granted` keep what the caller has not taken a hold on yet."""
+        line = self.lines.get(slot)
+        objects = request.ask.objects  # type: ignore[union-attr]
+
+        def done(holds: list[Any]) -> None:
+            if line is None or self.lines.get(slot) is not line:
+                return  # it has died
+            self.granted.setdefault(slot, {})[request.number] = holds
+            oids = [0 if hold is None else hold.oid for hold in holds]
+            self.reply(slot, Reply(request.number, oids))
+
+        self.imports.ask(objects, done)
+
+    def imported(self, slot: int, request: Request) -> None:
+        """The process has taken its own holds of all up to that reply."""
+        number = request.ask.number  # type: ignore[union-attr]
+        granted = self.granted.get(slot, {})
+        for old in [old for old in granted if old <= number]:  # Ctrl-C: some were never confirmed
+            del granted[old]
+
+    def keep_granted(self, slot: int, number: int, hold: Any) -> None:
+        """Also this one is on its way to the process, in the reply of that number."""
+        self.granted.setdefault(slot, {})[number] = [hold]
+
+    def drop_foreign(self, slot: int, request: Request) -> None:
+        """A process of this host has deleted an object of another host."""
+        self.imports.drop(request.ask.oid)  # type: ignore[union-attr]

@@ -1,0 +1,325 @@
+"""Objects of other hosts that processes of this host use.
+
+Why it exists: a ref of another host's becomes a header of this host's, which the node claims until
+the object's home says how it stands; from then on every process uses it like any other object. The
+home is told once when the first process here holds it, and once when the last one has let go.
+It must never know: who asks for what, how messages travel, where big bytes come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import _shm, ids, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.protocol.peers import Acquire, Drop, Release
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.objects.results import Results
+    from hoplite_mp.protocol.peers import Described, PeerMessage
+
+__all__ = ["KIND_FOREIGN", "Import", "Imports"]
+
+KIND_FOREIGN = 4
+
+
+@dataclass(slots=True)
+class Import:
+    """One object of another host."""
+
+    object: bytes
+    home: int
+    number: int
+    oid: int
+    hold: Any  # the node's own, until somebody else holds it
+    described: bool = False
+    kept: bool = False  # by a hold of the node's, whether processes hold it or not
+    moved: int = -1  # number of the node after whose death another home was named
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Above(Protocol):
+    """What rooms above this one know, or must hear."""
+
+    def nobody_named(self, oid: int) -> None:
+        """A home names nobody who has what all known holders have taken along."""
+
+    def homeless(self, one: Import) -> bool:
+        """An import's home is not there; False: there cannot be another."""
+
+
+class Imports:
+    """All objects of other hosts that are in use here."""
+
+    def __init__(
+        self,
+        results: Results,
+        places: Places,
+        send: Callable[[int, PeerMessage], bool],
+        above: Above,
+    ) -> None:
+        self.results = results
+        self.above = above
+        self.client = results.client
+        self.tasks = results.tasks
+        self.places = places
+        self.send = send  # to the node whose host has this home id; False: there is none
+        self.by_object: dict[bytes, Import] = {}
+        # Further headers of the same objects, which somebody still holds.
+        self.doubles: dict[bytes, list[Import]] = {}
+        self.by_oid: dict[int, Import] = {}
+        self.by_number: dict[int, Import] = {}  # those that their home counts
+        self._next = 1
+        results.local = self.local
+
+    def ask(self, objects: list[bytes], done: Callable[[list[Any]], None]) -> None:
+        """Calls `done` with a hold on each object's header here (None: it is gone), as soon as the
+        homes have said that the objects stay as long as these holds do."""
+        found = [self._hold(one) for one in objects]
+        open_ = {id(one): one for one, _ in found if one is not None and not one.described}
+        left = len(open_)
+        holds = [hold for _, hold in found]
+
+        def one_less() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                done(holds)
+
+        for one in open_.values():
+            one.waiting.append(one_less)
+        if not open_:
+            done(holds)
+
+    def _hold(self, object_id: bytes) -> tuple[Import | None, Any]:
+        home, oid = ids.unpack_id(object_id)
+        if home == self.client.home:
+            return None, self.client.hold(oid)
+        known = self.by_object.get(object_id)
+        if known is not None:
+            hold = self.client.hold(known.oid)
+            if hold is not None:
+                if known.kept and not known.number and known.home != self.client.home:
+                    self._acquire(known)
+                return known, hold
+        one = self._new(object_id)
+        hold = self.client.hold(one.oid)
+        self._acquire(one)
+        return one, hold
+
+    def _new(self, object_id: bytes) -> Import:
+        oid = self.client.new(KIND_FOREIGN, STATE["CLAIMED"], NODE_SLOT, 0)
+        hold = self.client.hold(oid, False)
+        one = Import(object_id, ids.unpack_id(object_id)[0], 0, oid, hold)
+        self.lead(one)
+        return one
+
+    def lead(self, one: Import) -> None:
+        """Of all headers here that stand for its object, this is the one that is found by it."""
+        before = self.by_object.get(one.object)
+        self.by_object[one.object] = self.by_oid[one.oid] = one
+        others = [other for other in self.doubles.pop(one.object, []) if other is not one]
+        if before is not None and before is not one:
+            others.append(before)
+        if others:
+            self.doubles[one.object] = others
+
+    def all_of(self, object_id: bytes) -> list[Import]:
+        """All headers here that stand for that object."""
+        one = self.by_object.get(object_id)
+        return [] if one is None else [one, *self.doubles.get(object_id, ())]
+
+    def _acquire(self, one: Import) -> None:
+        """Tells the home that it is held here; its answer is on the way from now on."""
+        self.by_number.pop(one.number, None)
+        one.number, self._next = self._next, self._next + 1
+        self.by_number[one.number] = one
+        one.described = False
+        if not self.send(one.home, Acquire(one.object, one.number)) and not self.above.homeless(
+            one
+        ):
+            self.fail(one, "its host is not in this cluster, or has left it")
+
+    def keep(self, object_id: bytes) -> Any:
+        """A hold on the header here, which the home does not count."""
+        one = self.by_object.get(object_id)
+        hold = None if one is None else self.client.hold(one.oid)
+        if one is None or hold is None:
+            one = self._new(object_id)
+            hold, one.hold, one.described = one.hold, None, True
+        one.kept = True
+        return hold
+
+    def release_kept(self, oid: int) -> bool:
+        """No process holds it here any more; the node keeps it all the same. False: none has."""
+        one = self.by_oid.get(oid)
+        if one is None or not one.number or not one.described:
+            return False
+        self.send(one.home, Release(one.object, one.number))
+        self.by_number.pop(one.number, None)
+        one.number = 0
+        return True
+
+    def adopt(self, object_id: bytes, oid: int) -> None:
+        """A header of this host's that stands for that object already (a task that runs here). One
+        that processes have waited with so far is told by the home, as others are."""
+        self.lead(Import(object_id, ids.unpack_id(object_id)[0], 0, oid, None, True))
+
+    def near(self, object_id: bytes, oid: int) -> memoryview | None:
+        """The payload of that object, if this host has it under another header than that one: a
+        process has held a ref to a task that was then sent here."""
+        one = self.by_object.get(object_id)
+        if one is None or one.oid == oid:
+            return None
+        got = self.client.view(one.oid)
+        if isinstance(got, int) and self.results.store.restore(one.oid):
+            got = self.client.view(one.oid)
+        return None if isinstance(got, int) else memoryview(got)
+
+    def own(self, object_id: bytes) -> int:
+        """Where an object lies of which this host is the home: it was made here, or this host has
+        taken it over. 0: it is another's."""
+        home, oid = ids.unpack_id(object_id)
+        if home == self.client.home:
+            return oid
+        one = self.by_object.get(object_id)
+        return one.oid if one is not None and one.home == self.client.home else 0
+
+    def local(self, object_id: bytes) -> int:
+        """Where an object of any host lies on this one; 0: nowhere."""
+        home, oid = ids.unpack_id(object_id)
+        if home == self.client.home:
+            return oid
+        one = self.by_object.get(object_id)
+        return 0 if one is None else one.oid
+
+    def is_whole(self, one: Import) -> bool:
+        """Is the value on this host?"""
+        return self.client.state(one.oid) in _WHOLE and one.oid not in self.places
+
+    def home_of(self, object_id: bytes) -> int:
+        """Who counts its holders."""
+        one = self.by_object.get(object_id)
+        return ids.unpack_id(object_id)[0] if one is None else one.home
+
+    # -- what the home says --------------------------------------------------------------------
+
+    def described(self, message: Described) -> None:
+        """How an object of ours stands at its home: at once, and when a pending one is done."""
+        one = self.by_number.get(message.number, self.by_object.get(message.object))
+        if one is None or (one.object, one.number) != (message.object, message.number):
+            return
+        if self.client.state(one.oid) not in _UNWRITTEN:
+            if self.places.absent(one.oid):
+                self._there_again(one, message)
+            else:
+                self.places.learn(one.oid, message.holders)
+            self.answer(one)  # said before, or placed here by a collective
+            return
+        if message.standing == "ready":
+            self._ready(one, message)
+        elif message.standing == "failed":
+            assert message.payload is not None
+            self.store(one, message.payload, True)
+        elif message.standing == "gone":
+            self.fail(one, "it was deleted, or nobody held it any more")
+        self.answer(one)
+
+    def _there_again(self, one: Import, message: Described) -> None:
+        """What the home says of an object whose holders have died."""
+        if message.payload is not None:
+            self.places.replace(one.oid, message.payload)
+        elif message.standing == "gone":
+            why = f"object {one.object.hex()} is lost: it was deleted, or nobody held it any more"
+            self.places.fail(one.oid, ObjectLostError(why))
+        elif message.holders:
+            self.places.found(one.oid, message.holders, message.nbytes, message.layout)
+        elif message.standing == "ready":
+            self.above.nobody_named(one.oid)
+
+    def _ready(self, one: Import, message: Described) -> None:
+        if message.payload is None or not self.store(one, message.payload, False):
+            if self.client.finish_elsewhere(one.oid, message.nbytes, False):
+                self.places.add(
+                    one.oid, message.object, message.nbytes, message.holders, message.layout
+                )
+            else:
+                self.tasks.settle(one.oid)
+
+    def store(self, one: Import, payload: bytes, failed: bool) -> bool:
+        """Writes the value of a header that is CLAIMED. False: there is no room for it now (an
+        error is then told in a few words)."""
+        at = 0
+        if len(payload) > _shm.INLINE_BYTES_MAX:
+            got = self.results.lease(len(payload), failed)
+            if got is not None:
+                at = got
+            elif failed:
+                lost = ObjectLostError("its error found no room here")
+                payload = serial.encode_short_error(lost, "", _shm.INLINE_BYTES_MAX).tobytes()
+            else:
+                return False
+        if not at:
+            self.client.bind_inline(one.oid, payload, [], [], len(payload), False)
+        else:
+            self.client.write(at, payload, [], [])
+            self.client.bind(one.oid, at, len(payload), False)
+        if not self.tasks.finish(one.oid, failed):
+            if at:
+                self.client.give_back(at, one.oid)
+            self.tasks.settle(one.oid)
+        return True
+
+    def fail(self, one: Import, why: str) -> None:
+        """Its value will never be known here."""
+        if self.client.state(one.oid) == STATE["CLAIMED"]:
+            error = ObjectLostError(f"object {one.object.hex()} is lost: {why}")
+            self.store(one, serial.encode_error(error, "").tobytes(), True)
+        self.answer(one)
+
+    def answer(self, one: Import) -> None:
+        """Who has asked for it goes on."""
+        one.described = True
+        waiting, one.waiting = one.waiting, []
+        for done in waiting:
+            done()
+        one.hold = None  # who asked has a hold by now, or does not want it
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def freed(self, oid: int) -> None:
+        """The node has collected a header of its own; its last holder here may have gone."""
+        one = self.by_oid.get(oid)
+        if one is None or self.client.state(oid) not in (STATE["FREE"], STATE["FREED"]):
+            return
+        del self.by_oid[oid]
+        self.by_number.pop(one.number, None)
+        self._remove(one)
+        self.places.drop(oid)
+        if one.number or not one.kept:
+            self.send(one.home, Release(one.object, one.number))
+
+    def _remove(self, one: Import) -> None:
+        others = [other for other in self.doubles.pop(one.object, []) if other is not one]
+        if self.by_object[one.object] is one:
+            del self.by_object[one.object]
+            if others:
+                self.by_object[one.object] = others.pop()
+        if others:
+            self.doubles[one.object] = others
+
+    def drop(self, oid: int) -> None:
+        """Somebody here has deleted it."""
+        one = self.by_oid.get(oid)
+        if one is not None:
+            self.send(one.home, Drop(one.object))
+
+
+_UNWRITTEN = (STATE["CLAIMED"], STATE["ABORTED"])
+_WHOLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])

@@ -1,0 +1,63 @@
+"""What an array is, in the words that nodes tell each other: its shape and its dtype.
+
+Why it exists: a node that folds what others hold must know how much will come, and the manager must
+see that sources differ, before a byte moves. The manager only compares these words; errors show
+them to users.
+It must never know: who holds what, how bytes are laid out in a payload (each holder knows its own).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hoplite_mp import serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.protocol.fields import LAYOUT_BYTES_MAX
+from hoplite_mp.reduction import has_kernel
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.objects.results import Results
+
+__all__ = ["can_fold", "layout_of", "parse_layout", "payload_layout"]
+
+_BETWEEN = " and dtype "
+_LAYOUT = re.compile(r"shape \((?:(\d{1,20}(?:, \d{1,20})*),?)?\) and dtype (.+)", re.ASCII)
+HEAD_BYTES_MAX = 16 << 10  # of a spilled payload: enough for any head that has a layout
+
+
+def payload_layout(payload: memoryview) -> bytes:
+    """That of an array or number; b"" for everything else, and for a dtype of too many fields."""
+    info = serial.describe_array(payload)
+    if info is None:
+        return b""
+    text = f"shape {info.shape}{_BETWEEN}{info.dtype_name}".encode()
+    return text if len(text) <= LAYOUT_BYTES_MAX else b""
+
+
+def parse_layout(layout: bytes) -> tuple[tuple[int, ...], str]:
+    """(shape, name of the dtype); ValueError for what payload_layout has not made."""
+    found = _LAYOUT.fullmatch(layout.decode())
+    if found is None:
+        raise ValueError(f"this is no layout: {layout!r}")
+    return tuple(map(int, found[1].split(", "))) if found[1] else (), found[2]
+
+
+def layout_of(results: Results, places: Places, oid: int) -> bytes:
+    """That of an object which is ready on this host, or known to be elsewhere."""
+    got = results.client.view(oid)
+    if not isinstance(got, int):
+        return payload_layout(memoryview(got))
+    place = places.places.get(oid)
+    if place is not None:
+        return place.layout
+    if got not in (STATE["SPILLED"], STATE["SPILLING"]):
+        return b""
+    head = results.store.read_spilled(oid, 0, HEAD_BYTES_MAX)
+    return b"" if head is None else payload_layout(memoryview(head))
+
+
+def can_fold(op: str, layout: bytes) -> bool:
+    """Is there a kernel? What has none is folded by NumPy, on one node."""
+    return bool(layout) and has_kernel(op, parse_layout(layout)[1]) is not None

@@ -1,0 +1,158 @@
+"""Memory that processes of this host ask for: payloads, spans, objects back from the disk.
+
+Why it exists: a question that cannot be answered now, because the store is full, is tried again for
+a short while as memory returns, and is then answered "full": the process decides how long it waits.
+It must never know: what the memory is for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp.protocol.local import (
+    ON_ITS_WAY,
+    RESTORED,
+    SPILLED_PIECE_BYTES,
+    GiveSpans,
+    Lease,
+    LeaseSpan,
+    ReadSpilled,
+    Reply,
+    Restore,
+)
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.objects.pages import Pages
+    from hoplite_mp.node.requests import Handler, Requests
+    from hoplite_mp.protocol.local import Request
+
+__all__ = ["Leases"]
+
+PATIENCE_S = 0.2  # a full store answers after this
+RETRY_S = 0.01
+
+
+class Above(Protocol):
+    """What rooms above this one must hear."""
+
+    def leases(self, slot: int) -> None:
+        """The process in that slot is about to write a payload."""
+
+
+class Leases:
+    """Of one host's store."""
+
+    def __init__(self, host: HostContext, requests: Requests, pages: Pages, above: Above) -> None:
+        self.client = host.client
+        self.store = host.store
+        self.places = host.places
+        self.loop = host.loop
+        self.lines = host.clients
+        self.reply = host.reply
+        self.requests = requests
+        self.pages = pages
+        self.above = above
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """By kind of request."""
+        return {
+            Lease: self.lease,
+            LeaseSpan: self.lease_span,
+            Restore: self.restore,
+            ReadSpilled: self.read_spilled,
+            GiveSpans: self.give_spans,
+        }
+
+    def lease(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        nbytes = ask.nbytes
+        if ask.error:  # answered at once: who waits for the task is to learn that it has failed
+            found = self.store.lease_error(nbytes, slot)
+            if found is not None:
+                self._undo_unread(slot, request.number, found)
+            why = "" if found is not None else self.store.full_message()
+            self.reply(slot, Reply(request.number, found, why, found is None))
+            return
+        if self.store.impossible(nbytes):
+            self.reply(slot, Reply(request.number, "never", self.store.never_message(), True))
+            return
+
+        self.above.leases(slot)
+
+        def attempt() -> int | None:
+            payload = self.store.lease(nbytes, slot)
+            if payload is not None:
+                self._undo_unread(slot, request.number, payload)
+            return payload
+
+        self.patiently(slot, request, attempt)
+
+    def _undo_unread(self, slot: int, number: int, payload: int) -> None:
+        free = self.store.free_unused
+        self.requests.undo_unread(slot, number, lambda: free(payload, slot))
+
+    def lease_span(self, slot: int, request: Request) -> None:
+        def attempt() -> int | None:
+            start = self.store.lease_span(slot)
+            if start is not None:
+                give = self.store.give_span
+                self.requests.undo_unread(slot, request.number, lambda: give(start, slot))
+            return start
+
+        self.patiently(slot, request, attempt)
+
+    def restore(self, slot: int, request: Request) -> None:
+        oid = request.ask.oid  # type: ignore[union-attr]
+
+        def attempt() -> int | None:
+            places = self.places
+            if oid in places:
+                return ON_ITS_WAY if places.want(oid, _nothing) else None
+            return None if self.store.restore(oid, slot) is None else RESTORED
+
+        self.patiently(slot, request, attempt)
+
+    def read_spilled(self, slot: int, request: Request) -> None:
+        ask: Any = request.ask
+        nbytes = min(ask.nbytes, SPILLED_PIECE_BYTES)
+        piece = self.store.read_spilled(ask.oid, ask.offset, nbytes)
+        self.reply(slot, Reply(request.number, piece))
+
+    def patiently(self, slot: int, request: Request, attempt: Any) -> None:
+        """Answers at once if it can; else tries again for a while as things come back."""
+        deadline = self.loop.now() + PATIENCE_S
+        line = self.lines.get(slot)
+
+        def again() -> None:
+            if line is None or self.lines.get(slot) is not line:
+                return  # it has died; the slot may be another's by now
+            if not self.requests.is_latest(slot, request.number):
+                return  # Ctrl-C: it has asked something else since
+            value = attempt()
+            if value is not None:
+                self.client.set_hungry(False)
+                self.pages.watch_idle()
+                self.reply(slot, Reply(request.number, value))
+            elif self.store.returned_to == slot:  # there is room in its own spans now
+                self.client.set_hungry(False)
+                message = f"{self.store.room_message()}. Free arrays, or raise memory="
+                self.reply(slot, Reply(request.number, None, message, True))
+            elif self.loop.now() >= deadline:
+                self.client.set_hungry(False)
+                message = self.store.full_message()
+                self.reply(slot, Reply(request.number, None, message, True))
+            else:
+                self.client.set_hungry(True)
+                self.loop.call_later(RETRY_S, again)
+
+        again()
+
+    def give_spans(self, slot: int, request: Request) -> None:
+        for offset in request.ask.offsets:  # type: ignore[union-attr]
+            self.store.give_span(offset, slot)
+
+
+def _nothing() -> None:
+    """Who waits for an object that arrives is woken by the header itself."""

@@ -1,0 +1,70 @@
+"""Pages of the store: asked for ahead of the first large objects, given back when long idle.
+
+Why it exists: a fresh page costs its first writer a fault, and the zeroing of it; a page that
+nobody needs any more is somebody else's memory.
+It must never know: what lies in the store.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.objects.context import HostContext
+
+__all__ = ["Pages"]
+
+# After the start of the host: its workers come first. Higher: the first large objects find none.
+POPULATE_DELAY_S = 0.3
+# Between two system calls others get the lock of the address space.
+POPULATE_STEP_BYTES = 2 << 20
+IDLE_LOOK_S = 0.1  # not more often, however short memory_idle_s is
+
+
+class Pages:
+    """Of one node's store."""
+
+    def __init__(self, host: HostContext, workers: int) -> None:
+        """workers: with which the host has been started."""
+        self.config = host.config
+        self.loop = host.loop
+        self.store = host.store
+        self.client = host.client
+        self.workers = workers
+        self._watching = False
+
+    def begin(self) -> None:
+        """The host has been started."""
+        if self.config.populate_ahead_bytes and self.workers:
+            self.loop.call_later(POPULATE_DELAY_S, self._populate)
+
+    def _populate(self) -> None:
+        """In a thread that yields between steps."""
+        wanted = min(self.config.populate_ahead_bytes, self.store.limit // 4) & -4096
+        start = self.store.reserve(wanted) if wanted else None
+        if start is None:
+            return
+
+        def work() -> None:
+            for offset in range(start, start + wanted, POPULATE_STEP_BYTES):
+                self.client.populate(offset, min(POPULATE_STEP_BYTES, start + wanted - offset))
+                os.sched_yield()
+
+        def done(_: None) -> None:
+            self.store.release(start)
+            self.watch_idle()
+
+        self.loop.run_in_thread(work, done)
+
+    def watch_idle(self) -> None:
+        """The store has grown: what it will not need for memory_idle_s goes back."""
+        if not self._watching:
+            self._watching = True
+            self.loop.call_later(max(IDLE_LOOK_S, self.config.memory_idle_s), self._give_idle_back)
+
+    def _give_idle_back(self) -> None:
+        due = self.store.give_idle_back(self.loop.now())
+        self._watching = due is not None
+        if due is not None:
+            self.loop.call_later(max(IDLE_LOOK_S, due - self.loop.now()), self._give_idle_back)

@@ -1,0 +1,129 @@
+"""What the node writes into headers itself: results of collectives, errors of tasks that died.
+
+Why it exists: a header is finished by its claimant; after a death, and for every collective, that
+is the node. It never unpickles: errors of sources are handed on as the bytes that they are.
+It must never know: why something failed.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _shm, _tasks, ids, serial
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.node.objects.store import NODE_SLOT, Store
+from hoplite_mp.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.config import Config
+
+__all__ = ["Results"]
+
+ERROR_BYTES_MAX = 64 << 10
+
+
+class Results:
+    """Writes and finishes headers that the node has claimed."""
+
+    def __init__(
+        self, client: _shm.NodeClient, tasks: _tasks.Tasks, store: Store, config: Config
+    ) -> None:
+        self.client = client
+        self.tasks = tasks
+        self.store = store
+        self.config = config
+        self.untaken: dict[int, list[Any]] = {}  # results whose refs the owner must take over
+        # Where an object of any host lies on this one; 0: nowhere.
+        self.local: Callable[[bytes], int] = self._made_here
+
+    def _made_here(self, object_id: bytes) -> int:
+        home, oid = ids.unpack_id(object_id)
+        return oid if home == self.client.home else 0
+
+    def hold(self, object_id: bytes) -> Any:
+        """On an object of any host, as somebody here holds it; None: nobody does."""
+        oid = self.local(object_id)
+        return self.client.hold(oid) if oid else None
+
+    def ref(self, oid: int) -> ObjectRef[Any]:
+        return ObjectRef(ids.pack_id(self.client.home, oid), self.client.hold(oid))
+
+    def lease(self, nbytes: int, failed: bool = False) -> int | None:
+        """`failed`: it is an error, for which some room is kept."""
+        if failed and nbytes <= self.config.error_bytes_max:
+            return self.store.lease_error(nbytes, NODE_SLOT)
+        return self.store.lease(nbytes, NODE_SLOT)
+
+    def store_value(
+        self,
+        oid: int,
+        encoded: serial.Encoded,
+        failed: bool,
+        error: BaseException | None = None,
+        instead: Callable[[], serial.Encoded] | None = None,
+    ) -> None:
+        """A small payload (None, or an error); an error without room is cut rather than lost.
+        `error`: what is inside it, if that is known. `instead`: a value that fits into the header,
+        stored if there is no room for this one."""
+        refs = bool(encoded.refs)
+        payload = 0
+        if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
+            self.client.bind_inline(
+                oid, encoded.head, encoded.buffers, encoded.offsets, encoded.nbytes, refs
+            )
+        else:
+            got = self.lease(encoded.nbytes, failed)
+            if got is None and instead is not None:
+                self.store_value(oid, instead(), False)
+                return
+            if got is None:
+                brief = serial.encode_short_error(error or MemoryError(), "", _shm.INLINE_BYTES_MAX)
+                self.store_value(oid, brief, True)
+                return
+            payload = got
+            self.client.write(payload, encoded.head, encoded.buffers, encoded.offsets)
+            self.client.bind(oid, payload, encoded.nbytes, refs)
+        if self.tasks.finish(oid, failed):
+            if refs:
+                self.untaken[oid] = list(encoded.refs)
+            return
+        if payload:
+            self.client.give_back(payload, oid)
+        self.tasks.settle(oid)
+
+    def store_block(self, oid: int, payload: int, nbytes: int) -> None:
+        """A block that is written already."""
+        self.client.bind(oid, payload, nbytes, False)
+        if not self.tasks.finish(oid, False):
+            self.client.give_back(payload, oid)
+            self.tasks.settle(oid)
+
+    def store_error(self, oid: int, error: BaseException, text: str = "") -> None:
+        """`text`: the traceback of what it comes from, if that was raised in a worker."""
+        self.store_value(oid, serial.encode_error(error, text), True, error)
+
+    def raw_error(self, oid: int) -> serial.Encoded | None:
+        """What a failed source failed with, as an error payload; None if that is not known."""
+        state = self.client.state(oid)
+        if state in (STATE["CANCELLED"], STATE["ABORTED"]):
+            return serial.encode_error(CancelledError(), "")
+        got = self.client.view(oid)
+        if isinstance(got, int) or len(got) > ERROR_BYTES_MAX:
+            return None
+        data = bytes(memoryview(got))
+        if serial.payload_kind(memoryview(data)) != serial.ERROR:
+            return None
+        refs: list[ObjectRef[Any]] = [
+            ObjectRef(object_id, self.hold(object_id))
+            for object_id in serial.read_refs(memoryview(data))
+        ]
+        return serial.Encoded(data, [], [], len(data), refs)
+
+    def look(self) -> None:
+        """Drops refs that have been taken over."""
+        for oid in list(self.untaken):
+            if self.tasks.taken(oid):
+                del self.untaken[oid]

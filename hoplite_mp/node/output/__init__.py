@@ -1,0 +1,1 @@
+"""Lines that workers print, on their way to a program."""

@@ -1,0 +1,196 @@
+"""Workers' lines that cross hosts: those of this host for drivers elsewhere, and the other way.
+
+Why it exists: lines for a driver elsewhere go to its node, a bounded number of bytes ahead of what
+that driver has taken. They go before the end of their task is told, on the same wire, so they are
+there when its result is. A driver that leaves asks for what is still on the way.
+It must never know: pipes, what the lines mean, how messages travel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hoplite_mp.node.output.audiences import Audience
+from hoplite_mp.protocol.output import (
+    FAR_BYTES_MAX,
+    LastLinesAsked,
+    LastLinesSent,
+    Printed,
+    PrintedTaken,
+    bytes_of,
+    same_host,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hoplite_mp.node.output.output import Output
+    from hoplite_mp.protocol.peers import PeerMessage
+
+__all__ = ["FarOutput"]
+
+# Taken bytes are told in such steps: an answer for every line would be as many messages as lines.
+TOLD_BYTES_MIN = FAR_BYTES_MAX // 4
+
+
+class Speaker:
+    """Another node, as far as its workers have lines for this host's driver."""
+
+    def __init__(
+        self, home: int, number: int, audience: int, tell: Callable[[int, PeerMessage], bool]
+    ) -> None:
+        self.home = home
+        self.number = number
+        self.audience = audience
+        self.tell = tell
+        self.untold = 0
+
+    def taken(self, nbytes: int) -> None:
+        """This host's driver has taken so much of that node's lines."""
+        self.untold += nbytes
+        if self.untold >= TOLD_BYTES_MIN:
+            self.tell(self.home, PrintedTaken(self.untold, self.audience))
+            self.untold = 0
+
+
+class FarOutput:
+    """Both sides of it, on one node."""
+
+    def __init__(
+        self,
+        output: Output,
+        send: Callable[[int, PeerMessage], bool],
+        number_of: Callable[[int], int | None],
+        home_of: Callable[[int], int | None],
+        busy: Callable[[int], bool],
+    ) -> None:
+        """number_of: the node of a home, None if it is gone. home_of: of the host whose driver that
+        is, None if it is gone. busy: does that slot's worker run a task?"""
+        self.output = output
+        self.send = send
+        self.number_of = number_of
+        self.home_of = home_of
+        self.busy = busy
+        self.audiences: dict[int, Audience] = {}  # by name
+        self.speakers: dict[tuple[int, int], Speaker] = {}  # by home, and for which driver here
+        self.others: dict[int, set[int]] = {}  # name of a driver -> who else may have lines for it
+        self.asked: set[int] = set()  # names of drivers elsewhere that wait for their last lines
+        # (a driver here, a home) that has not sent them yet; and all that were asked.
+        self.asking: set[tuple[int, int]] = set()
+        self.heard: set[tuple[int, int]] = set()
+
+    # -- lines of this host --------------------------------------------------------------------
+
+    def audience(self, name: int) -> Audience | None:
+        """A driver of another host; None: that is gone."""
+        home = self.home_of(name)
+        if home is None:
+            return None
+        known = self.audiences.get(name)
+        if known is None:
+            attached = 0 if name == home else name
+
+            def deliver(slot: int, stream: int, lines: list[bytes]) -> None:
+                self.send(home, Printed(slot, stream, lines, attached))
+
+            known = Audience(deliver, FAR_BYTES_MAX, self.output.patience_s)
+            self.audiences[name] = known
+        return known
+
+    def sent_on(self, audience: int, home: int) -> None:
+        """A task that speaks to that driver was sent from here to another host."""
+        if self.home_of(audience) is not None:
+            self.others.setdefault(audience, set()).add(home)
+
+    def taken(self, home: int, message: PrintedTaken) -> None:
+        """That host's driver has taken some."""
+        audience = self.audiences.get(message.audience or home)
+        if audience is not None:
+            self.output.taken(audience, message.nbytes)
+
+    def last_lines_asked(self, home: int, message: LastLinesAsked) -> None:
+        """A driver of that host's leaves."""
+        self.asked.add(message.audience or home)
+        self.look()
+
+    def look(self) -> None:
+        """Who waits for last lines is answered when there are no more."""
+        for name in list(self.asked):
+            self.output.last_lines(name)
+            if not self.output.waits_for(name):
+                self.asked.discard(name)
+                if name in self.audiences:
+                    self.audiences[name].confess()
+                home = self.home_of(name)
+                others = tuple(self.others.pop(name, ()))
+                if home is not None:
+                    self.send(home, LastLinesSent(others, 0 if name == home else name))
+                if name != home:  # the host stays, its attached driver does not
+                    self.audiences.pop(name, None)
+
+    # -- lines for this host's driver ----------------------------------------------------------
+
+    def printed(self, home: int, message: Printed) -> None:
+        """Lines of that node's workers."""
+        name = message.audience
+        if name and name not in self.output.attached:  # it has left
+            self.send(home, PrintedTaken(bytes_of(message.lines), name))
+            return
+        speaker = self.speakers.get((home, name))
+        if speaker is None:
+            number = self.number_of(home)
+            if number is None:
+                return
+            speaker = self.speakers[home, name] = Speaker(home, number, name, self.send)
+        self.output.to_driver(
+            message.slot, speaker.number, message.stream, message.lines, speaker.taken, name
+        )
+
+    def ask_last_lines(self, homes: Iterable[int], name: int = 0) -> None:
+        """This host's driver leaves, or the attached one of that name: what is still on the way to
+        it shall come now."""
+        for home in homes:
+            if (name, home) not in self.heard:
+                self.heard.add((name, home))
+                self.asking.add((name, home))
+                if not self.send(home, LastLinesAsked(name)):
+                    self.asking.discard((name, home))
+
+    def is_asking(self, name: int) -> bool:
+        """Has somebody not sent the last lines for that attached driver yet?"""
+        return any(driver == name for driver, _ in self.asking)
+
+    def forget(self, name: int) -> None:
+        """That attached driver is gone."""
+        self.asking = {key for key in self.asking if key[0] != name}
+        self.heard = {key for key in self.heard if key[0] != name}
+        for key in [key for key in self.speakers if key[1] == name]:
+            del self.speakers[key]
+
+    def last_lines_sent(self, home: int, message: LastLinesSent) -> None:
+        """All of that node's lines have come."""
+        others = [other for other in message.others if other != self.output.home]
+        if (message.audience, home) in self.asking:
+            self.ask_last_lines(others, message.audience)
+            self.asking.discard((message.audience, home))
+
+    # ------------------------------------------------------------------------------------------
+
+    def lose_peer(self, home: int) -> None:
+        """That host is gone, its driver and its workers."""
+        gone = {name for name in self.audiences if same_host(name, home)} | {home}
+        for name in gone:
+            self.audiences.pop(name, None)
+        for key in [key for key in self.speakers if key[0] == home]:
+            del self.speakers[key]
+        self.asked -= gone
+        self.asking = {key for key in self.asking if key[1] != home}
+        for name in [name for name in self.others if same_host(name, home)]:
+            del self.others[name]
+        for name in gone:
+            self.output.lose(name, self.busy)
+
+    @property
+    def quiet(self) -> bool:
+        """Nobody has to send anything more."""
+        return not self.asking

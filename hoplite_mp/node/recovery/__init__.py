@@ -1,0 +1,1 @@
+"""After a loss: who owns an object now, and making it again."""

@@ -1,0 +1,327 @@
+"""Objects that outlive their home: who has them, and who counts their holders from then on.
+
+Why it exists: the home of an object counts which hosts hold it. When a home dies, every node says
+what it has and uses of that home's objects, and the manager names a new home for each that somebody
+has whole (planner/homes.py). Until then nothing of them is let go here. The new home counts what
+the reports said; whoever has let go meanwhile says so to it, which may come before the manager's
+word does.
+It must never know: how copies came to be, who reads them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import ids
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.node.recovery.holdings import Holdings, Lost, is_kept
+from hoplite_mp.protocol.homes import HOLDINGS_MAX
+from hoplite_mp.protocol.messages import (
+    HomeAsked,
+    HomesNamed,
+    HomeTold,
+    ObjectGone,
+)
+from hoplite_mp.protocol.peers import Acquire, Release
+from hoplite_mp.protocol.reports import HomesKnown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp.node.objects.exports import Exports
+    from hoplite_mp.node.objects.imports import Import, Imports
+    from hoplite_mp.node.objects.kept import KeptCopies
+    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.protocol.messages import HoldingsReported, NodeToManager
+    from hoplite_mp.protocol.peers import PeerMessage
+
+__all__ = ["Homes"]
+
+_UNWRITTEN = (STATE["CLAIMED"], STATE["ABORTED"])
+
+
+class Above(Protocol):
+    """What rooms above this one know, or must hear."""
+
+    def spare_number(self, object_id: bytes, home: int) -> int | None:
+        """See node/recovery/holdings.py."""
+
+    def moved(self, one: Import) -> None:
+        """An import has another home now, which may be this host."""
+
+    def all_heard(self) -> None:
+        """All that the manager has said is done."""
+
+
+class Homes:
+    """This node's part in finding new homes."""
+
+    def __init__(
+        self,
+        imports: Imports,
+        exports: Exports,
+        places: Places,
+        kept: KeptCopies,
+        node: Callable[[], int],
+        send_manager: Callable[[NodeToManager], None],
+        send: Callable[[int, PeerMessage], bool],
+        home_at: Callable[[int], int | None],
+        number_of: Callable[[int], int | None],
+        above: Above,
+    ) -> None:
+        """home_at: home id of the host of a living node, this one's too; number_of: the reverse."""
+        self.imports = imports
+        self.exports = exports
+        self.places = places
+        self.kept = kept
+        self.client = imports.client
+        self.node = node
+        self.send_manager = send_manager
+        self.send = send
+        self.home_at = home_at
+        self.number_of = number_of
+        self.above = above
+        self.holdings = Holdings(imports, node, above)
+        self.lost = self.holdings.lost  # by home id
+        self.numbers: dict[int, int] = {}  # of all hosts that have died, by home id
+
+    def is_open(self, home: int) -> bool:
+        """Is it just being found out where the objects of that home are?"""
+        return home in self.lost
+
+    # -- after a death -------------------------------------------------------------------------
+
+    def begin(self, home: int, number: int) -> None:
+        """That host is gone. Called before anything of it is let go."""
+        self.numbers[home] = number
+        self.holdings.begin(home, number)
+
+    def report(self, number: int) -> None:
+        """The manager knows of that death as well, and waits for what every node has."""
+        lost = self.holdings.lost_as(number)
+        imports = [] if lost is None else self.holdings.of(lost.home)  # with those met since then
+        self.send_manager(self.holdings.told(number, imports, lost))
+        if lost is not None and not lost.reported:  # then there will be no answer
+            self._close(lost)
+
+    def report_again(self) -> Iterator[HoldingsReported | HomesKnown | HomeAsked]:
+        """To a manager that begins anew: what the one before was told, and has said."""
+        moved: dict[int, list[Import]] = {}
+        homes: dict[bytes, int] = {}
+        for one in list(self.imports.by_oid.values()):
+            home = self.number_of(one.home)
+            if one.moved >= 0 and home is not None:
+                homes[one.object] = home
+                moved.setdefault(one.moved, []).append(one)
+            elif one.home in self.lost:
+                moved.setdefault(self.lost[one.home].number, []).append(one)
+            asks = is_kept(one) or (one.number and not one.described)
+            if asks and home is None and one.home not in self.lost:
+                yield HomeAsked(self.node(), one.object)
+        for begin in range(0, len(homes), HOLDINGS_MAX):
+            part = slice(begin, begin + HOLDINGS_MAX)
+            yield HomesKnown(self.node(), tuple(homes)[part], tuple(homes.values())[part])
+        open_ = {lost.number: lost for lost in self.lost.values()}
+        for number in {**moved, **open_}:
+            lost = open_.get(number)
+            if lost is not None:
+                lost.reported.clear()
+                lost.asked.clear()  # it has heard no question: what it is told now is one
+            told = self.holdings.told(number, moved.get(number, []), lost)
+            if told.objects or lost is not None:
+                yield told
+            if lost is not None and not told.objects:
+                self._close(lost)
+
+    def receive(self, message: HomesNamed | HomeTold) -> None:
+        """The manager's word."""
+        if isinstance(message, HomeTold):
+            self._told(message)
+        else:
+            self._named_homes(message)
+        self.above.all_heard()
+
+    def _named_homes(self, message: HomesNamed) -> None:
+        lost = self.holdings.lost_as(message.lost)
+        if lost is None:
+            return
+        for at, object_id in enumerate(message.objects):
+            home = self._named(message.homes[at])
+            ours = [one for one in self.imports.all_of(object_id) if one.home == lost.home]
+            if home is None:
+                for one in ours:
+                    self._lose(one, lost)
+            elif home == self.client.home:
+                self._take_over(lost, ours, message.counted[at], message.copies[at])
+            else:
+                self._moved(lost, object_id, ours, home)
+        if not message.more:
+            self._close(lost)
+
+    def _named(self, number: int) -> int | None:
+        """Home id of a node that the manager has named, which may be gone meanwhile. None: it has
+        named nobody."""
+        home = self.home_at(number)
+        if home is None:
+            home = next((one for one, other in self.numbers.items() if other == number), None)
+        return home
+
+    def _close(self, lost: Lost) -> None:
+        """What nobody has taken over is lost; what is not used goes."""
+        del self.lost[lost.home]
+        for one in self.holdings.of(lost.home):
+            if one.number not in lost.asked:
+                self._lose(one, lost)
+        lost.holds.clear()
+
+    def _lose(self, one: Import, lost: Lost) -> None:
+        """Nobody has it whole: who is still named as a holder has let go of it, too."""
+        why = _no_copy(lost.number)
+        place = self.places.places.get(one.oid)
+        if place is not None and place.payload:  # who brings it says whether it can be had
+            hold = self.client.hold(one.oid)
+            place.waiting.append(lambda: _drop(hold))
+        elif self.client.state(one.oid) in _UNWRITTEN:
+            self.imports.fail(one, why)
+        else:
+            self.places.fail(one.oid, ObjectLostError(f"object {one.object.hex()} is lost: {why}"))
+        self.imports.answer(one)
+
+    def _moved(self, lost: Lost, object_id: bytes, ours: list[Import], home: int) -> None:
+        """Another node counts from now on, and has counted one header of this one."""
+        number = lost.reported.get(object_id, 0)
+        for one in ours:
+            self._follow(one, home)
+            self.above.moved(one)
+        if home in self.lost:
+            return
+        if number and all(one.number != number for one in ours):
+            self.send(home, Release(object_id, number))  # let go since the report
+        for one in ours:
+            if one.number and one.number != number:
+                self._acquire(one)
+            elif not one.number and (self.imports.is_whole(one) or is_kept(one)):
+                self._keep_on(one)
+
+    def _acquire(self, one: Import) -> None:
+        if not self.send(one.home, Acquire(one.object, one.number)):
+            self.homeless(one)
+
+    def _keep_on(self, one: Import) -> None:
+        """A copy here, or one on its way, of which another home must know."""
+        hold = self.client.hold(one.oid)
+        if hold is None:
+            return
+        one.kept = True
+        self.kept.keep_on(one.object, hold)
+        if self.imports.is_whole(one):  # perhaps not yet when it was reported
+            self._tell(one)
+
+    def _take_over(
+        self, lost: Lost, ours: list[Import], counted: tuple[int, ...], copies: tuple[int, ...]
+    ) -> None:
+        """This node counts from now on."""
+        assert ours  # it is held here
+        mine = next((one for one in ours if self.imports.is_whole(one)), ours[0])
+        object_id = mine.object
+        self.imports.lead(mine)
+        for one in ours:
+            one.home, one.moved = self.client.home, lost.number
+        for node, number in zip(counted[::2], counted[1::2], strict=True):
+            peer = self.home_at(node)
+            gone = peer is None or (object_id, peer, number) in lost.early
+            if node != self.node() and peer is not None and not gone:
+                self.exports.count(object_id, peer, number)
+        homes = [self.home_at(node) for node in copies]
+        self.kept.lend(object_id, [home for home in homes if home is not None])
+        self.imports.answer(mine)
+        for one in ours:
+            if one is not mine and one.number:
+                self.imports.described(self.exports.describe(mine.oid, object_id, one.number))
+                one.hold = self.client.hold(mine.oid)
+        self.above.moved(mine)
+
+    # -- what comes late -----------------------------------------------------------------------
+
+    def released(self, peer: int, message: Release) -> None:
+        """A host has let go of an object of which this node is the home, or is about to be."""
+        if not self.exports.release(peer, message):
+            lost = self.lost.get(self.imports.home_of(message.object))
+            if lost is not None:
+                lost.early.add((message.object, peer, message.number))
+
+    def homeless(self, one: Import) -> bool:
+        """An object's home is gone: is there another? A process here has met it, or its copy here
+        is whole."""
+        if one.number and one.home in self.lost:
+            self.lost[one.home].asked.add(one.number)
+        self.send_manager(HomeAsked(self.node(), one.object))
+        return True
+
+    def _told(self, message: HomeTold) -> None:
+        home = self._named(message.home)
+        for one in self.imports.all_of(message.object):
+            if is_kept(one):
+                self._told_of_copy(one, home)
+            if not one.number or one.described:
+                continue
+            if one.home in self.lost:
+                self.lost[one.home].asked.discard(one.number)
+            if home is None or home == self.client.home:
+                self.imports.fail(one, _no_copy(self.numbers.get(one.home)))
+                continue
+            self._follow(one, home)
+            self.above.moved(one)
+            if home not in self.lost:
+                self._acquire(one)
+
+    def _told_of_copy(self, one: Import, home: int | None) -> None:
+        """It is kept here alone, and the home that it had did not hear of it."""
+        if self.number_of(one.home) is not None or one.home in self.lost:
+            return
+        if home is None:
+            self.kept.let_go(one.object)
+        elif home != self.client.home:
+            self._follow(one, home)
+            if home not in self.lost:
+                self._keep_on(one)
+
+    def _follow(self, one: Import, home: int) -> None:
+        """Another home, which may be gone already: then the one after that is waited for."""
+        if home != one.home:  # else the manager had not heard of its death, or this node of it
+            one.home, one.moved = home, self.numbers.get(one.home, -1)
+        if home in self.lost:
+            self.holdings.hold(self.lost[home], [one])
+
+    def own(self, object_id: bytes) -> int:
+        """As in Imports. Who asks this node as the home of an object whose first home is gone has
+        heard it from the manager, and this node will."""
+        found = self.imports.own(object_id)
+        if found:
+            return found
+        ours = (one for one in self.imports.all_of(object_id) if one.home in self.lost)
+        return next((one.oid for one in ours if self.imports.is_whole(one)), 0)
+
+    def freed(self, one: Import) -> None:
+        """A header here has gone; with the last one nobody holds the object, here or elsewhere, if
+        this node is its home."""
+        others = self.imports.all_of(one.object)
+        other = next((other for other in others if other.home == one.home), None)
+        if other is not None:
+            if one.number and is_kept(other) and self.imports.is_whole(other):
+                self._tell(other)  # its home has just heard that nothing is held here
+        elif one.home == self.client.home != ids.unpack_id(one.object)[0]:
+            self.send_manager(ObjectGone(one.object))
+
+    def _tell(self, one: Import) -> None:
+        self.kept.tell(one.object, self.client.inspect(one.oid)["size"])
+
+
+def _drop(hold: Any) -> None:
+    """It was held until now."""
+
+
+def _no_copy(number: int | None) -> str:
+    had = "its host" if number is None else f"node h{number}"
+    return f"{had} had it and is gone, and no other host has a copy; put(copies=2) keeps one"

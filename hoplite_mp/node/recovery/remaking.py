@@ -1,0 +1,379 @@
+"""Lost results, made again when somebody asks for them.
+
+Why it exists: a task's result whose last holder has died is absent (node/objects/places.py): done,
+and held by nobody. Asked for, its task is run again as a task of the node's own, in the same pool,
+with the arguments that its record names; those that are absent themselves come first. What that run
+makes becomes the object's value: also an exception, if this time it raises one. Each run counts
+against the task's retries. An absent object of another host is asked for at its home.
+It must never know: how bytes move, what tasks do, who waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _tasks, serial
+from hoplite_mp.client.memory import STATE, format_bytes
+from hoplite_mp.client.submitter import FLAG_HERE
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.protocol.peers import MakeAgain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.node.objects.imports import Import, Imports
+    from hoplite_mp.node.objects.places import Place, Places
+    from hoplite_mp.node.objects.results import Results
+    from hoplite_mp.node.ports import Loop
+    from hoplite_mp.node.recovery.homes import Homes
+    from hoplite_mp.node.recovery.inquiries import Inquiries
+    from hoplite_mp.node.recovery.lineage import Lineage
+    from hoplite_mp.node.roster import Roster
+    from hoplite_mp.planner.resources import Demand
+    from hoplite_mp.protocol.peers import PeerMessage
+
+__all__ = ["Remaking"]
+
+KIND_TASK, FLAG_INLINE = 2, 1
+# Between two questions about one object, and how many there are: its home may hear of a death
+# later than this host. Together they must outlast the time in which a silent host is given up.
+ASK_S = 0.05
+ASKS_MAX = 400
+# How often a copy that is known to be kept is tried, before the value is made again.
+COPIES_TRIED_MAX = 3
+
+
+@dataclass(slots=True)
+class _Run:
+    """One value on its way."""
+
+    target: int  # whose value it is to be
+    needs: set[int] = field(default_factory=set)  # arguments that are absent
+    read: set[int] = field(default_factory=set)  # arguments whose values it surely reads
+    holds: list[Any] = field(default_factory=list)  # what the task names; empty: not asked yet
+    oid: int = 0  # the header under which it runs; 0: not yet
+    queue: int = -1
+    posted: bool = False
+    question: int = 0  # to all hosts: have they the first value?
+    brought: bool = False  # its bytes are on their way here
+
+
+class Remaking:
+    """The maker of this node's places."""
+
+    def __init__(
+        self,
+        results: Results,
+        imports: Imports,
+        places: Places,
+        lineage: Lineage,
+        inquiries: Inquiries,
+        send: Callable[[int, PeerMessage], bool],
+        loop: Loop,
+        queue: Callable[[int, bool], int | str],
+        homes: Homes,
+        roster: Roster,
+        copies_of: Callable[[int], tuple[int, ...]],
+        take_resources: Callable[[int, Demand], None],
+    ) -> None:
+        """queue: of hints to a pool (to this host's workers alone), or why nobody runs its tasks.
+        send: as in Peers; False: that host is gone. copies_of: numbers of other nodes that have a
+        copy of an object of this host. take_resources: hears of runs that wait for resources."""
+        self.results = results
+        self.client = results.client
+        self.tasks = results.tasks
+        self.imports = imports
+        self.places = places
+        self.lineage = lineage
+        self.inquiries = inquiries
+        self.send = send
+        self.loop = loop
+        self.queue = queue
+        self.homes = homes
+        self.roster = roster
+        self.copies_of = copies_of
+        self.take_resources = take_resources
+        self.ranked = _tasks.Ranked(self.tasks)
+        self.runs: dict[int, _Run] = {}  # by target
+        self.by_run: dict[int, _Run] = {}  # by header
+        self.begun = 0  # runs so far
+        self._new: deque[int] = deque()
+
+    # -- the maker of places -------------------------------------------------------------------
+
+    def why_not(self, oid: int, place: Place) -> str:
+        """Why it cannot be had again; "": it can."""
+        one = self.imports.by_oid.get(oid)
+        if self.copies_of(oid) or oid in self.by_run:
+            return ""
+        if one is None:
+            return self._not_again(oid)
+        return "" if self.homes.is_open(one.home) or one.home in self.roster.by_home else _NOT_KEPT
+
+    def _not_again(self, oid: int) -> str:
+        """Why the task is not run again."""
+        header = self.client.inspect(oid)
+        if header["kind"] != KIND_TASK:
+            return _NOT_KEPT
+        if self.lineage.retries(oid):
+            return ""
+        name = self.client.task_name(oid)
+        if oid in self.lineage.entries or (header["tries"] and not header["retries_left"]):
+            return f"the retries of {name}() are used up"
+        if not header["retries_left"]:
+            return f"{name}() is not run again (retries=0)"
+        limit = format_bytes(self.lineage.bytes_max)
+        return f"how {name}() was called is no longer known (lineage_bytes_max={limit})"
+
+    def make(self, oid: int, place: Place) -> None:
+        """At the next look: chains of lost results are of any length."""
+        self._new.append(oid)
+        self.loop.call_later(0.0, self.look)
+
+    def forget(self, oid: int) -> None:
+        """Nobody wants it any more."""
+        run = self.runs.pop(oid, None)
+        if run is not None:
+            self._end(run)
+
+    def _end(self, run: _Run) -> None:
+        if run.oid:
+            self.by_run.pop(run.oid, None)
+            self.tasks.cancel(run.oid, False)  # if it has not begun
+        run.holds = []
+
+    # -- looks ---------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """What was asked for, and what has gone on."""
+        while self._new:
+            oid = self._new.popleft()
+            if self.places.absent(oid):
+                self._begin(oid)
+        # The latest first: it is what others need, unless they were asked for before.
+        for run in reversed(list(self.runs.values())):
+            if run.oid:
+                self._look_at(run)
+            elif run.holds and not any(self.places.absent(need) for need in run.needs):
+                self._needs_are_there(run)
+        self.inquiries.flush()
+
+    def _begin(self, oid: int) -> None:
+        one, place = self.imports.by_oid.get(oid), self.places.places[oid]
+        copies = self.copies_of(oid)
+        if copies and place.asked < COPIES_TRIED_MAX:
+            place.asked += 1
+            self.places.found(oid, copies, copied=True)
+        elif one is not None:
+            self._ask_home(oid, one)
+        elif oid in self.by_run:  # it was done, and its host died before its bytes were here
+            self._again(self.by_run[oid])
+        elif oid not in self.runs:
+            self._ask_arguments(oid)
+
+    # -- objects of other hosts ----------------------------------------------------------------
+
+    def _ask_home(self, oid: int, one: Import) -> None:
+        if self.homes.is_open(one.home):
+            return  # who has it now is being found out, and will be told
+        place = self.places.places[oid]
+        place.asked += 1
+        if place.asked > ASKS_MAX:
+            self._fail(oid, "its home names no node from which it can be had")
+        elif place.asked == 1:
+            self._ask(oid, one)
+        else:  # what the home said did not help: it has not heard yet what this node knows
+            self.loop.call_later(ASK_S, lambda: self._ask(oid, one))
+
+    def _ask(self, oid: int, one: Import) -> None:
+        if not self.places.absent(oid) or self.homes.is_open(one.home):
+            return
+        if not self.send(one.home, MakeAgain(one.object, one.number)):
+            self._fail(oid, _NOT_KEPT)
+
+    def ask_again(self, oid: int) -> None:
+        """The home has answered without naming anybody."""
+        one = self.imports.by_oid.get(oid)
+        if one is not None and self.places.absent(oid):
+            self._ask_home(oid, one)
+
+    # -- tasks of this host --------------------------------------------------------------------
+
+    def _ask_arguments(self, oid: int) -> None:
+        why = self._not_again(oid)
+        if why:
+            self._fail(oid, why)
+            return
+        run = self.runs[oid] = _Run(oid)
+        named = self.lineage.arguments(oid)
+        function, args_oid, *_ = self.tasks.task(oid)
+        own = [self.client.hold(part) for part in (oid, function, args_oid) if part]
+
+        def held(holds: list[Any]) -> None:
+            if self.runs.get(oid) is not run:
+                return
+            if None in own:
+                self._fail(oid, "its function or its arguments are gone")
+            elif None in holds:
+                gone = named[holds.index(None)].hex()
+                self._fail(
+                    oid,
+                    f"its task cannot be run again, because its argument ObjectRef({gone}) is "
+                    "gone: it was put, or is of another host, and nobody held a ref to it",
+                )
+            else:
+                run.holds = [*own, *holds]
+                arguments = {name: hold.oid for name, hold in zip(named, holds, strict=True)}
+                run.needs = {one for one in arguments.values() if self.places.absent(one)}
+                run.read = {arguments[name] for name in self.lineage.arguments(oid, True)}
+                for one in run.needs:
+                    self.places.make(one)
+                self.loop.call_later(0.0, self.look)
+
+        self.imports.ask(named, held)
+
+    def _needs_are_there(self, run: _Run) -> None:
+        """It is run; or fails with what an argument that could not be made again failed with."""
+        for need in run.read:
+            if self.client.state(need) == STATE["FAILED"]:
+                raw = self.results.raw_error(need)
+                if raw is not None and not raw.refs:
+                    self._settle(run, raw.tobytes())
+                    return
+        self._start(run)
+
+    def _settle(self, run: _Run, data: bytes) -> None:
+        """This payload is what has become of it."""
+        self.runs.pop(run.target, None)
+        self.places.replace(run.target, data)
+        self._end(run)
+        self.loop.call_later(0.0, self.look)  # others may need it
+
+    def _start(self, run: _Run) -> None:
+        oid = run.target
+        function, args_oid, args, flags, timeout_ns, tries = self.tasks.task(oid)
+        pool = self.tasks.pool_of(oid)
+        queue = self.queue(pool, bool(flags & FLAG_HERE))
+        retries = self.lineage.retries(oid)
+        if isinstance(queue, str) or not retries:
+            self._fail(oid, queue if isinstance(queue, str) else self._not_again(oid))
+            return
+        run.oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, pool)
+        run.holds.append(self.client.hold(run.oid, False))
+        run.queue = queue
+        self.by_run[run.oid] = run
+        self.begun += 1
+        run.question = self.inquiries.about(self.places.places[oid].object)
+        self.lineage.entries[oid].spent += 1
+        self.tasks.submit(
+            run.oid,
+            function,
+            args,
+            args_oid,
+            retries - 1,
+            timeout_ns,
+            flags,
+            self.client.task_name(oid).encode()[:32],
+            queue,
+            False,
+            self.tasks.audience(oid),
+            tries + 1,
+        )
+        self.ranked.rank(run.oid, *self.ranked.ranks(oid))
+        demand = self.lineage.entries[oid].demand
+        if demand:
+            run.posted = True
+            self.take_resources(run.oid, demand)
+        else:
+            self._post(run)
+
+    def _post(self, run: _Run) -> None:
+        run.posted = self.tasks.post(run.oid, run.queue)
+        if not run.posted:  # the ring of hints is full
+            self.loop.call_later(ASK_S, self.look)
+
+    def _look_at(self, run: _Run) -> None:
+        """A run that has been sent."""
+        state = self.client.state(run.oid)
+        if not run.posted:
+            self._post(run)
+        elif state == STATE["SPILLED"] and run.oid in self.places:
+            if not run.brought:
+                run.brought = True
+                self.places.bring(run.oid)
+        elif state == STATE["SPILLED"]:
+            self.results.store.restore(run.oid)
+        elif state in (STATE["SEALED"], STATE["FAILED"]):
+            self._done(run)
+        elif state in (STATE["CANCELLED"], STATE["DELETED"], STATE["FREE"]):
+            self._fail(run.target, "its task was cancelled while it was run again")
+
+    def _done(self, run: _Run) -> None:
+        oid = run.target
+        got = self.client.view(run.oid)
+        if isinstance(got, int) or not self.inquiries.answered(run.question):
+            return  # at the next look
+        self._count(run)
+        if self._is_kept(run):
+            return
+        mem = memoryview(got)
+        error = serial.payload_kind(mem) == serial.ERROR
+        if not error and serial.read_refs(mem):  # who would hold them is not asked a second time
+            self._fail(oid, "run again, its task gave refs, which a lost result cannot hold")
+            return
+        if error or self.client.inspect(run.oid)["flags"] & FLAG_INLINE:
+            self._settle(run, bytes(mem))
+            return
+        del mem, got  # a pin
+        if not self.client.hand_over(run.oid, oid):
+            self.loop.call_later(ASK_S, self.look)  # somebody still reads it
+            return
+        del self.runs[oid]
+        self.places.settled(oid)
+        self._end(run)
+        self.loop.call_later(0.0, self.look)  # others may need it
+
+    def _is_kept(self, run: _Run) -> bool:
+        """Has somebody had the value all the time, and says so only now? Then it is that one."""
+        place, copies = self.places.places.get(run.target), self.copies_of(run.target)
+        if not copies or place is None or place.asked >= COPIES_TRIED_MAX:
+            return False
+        place.asked += 1
+        del self.runs[run.target]
+        self._end(run)
+        self.places.found(run.target, copies, copied=True)
+        self.loop.call_later(0.0, self.look)  # others may need it
+        return True
+
+    def _count(self, run: _Run) -> None:
+        """Runs that were tried again have spent more than one."""
+        entry = self.lineage.entries.get(run.target)
+        if entry is not None:
+            left = self.client.inspect(run.oid)["retries_left"]
+            entry.spent = self.client.inspect(run.target)["retries_left"] - left
+
+    def _again(self, run: _Run) -> None:
+        """Its result was lost before it was here."""
+        self._count(run)
+        self.by_run.pop(run.oid, None)
+        del self.runs[run.target]
+        self._end(run)
+        self._ask_arguments(run.target)
+
+    def _fail(self, oid: int, why: str) -> None:
+        run = self.runs.pop(oid, None)
+        place = self.places.places.get(oid)
+        if place is not None:
+            self.places.fail(oid, ObjectLostError(f"{place.why or named(place)}; {why}"))
+        if run is not None:
+            self._end(run)
+            self.loop.call_later(0.0, self.look)  # others may need it
+
+
+def named(place: Place) -> str:
+    return f"object {place.object.hex()} is lost"
+
+
+_NOT_KEPT = "it was not made by a task of a host that lives; put(copies=2) keeps a second copy"

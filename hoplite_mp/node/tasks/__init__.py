@@ -1,0 +1,1 @@
+"""Tasks and workers: pools, resources, tasks of other hosts."""

@@ -1,0 +1,433 @@
+"""Tasks of this host that workers of other hosts run.
+
+Why it exists: the node is one more claimant of this host's tasks, for workers elsewhere. It takes a
+task only when a runner has room for it, by the same claim as any worker; what comes back is written
+into the task's own header, or told to be elsewhere. So submitters cannot tell where a task has run,
+and what no host has begun stays queued for whoever is free first.
+It must never know: how messages travel, what tasks do, which hosts there could be.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import _shm, _tasks, errors, ids, serial
+from hoplite_mp.errors import StoreFullError
+from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.node.tasks.guests import NO_OBJECT
+from hoplite_mp.protocol.peers import CancelTask, RecallTasks, Release, RunTask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hoplite_mp.node.objects.imports import Imports
+    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.objects.results import Results
+    from hoplite_mp.planner.resources import Demand
+    from hoplite_mp.protocol.peers import PeerMessage, TaskEnded
+
+__all__ = ["AHEAD_TASKS", "Delegation"]
+
+COMMON_POOL = 0
+# How many tasks a runner has beyond its workers: so many begin without a message in between.
+# Higher: no worker waits for the wire; lower: less is queued at a host that turns out to be slow.
+AHEAD_TASKS = 2
+
+
+@dataclass(slots=True)
+class Runner:
+    """Another host, as far as it runs tasks."""
+
+    home: int
+    number: int
+    workers: int
+    pool: int = COMMON_POOL  # of that host
+    ahead: int = AHEAD_TASKS
+    running: dict[int, Any] = field(default_factory=dict)  # oid -> what is held for it
+
+    recalled: bool = False  # and no answer has come yet
+
+    @property
+    def free(self) -> int:
+        """Workers that have nothing to do."""
+        return max(0, self.workers - len(self.running))
+
+    @property
+    def room(self) -> int:
+        return self.workers + self.ahead - len(self.running) if self.workers else 0
+
+
+class Above(Protocol):
+    """What rooms above this one know of its tasks, or must hear."""
+
+    def post(self, oid: int) -> None:
+        """A task that is queued again is announced to all workers."""
+
+    def pool_broken(self, pool: int, why: str) -> None:
+        """Nobody runs the tasks of that pool, which all go to one host."""
+
+    def pool_deserted(self, pool: int, why: str) -> None:
+        """That pool has no more workers on other hosts."""
+
+    def sends_on(self, audience: int, home: int) -> None:
+        """A task that prints for that driver elsewhere is sent to that host."""
+
+    def ends_elsewhere(self, oid: int) -> None:
+        """A task's result is on another host alone; before anybody else hears of it."""
+
+    def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
+        """What a call raises that was sent to an actor of a lost host; None: it is no call."""
+
+    def is_far_actor(self, pool: int) -> bool:
+        """Is that the pool of an actor of another host?"""
+
+    def demand_of(self, oid: int) -> Demand:
+        """Resources that the task has been given at its runner."""
+
+    def target_of(self, oid: int) -> bytes:
+        """See RunTask."""
+
+    def was_full(self, oid: int, home: int) -> None:
+        """That task's runner has none of these resources free."""
+
+
+class Delegation:
+    """All tasks of this host that are elsewhere."""
+
+    def __init__(
+        self,
+        results: Results,
+        imports: Imports,
+        places: Places,
+        send: Callable[[int, PeerMessage], bool],
+        above: Above,
+    ) -> None:
+        self.results = results
+        self.client = results.client
+        self.tasks = results.tasks
+        self.imports = imports
+        self.places = places
+        self.send = send
+        self.above = above
+        self.runners: dict[int, Runner] = {}  # by home
+        self.far: dict[int, list[Runner]] = {}  # a pool -> its own workers on other hosts
+        self.first: dict[int, deque[int]] = {}  # a pool -> queued tasks that go before all others
+        self.where: dict[int, Runner] = {}
+        self.pools: dict[int, int] = {}  # a pool whose tasks all go to one host -> its home
+        self.ranked = _tasks.Ranked(self.tasks)
+        self._offered: set[int] = set()
+        self.capacity = 0  # workers of all runners
+        self.retried = 0  # tasks whose host was lost
+
+    # -- who runs ------------------------------------------------------------------------------
+
+    def set_runner(self, home: int, number: int, workers: int) -> None:
+        """A host has joined, or has other workers than before."""
+        known = self.runners.get(home)
+        if known is None:
+            self.runners[home] = Runner(home, number, workers)
+        else:
+            known.workers = workers
+        self.capacity = sum(one.workers for one in self.runners.values())
+        self.look()
+
+    def lose_runner(self, home: int) -> None:
+        """That host is gone: its tasks are run again elsewhere, or fail."""
+        runner = self.runners.pop(home, None)
+        if runner is None:
+            return
+        self.capacity -= runner.workers
+        for pool in [pool for pool, bound in self.pools.items() if bound == home]:
+            del self.pools[pool]
+            self.above.pool_broken(pool, f"node h{runner.number}, to which it is bound, is gone")
+        for pool, runners in list(self.far.items()):
+            runners[:] = [one for one in runners if one.home != home]
+            if not runners:
+                del self.far[pool]
+                self.above.pool_deserted(
+                    pool, f"node h{runner.number}, where its workers were, is gone"
+                )
+        for oid, one in list(self.where.items()):
+            if one.home == home:
+                self._lost(oid, one.number)
+
+    def drain(self, home: int) -> None:
+        """That host takes no more tasks but calls of its actors; what it runs is run to its end."""
+        for pool, runners in list(self.far.items()):
+            if self.above.is_far_actor(pool):
+                continue
+            leaving = [one for one in runners if one.home == home]
+            for one in leaving:
+                one.workers = 0
+            if leaving and len(leaving) == len(runners):
+                self.above.pool_deserted(
+                    pool, f"node h{leaving[0].number}, where its workers were, leaves"
+                )
+
+    def bind(self, pool: int, number: int) -> bool:
+        """All tasks of that pool run on that node; False: it is not there."""
+        for home, runner in self.runners.items():
+            if runner.number == number:
+                self.pools[pool] = home
+                self.look()
+                return True
+        return False
+
+    def add_far(
+        self, pool: int, home: int, there: int, workers: int, ahead: int, first: Iterable[int] = ()
+    ) -> None:
+        """That pool has workers on another host, as the pool `there`, which are given so many tasks
+        beyond those that they run, and `first` of the queued ones before all others."""
+        if first:
+            self.first[pool] = deque(first)
+        number = self.runners[home].number
+        runner = Runner(home, number, workers, there, ahead)
+        self.far.setdefault(pool, []).append(runner)
+        self.look()
+
+    def forget_pool(self, pool: int) -> None:
+        """It is closed."""
+        self.pools.pop(pool, None)
+        self.far.pop(pool, None)
+        self.first.pop(pool, None)
+        if pool in self._offered:
+            self._offered.discard(pool)
+            self.tasks.offer(pool, False)
+
+    def look(self) -> None:
+        """Takes queued tasks for those that have room."""
+        if not (self.capacity or self._offered or self.far):
+            return
+        for pool in (COMMON_POOL, *self.pools, *self.far):
+            suitable = self._suitable(pool)
+            if suitable:
+                # First the offer, then the look: nothing falls between.
+                self.tasks.offer(pool, True)
+                self._offered.add(pool)
+                while suitable and (oid := self._take(pool)):
+                    # By what was found before: taking the last task makes a worker idle.
+                    self.delegate(oid, suitable)
+                    suitable = self._suitable(pool)
+            if not suitable and pool in self._offered:
+                self.tasks.offer(pool, False)
+                self._offered.discard(pool)
+
+    def _take(self, pool: int) -> int:
+        """Claims the next task of that pool; 0: there is none."""
+        row = self.first.get(pool)
+        while row:
+            oid = row.popleft()
+            if self.tasks.claim(oid):
+                return oid
+        self.first.pop(pool, None)
+        return self.tasks.take_queued(pool)
+
+    def _suitable(self, pool: int) -> list[Runner]:
+        """Those that have room for a task of that pool."""
+        if pool == COMMON_POOL:
+            found = list(self.runners.values())
+        elif pool in self.far:
+            found = self.far[pool]
+        else:
+            home = self.pools.get(pool, 0)
+            found = [self.runners[home]] if home in self.runners else []
+        if self.tasks.idle(pool) or any(runner.free for runner in found):
+            # Nothing waits behind another task while somebody could begin it.
+            return [runner for runner in found if runner.free]
+        return [runner for runner in found if runner.room > 0]
+
+    def steal(self) -> bool:
+        """Asks for tasks back that wait at a busy host while others have nothing to do. Returns
+        whether any wait there."""
+        ahead = [r for r in self.runners.values() if self._behind(r)] if self.where else []
+        if not ahead:
+            return False
+        idle = self.tasks.idle(COMMON_POOL) + sum(r.free for r in self.runners.values())
+        for runner in sorted(ahead, key=lambda r: r.workers - len(r.running)):
+            if idle > 0 and not runner.recalled:
+                idle -= self.recall(runner.home, idle)
+        return True
+
+    def _behind(self, runner: Runner) -> list[int]:
+        """Tasks that it cannot have begun if it runs them in order, and that others may run."""
+        later = list(runner.running)[runner.workers :]
+        return [oid for oid in later if self.tasks.pool_of(oid) == COMMON_POOL]
+
+    def bytes_near(self, oid: int) -> dict[int, int]:
+        """How many bytes of that task's arguments each other node holds."""
+        _, args_oid, args, *_ = self.tasks.task(oid)
+        return self._bytes_at(args, args_oid)
+
+    def delegate(self, oid: int, suitable: list[Runner]) -> None:
+        """A task that this node has claimed goes to one of those."""
+        function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
+        near = self._bytes_at(args, args_oid) if len(suitable) > 1 else {}
+        runner = max(suitable, key=lambda r: (near.get(r.number, 0), r.room))
+        header = self.client.inspect(oid)
+        holds = [self.client.hold(one) for one in (function, args_oid) if one]
+        if None in holds:  # its submitter has just died
+            self._lost(oid, runner.number)
+            return
+        audience = self.tasks.audience(oid)
+        if audience:
+            self.above.sends_on(audience, runner.home)
+        message = RunTask(
+            ids.pack_id(self.client.home, oid),
+            self._public(function),
+            args,
+            self._public(args_oid) if args_oid else NO_OBJECT,
+            header["retries_left"],
+            timeout_ns,
+            flags,
+            self.client.task_name(oid).encode()[:64],
+            runner.pool,
+            audience,
+            header["tries"],
+            *self.ranked.ranks(oid),
+            self.above.demand_of(oid),
+            self.above.target_of(oid),
+        )
+        runner.running[oid] = holds
+        self.where[oid] = runner
+        if not self.send(runner.home, message):
+            self.lose_runner(runner.home)
+
+    def _public(self, oid: int) -> bytes:
+        one = self.imports.by_oid.get(oid)
+        return ids.pack_id(self.client.home, oid) if one is None else one.object
+
+    def _bytes_at(self, args: bytes, args_oid: int) -> dict[int, int]:
+        """How many bytes of the arguments' objects each other node holds."""
+        if args_oid:
+            got = self.client.view(args_oid)
+            refs = [] if isinstance(got, int) else serial.read_refs(memoryview(got))
+        else:
+            refs = serial.read_refs(memoryview(args))
+        found: dict[int, int] = {}
+        for ref in refs:
+            home, oid = ids.unpack_id(ref)
+            one = self.imports.by_object.get(ref)
+            at = oid if home == self.client.home else (one.oid if one is not None else 0)
+            place = self.places.places.get(at)
+            for number in place.holders if place is not None else ():
+                found[number] = found.get(number, 0) + (place.nbytes if place is not None else 0)
+        return found
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def ended(self, peer: int, message: TaskEnded) -> None:
+        """What a runner says of one of our tasks; ignored if it is not with that runner."""
+        _, oid = ids.unpack_id(message.task)
+        if not self._is_with(oid, peer):
+            return
+        self.where[oid].recalled = False
+        if message.outcome in ("returned", "full"):
+            self._take_back(oid)
+            if self.client.give_task_back(oid):
+                if message.outcome == "full":
+                    self.above.was_full(oid, peer)
+                else:
+                    self.above.post(oid)
+            else:
+                self.tasks.settle(oid)
+        elif message.outcome == "cancelled":
+            self._take_back(oid)
+            if not self.tasks.settle(
+                oid
+            ):  # deleted or cancelled there, not by us: it was asked for
+                self.tasks.cancel(oid, True)
+                self.tasks.settle(oid)
+        elif message.payload is None:
+            self._elsewhere(oid, peer, message)
+        elif message.refs:
+            refs = serial.read_refs(memoryview(message.payload))
+            self.imports.ask(refs, lambda holds: self._store(oid, peer, message, holds))
+        else:
+            self._store(oid, peer, message, [])
+        self.look()
+
+    def _is_with(self, oid: int, peer: int) -> bool:
+        return oid in self.where and self.where[oid].home == peer
+
+    def _take_back(self, oid: int) -> Runner:
+        runner = self.where.pop(oid)
+        runner.running.pop(oid, None)
+        return runner
+
+    def _elsewhere(self, oid: int, peer: int, message: TaskEnded) -> None:
+        runner = self._take_back(oid)
+        self.above.ends_elsewhere(oid)
+        if self.client.finish_elsewhere(oid, message.nbytes, message.refs):
+            self.places.add(oid, message.task, message.nbytes, (runner.number,), message.layout)
+            self.places.places[oid].released = lambda: self.send(peer, Release(message.task, 0))
+        else:
+            self.tasks.settle(oid)
+            self.send(peer, Release(message.task, 0))
+
+    def _store(self, oid: int, peer: int, message: TaskEnded, holds: list[Any]) -> None:
+        if not self._is_with(oid, peer):
+            return  # lost meanwhile, and run again
+        payload, failed = message.payload, message.outcome == "failed"
+        assert payload is not None
+        self._take_back(oid)
+        if message.refs:
+            self.send(peer, Release(message.task, 0))
+        at = 0
+        if len(payload) <= _shm.INLINE_BYTES_MAX:
+            self.client.bind_inline(oid, payload, [], [], len(payload), message.refs)
+        else:
+            got = self.results.lease(len(payload), failed)
+            if got is None:
+                error = StoreFullError(f"the result of a task found no room: {len(payload)} bytes")
+                self.results.store_error(oid, error)
+                return
+            at = got
+            self.client.write(at, payload, [], [])
+            self.client.bind(oid, at, len(payload), message.refs)
+        if self.tasks.finish(oid, failed):
+            if message.refs:
+                self.results.untaken[oid] = holds
+            return
+        if at:
+            self.client.give_back(at, oid)
+        self.tasks.settle(oid)
+
+    def _lost(self, oid: int, number: int) -> None:
+        self.where.pop(oid, None)
+        if self.tasks.aborted(oid):
+            self.client.settle(oid, NODE_SLOT)
+        elif self.client.inspect(oid)["retries_left"] and self.client.requeue(oid, NODE_SLOT):
+            self.retried += 1
+            self.above.post(oid)
+        elif self.client.take_over(oid, NODE_SLOT):
+            name, tries = self.client.task_name(oid), self.client.add_try(oid)
+            self.results.store_error(
+                oid,
+                self.above.lost_call(oid, name, number)
+                or errors.NodeLostError(
+                    f"node h{number} was lost while it ran {name}(); "
+                    f"tried {tries} time{'s' if tries != 1 else ''}."
+                ),
+            )
+
+    # -- before the end ------------------------------------------------------------------------
+
+    def cancel(self, oid: int) -> bool:
+        """By force, after the submitter has aborted it. False: it is not elsewhere."""
+        runner = self.where.get(oid)
+        if runner is None:
+            return False
+        self.send(runner.home, CancelTask(ids.pack_id(self.client.home, oid)))
+        return True
+
+    def recall(self, home: int, most: int) -> int:
+        """What that host has not begun may come back; returns how much of it, at most."""
+        runner = self.runners.get(home)
+        tasks = self._behind(runner)[-most:] if runner is not None else []
+        if runner is None or not tasks:
+            return 0
+        runner.recalled = True
+        self.send(home, RecallTasks([ids.pack_id(self.client.home, oid) for oid in tasks]))
+        return len(tasks)

@@ -1,0 +1,476 @@
+"""Resources: who on this host waits for some, here or on another host, and what is given to whom.
+
+Why it exists: a task with resources may begin where enough of them is free, and that no worker can
+tell. So its submitter announces it to its node. The node keeps it until some host has room for it,
+and then puts its hint into a bag that only workers of this host look at, or hands the task over
+to another host as it does with every task. Workers of executors, and actors, wait in the same
+order; what they are given is theirs for life.
+
+**Each node alone decides about what it has.** For another host's tasks it says at once whether
+there is room ("full": the task goes back), and tells that host when something has become free. So
+what a node believes of others may be wrong, and costs a message then, never too much of a
+resource. Nothing waits on a host that is not its submitter's.
+It must never know: how amounts are counted (planner/resources.py), what a task does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _tasks
+from hoplite_mp.client.memory import STATE
+from hoplite_mp.client.submitter import FLAG_HERE
+from hoplite_mp.planner.resources import Ledger, Row, Rows, demand_words, parse_amounts
+from hoplite_mp.protocol.local import Reply
+from hoplite_mp.protocol.peers import ResourcesFreed
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.tasks.delegation import Delegation, Runner
+    from hoplite_mp.node.tasks.pools import Pool
+    from hoplite_mp.node.tasks.workers import Workers
+    from hoplite_mp.planner.resources import Assigned, Demand
+    from hoplite_mp.protocol.local import Request
+    from hoplite_mp.protocol.membership import Member
+
+__all__ = ["Resources"]
+
+COMMON_POOL = 0
+ANYWHERE = 0
+GONE = -1  # the host to which it was bound
+WORKERS_MAX = 200
+# How many tasks are given resources here beyond those that a worker is free for. Higher: workers
+# wait less often for the node; lower: less is held by tasks that have not begun.
+AHEAD_TASKS = 2
+POST_AGAIN_S = 0.05  # after a bag was full
+UNSENT = (STATE["WAITING"], STATE["QUEUED"])
+UNDER_WAY = (*UNSENT, STATE["CLAIMED"], STATE["ABORTED"])
+
+
+@dataclass(slots=True)
+class Held:
+    """What a task of this host, or one that runs here, has been given."""
+
+    demand: Demand
+    home: int  # of the host where it runs
+    token: Any  # in the ledger of that host
+    assigned: Assigned = field(default_factory=dict)
+    slot: int = 0  # of the worker that runs its generator, which goes on when the task is done
+
+
+class Resources:
+    """Those of one node, and what it knows of the others'."""
+
+    def __init__(self, host: HostContext, delegation: Delegation, workers: Workers) -> None:
+        self.config = host.config
+        self.loop = host.loop
+        self.client = host.client
+        self.tasks = host.tasks
+        self.roster = host.roster
+        self.send_peer = host.send_peer
+        self.reply = host.reply
+        self.delegation = delegation
+        self.workers = workers
+        self.ranked = _tasks.Ranked(host.tasks)
+        text = host.config.resources
+        self.ledger = Ledger(parse_amounts(text) if text else ())
+        self.totals: Demand = tuple(self.ledger.totals.items())
+        self.others: dict[int, Ledger] = {}  # home -> what is there, as far as this node uses it
+        self.full: dict[int, set[str]] = {}  # home -> of what it has said that none is free
+        self.refused: set[int] = set()  # homes that are to hear when something is free here
+        self.rows = Rows()
+        self.held: dict[int, Held] = {}  # by task
+        self.slots: dict[int, tuple[Any, Assigned]] = {}  # of workers: for life
+        self.pools: dict[int, int] = {}  # that wait for resources -> for how many workers
+        self._order = 0
+        self._serving = False
+        # Something of this host's, since the last turn: it was given back, or who waited for it, so
+        # that it was kept from other hosts' tasks, does no more.
+        self._freed = False
+
+    # -- asked by clients ----------------------------------------------------------------------
+
+    def take(self, slot: int, request: Request) -> None:
+        """A task that has its arguments."""
+        ask: Any = request.ask
+        self.wait(ask.oid, ask.demand)
+
+    def wait(self, oid: int, demand: Demand) -> None:
+        """That task begins when it has these."""
+        self._wait(oid, demand)
+        self.serve()
+
+    def give_back(self, slot: int, request: Request) -> None:
+        oid = request.ask.oid  # type: ignore[union-attr]
+        if oid in self.held:
+            self._release(oid)
+            self.serve()
+
+    def keep_for_stream(self, slot: int, request: Request) -> None:
+        held = self.held.get(request.ask.oid)  # type: ignore[union-attr]
+        if held is not None:
+            held.slot = slot
+        self.reply(slot, Reply(request.number))
+
+    def places(self, slot: int, request: Request) -> None:
+        demand = request.ask.demand  # type: ignore[union-attr]
+        mine = self.workers.pools[COMMON_POOL].target
+        found = [(self.client.number, mine, *_times(self.ledger, demand))]
+        for member in self.roster.by_home.values():
+            ledger = self.others.get(member.home)
+            if ledger is not None and member.home not in self.roster.leaving:
+                found.append((member.node, member.workers, *_times(ledger, demand)))
+        self.reply(slot, Reply(request.number, found))
+
+    def assigned(self, slot: int, request: Request) -> None:
+        held = self.held.get(request.ask.oid)  # type: ignore[union-attr]
+        own = self.slots.get(slot)
+        found = held.assigned if held is not None else {} if own is None else own[1]
+        self.reply(slot, Reply(request.number, found))
+
+    def counts(self) -> dict[str, int]:
+        """For `stats()` and `nodes`."""
+        free = dict(self.ledger.free())
+        return {
+            f"{what}:{name}": amounts[name]
+            for what, amounts in (("resource", self.ledger.totals), ("free", free))
+            for name in amounts
+        }
+
+    # -- other hosts ---------------------------------------------------------------------------
+
+    def came(self, member: Member) -> None:
+        """Another host has joined, or has other workers than before."""
+        if member.home not in self.others:
+            self.others[member.home] = Ledger(member.resources)
+        self.ranked.resources_changed()
+        self.serve()
+
+    def went(self, home: int) -> None:
+        self.others.pop(home, None)
+        self.full.pop(home, None)
+        self.refused.discard(home)
+        self.ranked.resources_changed()
+        self.loop.call_later(0.0, self.serve)  # when its tasks have come back
+
+    def freed_there(self, home: int) -> None:
+        """That host has refused a task of this one before."""
+        self.full.pop(home, None)
+        self.serve()
+
+    def demand_of(self, oid: int) -> Demand:
+        """What that task has been given."""
+        held = self.held.get(oid)
+        return () if held is None else held.demand
+
+    def again(self, oid: int, refused_by: int = 0) -> None:
+        """A task that had been handed over is queued again. `refused_by`: the home of the host
+        where there was no room."""
+        held = self.held.pop(oid, None)
+        if held is None:
+            return
+        ledger = self.others.get(held.home)
+        if ledger is not None:
+            ledger.give_back(held.token)
+        if refused_by:
+            self.full.setdefault(refused_by, set()).update(name for name, _ in held.demand)
+        self._wait(oid, held.demand)
+        self.loop.call_later(0.0, self.serve)
+
+    def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
+        """A task of another host, which comes now: is there room? Those of this host that wait for
+        the same come first, unless it is `needed` by a task that holds something."""
+        if (self._is_kept(demand) and not needed) or self.ledger.take(task, demand) is None:
+            self.refused.add(peer)
+            return False
+        return True
+
+    def has_room(self, demand: Demand) -> bool:
+        """Would who asks for that be given it at once?"""
+        return self.ledger.fits(demand) and not self._is_kept(demand)
+
+    def _is_kept(self, demand: Demand) -> bool:
+        """Does anybody of this host wait for some of that, who would be given it here?"""
+        names = {name for name, _ in demand}
+        return any(
+            (row.where in (ANYWHERE, self.client.home) or isinstance(row.where, tuple))
+            and not names.isdisjoint(name for name, _ in row.demand)
+            and self.ledger.could_ever(row.demand)
+            and not self.ledger.fits(row.demand)
+            for row in self.rows.rows.values()
+        )
+
+    def admitted(self, oid: int, task: bytes, demand: Demand) -> None:
+        """It is that task of this host's now."""
+        self.held[oid] = Held(demand, self.client.home, task, self.ledger.assigned(task))
+
+    def dropped(self, task: bytes) -> None:
+        """It did not become one."""
+        if self._give_back_here(task):
+            self.serve()
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def wait_workers(self, pool: Pool, count: int) -> None:
+        """So many workers of that pool are to be started, when there is enough for each."""
+        who = ("pool", pool.number)
+        if not count:
+            self.pools.pop(pool.number, None)
+            if who in self.rows:
+                self._waits_no_more(who)
+                self.loop.call_later(0.0, self.serve)
+            return
+        self.pools[pool.number] = count
+        if who not in self.rows:
+            self._order += 1
+            self.rows.add(who, pool.demand, who, (0, 0, 0, self._order))
+        self.serve()
+
+    def worker_gone(self, slot: int) -> None:
+        """Its process has ended."""
+        token, _ = self.slots.pop(slot, (None, None))
+        if token is not None:
+            self._give_back_here(token)
+        for oid, held in list(self.held.items()):
+            if held.slot == slot:
+                self._release(oid)
+        if self._freed:
+            self.loop.call_later(0.0, self.serve)
+
+    def _waits_no_more(self, who: Any) -> None:
+        self.rows.remove(who)
+        self._freed = True
+
+    def _give_back_here(self, token: Any) -> bool:
+        freed = self.ledger.give_back(token)
+        self._freed = self._freed or freed
+        return freed
+
+    # -- whose turn it is ----------------------------------------------------------------------
+
+    def _wait(self, oid: int, demand: Demand) -> None:
+        priority, floor = self.ranked.ranks(oid)
+        near = 2 if floor != _tasks.NO_FLOOR else 1
+        self._order += 1
+        rank = (-max(priority, floor), -near, -priority, self._order)
+        self.rows.add(oid, demand, self._where(oid), rank, near == 2)
+
+    def _where(self, oid: int) -> int:
+        """The home of the host to which it is bound, or ANYWHERE."""
+        if self.tasks.task(oid)[3] & FLAG_HERE:
+            return self.client.home
+        pool = self.tasks.pool_of(oid)
+        if pool == COMMON_POOL:
+            return ANYWHERE
+        return self.delegation.pools.get(pool, GONE)
+
+    def look(self) -> None:
+        """Words in shared memory may have changed: tasks that have ended, workers that are free."""
+        for oid, held in list(self.held.items()):
+            if not held.slot and self.client.state(oid) not in UNDER_WAY:
+                self._release(oid)
+        self.serve()
+
+    def _release(self, oid: int) -> None:
+        held = self.held.pop(oid)
+        if held.home == self.client.home:
+            self._give_back_here(held.token)
+        elif held.home in self.others:
+            self.others[held.home].give_back(held.token)
+            self.full.pop(held.home, None)
+
+    def serve(self) -> None:
+        """Gives what is free to those whose turn it is: the highest first, in order, and nobody
+        takes what one before him waits for, but a task that another one may be waiting for."""
+        if self._serving:
+            return
+        self._serving = True
+        try:
+            self._serve()
+        finally:
+            self._serving = False
+        if self._freed:
+            self._freed = False
+            if self.refused and any(units for _, units in self.ledger.free()):
+                refused, self.refused = self.refused, set()
+                for home in refused:
+                    self.send_peer(home, ResourcesFreed())
+
+    def _serve(self) -> None:
+        turn = _Turn(self)
+        skip: set[Any] = set()
+        while (row := self.rows.first(skip)) is not None:
+            who = row.members[0][1]
+            if isinstance(who, int) and self.client.state(who) not in UNSENT:
+                self._waits_no_more(who)  # cancelled, or its submitter has died
+                continue
+            if not (self._start(row, who) if isinstance(who, tuple) else turn.begin(row, who)):
+                skip.add(row.key)
+                turn.reserve(row)
+
+    def _start(self, row: Row, who: tuple[str, int]) -> bool:
+        """A worker."""
+        pool = self.workers.pools.get(who[1])
+        if pool is None or not self.pools.get(who[1]):
+            self._waits_no_more(who)
+            return True
+        self._order += 1
+        token = ("worker", self._order)
+        assigned = self.ledger.take(token, row.demand)
+        if assigned is None:
+            return False
+        slot = self.workers.start_one(pool, assigned)
+        if slot < 0:
+            self.ledger.give_back(token)
+            return False
+        self.slots[slot] = token, assigned
+        self.pools[who[1]] -= 1
+        if not self.pools[who[1]]:
+            self.wait_workers(pool, 0)
+        return True
+
+    def give_here(self, oid: int, demand: Demand) -> bool:
+        """That task begins on this host, as soon as a worker takes it."""
+        assigned = self.ledger.take(oid, demand)
+        if assigned is None:
+            return False
+        self.held[oid] = Held(demand, self.client.home, oid, assigned)
+        self.rows.remove(oid)
+        self.post(oid)
+        return True
+
+    def post(self, oid: int) -> None:
+        """To workers of this host alone."""
+        if self.client.state(oid) in UNSENT and not self.workers.post(oid, True):
+            self.loop.call_later(POST_AGAIN_S, lambda: self.post(oid))
+
+    def give_there(self, oid: int, demand: Demand, runner: Runner) -> bool:
+        """That task is handed over to another host."""
+        ledger = self.others[runner.home]
+        if ledger.take(oid, demand) is None:
+            return False
+        self._waits_no_more(oid)
+        if not (self.tasks.take(oid) or self.tasks.claim(oid)):  # cancelled just now
+            ledger.give_back(oid)
+            return True
+        self.held[oid] = Held(demand, runner.home, oid)
+        self.delegation.delegate(oid, [runner])
+        return True
+
+    # -- what is nowhere any more --------------------------------------------------------------
+
+    def lost(self, row: Row, why: str) -> bool:
+        """No node has that. True: nobody of that row waits any longer."""
+        now, patience = self.loop.now(), self.config.resource_wait_s
+        if row.where == GONE:
+            self._fail(row, "the node to which it is bound is gone")
+            return True
+        if row.lost_since is None:
+            row.lost_since = now
+            self.loop.call_later(patience, self.serve)
+        if now - row.lost_since < patience:
+            return False
+        self._fail(
+            row,
+            f"{why} has {demand_words(row.demand)} any more, and none has come within {patience:g} "
+            "s (resource_wait_s)",
+        )
+        return True
+
+    def _fail(self, row: Row, why: str) -> None:
+        for oid in self.rows.everybody(row):
+            self._waits_no_more(oid)
+            self.workers.fail(oid, why, host_lost=True)
+
+
+class _Turn:
+    """One look at all that wait: how many workers are free, and what is kept for whom."""
+
+    def __init__(self, resources: Resources) -> None:
+        self.of = resources
+        self.own = resources.client.home
+        pool = resources.workers.pools.get(COMMON_POOL)
+        self.has_workers = pool is not None and (pool.target > 0 or bool(pool.workers))
+        self.waiting = sum(
+            held.home == self.own and resources.client.state(oid) == STATE["QUEUED"]
+            for oid, held in resources.held.items()
+        )
+        self.idle = resources.tasks.idle(COMMON_POOL)
+        self.kept: dict[int, set[str]] = {}  # home -> what somebody waits for there
+        self.near: dict[int, Any] = {}
+
+    def reserve(self, row: Row) -> None:
+        """What comes later does not take from hosts what this one waits for there."""
+        names = {name for name, _ in row.demand}
+        for home in self._hosts(row):
+            ledger = self.of.ledger if home == self.own else self.of.others[home]
+            if ledger.could_ever(row.demand) and not ledger.fits(row.demand):
+                self.kept.setdefault(home, set()).update(names)
+
+    def _hosts(self, row: Row) -> list[int]:
+        """Where it may run."""
+        if isinstance(row.where, tuple):
+            return [self.own]
+        runners = self.of.delegation.runners
+        able = [home for home, one in runners.items() if one.workers and home in self.of.others]
+        if row.where == ANYWHERE:
+            return [self.own, *able] if self.has_workers else able
+        return [home for home in (self.own, *able) if home == row.where]
+
+    def begin(self, row: Row, oid: int) -> bool:
+        """The first of that row, where there is room; False: it waits on."""
+        of, names = self.of, {name for name, _ in row.demand}
+        hosts = self._hosts(row)
+        able = [home for home in hosts if self._ledger(home).could_ever(row.demand)]
+        if not able:
+            where = (
+                "no node" if row.where == ANYWHERE else "the node to which it is bound no longer"
+            )
+            return of.lost(row, where)
+        row.lost_since = None
+        found = []
+        for home in able:
+            kept = set() if row.needed else self.kept.get(home, set())
+            if names & (kept | of.full.get(home, set())):
+                continue
+            if self._ledger(home).fits(row.demand) and (room := self._room(home)) is not None:
+                found.append((room, home))
+        if not found:
+            return False
+        best = found[0][1] if len(found) == 1 else self._best(oid, found)
+        if best == self.own:
+            self.waiting += 1
+            return of.give_here(oid, row.demand)
+        return of.give_there(oid, row.demand, of.delegation.runners[best])
+
+    def _ledger(self, home: int) -> Ledger:
+        return self.of.ledger if home == self.own else self.of.others[home]
+
+    def _room(self, home: int) -> bool | None:
+        """Whether a worker is free there; None: too many wait for one already."""
+        if home != self.own:
+            runner = self.of.delegation.runners[home]
+            return None if runner.room <= 0 else runner.free > 0
+        if self.waiting >= self.idle + AHEAD_TASKS:
+            return None
+        return self.waiting < self.idle
+
+    def _best(self, oid: int, found: list[tuple[bool, int]]) -> int:
+        """Where a worker is free, and most of the arguments' bytes are; this host first."""
+        near = self.of.delegation.bytes_near(oid)
+        number = self.of.roster.number_of
+
+        def worth(one: tuple[bool, int]) -> tuple[bool, int, bool]:
+            free, home = one
+            at = self.of.client.number if home == self.own else number(home)
+            return free, near.get(-1 if at is None else at, 0), home == self.own
+
+        return max(found, key=worth)[1]
+
+
+def _times(ledger: Ledger, demand: Demand) -> tuple[int, int]:
+    """How often at all, how often just now."""
+    if not ledger.could_ever(demand):
+        return 0, 0
+    return ledger.times(demand, WORKERS_MAX, False), ledger.times(demand, WORKERS_MAX, True)

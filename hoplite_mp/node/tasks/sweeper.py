@@ -1,0 +1,220 @@
+"""After a death: whose tasks go on, what is freed, who is told.
+
+Why it exists: a killed process leaves claims, holds, half-written blocks and leases. The order here
+is the order that was found safe: what the living still need is held first, then claims are settled,
+then the dead one's bits go, then its blocks. It may be run again at any point.
+It must never know: how a process died being found out.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hoplite_mp import _shm, errors, serial
+from hoplite_mp.client.memory import STATE, format_bytes
+from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
+from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.protocol.local import LINE_LOST
+from hoplite_mp.store.limits import available_bytes, total_bytes
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.objects.results import Results
+    from hoplite_mp.node.tasks.pools import WorkerInfo
+
+__all__ = ["Sweeper", "how_it_ended", "is_ending", "memory_in_use"]
+
+FLAG_REFS = 2
+KIND_TASK, KIND_STREAM = 2, 5
+PENDING_NAMES = ("WAITING", "QUEUED")
+
+
+class Above(Protocol):
+    """What rooms above this one know, or must hear."""
+
+    def freed(self, oid: int) -> None:
+        """Nobody on this host holds that object any more."""
+
+    def is_guest(self, oid: int) -> bool:
+        """Is that task of the node's own tables another host's? Only those are waited for, because
+        the senders of the others are dead."""
+
+    def lost_actor_call(self, worker: WorkerInfo, how: str) -> Exception | None:
+        """What a call raises during which its actor's process has ended; None: of no actor."""
+
+
+class Sweeper:
+    """Cleans up after a client of this host."""
+
+    def __init__(self, results: Results, above: Above) -> None:
+        self.results = results
+        self.above = above
+        self.client = results.client
+        self.tasks = results.tasks
+        self.inner: dict[int, list[Any]] = {}  # refs inside adopted objects
+        self.own_tables: set[int] = set(self.client.tables)
+        self.retried = self.failed = 0  # tasks whose worker died
+
+    def sweep(
+        self, slot: int, worker: WorkerInfo | None, code: int, reads_on: bool = False
+    ) -> list[int]:
+        """Returns the tasks that are queued again. reads_on: it has left, but its process lives,
+        and reads what it has pinned and leased; that goes when it is swept again."""
+        again: list[int] = []
+        concerned = self.client.concerned(slot)
+        for header in concerned:
+            self._keep_inner(header, slot)
+        for header in concerned:
+            if self._settle(header, slot, worker, code):
+                again.append(header["id"])
+        self.client.sweep(slot, not reads_on)
+        if not reads_on:
+            self.results.store.orphan(slot)
+        self.collect()
+        return again
+
+    def _keep_inner(self, header: dict[str, Any], slot: int) -> None:
+        """Refs inside what stays are held by the node, before the dead one's bits go."""
+        oid = header["id"]
+        if not header["flags"] & FLAG_REFS or header["state"] not in _STORED:
+            return
+        adopted = header["owner"] == slot
+        if adopted and oid not in self.inner:
+            self.inner[oid] = self._inner_refs(oid)
+            self.tasks.set_taken(oid)
+        elif not adopted and header["claimant"] == slot and not header["taken"]:
+            self.results.untaken.setdefault(oid, self._inner_refs(oid))
+
+    def _inner_refs(self, oid: int) -> list[Any]:
+        got = self.client.view(oid)
+        if isinstance(got, int):
+            data = self.results.store.spilled_bytes(oid) if got == STATE["SPILLED"] else None
+            if data is None:
+                return []
+            got = data
+        mem = memoryview(got)
+        return [self.results.hold(object_id) for object_id in serial.read_refs(mem)]
+
+    def _settle(
+        self, header: dict[str, Any], slot: int, worker: WorkerInfo | None, code: int
+    ) -> bool:
+        """One header of the dead client's; True if its task is queued again."""
+        oid, state = header["id"], header["state"]
+        orphan = header["owner"] == slot
+        claimed = header["claimant"] == slot
+        if state == "ABORTED" and claimed:
+            self.client.settle(oid, slot)
+        elif state == "CLAIMED" and claimed:
+            return self._settle_claim(header, slot, worker, code)
+        elif state in PENDING_NAMES and orphan:
+            if self.client.take_over(oid, slot):
+                name = self.client.task_name(oid)
+                self.results.store_error(
+                    oid, ObjectLostError(f"the process that submitted {name}() has died")
+                )
+        elif claimed and state in _DONE:
+            self.client.announce(oid)
+        return False
+
+    def _settle_claim(
+        self, header: dict[str, Any], slot: int, worker: WorkerInfo | None, code: int
+    ) -> bool:
+        oid = header["id"]
+        timed_out = worker is not None and worker.verdict == "timeout" and worker.verdict_oid == oid
+        task = header["kind"] == KIND_TASK
+        if (
+            task
+            and not timed_out
+            and (header["owner"] not in (slot, NODE_SLOT) or self.above.is_guest(oid))
+            and header["retries_left"]
+            and self.client.requeue(oid, slot)
+        ):
+            self.retried += 1
+            return True
+        if self.client.state(oid) == STATE["ABORTED"]:  # cancelled just now
+            self.client.settle(oid, slot)
+            return False
+        if not self.client.take_over(oid, slot):
+            return False
+        name = self.client.task_name(oid)
+        tries = self.client.add_try(oid)
+        runs = task or header["kind"] == KIND_STREAM  # or a generator, which makes its next item
+        self.failed += runs
+        error: Exception
+        if not runs:
+            error = ObjectLostError("the process that was writing this object has died")
+        elif timed_out:
+            limit = self.tasks.task(oid)[4] / 1e9
+            error = HopliteTimeoutError(
+                f"{name}() ran longer than its timeout of {limit:g} s on worker "
+                f"{slot}@h{self.tasks.node_number}, which was killed and replaced; give it more "
+                "with options(timeout=)"
+            )
+        elif worker is not None and (
+            lost := self.above.lost_actor_call(worker, how_it_ended(code, worker))
+        ):
+            error = lost
+        else:
+            how = how_it_ended(code, worker)
+            error = errors.WorkerLostError(
+                f"worker {slot}@h{self.tasks.node_number} {how} ({memory_in_use()}) "
+                f"while running {name}(); tried {tries} time{'s' if tries != 1 else ''}."
+            )
+        self.results.store_error(oid, error)
+        return False
+
+    # -- adopted tables ------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """What nobody holds in adopted tables goes, and the refs that were inside."""
+        for oid in self.client.collect():
+            self.inner.pop(oid, None)
+            self.above.freed(oid)
+        self.client.release_tables(self.own_tables)
+        self.tasks.watch_only(self.client.tables)
+
+    def completed(self, oids: list[int]) -> None:
+        """Tasks of dead submitters that have been finished: their refs inside are the node's."""
+        for oid in oids:
+            stored = _shm.STATES[self.client.state(oid)] in _STORED
+            if stored and oid not in self.inner and self.client.flags(oid)[0]:
+                self.inner[oid] = self._inner_refs(oid)
+                self.tasks.set_taken(oid)
+
+
+_STORED = ("SEALED", "SPILLING", "SPILLED", "FAILED")
+_DONE = ("SEALED", "FAILED", "CANCELLED", "DELETED", "SPILLED", "SPILLING")
+
+
+def how_it_ended(code: int, worker: WorkerInfo | None = None) -> str:
+    """The end of a process in words."""
+    if code == LINE_LOST or (worker is not None and worker.verdict == "line"):
+        return (
+            "lost its connection to the node, as when user code has closed file descriptors that "
+            "are not its own (os.closerange?)"
+        )
+    if code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"ended with exit code {code}"
+
+
+def is_ending(pid: int) -> bool:
+    """Has that process ended, though its parent has perhaps not asked yet?"""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except ProcessLookupError:
+        return True
+    except OSError as error:  # FileNotFoundError: it is gone; else it cannot be known
+        return isinstance(error, FileNotFoundError)
+
+
+def memory_in_use() -> str:
+    """Of the whole host."""
+    total = total_bytes()
+    used = max(0, total - available_bytes())
+    doubt = "out of memory? " if used > 0.9 * total else ""
+    return f"{doubt}{format_bytes(used)} of {format_bytes(total)} in use"

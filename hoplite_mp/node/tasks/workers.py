@@ -1,0 +1,476 @@
+"""The node's side of worker processes: starting, replacing, interrupting, deadlines.
+
+Why it exists: pools.py counts; this file acts on the counts, on deadlines that workers wrote into
+their slots, and on requests to interrupt. Killing is the supervisor's children's end: SIGKILL here,
+the rest when their exit is reported.
+It must never know: what a task is about.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from hoplite_mp import errors
+from hoplite_mp.client.kinds import FLAG_ASYNC
+from hoplite_mp.node.tasks import hints
+from hoplite_mp.node.tasks.hints import Hints
+from hoplite_mp.node.tasks.pools import Pool, WorkerInfo
+from hoplite_mp.node.tasks.sweeper import how_it_ended, is_ending, memory_in_use
+from hoplite_mp.protocol.local import POOL_BROKEN
+from hoplite_mp.protocol.spawning import Spawn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.ports import Processes
+    from hoplite_mp.node.tasks.delegation import Delegation
+    from hoplite_mp.node.tasks.guests import Guests
+
+__all__ = ["Workers"]
+
+WORKER_KIND = 2
+SETUP_FAILED = 97
+POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
+POOLS_MAX = 256
+LOOK_AGAIN_S = 0.5
+LINE_GRACE_S = 0.05  # between the end of a worker's line and its own
+# How long tasks wait for a worker while none can be started. Higher: a longer lack of descriptors
+# or processes is only a delay; lower: who waits learns sooner why.
+START_PATIENCE_S = 10.0
+NO_POOL = "every pool or every process slot of this host is in use: close an executor"
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class Above(hints.Above, Protocol):
+    """What rooms above this one know of its pools and workers, or must hear."""
+
+    def is_round(self, pool: int) -> bool:
+        """See node/tasks/rounds.py."""
+
+    def pool_closed(self, pool: int, kill: bool) -> None:
+        """Nobody sends it tasks any more."""
+
+    def pool_forgotten(self, pool: Pool) -> None:
+        """It has no workers any more, and its number may be another pool's soon."""
+
+    def wait_for_resources(self, pool: Pool, count: int) -> None:
+        """So many workers of that pool are to be started when there are resources for them."""
+
+    def actor_died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
+        """The process of an actor of this host has ended."""
+
+    def workers_are(self, count: int) -> None:
+        """Other hosts may send tasks to so many workers."""
+
+
+class Workers(Hints):
+    """All workers of this host, by pool."""
+
+    above: Above
+
+    def __init__(
+        self,
+        host: HostContext,
+        processes: Processes,
+        delegation: Delegation,
+        guests: Guests,
+        above: Above,
+    ) -> None:
+        super().__init__(host, guests)
+        self.config = host.config
+        self.results = host.results
+        self.processes = processes
+        self.delegation = delegation
+        self.above = above
+        self.pools: dict[int, Pool] = {}
+        self.all: dict[int, WorkerInfo] = {}
+        self.pipes: dict[int, list[int]] = {}
+        self.lost = 0
+        self.tasks_done = self.tasks_failed = 0  # of workers that have ended, or never began
+        self._due: float | None = None
+        self.trouble = ""  # why no worker can be started now
+        self._trouble_since = self._start_again_at = 0.0
+
+    # -- pools ---------------------------------------------------------------------------------
+
+    def open(self, pool: Pool, descriptors: list[int] | None = None) -> bool:
+        """Gives the pool a number. False: all are taken, or no worker can be started.
+        `descriptors`, which are emptied: its workers inherit them."""
+        number = next((one for one in range(1, POOLS_MAX) if one not in self.pools), None)
+        if number is None:
+            return False
+        pool.number = number
+        while descriptors:
+            pool.descriptors.insert(0, descriptors.pop())
+        if pool.setup:
+            pool.setup_hold = self.client.hold(pool.setup)
+        self.pools[number] = pool
+        self.client.open_pool(number, POOL_OPEN)
+        self.start_missing(pool)
+        if pool.workers or not pool.target or pool.demand:  # it may wait for them
+            return True
+        self.close(number, False)
+        return False
+
+    def open_first(self, workers: int, owner: int, slots: Iterable[int]) -> None:
+        """The cluster's own pool. The supervisor starts its first workers by itself, for these
+        slots."""
+        pool = Pool(0, workers, owner)
+        self.pools[0] = pool
+        self.client.open_pool(0, POOL_OPEN)
+        for slot in slots:
+            self.client.register(slot, WORKER_KIND, 0)
+            pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0, born=self.loop.now())
+
+    def grow(self, count: int) -> int:
+        """More workers of the common pool; returns how many it shall have. None more, if they
+        cannot be started now. What has died before is tried again at once."""
+        pool = self.pools[0]
+        if not self.pauses():
+            pool.recovered()
+            self.ranked.resources_changed()  # tasks with resources may run here now
+            before, pool.target = pool.target, pool.target + count
+            self.start_missing(pool)
+            if self.pauses():
+                pool.target = max(before, len(pool.workers))
+        return pool.target
+
+    def open_bound(self, owner: int, audience: int) -> int | None:
+        """A pool without workers on this host; None if all are taken."""
+        pool = Pool(0, 0, owner, audience=audience)
+        return pool.number if self.open(pool) else None
+
+    def desert(self, number: int, why: str) -> None:
+        """That pool has no more workers on other hosts."""
+        pool = self.pools.get(number)
+        if pool is not None and not pool.target and not self.above.is_round(number):
+            self.break_bound(number, why)
+
+    def break_bound(self, number: int, why: str) -> None:
+        """Nobody runs that pool's tasks any more."""
+        pool = self.pools.get(number)
+        if pool is not None:
+            pool.broken, pool.host_lost = why, True
+            self.fail_queued(pool)
+
+    def close(self, number: int, kill: bool) -> None:
+        pool = self.pools.get(number)
+        if pool is None:
+            return
+        pool.closing = True
+        self.above.pool_closed(number, kill)
+        self.client.open_pool(number, POOL_CLOSING)
+        self.tasks.wake_pool(number)
+        if kill:
+            for worker in list(pool.workers.values()):
+                self.kill(worker, "closing")
+        self.forget_if_empty(pool)
+
+    def close_owned(self, owner: int) -> None:
+        """Pools that a dead process had opened: nobody is left who could give them a task."""
+        for pool in list(self.pools.values()):
+            if pool.owner == owner and not pool.closing:
+                self.close(pool.number, False)
+
+    def forget_if_empty(self, pool: Pool) -> None:
+        if pool.closing and not pool.workers:
+            self.processes.close(pool.descriptors)
+            self.client.open_pool(pool.number, POOL_FREE)
+            if pool.actor:
+                self.tasks.close_queues_to(pool.number)
+            self.pools.pop(pool.number, None)
+            self.delegation.forget_pool(pool.number)
+            self.forget_queues(pool.number)
+            self.above.pool_forgotten(pool)
+
+    def pauses(self) -> bool:
+        """Has it just turned out that no worker can be started?"""
+        return bool(self.trouble) and self.loop.now() < self._start_again_at
+
+    @property
+    def why_none(self) -> str:
+        """Why there are no workers, or no pool, for somebody."""
+        return f"no worker can be started: {self.trouble}" if self.pauses() else NO_POOL
+
+    def not_started(self, why: str) -> None:
+        """The system has no descriptor, process or memory for another worker now: it is tried
+        again."""
+        now = self.loop.now()
+        if not self.trouble:
+            self._trouble_since = now
+            _log.error("no worker can be started now: %s", why)
+        self.trouble = why
+        self._start_again_at = now + LOOK_AGAIN_S
+        self.loop.call_later(LOOK_AGAIN_S, lambda: None)
+        if now - self._trouble_since >= START_PATIENCE_S:
+            self.loop.call_later(0.0, self._fail_what_waits)
+
+    def _fail_what_waits(self) -> None:
+        """For a worker, after one more attempt, and nobody else can run it."""
+        others = self.delegation.capacity > 0
+        why = f"for {START_PATIENCE_S:g} s none could be started: {self.trouble}"
+        for pool in self.pools.values():
+            if not pool.workers and pool.target and not pool.broken:
+                for oid in self.queued(pool.number):
+                    if not others or self.is_bound(oid):
+                        self.fail(oid, why)
+
+    def start_missing(self, pool: Pool) -> None:
+        if self.pauses():
+            return
+        blocked, now = self.blocked(pool), self.loop.now()
+        missing = pool.missing(blocked, self.config.blocked_workers_max, now)
+        if pool.demand:
+            self.above.wait_for_resources(pool, missing)
+            return
+        for _ in range(missing):
+            if self.start_one(pool, {}) < 0:
+                return
+
+    def start_one(self, pool: Pool, assigned: dict[str, list[int]]) -> int:
+        """Its slot; -1: it cannot be started now. assigned: indices of resources, for life."""
+        if self.pauses():
+            return -1
+        slot = self.client.register(0, WORKER_KIND, pool.number)
+        if slot < 0:
+            return -1  # every client slot of the host is taken: what runs goes on
+        ask = Spawn(
+            slot, pool.number, pool.max_tasks, pool.setup, pool.audience, pool.env, assigned
+        )
+        why = self.processes.spawn(ask, pool.descriptors)
+        if why:
+            self.not_started(why)
+            self.client.unregister(slot)
+            return -1
+        worker = WorkerInfo(slot, pool.number, born=self.loop.now())
+        self.all[slot] = pool.workers[slot] = worker
+        return slot
+
+    def blocked(self, pool: Pool) -> int:
+        return sum(
+            bool(self.client.client_info(slot)["blocked"])
+            for slot, worker in pool.workers.items()
+            if not worker.retiring
+        )
+
+    # -- births and deaths ---------------------------------------------------------------------
+
+    def spawned(self, slot: int, pid: int) -> None:
+        worker = self.all.get(slot)
+        self.trouble = ""
+        if worker is not None:
+            worker.pid = pid
+            self.tasks.set_pid(slot, pid)
+            if worker.verdict:
+                self.kill(worker, worker.verdict)
+            elif worker.interrupted and self._runs(slot, worker.interrupted):
+                self.processes.interrupt(pid)
+
+    def exited(self, worker: WorkerInfo | None, code: int, again: list[int]) -> None:
+        """After the sweep: replacement, and hints for what is queued."""
+        if worker is None:
+            return
+        info = self.client.client_info(worker.slot)
+        worker.worked = worker.worked or bool(info["tasks_done"] or info["running"])
+        self.tasks_done += info["tasks_done"]
+        self.tasks_failed += info["tasks_failed"]
+        pool = self.pools.get(worker.pool)
+        if pool is None:
+            return
+        pool.workers.pop(worker.slot, None)
+        if (code != 0 or info["running"]) and worker.verdict != "closing":
+            self.lost += 1
+        if pool.actor:
+            self.above.actor_died(pool, worker, how_it_ended(code, worker))
+            if not pool.broken:
+                self.start_missing(pool)
+        else:
+            self._replace(pool, worker, code)
+        for oid in again:
+            if self.tasks.pool_of(oid) not in self.pools:
+                self.fail(oid, "its pool is closed")
+        self.forget_if_empty(pool)
+
+    def _replace(self, pool: Pool, worker: WorkerInfo, code: int) -> None:
+        """Another worker for one that has ended, now or after a pause; or the pool is broken."""
+        ailed, now = pool.ailing, self.loop.now()
+        how = how_it_ended(code, worker)
+        hopeless = pool.died(worker, code, SETUP_FAILED, how, now, self.config)
+        if pool.broken and code == SETUP_FAILED and not pool.closing:
+            self.client.open_pool(pool.number, POOL_BROKEN)  # who submits now hears it at once
+        if pool.broken:
+            self.fail_queued(pool)
+            return
+        if hopeless:
+            self._fail_meanwhile(pool, ailed)
+        if pool.start_again_at > now:
+            self.loop.call_later(pool.start_again_at - now, lambda: None)
+        self.start_missing(pool)
+        self.post_queued(pool.number)
+
+    def _fail_meanwhile(self, pool: Pool, known: bool) -> None:
+        """What waits for its workers, which die while they start. What comes later waits for the
+        next attempt, so nothing fails longer than that lasts."""
+        if not known:
+            _log.error("workers end while they start, and are tried again: the last %s", pool.why)
+        if len(pool.workers) > self.blocked(pool):
+            return  # somebody is there
+        others = pool.number == 0 and self.delegation.capacity > 0
+        if pool.number == 0:
+            self.tell_workers()
+        times = "" if known else f" {pool.attempts} times in a row"
+        why = f"its workers end while they start{times}: the last {pool.why} ({memory_in_use()})"
+        for oid in self.queued(pool.number):
+            if others and oid in self.guests:
+                self.guests.give_back(oid)
+            elif not others or self.is_bound(oid):
+                self.fail(oid, why)
+
+    def tell_workers(self) -> None:
+        """Other hosts send tasks to as many as there are, or will be in a moment."""
+        pool = self.pools.get(0)
+        if pool is not None:
+            self.above.workers_are(0 if pool.ailing and not pool.workers else pool.target)
+
+    def set_up(self, slot: int) -> None:
+        """It has come through its initializer."""
+        worker = self.all.get(slot)
+        pool = self.pools.get(worker.pool) if worker is not None else None
+        if pool is not None:
+            pool.proven = True
+
+    def setup_failed(self, slot: int, summary: str, text: str) -> None:
+        """Its initializer raised; its end follows."""
+        worker = self.all.get(slot)
+        pool = self.pools.get(worker.pool) if worker is not None else None
+        if pool is not None and not pool.setup_error:
+            pool.setup_error, pool.setup_text = summary, text
+
+    def fail_queued(self, pool: Pool, *, again: bool = False) -> None:
+        """All that is queued now, and what comes later until it is closed."""
+        if self.pools.get(pool.number) is not pool:
+            return  # its number is another pool's by now
+        for oid in self.queued(pool.number):
+            self.fail(oid, pool.broken, pool.setup_text, pool.host_lost)
+        if not pool.closing and (again or not pool.failing):
+            pool.failing = True  # there will be another look
+            self.loop.call_later(LOOK_AGAIN_S / 10, lambda: self.fail_queued(pool, again=True))
+
+    def fail_waited_for(self, pool: Pool) -> None:
+        """The waiting workers' own tasks: each of them, and who waits for it, learns why."""
+        limit = self.config.blocked_workers_max
+        why = f"all {len(pool.workers)} workers of its pool wait inside tasks, and no stand-in more"
+        why += f" is allowed (blocked_workers_max={limit}); raise it, or wait for fewer at once"
+        for oid in self.queued(pool.number):
+            if self.client.inspect(oid)["owner"] in pool.workers:
+                self.fail(oid, why)
+
+    def fail(self, oid: int, why: str, text: str = "", host_lost: bool = False) -> None:
+        """`text`: the traceback that its error is caused by."""
+        name = self.client.task_name(oid)
+        if self.client.take_over(oid, 0):
+            self.tasks_failed += 1
+            kind = errors.NodeLostError if host_lost else errors.WorkerLostError
+            self.results.store_error(oid, kind(f"no worker can run {name}(): {why}"), text)
+
+    # -- interrupting --------------------------------------------------------------------------
+
+    def interrupt(self, oid: int, slot: int) -> None:
+        """Interrupts the task if it still runs there; kills the worker if that does not help."""
+        worker = self.all.get(slot)
+        if worker is None or not self._runs(slot, oid):
+            return
+        actor = self.pools[worker.pool].actor
+        if actor and not self.tasks.task(oid)[3] & FLAG_ASYNC:
+            return  # elsewhere than at an await, the state of an actor would be what nobody expects
+        if worker.pid:
+            self.processes.interrupt(worker.pid)
+        else:  # the supervisor's report of its birth is still on the way
+            worker.interrupted = oid
+        if actor:
+            return
+
+        def end() -> None:
+            if self.all.get(slot) is worker and self._runs(slot, oid):
+                self.kill(worker, "cancelled")
+
+        self.loop.call_later(self.config.cancel_grace_s, end)
+
+    def _runs(self, slot: int, oid: int) -> bool:
+        return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)
+
+    def line_ended(self, slot: int) -> None:
+        """A worker that ends closes its line, too; one that lives on without is none."""
+        worker = self.all.get(slot)
+
+        def look() -> None:
+            if worker is not None and self.all.get(slot) is worker and not worker.verdict:
+                if worker.pid and not is_ending(worker.pid):
+                    self.kill(worker, "line")
+                else:
+                    self.loop.call_later(LINE_GRACE_S, look)
+
+        self.loop.call_later(LINE_GRACE_S, look)
+
+    def kill(self, worker: WorkerInfo, verdict: str, oid: int = 0) -> None:
+        worker.verdict, worker.verdict_oid = verdict, oid
+        if worker.pid:
+            self.processes.kill(worker.pid)
+
+    # -- words in the workers' slots -----------------------------------------------------------
+
+    def look(self) -> None:
+        """Deadlines that have passed, workers that wait, surplus that may go."""
+        now_ns, now = self.loop.now_ns(), self.loop.now()
+        due: int | None = None
+        for slot, worker in self.all.items():
+            info = self.client.client_info(slot)
+            if not worker.worked and (
+                info["tasks_done"] or info["tasks_failed"] or info["running"]
+            ):
+                worker.worked = True
+                if (pool := self.pools.get(worker.pool)) is not None:
+                    pool.recovered()
+            deadline = info["deadline_ns"]
+            if deadline and not worker.verdict:
+                if deadline <= now_ns:
+                    self.kill(worker, "timeout", info["deadline_id"])
+                elif due is None or deadline < due:
+                    due = deadline
+        for pool in list(self.pools.values()):
+            blocked = self.blocked(pool)
+            if pool.ailing and self.tasks.idle(pool.number):
+                pool.idle_again(self.config)
+            if not pool.broken:
+                self.start_missing(pool)
+            if pool.stuck(blocked, self.config.blocked_workers_max, now):
+                self.fail_waited_for(pool)
+            surplus = pool.surplus(blocked, now)
+            if surplus:
+                self.retire(pool, surplus)
+            if pool.surplus_since is not None or pool.stuck_since is not None:
+                due = min(due or 1 << 62, now_ns + int(LOOK_AGAIN_S * 1e9))
+        self.tell_workers()
+        self._wake_at(due)
+
+    def _wake_at(self, due_ns: int | None) -> None:
+        if due_ns is None:
+            return
+        due = due_ns / 1e9
+        now = self.loop.now()
+        if self._due is None or self._due <= now or due < self._due:
+            self._due = due
+            self.loop.call_later(max(0.0, due - now), lambda: None)
+
+    def retire(self, pool: Pool, count: int) -> None:
+        for slot in sorted(pool.workers, reverse=True):
+            if count and not self.client.client_info(slot)["running"]:
+                worker = pool.workers[slot]
+                if not worker.retiring:
+                    worker.retiring = True
+                    self.client.set_retire(slot, 3 if worker.called else 1)
+                    count -= 1
+        self.tasks.wake_pool(pool.number)
