@@ -8,6 +8,7 @@ what needs one goes through `runtime_hooks`, which the client room fills in.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 if TYPE_CHECKING:
@@ -19,8 +20,16 @@ T = TypeVar("T")
 ID_BYTES = 16
 
 
+# Named by text, because it stands above this module.
+CLIENT = "hoplite_mp.client.runtime"
+
+
 class RuntimeHooks:
-    """What a ref asks of the cluster of this process; these defaults stand for "there is none"."""
+    """What a ref asks of the cluster of this process; the defaults stand for "there is none".
+
+    A ref may be unpickled in a process that has loaded nothing else of this library, and then only
+    the client knows whether an engine brings this process into a cluster: so it is loaded first.
+    """
 
     __slots__ = ("attach", "attach_held", "awaited", "contributors", "hold_for", "words")
 
@@ -33,11 +42,25 @@ class RuntimeHooks:
 
     def __init__(self) -> None:
         self.contributors = lambda ref: None
-        self.attach = lambda object_id: None
-        self.attach_held = lambda object_id, node, seconds: None
+        self.attach = _attach_loaded
+        self.attach_held = _attach_held_loaded
         self.hold_for = lambda ref: None
         self.words = lambda ref: ""
         self.awaited = _no_cluster
+
+
+def _load_client() -> RuntimeHooks:
+    """The client puts its own functions into the hooks when it is loaded."""
+    importlib.import_module(CLIENT)
+    return runtime_hooks
+
+
+def _attach_loaded(object_id: bytes) -> object:
+    return _load_client().attach(object_id)
+
+
+def _attach_held_loaded(object_id: bytes, node: int, seconds: float) -> object:
+    return _load_client().attach_held(object_id, node, seconds)
 
 
 def _no_cluster(ref: ObjectRef[Any]) -> NoReturn:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
+from hoplite_mp.ref import Carried, ObjectRef
 from tests.attach.test_ends import until
 
 if TYPE_CHECKING:
@@ -187,3 +188,21 @@ def test_to_pickle_a_ref_of_a_closed_cluster_is_no_error(up: Up) -> None:
         c._runtime.work_for_an_engine()
         ref = c.put(1)
     assert pickle.loads(pickle.dumps(ref)).id == ref.id
+
+
+@pytest.mark.parametrize("hold", [None, Carried(0, 5.0)])
+def test_a_ref_that_is_the_first_thing_of_this_library_finds_the_engine(hold: object) -> None:
+    """An engine's process unpickles arguments before its function has used anything of ours."""
+    data = pickle.dumps(ObjectRef(bytes(16), hold))
+    body = f"""
+import pickle, sys, types
+sys.modules["ray"] = types.ModuleType("ray")
+front = types.ModuleType("hoplite_mp.integrations.ray.workers")
+front.enter = lambda: bool(print("asked"))
+sys.modules[front.__name__] = front
+import hoplite_mp
+assert "hoplite_mp.client.runtime" not in sys.modules
+print(pickle.loads({data!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["asked", f"ObjectRef({'0' * 32})"], done.stderr
