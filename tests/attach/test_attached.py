@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 def test_it_is_one_client_more(up: Up) -> None:
     up.attach().shutdown()  # what is imported once is not what attaching costs
-    children = psutil.Process().children(recursive=True)
+    children = set(psutil.Process().children(recursive=True))
     begun = time.process_time()
     with up.attach() as c:
         assert time.process_time() - begun < 0.5
-        assert psutil.Process().children(recursive=True) == children
+        assert set(psutil.Process().children(recursive=True)) <= children  # one may just end
         (node,) = c.nodes
         assert node.workers == 2
         big = c.put(np.arange(200_000.0))

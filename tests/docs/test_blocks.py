@@ -159,7 +159,7 @@ def test_a_command(line: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_say_what_they_are(page: Path) -> None:
     for block in blocks(page):
-        known = block.language in ("python", *SHELLS, "toml", "ini", "yaml", "dockerfile")
+        known = block.language in ("python", *SHELLS, "toml", "ini", "yaml", "dockerfile", "diff")
         assert known or block.language.startswith("{") or block.language in TALK, (
             f"{page}:{block.line - 1}: {block.language!r}"
         )
