@@ -40,7 +40,7 @@ def test_tables_are_what_was_measured(program: ModuleType) -> None:
 
 
 def test_the_page_shows_every_picture(program: ModuleType) -> None:
-    shown = re.findall(r"\(applications/(\w+\.svg)\)", program.PAGE.read_text())
+    shown = re.findall(r"\(applications/([\w-]+\.svg)\)", program.PAGE.read_text())
     assert sorted(shown) == sorted(program.PICTURES)
 
 
