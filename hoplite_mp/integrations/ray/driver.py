@@ -77,9 +77,24 @@ def init(
             "init() needs a driver on a host of the Ray cluster; this process is a Ray Client "
             "(ray://), which has no node beside it. Submit the driver as a job, or run it there"
         )
-    leader = _leader(Settings(memory, ports, tls, config))
+    settings = Settings(memory, ports, tls, config)
+    place = _place(settings, timeout)
     try:
-        place = ray.get(leader.place.remote(), timeout=timeout)
+        return beside.take_part(place).cluster
+    except errors.ManagerLostError:
+        # The manager had died, and the leader had not yet seen it; meanwhile it may have begun
+        # another cluster.
+        other = _place(settings, timeout)
+        if other.name == place.name:
+            raise
+    return beside.take_part(other).cluster
+
+
+def _place(settings: Settings, timeout: float | None) -> beside.Place:
+    """Where the cluster is, when all nodes have joined. Raises as `init`."""
+    leader = _leader(settings)
+    try:
+        place: beside.Place = ray.get(leader.place.remote(), timeout=timeout)
         missing = ray.get(leader.await_hosts.remote(timeout), timeout=_longer(timeout))
     except GetTimeoutError:
         missing = ["the host of the manager"]
@@ -92,7 +107,7 @@ def init(
             f"after {timeout} s there is no node beside Ray on {', '.join(missing)}; the log of "
             "the actor there says why (ray logs actor), and init() may be called again"
         )
-    return beside.take_part(place).cluster
+    return place
 
 
 def _leader(settings: Settings) -> Any:
