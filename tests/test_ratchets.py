@@ -28,6 +28,7 @@ WRITTEN = Path(__file__).with_name("ratchets.json")
 SYSTEM = {"time", "socket", "select", "threading", "os", "signal"}
 HALLS = {"node", "lan"}  # objects through which rooms reach into other rooms
 LINES_MAX = 500
+PROCESS = "main.py"  # what makes the ports, and runs the loop: as much shell as the folder of it
 
 
 def modules(room: str) -> list[Path]:
@@ -112,9 +113,9 @@ def figures() -> dict[str, dict[str, int]]:
     for path in modules("node"):
         name, text = str(path.relative_to(PACKAGE)), path.read_text()
         tree = ast.parse(text)
-        if "shell" not in path.parts:
+        if "shell" not in path.parts and path.name != PROCESS:
             found["system calls outside the shell"][name] = system_uses(tree)
-        found["reaches through a hall object"][name] = reaches(tree)
+            found["reaches through a hall object"][name] = reaches(tree)
         found["callbacks that do nothing"][name] = empty_callbacks(tree)
         found["lines beyond the limit"][name] = max(0, text.count("\n") - LINES_MAX)
     return {

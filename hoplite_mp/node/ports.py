@@ -11,12 +11,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from hoplite_mp.protocol.greetings import Introduction
     from hoplite_mp.protocol.local import Reply, StartStandby
     from hoplite_mp.protocol.spawning import Spawn
+    from hoplite_mp.transport.addresses import Address, Endpoint
+    from hoplite_mp.transport.conversation import Admission
 
-__all__ = ["Disk", "Lines", "Loop", "Processes", "Stacks"]
+__all__ = [
+    "Calling",
+    "Connections",
+    "Disk",
+    "Engine",
+    "Key",
+    "LentPort",
+    "Lines",
+    "Loop",
+    "Processes",
+    "Stacks",
+]
+
+# Of a cell that other hosts may pull: operation (64 bits), epoch, stripe, part (32 bits each).
+Key = tuple[int, int, int, int]
 
 T = TypeVar("T")
 
@@ -47,6 +64,12 @@ class Loop(Protocol):
         """Calls `work` in a thread, and in the loop `done` with what it has returned. `work` must
         not raise."""
 
+    def repeat_in_thread(
+        self, interval_s: float, work: Callable[[], None], name: str
+    ) -> Callable[[], None]:
+        """Calls `work` at these intervals in a thread of its own, also while the loop is busy.
+        Returns what ends that. `name`: of the thread."""
+
 
 class Lines(Protocol):
     """What answers to processes of this host go over. A slot is that of a process."""
@@ -54,6 +77,9 @@ class Lines(Protocol):
     @property
     def by_slot(self) -> Mapping[int, Any]:
         """The lines of those that can be told something."""
+
+    def serve(self, above: Any) -> None:
+        """Who takes what is asked over these lines; see `Above` in node/shell/client_lines.py."""
 
     def add(self, slot: int, line: Any) -> None:
         """The process in that slot asks over this line."""
@@ -82,8 +108,8 @@ class Processes(Protocol):
     def interrupt(self, pid: int) -> None:
         """Interrupts what the process runs, if it is there."""
 
-    def start_standby(self, ask: StartStandby, listener: int) -> None:
-        """Has the standby of a manager started, which listens at this descriptor."""
+    def start_standby(self, ask: StartStandby, address: Address) -> None:
+        """Has the standby of a manager started, which listens there. ConfigError: nobody can."""
 
     def close(self, descriptors: list[int]) -> None:
         """No worker is to inherit these any more; the list is empty then."""
@@ -111,3 +137,109 @@ class Stacks(Protocol):
 
     def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
         """`done` gets what they have said, in words, one for each worker."""
+
+
+class Calling(Protocol):
+    """A call to another host while it is made."""
+
+    @property
+    def deadline(self) -> float:
+        """When `turn` has something to do even if nothing comes."""
+
+    @property
+    def starved(self) -> bool:
+        """Nobody could be called because this process has no descriptor or memory left."""
+
+    def fileno(self) -> int:
+        """The descriptor for the loop."""
+
+    def turn(self, now: float) -> Admission | None:
+        """Does what can be done now; the connection once there is one. HopliteError: nobody can be
+        reached, or it is somebody else. OSError: this process has no resources for it."""
+
+    def wait(self) -> Admission:
+        """Blocks until there is a connection; errors as `turn`."""
+
+
+class LentPort(Protocol):
+    """A port of this host that leads to another one."""
+
+    @property
+    def port(self) -> int:
+        """Its number."""
+
+    def close(self) -> None:
+        """Ends it, and all connections over it."""
+
+
+class Connections(Protocol):
+    """Connections with processes of other hosts, after both sides have proved who they are."""
+
+    def call(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        role: str,
+        mine: Introduction,
+        now: float,
+        timeout_s: float,
+        cluster: bytes = b"",
+        host: int | None = None,
+        rounds_max: int = 0,
+    ) -> Calling:
+        """Begins a call; the arguments are those of transport/caller.py. OSError: this process has
+        no descriptor left."""
+
+    def listen(
+        self,
+        cluster: bytes,
+        certificate: bytes,
+        mine: Introduction,
+        roles: Mapping[str, Callable[[Admission], None]],
+    ) -> str:
+        """Lets other nodes in; returns the address, without a port. `roles`: what takes a
+        connection that is made for that."""
+
+    def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:
+        """Does one of these answer? Blocks: to be called in a thread."""
+
+    def lend(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool]) -> LentPort:
+        """A port of this host that leads to one of these. `may`: whether callers of that address
+        are let through; asked in threads. ConfigError, OSError, RuntimeError: none can be lent."""
+
+    def own_addresses(self) -> Collection[str]:
+        """All addresses of this host, without ports."""
+
+
+class Engine(Protocol):
+    """What moves bulk bytes and reduces them on the way: see hoplite_mp/_engine.pyi."""
+
+    def fileno(self) -> int: ...
+    def connect(self, fd: int, peer: int) -> int: ...
+    def drive(self, peer: int) -> Any: ...
+    def disconnect(self, link: int) -> None: ...
+    def counters(self, link: int) -> tuple[int, int, int, int]: ...
+    def cell(
+        self,
+        key: Key | None,
+        buffer: Any,
+        offset: int = 0,
+        nbytes: int | None = None,
+        filled: bool | int = False,
+    ) -> int: ...
+    def watermark(self, cell: int) -> int: ...
+    def advance(self, cell: int, watermark: int) -> None: ...
+    def pull(self, cell: int, link: int, key: Key | None = None) -> None: ...
+    def fold(
+        self,
+        cell: int,
+        sources: Sequence[int],
+        op: str,
+        dtype: str,
+        divisor: int = 0,
+        accumulated: Collection[int] = (),
+        final: bool = True,
+    ) -> None: ...
+    def close(self, cell: int) -> None: ...
+    def events(self) -> list[tuple[Any, ...]]: ...
+    def stop(self) -> None: ...

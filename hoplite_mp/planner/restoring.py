@@ -43,7 +43,7 @@ __all__ = ["RESTORE_S", "Restoring", "RunningCopy", "RunningFold"]
 # died together with the manager.
 RESTORE_S = 2.0
 # The same for the node of the manager's host: its death is always seen and ends all, so if it is
-# late it is busy, as long as a loop may be (node/shell/pulse.py). No report may take longer.
+# late it is busy, as long as a loop may be (node/core/pulse.py). No report may take longer.
 OWN_S = 30.0
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import psutil
 
@@ -24,6 +24,8 @@ __all__ = [
     "Address",
     "Endpoint",
     "advertised_addresses",
+    "endpoint_at",
+    "endpoint_of",
     "own_addresses",
     "parse_address",
     "parse_ports",
@@ -129,6 +131,17 @@ def resolve(address: Address) -> list[Endpoint]:
     ours = (socket.AF_INET, socket.AF_INET6)
     endpoints = [Endpoint(family, where) for family, _, _, _, where in found if family in ours]  # type: ignore[arg-type]
     return list(dict.fromkeys(endpoints))
+
+
+def endpoint_of(address: Address) -> Endpoint:
+    """Of an address in numbers, as nodes advertise theirs: nothing is looked up."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    return Endpoint(family, (address.host, address.port))
+
+
+def endpoint_at(family: int, sockaddr: tuple[Any, ...]) -> Endpoint:
+    """As it was in a message."""
+    return Endpoint(socket.AddressFamily(family), tuple(sockaddr))
 
 
 def routed_address(endpoint: Endpoint) -> str | None:

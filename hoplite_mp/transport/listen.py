@@ -27,7 +27,7 @@ BACKLOG = 256  # connections that the kernel completes before they are accepted
 # The kernel notices a peer whose host has gone without a word, or to which no way leads any more,
 # when nothing was acknowledged for so long. The beats of a cluster are faster; this is for
 # connections that have none. Lower: a peer that takes nothing for so long is lost, too, and a loop
-# may be busy with one thing for 30 s (node/shell/pulse.py).
+# may be busy with one thing for 30 s (node/core/pulse.py).
 UNACKNOWLEDGED_MS_MAX = 40_000
 KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),

@@ -44,6 +44,19 @@ class ManualLoop:
         found = work()
         self.call_later(0.0, lambda: done(found))
 
+    def repeat_in_thread(
+        self, interval_s: float, work: Callable[[], None], name: str
+    ) -> Callable[[], None]:
+        over = []
+
+        def again() -> None:
+            if not over:
+                work()
+                self.call_later(interval_s, again)
+
+        self.call_later(interval_s, again)
+        return lambda: over.append(True)
+
     def pass_to(self, time: float) -> None:
         """Calls what is due until then, each at its time."""
         while self.timers and self.timers[0][0] <= time:

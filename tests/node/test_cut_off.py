@@ -47,14 +47,15 @@ class Nobody:
         pytest.fail("it was served")
 
     def line_ended(self, slot: int) -> None: ...
-    def collective_refused(self, ask: object, why: str) -> None: ...
+    def refuse_collective(self, ask: object, why: str) -> None: ...
 
 
 def test_a_request_whose_descriptors_did_not_come_is_refused() -> None:
     """Not served without them: a lock that workers are to inherit would be missing there."""
     theirs, ours = seqpacket_pair()
     loop = EpollLoop()
-    lines = ClientLines(loop, Nobody())
+    lines = ClientLines(loop)
+    lines.serve(Nobody())
     lines.add(3, ours)
     with theirs, ours:
         packet = msgspec.msgpack.encode(Request(7, 0, OpenPool(1, 0, 0, [], False)))

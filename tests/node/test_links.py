@@ -68,7 +68,7 @@ def test_the_next_cell_is_asked_for_when_its_link_is_lost() -> None:
     peers: Any = SimpleNamespace(
         start=SimpleNamespace(tls=False), is_near=lambda number: False, by_number={}
     )
-    links = Links(node, peers)
+    links = Links(node, peers, _engine.Engine(1))
     with ours:
         ours.setblocking(False)
         link = links.engine.connect(ours.fileno(), 7)

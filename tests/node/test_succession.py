@@ -107,7 +107,7 @@ class StageNetwork:
         stage = self.stage
         none: Any = None
         to = stage.management, self, self.membership, self.peers, none
-        return Succession(stage.loop, stage.life, *to, named)
+        return Succession(stage.loop, stage.life, none, *to, named)
 
 
 class Stage:
@@ -126,7 +126,7 @@ class Stage:
         self.life.standing = True
         client: Any = SimpleNamespace(number=1, home=5)
         self.above = StageAbove()
-        self.management = Management(self.loop, client, self.life, -1, self.above)
+        self.management = Management(self.loop, client, self.life, None, self.above)
         peers: Any = None  # the standby is at none of this host's addresses
         membership: Any = SimpleNamespace(start=LAN, members={}, manager_is_at=lambda at: None)
         self.management.network = StageNetwork(self, membership, peers)

@@ -17,8 +17,8 @@ from hoplite_mp.protocol.stripes import copy_offset
 if TYPE_CHECKING:
     from hoplite_mp.node.collectives.folding import MakeCell
     from hoplite_mp.node.collectives.parts import Part
-    from hoplite_mp.node.membership.links import Key
     from hoplite_mp.node.objects.results import Results
+    from hoplite_mp.node.ports import Key
     from hoplite_mp.planner.program import Pull
     from hoplite_mp.protocol.messages import ExecuteReduce
 

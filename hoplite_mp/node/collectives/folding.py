@@ -19,8 +19,9 @@ from hoplite_mp.planner.program import Cell, members_in
 
 if TYPE_CHECKING:
     from hoplite_mp.node.collectives.parts import Part
-    from hoplite_mp.node.membership.links import Key, Links, Wanting
+    from hoplite_mp.node.membership.links import Links, Wanting
     from hoplite_mp.node.objects.results import Results
+    from hoplite_mp.node.ports import Key
     from hoplite_mp.protocol.messages import ExecuteReduce
 
 __all__ = ["Folding"]

@@ -36,12 +36,13 @@ from hoplite_mp.protocol.reports import ReduceHeld
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp.node.membership.links import Key, Links
+    from hoplite_mp.node.membership.links import Links
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.given import Given, GivenBlocks
     from hoplite_mp.node.objects.ground import Ground
     from hoplite_mp.node.objects.kept import KeptCopies
     from hoplite_mp.node.objects.places import Place
+    from hoplite_mp.node.ports import Key
     from hoplite_mp.planner.program import Program
     from hoplite_mp.protocol.group_calls import Plan
     from hoplite_mp.protocol.messages import Commit

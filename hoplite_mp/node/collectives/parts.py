@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.collectives.leftovers import Slot, SlotName
-    from hoplite_mp.node.membership.links import Key
     from hoplite_mp.node.objects.given import Given
     from hoplite_mp.node.objects.ground import Ground
+    from hoplite_mp.node.ports import Key
     from hoplite_mp.planner.program import Program
     from hoplite_mp.protocol.group_calls import Plan
 

@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp.node.collectives.forests import Forests
-    from hoplite_mp.node.membership.links import Key, Links
+    from hoplite_mp.node.membership.links import Links
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.kept import KeptCopies
     from hoplite_mp.node.objects.places import Place
+    from hoplite_mp.node.ports import Key
     from hoplite_mp.planner.program import Program, Pull
     from hoplite_mp.protocol.messages import Distribute, FetchRefused, NodeToManager, Withdraw
     from hoplite_mp.protocol.reports import Report

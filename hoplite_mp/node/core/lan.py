@@ -60,8 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp.node.core.rooms import Rooms
-    from hoplite_mp.node.ports import Lines
-    from hoplite_mp.node.shell.peer_door import PeerDoor
+    from hoplite_mp.node.ports import Connections, Engine, Lines
     from hoplite_mp.protocol.local import LanStart, Request, Start
     from hoplite_mp.protocol.looking import LookTold
     from hoplite_mp.protocol.messages import Member, NodeToManager
@@ -96,6 +95,8 @@ class Lan:
         local: Rooms,
         start: Start,
         lan: LanStart,
+        connections: Connections,
+        engine: Engine,
         above: Above,
         lines: Lines,
         look: Callable[[], None],
@@ -103,14 +104,14 @@ class Lan:
         """look: words in shared memory have changed."""
         self.local = local
         self.host = host = local.host
-        self.door: PeerDoor | None = None
+        self.connections = connections
         self.membership = Membership(host, local.workers, local.resources, start.workers, lan)
         self.missing = Missing(
             lan.silence_s, host.loop, host.send_manager, local.number, self._lost_many
         )
         self._stealing = False  # there will be another look
         mine = Introduction(host.client.home, software_versions())
-        self.peers = Peers(host, lan, self.take, self.lost, mine)
+        self.peers = Peers(host, lan, connections, self.take, self.lost, mine)
         self.far_output = FarOutput(
             local.output,
             self.peers.send,
@@ -121,7 +122,7 @@ class Lan:
         self.kept = kept.KeptCopies(
             local.results, local.imports, local.places, self.peers.send, host.loop, above
         )
-        self.links = Links(host, self.peers)
+        self.links = Links(host, self.peers, engine)
         self.given = GivenBlocks(local.store, host.client, self.links.engine)
         self.forests = Forests(host, self.links, self.kept, self.given)
         self.transfers = Transfers(host, self.links, self.kept, self.forests)
@@ -187,6 +188,7 @@ class Lan:
         local.management.network = ManagerCalls(
             host.loop,
             local.life,
+            connections,
             local.management,
             self.membership,
             self.peers,
@@ -238,16 +240,13 @@ class Lan:
 
     def _open(self) -> None:
         """Lets other nodes in."""
-        from hoplite_mp.node.shell.peer_door import PeerDoor
-
         membership, peers = self.membership, self.peers
-        about = membership.start, membership.cluster, membership.certificate
+        about = membership.cluster, membership.certificate
         roles: dict[str, Callable[[Admission], None]] = {
             "peer": peers.admitted,
             "data": lambda admission: peers.admitted(admission, self.links.admitted),
         }
-        self.door = PeerDoor(self.host.loop, *about, peers.mine, roles)
-        peers.listens_at = self.door.address
+        peers.listens_at = self.connections.listen(*about, peers.mine, roles)
 
     # -- the manager's word --------------------------------------------------------------------
 
@@ -255,7 +254,9 @@ class Lan:
         """A message from the manager; False if it is not about other hosts."""
         match message:
             case Credentials():
-                if self.door is None:  # else by another manager than the one that let this node in
+                if (
+                    not self.peers.listens_at
+                ):  # else by another manager than the one that let this node in
                     self.membership.certificate = message.pem
                     self._open()
             case NodeAdmitted() if self.local.life.standing and self.membership.members:

@@ -13,12 +13,11 @@ It must never know: what the messages of the rooms are about.
 from __future__ import annotations
 
 import logging
-import socket
-import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.node.core.pulse import Pulse
 from hoplite_mp.node.shell.wires import Wire
 from hoplite_mp.protocol.codec import encode, node_decoder
 from hoplite_mp.protocol.messages import (
@@ -37,7 +36,6 @@ from hoplite_mp.protocol.messages import (
 )
 from hoplite_mp.protocol.reports import OperationEnded, Reported
 from hoplite_mp.protocol.terms import Leads, StandbyNamed
-from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,11 +43,11 @@ if TYPE_CHECKING:
     from hoplite_mp import _shm
     from hoplite_mp.node.life import Life
     from hoplite_mp.node.ports import Loop
-    from hoplite_mp.node.shell.pulse import Pulse
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.protocol.reports import NodeReturned
     from hoplite_mp.protocol.terms import Ends, Knows, Voted
     from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp.transport.stream import Stream
 
 __all__ = ["Management"]
 
@@ -140,16 +138,21 @@ class Management:
     """What connects this node with its manager."""
 
     def __init__(
-        self, loop: Loop, client: _shm.NodeClient, life: Life, fd: int, above: Above
+        self,
+        loop: Loop,
+        client: _shm.NodeClient,
+        life: Life,
+        manager: Stream | None,
+        above: Above,
     ) -> None:
-        """fd: the connection to a manager of this host; -1: it is on another one."""
+        """manager: the connection to one of this host; None: it is on another one."""
         self.loop = loop
         self.client = client
         self.life = life
         self.above = above
         self.network: Network | None = None  # there are other hosts
-        self.is_near = fd >= 0
-        self._fd = fd
+        self.is_near = manager is not None
+        self._near = manager
         self.wire: Wire | None = None
         self.pulse: Pulse | None = None
         self.succession: Succession | None = None  # there is a standby
@@ -203,9 +206,8 @@ class Management:
 
     def join(self) -> None:
         """Begins to speak with the manager; with one on another host this takes its time."""
-        if self.is_near:
-            stream = TcpStream(socket.socket(fileno=self._fd))
-        else:
+        stream = self._near
+        if stream is None:
             assert self.network is not None
             self._join_until = self.loop.now() + self.network.connect_timeout_s
             try:
@@ -262,22 +264,20 @@ class Management:
         at, leads = (-1, False) if member is None else (member.node, member.home == self.home)
         return succession.addresses, succession.holds, at, leads
 
-    def _speak(self, stream: TcpStream, words: list[Any]) -> None:
+    def _speak(self, stream: Stream, words: list[Any]) -> None:
         wire = Wire(
             self.loop,
             stream,
             node_decoder(),
             self._take,
             self._lost,
-            None if self.is_near else threading.Lock(),
+            shared=not self.is_near,
         )
         self._use(wire, words)
 
     def _use(self, wire: Wire, words: list[Any]) -> None:
         self.wire = wire
         if not self.is_near:
-            from hoplite_mp.node.shell.pulse import Pulse
-
             assert self.network is not None
             self.pulse = Pulse(
                 wire.beat,
@@ -369,11 +369,11 @@ class Management:
         if self.succession is not None:
             self.send(self.succession.ends())
 
-    def again(self, fd: int) -> None:
+    def again(self, stream: Stream) -> None:
         """The supervisor has started another manager for this host."""
         if self.wire is not None:  # what the one before has said last is read first
             self.wire.drain()
-        self._return(TcpStream(socket.socket(fileno=fd)))
+        self._return(stream)
 
     def _silent(self, seconds: float) -> None:
         """Nothing has been heard of the manager for so long: this host is cut off, or that one."""
@@ -392,7 +392,7 @@ class Management:
 
     # -- another one ---------------------------------------------------------------------------
 
-    def _return(self, stream: TcpStream) -> None:
+    def _return(self, stream: Stream) -> None:
         begun = self.loop.now()
         words = list(self._report())
         self._speak(stream, words)

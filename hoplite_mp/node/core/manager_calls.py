@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import functools
 import logging
-import socket
 from typing import TYPE_CHECKING
 
 from hoplite_mp.node.membership.peers import Call
-from hoplite_mp.transport.addresses import Endpoint
-from hoplite_mp.transport.caller import Caller
+from hoplite_mp.transport.addresses import endpoint_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.core.succession import Succession
     from hoplite_mp.node.life import Life
     from hoplite_mp.node.membership.peers import Peers
-    from hoplite_mp.node.ports import Loop, Processes
+    from hoplite_mp.node.ports import Calling, Connections, Loop, Processes
     from hoplite_mp.protocol.terms import StandbyNamed
     from hoplite_mp.transport.conversation import Admission
 
@@ -41,6 +39,7 @@ class ManagerCalls:
         self,
         loop: Loop,
         life: Life,
+        connections: Connections,
         management: Management,
         membership: Membership,
         peers: Peers,
@@ -51,6 +50,7 @@ class ManagerCalls:
         certificate."""
         self.loop = loop
         self.life = life
+        self.connections = connections
         self.management = management
         self.membership = membership
         self.peers = peers
@@ -62,8 +62,8 @@ class ManagerCalls:
         self.silence_s = start.silence_s
 
     def connect(self) -> Admission:
-        """The first connection; blocks, and raises what `Caller` does."""
-        admission = self._caller(self.connect_timeout_s).wait()
+        """The first connection; blocks, and raises what `Calling.wait` does."""
+        admission = self._calling(self.connect_timeout_s).wait()
         self.membership.cluster = self.peers.cluster = admission.cluster
         if not self.membership.start.tls:
             self.let_in()
@@ -73,21 +73,17 @@ class ManagerCalls:
         """A connection to the manager that leads now; None: there is none."""
         level = logging.WARNING if self.management.succession is None else logging.INFO
         make = functools.partial(
-            self._caller, timeout_s, MANAGER_ROUNDS_MAX, self.membership.cluster
+            self._calling, timeout_s, MANAGER_ROUNDS_MAX, self.membership.cluster
         )
         Call(self.loop, make, "the manager", done, level).begin()
 
-    def _caller(self, timeout_s: float, rounds_max: int = 0, cluster: bytes = b"") -> Caller:
-        start = self.membership.start
-        return Caller(
-            [Endpoint(socket.AddressFamily(f), tuple(where)) for f, where in start.manager],
-            key=start.key,
+    def _calling(self, timeout_s: float, rounds_max: int = 0, cluster: bytes = b"") -> Calling:
+        return self.connections.call(
+            [endpoint_at(*where) for where in self.membership.start.manager],
             role="node",
             mine=self.peers.mine,
-            tls=start.tls,
             now=self.loop.now(),
             timeout_s=timeout_s,
-            handshake_timeout_s=start.handshake_timeout_s,
             cluster=cluster,
             rounds_max=rounds_max,
         )
@@ -97,4 +93,4 @@ class ManagerCalls:
         from hoplite_mp.node.core.succession import Succession
 
         to = self.management, self, self.membership, self.peers
-        return Succession(self.loop, self.life, *to, self.processes, named)
+        return Succession(self.loop, self.life, self.connections, *to, self.processes, named)

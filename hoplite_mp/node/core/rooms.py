@@ -38,12 +38,12 @@ from hoplite_mp.node.tasks.resources import Resources
 from hoplite_mp.node.tasks.retries import Retries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from hoplite_mp import _shm, _tasks
     from hoplite_mp.config import Config
+    from hoplite_mp.node.core.node_ports import NodePorts
     from hoplite_mp.node.output.output import Output
-    from hoplite_mp.node.ports import Disk, Lines, Loop, Processes, Stacks
     from hoplite_mp.node.tasks.pools import WorkerInfo
     from hoplite_mp.protocol.peers import PeerMessage
     from hoplite_mp.protocol.spawning import Start
@@ -85,26 +85,22 @@ class Rooms:
         self,
         start: Start,
         config: Config,
-        manager_fd: int,
-        loop: Loop,
+        ports: NodePorts,
         client: _shm.NodeClient,
         tasks: _tasks.Tasks,
-        lines: Lines,
-        processes: Processes,
-        stacks: Callable[[workers.Workers], Stacks],
-        disk: Disk,
         output: Output,
         above: Above,
     ) -> None:
+        loop, lines, processes = ports.loop, ports.lines, ports.processes
         self.above = above
         self.output = output
         self.processes = processes
         self.life = Life(start.lan is None)
         self.requests = Requests()
-        self.management = management.Management(loop, client, self.life, manager_fd, above)
+        self.management = management.Management(loop, client, self.life, ports.manager, above)
         self.notes = notes.Notes(loop, above, config.trace_events_max)
         memory = start.memory_bytes, start.store_fd
-        self.store = store.Store(client, config, *memory, loop, disk, self.notes, above)
+        self.store = store.Store(client, config, *memory, loop, ports.disk, self.notes, above)
         self.store.clients = lines.by_slot
         self.results = Results(client, tasks, self.store, config)
         self.sweeper = sweeper.Sweeper(self.results, above)
@@ -155,7 +151,9 @@ class Rooms:
         self.recording = Recording(host, self._track_name)
         self.tracing = Tracing(host, self.questions, self.recording)
         looked_at = self.workers, *both, self.operations
-        self.waits = Waits(host, self.questions, self.recording, *looked_at, stacks(self.workers))
+        self.waits = Waits(
+            host, self.questions, self.recording, *looked_at, ports.stacks(self.workers)
+        )
         about = self.groups, self.messages, client, tasks
         self.waits.add("groups", lambda: group_waits(*about))
         self.waits.add("actors", lambda: actors_here(self.actors))

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import ConfigError
@@ -27,8 +26,7 @@ from hoplite_mp.planner.terms import Voter, promise_s
 from hoplite_mp.protocol.codec import encode, node_decoder
 from hoplite_mp.protocol.local import StartStandby
 from hoplite_mp.protocol.terms import Ends, Follows, Knows, Leads, StandbyNamed, VoteAsked, Voted
-from hoplite_mp.transport.addresses import Address, Endpoint, own_addresses, parse_address, resolve
-from hoplite_mp.transport.listen import listen
+from hoplite_mp.transport.addresses import endpoint_of, parse_address
 from hoplite_mp.transport.silence import Silence
 
 if TYPE_CHECKING:
@@ -36,8 +34,9 @@ if TYPE_CHECKING:
     from hoplite_mp.node.core.membership import Membership
     from hoplite_mp.node.life import Life
     from hoplite_mp.node.membership.peers import Peers
-    from hoplite_mp.node.ports import Loop, Processes
+    from hoplite_mp.node.ports import Connections, Loop, Processes
     from hoplite_mp.protocol.messages import Member
+    from hoplite_mp.transport.addresses import Address
     from hoplite_mp.transport.conversation import Admission
 
 __all__ = ["Succession"]
@@ -61,6 +60,7 @@ class Succession:
         self,
         loop: Loop,
         life: Life,
+        connections: Connections,
         management: Management,
         network: Network,
         membership: Membership,
@@ -70,6 +70,7 @@ class Succession:
     ) -> None:
         self.loop = loop
         self.life = life
+        self.connections = connections
         self.management = management
         self.network = network
         self.membership = membership
@@ -89,7 +90,7 @@ class Succession:
         self._calling = False
         self._alone_since: float | None = None
         self._voted_at: float | None = None  # and who was voted for does not lead yet
-        self._endpoints = [_endpoint(address) for address in named.addresses]
+        self._endpoints = [endpoint_of(parse_address(address)) for address in named.addresses]
         if not management.is_near:
             self._look()
 
@@ -206,19 +207,13 @@ class Succession:
             self.wire.send(encode(self.knows()))
 
     def _call(self) -> None:
-        from hoplite_mp.transport.caller import Caller
-
-        start = self.membership.start
         self._calling = True
         make = functools.partial(
-            Caller,
+            self.connections.call,
             self._endpoints,
-            key=start.key,
             role="voter",
             mine=self.peers.mine,
-            tls=start.tls,
             timeout_s=CALL_S,
-            handshake_timeout_s=start.handshake_timeout_s,
             cluster=self.membership.cluster,
             rounds_max=1,
         )
@@ -247,7 +242,7 @@ class Succession:
             node_decoder(),
             self._from_standby,
             self._standby_lost,
-            threading.Lock(),
+            shared=True,
         )
         self.wire.ready()  # what came with the handshake's last bytes is announced by no loop
         self._offer(self.loop.now())
@@ -279,7 +274,7 @@ class Succession:
         """If the standby belongs to this host, its supervisor starts it."""
         if not self.membership.start.meets_drivers:
             return  # this node ends with a program
-        here = set(own_addresses()) | {self.peers.listens_at}
+        here = set(self.connections.own_addresses()) | {self.peers.listens_at}
         for address in map(parse_address, self.addresses):
             if address.host in here:
                 self._hold_at(address)
@@ -295,18 +290,11 @@ class Succession:
         return None
 
     def _hold_at(self, address: Address) -> None:
+        about = self.membership.cluster, self.membership.certificate
+        ask = StartStandby(self.management.client.number, list(self.addresses), *about)
         try:
-            sock = listen(address.host, [address.port])
+            self.processes.start_standby(ask, address)
         except ConfigError as error:
             _log.error("this host should have the standby at %s, but: %s", address, error)
             return
-        about = self.membership.cluster, self.membership.certificate
-        ask = StartStandby(self.management.client.number, list(self.addresses), *about)
-        with sock:
-            self.processes.start_standby(ask, sock.fileno())
         self.holds = str(address)
-
-
-def _endpoint(address: str) -> Endpoint:
-    """Of an address in numbers: nothing is looked up."""
-    return resolve(parse_address(address))[0]

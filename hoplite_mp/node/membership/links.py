@@ -13,23 +13,22 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import _engine
+from hoplite_mp._engine import CLOSED, FILLED, FOLD_FAILED, LINK_LOST, PULL_FAILED
 from hoplite_mp.node.shell.tls_links import TlsLink
 
 if TYPE_CHECKING:
     from hoplite_mp.node.membership.peers import Peer, Peers
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.ground import Ground
+    from hoplite_mp.node.ports import Engine, Key
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.transport.conversation import Admission
 
-__all__ = ["Key", "Links", "Pulling", "Wanting"]
+__all__ = ["Links", "Pulling", "Wanting"]
 
 # No connection could be made, on any way: to try again at once would take as long.
 UNREACHABLE = "the node cannot be reached"
-BLOCK_BYTES = 256 << 10  # 2 ms at 1 Gbit/s
 _log = logging.getLogger("hoplite_mp")
-Key = tuple[int, int, int, int]
 
 
 class Wanting(Protocol):
@@ -57,13 +56,11 @@ class Pulling:
 class Links:
     """The engine of this node, and a link to each node that it has pulled from."""
 
-    def __init__(self, host: HostContext, peers: Peers) -> None:
+    def __init__(self, host: HostContext, peers: Peers, engine: Engine) -> None:
         self.loop = host.loop
         self.peers = peers
         self.tls = peers.start.tls
-        # Under TLS each block costs some steps in Python.
-        block = _engine.BLOCK_BYTES_MOST if self.tls else BLOCK_BYTES
-        self.engine = _engine.Engine(host.client.home, block)
+        self.engine = engine
         self.driven: dict[int, TlsLink] = {}
         self.links: dict[int, int] = {}  # number of a node -> link
         self.counted: dict[int, tuple[int, int]] = {}  # link -> bytes (sent, received)
@@ -73,7 +70,7 @@ class Links:
         self.pulling: dict[int, Pulling] = {}  # those of them that others fill
         self.notes = host.notes
         self.closing: dict[int, Ground] = {}  # cells that the engine has not let go of
-        host.loop.watch(self.engine.fileno(), self.look)
+        host.loop.watch(engine.fileno(), self.look)
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -189,20 +186,20 @@ class Links:
         anybody who hears of a cell asks for the next one from there."""
         events = self.engine.events()
         for event in events:
-            if event[0] == _engine.LINK_LOST:
+            if event[0] == LINK_LOST:
                 self._lost(*event[1:])
         for event in events:
             kind = event[0]
-            if kind == _engine.FILLED:
+            if kind == FILLED:
                 wanting = self.wanting.pop(event[1], None)
                 self._note(event[1], "whole")
                 if wanting is not None:
                     wanting.filled(event[1])
-            elif kind in (_engine.PULL_FAILED, _engine.FOLD_FAILED):
+            elif kind in (PULL_FAILED, FOLD_FAILED):
                 wanting = self.wanting.get(event[1])
                 if wanting is not None:
                     wanting.failed(event[1], event[2])
-            elif kind == _engine.CLOSED:
+            elif kind == CLOSED:
                 self._closed(event[1])
 
     def _lost(self, link: int, number: int, reason: str) -> None:

@@ -25,12 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.objects.context import HostContext
-    from hoplite_mp.node.ports import Loop
+    from hoplite_mp.node.ports import Calling, Connections, Loop
     from hoplite_mp.protocol.greetings import Introduction
     from hoplite_mp.protocol.local import LanStart
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.transport.addresses import Endpoint
-    from hoplite_mp.transport.caller import Caller
     from hoplite_mp.transport.conversation import Admission
 
 __all__ = ["Call", "Peers"]
@@ -58,12 +57,12 @@ class Peer:
 class Call:
     """One call in the node's loop: turned when something comes and when its time has come."""
 
-    caller: Caller
+    caller: Calling
 
     def __init__(
         self,
         loop: Loop,
-        make: Callable[[], Caller],
+        make: Callable[[], Calling],
         whom: str,
         done: Callable[[Admission | None], None],
         level: int = logging.WARNING,
@@ -135,6 +134,7 @@ class Peers:
         self,
         host: HostContext,
         lan: LanStart,
+        connections: Connections,
         take: Callable[[int, Any], None],
         lose: Callable[[Member], None],
         mine: Introduction,
@@ -143,6 +143,7 @@ class Peers:
         self.loop = host.loop
         self.roster = host.roster
         self.start = lan
+        self.connections = connections
         self.take = take
         self.lose_member = lose
         self.mine = mine
@@ -153,7 +154,7 @@ class Peers:
         self.unknown: dict[int, list[tuple[Admission, Callable[[Peer, Admission], None]]]] = {}
         self.own: set[str] = set()  # addresses of this host, without ports
         self.listens_at = ""  # where others come in, without a port
-        self.relays = Relays(host.loop, host.roster, lan.ports, self)
+        self.relays = Relays(host.loop, host.roster, connections, self)
 
     def came(self, member: Member) -> None:
         """A node has joined; this one itself as well."""
@@ -262,17 +263,12 @@ class Peers:
         done: Callable[[Admission | None], None],
         rounds_max: int = 0,
     ) -> None:
-        from hoplite_mp.transport.caller import Caller
-
         make = functools.partial(
-            Caller,
+            self.connections.call,
             endpoints,
-            key=self.start.key,
             role=role,
             mine=self.mine,
-            tls=self.start.tls,
             timeout_s=max(self.start.connect_timeout_s, CONNECT_S_MIN),
-            handshake_timeout_s=self.start.handshake_timeout_s,
             cluster=self.cluster,
             host=member.home,
             rounds_max=rounds_max,

@@ -10,30 +10,28 @@ It must never know: what the connections are for.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp.errors import ConfigError
-from hoplite_mp.node.shell.forward import ARRIVE_S, Forward, reach
 from hoplite_mp.protocol.peers import RelayAsked, RelayOpened
-from hoplite_mp.transport.addresses import Endpoint, parse_address
-from hoplite_mp.transport.listen import listen
+from hoplite_mp.transport.addresses import endpoint_of, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.ports import Loop
+    from hoplite_mp.node.ports import Connections, LentPort, Loop
     from hoplite_mp.node.roster import Roster
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.protocol.peers import PeerMessage
+    from hoplite_mp.transport.addresses import Endpoint
 
 __all__ = ["Relays", "endpoints_of"]
 
-# How long a node may take to say whether it reaches another one. It tries each of its addresses.
-ANSWER_S = 3 * ARRIVE_S
+# How long a node may take to say whether it reaches another one. It tries each of its addresses,
+# for 2 s each (ARRIVE_S in node/shell/forward.py).
+ANSWER_S = 6.0
 # Nodes that are asked for one way. Higher: a node that is really gone is given up later.
 ASKED_MAX = 3
 _log = logging.getLogger("hoplite_mp")
@@ -51,8 +49,6 @@ class _Search:
 class Above(Protocol):
     """The connections that these ways are for."""
 
-    listens_at: str  # where others come in, without a port
-
     def send(self, home: int, message: PeerMessage) -> bool:
         """False: there is no such node."""
 
@@ -63,17 +59,14 @@ class Above(Protocol):
 class Relays:
     """The ways of this node over others, and the ports that it lends."""
 
-    def __init__(
-        self, loop: Loop, roster: Roster, ports: tuple[int, int, int], above: Above
-    ) -> None:
-        """ports: those that may be lent, as of range()."""
+    def __init__(self, loop: Loop, roster: Roster, connections: Connections, above: Above) -> None:
         self.loop = loop
         self.roster = roster
-        self.ports = ports
+        self.connections = connections
         self.above = above
         self.ways: dict[int, tuple[int, list[Endpoint]]] = {}  # home -> home of who lends, where
         self.searches: dict[int, _Search] = {}
-        self.forwards: dict[int, Forward] = {}  # by the home of the node behind
+        self.forwards: dict[int, LentPort] = {}  # by the home of the node behind
         self.trying: dict[int, list[int]] = {}  # home -> homes that asked for a way to it
 
     # -- a way for this node -------------------------------------------------------------------
@@ -147,14 +140,8 @@ class Relays:
             self.trying[home].append(asker)
         else:
             endpoints = endpoints_of(peer.addresses)
-
-            def is_reached() -> bool:
-                sock = reach(endpoints)
-                if sock is not None:
-                    sock.close()
-                return sock is not None
-
-            self.loop.run_in_thread(is_reached, partial(self._tried, home))
+            look = partial(self.connections.is_reached, endpoints)
+            self.loop.run_in_thread(look, partial(self._tried, home))
             self.trying[home] = [asker]  # what the thread finds comes in a later turn
 
     def _tried(self, home: int, reached: bool) -> None:
@@ -168,12 +155,8 @@ class Relays:
         if peer is None:
             return 0
         try:
-            listener = listen(self.above.listens_at, range(*self.ports))
-            with contextlib.ExitStack() as stack:
-                stack.callback(listener.close)
-                endpoints = endpoints_of(peer.addresses)
-                forward = Forward(listener, endpoints, self.above.is_member)
-                stack.pop_all()
+            endpoints = endpoints_of(peer.addresses)
+            forward = self.connections.lend(endpoints, self.above.is_member)
         except (ConfigError, OSError, RuntimeError) as error:  # no port, descriptor, thread is left
             _log.error("no way can be lent to node h%d: %s", peer.node, error)
             return 0
@@ -199,9 +182,4 @@ class Relays:
 
 def endpoints_of(addresses: tuple[str, ...]) -> list[Endpoint]:
     """Addresses of numbers, as other nodes advertise them."""
-    found = []
-    for text in addresses:
-        address = parse_address(text)
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        found.append(Endpoint(family, (address.host, address.port)))
-    return found
+    return [endpoint_of(parse_address(text)) for text in addresses]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp import _shm
-    from hoplite_mp._engine import Engine
     from hoplite_mp.node.objects.store import Store
+    from hoplite_mp.node.ports import Engine
 
 __all__ = ["BLOCK", "Given", "GivenBlocks"]
 

@@ -45,20 +45,25 @@ class Above(Protocol):
     def line_ended(self, slot: int) -> None:
         """That process asks nothing any more."""
 
-    def collective_refused(self, ask: object, why: str) -> None:
+    def refuse_collective(self, ask: object, why: str) -> None:
         """A request without an answer of its own could not be read."""
 
 
 class ClientLines:
     """All lines of one host. `by_slot`: those over which answers can be sent."""
 
-    def __init__(self, loop: Loop, above: Above) -> None:
+    _above: Above
+
+    def __init__(self, loop: Loop) -> None:
         self.by_slot: dict[int, socket.socket] = {}
         self._loop = loop
-        self._above = above
         self._decoder = msgspec.msgpack.Decoder(Request)
         self._packet = memoryview(bytearray(PACKET_BYTES_MAX))  # what a client has just sent
         self._encode = msgspec.msgpack.Encoder().encode
+
+    def serve(self, above: Above) -> None:
+        """Who takes what is asked over these lines."""
+        self._above = above
 
     def add(self, slot: int, sock: socket.socket) -> None:
         self.by_slot[slot] = sock
@@ -117,6 +122,6 @@ class ClientLines:
             if number:
                 self.reply(slot, Reply(number, None, f"the node refused the request: {why}"))
             elif ask and ask[0] == "Collective":
-                self._above.collective_refused(ask[1], why)
+                self._above.refuse_collective(ask[1], why)
         except (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError):
             _log.error("client %d cannot be told", slot)  # it is no request at all

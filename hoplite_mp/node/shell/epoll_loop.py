@@ -95,6 +95,18 @@ class EpollLoop:
 
         threading.Thread(target=run, name="hoplite_mp work", daemon=True).start()
 
+    def repeat_in_thread(
+        self, interval_s: float, work: Callable[[], None], name: str
+    ) -> Callable[[], None]:
+        over = threading.Event()
+
+        def run() -> None:
+            while not over.wait(interval_s):
+                work()
+
+        threading.Thread(target=run, name=name, daemon=True).start()
+        return over.set
+
     def _finish(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.protocol.local import StartStandby
     from hoplite_mp.protocol.spawning import Spawn
+    from hoplite_mp.transport.addresses import Address
 
 __all__ = ["Processes"]
 
@@ -71,8 +72,11 @@ class Processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
 
-    def start_standby(self, ask: StartStandby, listener: int) -> None:
-        socket.send_fds(self._supervisor, [msgspec.msgpack.encode(ask)], [listener])
+    def start_standby(self, ask: StartStandby, address: Address) -> None:
+        from hoplite_mp.transport.listen import listen
+
+        with listen(address.host, [address.port]) as sock:
+            socket.send_fds(self._supervisor, [msgspec.msgpack.encode(ask)], [sock.fileno()])
 
     def close(self, descriptors: list[int]) -> None:
         while descriptors:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from hoplite_mp._engine import Driver, Engine
+    from hoplite_mp._engine import Driver
+    from hoplite_mp.node.ports import Engine
 
 __all__ = ["TlsLink"]
 

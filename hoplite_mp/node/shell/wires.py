@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import ProtocolError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.ports import Loop
     from hoplite_mp.protocol.codec import Decoder
-    from hoplite_mp.transport.stream import TcpStream
+    from hoplite_mp.transport.stream import Stream
 
 __all__ = ["Wire"]
 
@@ -32,13 +33,14 @@ class Wire:
     def __init__(
         self,
         loop: Loop,
-        stream: TcpStream,
+        stream: Stream,
         decoder: Decoder[Any],
         take: Callable[[Any], None],
         ended: Callable[[str], None],
-        lock: AbstractContextManager[object] | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
-        """lock: of the stream, if another thread writes to it too (`beat`)."""
+        """shared: another thread writes to the stream too (`beat`)."""
         self._loop = loop
         self._decoder = decoder
         self._take = take
@@ -46,7 +48,7 @@ class Wire:
         self.stream = stream
         self.open = True
         self.heard: Callable[[], None] | None = None  # called when anything comes, a beat too
-        self._lock = lock or contextlib.nullcontext()
+        self._lock: AbstractContextManager[object] = Lock() if shared else contextlib.nullcontext()
         self._writes = False  # is it watched for room, too?
         loop.watch(stream.fileno(), self.ready)
 

@@ -8,7 +8,6 @@ It must never know: what else is said to the manager.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 from hoplite_mp.protocol.codec import BEAT
@@ -44,12 +43,12 @@ class Pulse:
         self._loop = loop
         self._lost = lost
         self._interval_s = interval_s
-        self._over = threading.Event()
+        self._over = False
         now = loop.now()
         self.turned_at = now
         self._silence = Silence(now, patience_s)
         self._look_at = now + interval_s
-        threading.Thread(target=self._beat, name="hoplite_mp pulse", daemon=True).start()
+        self._end = loop.repeat_in_thread(interval_s, self._beat, "hoplite_mp pulse")
         loop.call_later(interval_s, self._look)
 
     def heard(self) -> None:
@@ -58,17 +57,17 @@ class Pulse:
 
     def stop(self) -> None:
         """No more beats."""
-        self._over.set()
+        self._over = True
+        self._end()
 
     def _beat(self) -> None:
-        while not self._over.wait(self._interval_s):
-            if self._loop.now() - self.turned_at < HUNG_S:
-                self._send(BEAT)
+        if self._loop.now() - self.turned_at < HUNG_S:
+            self._send(BEAT)
 
     def _look(self) -> None:
         """In the loop. What has come since its last turn is read only afterwards: of a loop that is
         late that may be much, so the time is excused."""
-        if self._over.is_set():
+        if self._over:
             return
         now = self._loop.now()
         late = now - self._look_at

@@ -1,0 +1,134 @@
+"""The node of one host, behind its ports: what it is made of, and what happens in one turn.
+
+Why it exists: the same node runs in a process of its own (main.py), woken by epoll, and in a
+simulation, where a schedule wakes many of them.
+It must never know: sockets, processes, what is behind its ports.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.node.core.membership import Alone
+from hoplite_mp.node.core.rooms import Rooms
+
+if TYPE_CHECKING:
+    from hoplite_mp import _shm, _tasks
+    from hoplite_mp.config import Config
+    from hoplite_mp.node.core.lan import Lan
+    from hoplite_mp.node.core.node_ports import NodePorts
+    from hoplite_mp.node.core.wiring import Upward
+    from hoplite_mp.node.output.output import Output
+    from hoplite_mp.protocol.local import Request, Start
+    from hoplite_mp.protocol.spawning import Exited
+
+__all__ = ["DRIVER_SLOT", "NODE_SLOT", "Node"]
+
+NODE_SLOT, DRIVER_SLOT = 0, 1
+
+
+class Node:
+    """Of one host. `upward` is told of its rooms as soon as they are there."""
+
+    def __init__(
+        self,
+        start: Start,
+        config: Config,
+        ports: NodePorts,
+        client: _shm.NodeClient,
+        tasks: _tasks.Tasks,
+        output: Output,
+        upward: Upward,
+    ) -> None:
+        self.start = start
+        self.ports = ports
+        self.client = client
+        self.tasks = tasks
+        self.output = output
+        self.upward = upward
+        self.lan: Lan | None = None
+        self.rooms = upward.rooms = Rooms(start, config, ports, client, tasks, output, upward)
+        ports.lines.serve(self)
+
+    def begin(self, process: int, driver: Any) -> None:
+        """Speaks with the manager from now on. process: the number of the one that the node is in.
+        driver: the line of the program that has started this host."""
+        start, rooms, ports = self.start, self.rooms, self.ports
+        self.client.register(DRIVER_SLOT, 1, 0)
+        rooms.store.lease_first_span(DRIVER_SLOT)
+        self.tasks.set_pid(DRIVER_SLOT, start.driver_pid)
+        self.tasks.set_pid(NODE_SLOT, process)
+        ports.lines.add(DRIVER_SLOT, driver)
+        if start.lan is not None:
+            from hoplite_mp.node.core.lan import Lan
+
+            assert ports.connections is not None
+            assert ports.engine is not None
+            to_hosts = ports.connections, ports.engine
+            ends = ports.lines, self.look
+            lan = Lan(rooms, start, start.lan, *to_hosts, self.upward, *ends)
+            self.lan = self.upward.lan = lan
+        else:
+            at_start = start.workers, ports.hostname
+            alone = Alone(rooms.host, rooms.workers, rooms.resources, *at_start)
+            self.upward.alone = alone
+            rooms.requests.add(alone.handlers)
+        rooms.management.join()
+        first = [slot for slot, *_ in start.first_workers]
+        rooms.workers.open_first(start.workers, DRIVER_SLOT, first)
+
+    # -- what comes in -------------------------------------------------------------------------
+
+    def request(self, slot: int, request: Request, given: list[int]) -> None:
+        """A process of this host asks. given: descriptors that came with it."""
+        self.rooms.requests.take(slot, request, given)
+
+    def line_ended(self, slot: int) -> None:
+        """Of a worker, or a driver that has attached; when our parent ends, the supervisor ends
+        us."""
+        if self.lan is not None:
+            self.lan.drivers.line_ended(slot)
+        self.rooms.workers.line_ended(slot)
+
+    def refuse_collective(self, ask: Any, why: str) -> None:
+        """A request for a collective could not be read."""
+        self.rooms.operations.refuse(ask, why)
+
+    def worker_joins(self, slot: int, line: Any, out: int, err: int, audience: int = 0) -> None:
+        """A worker's line and the reading ends of its pipes."""
+        for stream, read in enumerate((out, err), 1):
+            self.output.add(read, stream, slot, audience, self._pipe_ended)
+        self.rooms.workers.pipes[slot] = [out, err]
+        self.ports.lines.add(slot, line)
+
+    def _pipe_ended(self, fd: int) -> None:
+        """A worker's pipe has been closed, so its number may come again."""
+        for pipes in self.rooms.workers.pipes.values():
+            if fd in pipes:
+                pipes.remove(fd)
+
+    def worker_exited(self, message: Exited) -> None:
+        """A worker has ended, of itself or not: everything of its is settled, a new one starts."""
+        slot, rooms = message.slot, self.rooms
+        worker = rooms.workers.all.pop(slot, None)
+        for fd in rooms.workers.pipes.pop(slot, ()):
+            if fd in self.output.pipes:
+                self.output.drain(fd)
+        again = rooms.ends.settle(slot, worker, message.code)
+        if self.lan is not None:
+            self.lan.given.lose(slot)
+        rooms.resources.worker_gone(slot)
+        rooms.workers.exited(worker, message.code, again)
+        rooms.rounds.exited(slot)
+        rooms.workers.close_owned(slot)
+        self.client.unregister(slot)
+        self.look()
+
+    # -- one turn ------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Words in shared memory may have changed."""
+        done = self.rooms.begin_turn()
+        if self.lan is not None:
+            self.lan.look(done)
+        self.rooms.end_turn()

@@ -1,0 +1,94 @@
+"""Connections with other hosts over TCP, with a handshake by the cluster's token and TLS.
+
+Why it exists: it implements the port Connections (node/ports.py) for one process, and knows what
+rooms need not: the token, whether TLS is on, the sockets that listen.
+It must never know: what is said over a connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from hoplite_mp.node.shell.forward import Forward, reach
+from hoplite_mp.node.shell.peer_door import PeerDoor
+from hoplite_mp.transport.addresses import own_addresses
+from hoplite_mp.transport.caller import Caller
+from hoplite_mp.transport.listen import listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from hoplite_mp.node.ports import Loop
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.local import LanStart
+    from hoplite_mp.transport.addresses import Endpoint
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["TcpConnections"]
+
+
+class TcpConnections:
+    """Of one node; see node/ports.py."""
+
+    def __init__(self, loop: Loop, start: LanStart) -> None:
+        self._loop = loop
+        self._start = start
+        self._door: PeerDoor | None = None
+
+    def call(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        role: str,
+        mine: Introduction,
+        now: float,
+        timeout_s: float,
+        cluster: bytes = b"",
+        host: int | None = None,
+        rounds_max: int = 0,
+    ) -> Caller:
+        start = self._start
+        return Caller(
+            endpoints,
+            key=start.key,
+            role=role,
+            mine=mine,
+            tls=start.tls,
+            now=now,
+            timeout_s=timeout_s,
+            handshake_timeout_s=start.handshake_timeout_s,
+            cluster=cluster,
+            host=host,
+            rounds_max=rounds_max,
+        )
+
+    def listen(
+        self,
+        cluster: bytes,
+        certificate: bytes,
+        mine: Introduction,
+        roles: Mapping[str, Callable[[Admission], None]],
+    ) -> str:
+        door = self._door = PeerDoor(
+            self._loop, self._start, cluster, certificate, mine, dict(roles)
+        )
+        return door.address
+
+    def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:
+        sock = reach(endpoints)
+        if sock is not None:
+            sock.close()
+        return sock is not None
+
+    def lend(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool]) -> Forward:
+        address = "" if self._door is None else self._door.address
+        listener = listen(address, range(*self._start.ports))
+        with contextlib.ExitStack() as stack:
+            stack.callback(listener.close)
+            forward = Forward(listener, endpoints, may)
+            stack.pop_all()
+        return forward
+
+    def own_addresses(self) -> Collection[str]:
+        return own_addresses()
