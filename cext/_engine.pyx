@@ -141,6 +141,9 @@ cdef class Engine:
     `block_bytes_max` bytes (16 KiB .. 1 MiB): more delays streams that share a link, less costs
     system calls. `waiting_requests_max` requests for keys that are not there yet may wait on each
     link, about 100 bytes each; those beyond are refused. Raises OSError without descriptors.
+
+    `threaded` False: it has neither a thread nor descriptors, and does its work in step(); all its
+    links are driven. A simulation plays many of these in one thread.
     """
 
     cdef engine_t *engine
@@ -152,7 +155,7 @@ cdef class Engine:
     cdef dict joined  # number -> _Joined, until LINK_LOST was taken
 
     def __init__(self, incarnation: int, block_bytes_max: int = 262144,
-                 waiting_requests_max: int = 16384) -> None:
+                 waiting_requests_max: int = 16384, threaded: bool = True) -> None:
         if self.engine != NULL:
             raise RuntimeError("an engine begins once")
         self.held, self.keys, self.joined = {}, {}, {}
@@ -165,7 +168,7 @@ cdef class Engine:
         if not 0 <= waiting_requests_max <= LINK_PULLS_MAX:
             raise ValueError(f"waiting_requests_max must be from 0 to {LINK_PULLS_MAX}, "
                              f"not {waiting_requests_max}")
-        self.engine = engine_new(incarnation, block_bytes_max, waiting_requests_max)
+        self.engine = engine_new(incarnation, block_bytes_max, waiting_requests_max, threaded)
         if self.engine == NULL:
             PyErr_SetFromErrno(OSError)
         self.descriptor = self.engine.event_fd
@@ -213,8 +216,16 @@ cdef class Engine:
         self.last_number += 1
         return self.last_number
 
+    def step(self) -> bool:
+        """Do what has been asked for, about a block for each link; whether there is more to do."""
+        self.check()
+        if self.engine.threaded:
+            raise RuntimeError("this engine has a thread of its own")
+        return engine_step(self.engine)
+
     def fileno(self) -> int:
-        """Readable while events() has something. The engine's own: never close it."""
+        """Readable while events() has something. The engine's own: never close it. -1: it has no
+        thread."""
         self.check()
         return self.descriptor
 
@@ -230,6 +241,8 @@ cdef class Engine:
         that of the first frame. Raises OSError if it is no connected stream socket.
         """
         self.check()
+        if not self.engine.threaded:
+            raise RuntimeError("an engine without a thread has no sockets: drive() its links")
         cdef uint64_t peer_word = peer
         cdef uint64_t incarnation = peer_incarnation
         cdef int descriptor = fd

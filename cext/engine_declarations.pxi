@@ -45,6 +45,7 @@ cdef extern from "engine_state.h" nogil:
 
     struct engine_t "engine":
         int event_fd
+        bint threaded
 
     struct cell_t "cell":
         char *bytes
@@ -70,10 +71,11 @@ cdef extern from "engine_state.h" nogil:
     uint32_t crc32c_c "crc32c" (uint32_t crc, const void *data, size_t nbytes)
     uint32_t crc32c_by_table(uint32_t crc, const void *data, size_t nbytes)
     engine_t *engine_new(uint64_t incarnation, uint32_t block_bytes_max,
-                         uint32_t waiting_requests_max)
+                         uint32_t waiting_requests_max, bint threaded)
     void engine_post(engine_t *engine, int kind, cell_t *cell, link_t *link, fold_t *fold,
                      const frame_key *key, uint64_t amount)
     event_t *engine_take(engine_t *engine)
+    bint engine_step(engine_t *engine)
     void engine_stop(engine_t *engine)
     cell_t *cell_new(const engine_t *engine, uint64_t number, void *bytes, uint64_t nbytes,
                      uint64_t watermark, const frame_key *key)

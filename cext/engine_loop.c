@@ -50,7 +50,7 @@ void engine_post(struct engine *engine, int kind, struct cell *cell, struct link
         engine->last_command->next = posted;
     engine->last_command = posted;
     pthread_mutex_unlock(&engine->lock);
-    if (first) signal_fd(engine->command_fd);
+    if (first && engine->threaded) signal_fd(engine->command_fd);
 }
 
 /* The descriptor is readable from the first event on until they are taken. */
@@ -66,7 +66,7 @@ void engine_tell(struct engine *engine, int kind, uint64_t number, uint64_t peer
         engine->last_event->next = event;
     } else {
         engine->events = event;
-        signal_fd(engine->event_fd);
+        if (engine->threaded) signal_fd(engine->event_fd);
     }
     engine->last_event = event;
     pthread_mutex_unlock(&engine->lock);
@@ -75,7 +75,7 @@ void engine_tell(struct engine *engine, int kind, uint64_t number, uint64_t peer
 struct event *engine_take(struct engine *engine) {
     pthread_mutex_lock(&engine->lock);
     struct event *events = engine->events;
-    if (events) clear_fd(engine->event_fd);
+    if (events && engine->threaded) clear_fd(engine->event_fd);
     engine->events = NULL;
     pthread_mutex_unlock(&engine->lock);
     return events;
@@ -159,6 +159,13 @@ static void take_turns(struct engine *engine) {
         fold_step(engine, FROM(engine->folds.next, struct fold, in_ready));
 }
 
+/* The loop of an engine that has no thread, once round. All its links are driven. */
+bool engine_step(struct engine *engine) {
+    execute_all(engine);
+    take_turns(engine);
+    return engine->commands || !chain_empty(&engine->active) || !chain_empty(&engine->folds);
+}
+
 static void *run(void *argument) {
     struct engine *engine = argument;
     while (!engine->stopping) {
@@ -180,6 +187,13 @@ static void free_engine(struct engine *engine) {
 }
 
 static int start_thread(struct engine *engine) {
+    engine->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    engine->command_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    engine->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    struct epoll_event wanted = {.events = EPOLLIN, .data.ptr = NULL};
+    if (engine->epoll_fd < 0 || engine->command_fd < 0 || engine->event_fd < 0 ||
+        epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, engine->command_fd, &wanted))
+        return errno;
     sigset_t every, before;
     sigfillset(&every);
     pthread_sigmask(SIG_SETMASK, &every, &before);
@@ -189,26 +203,20 @@ static int start_thread(struct engine *engine) {
 }
 
 struct engine *engine_new(uint64_t incarnation, uint32_t block_bytes_max,
-                          uint32_t waiting_requests_max) {
+                          uint32_t waiting_requests_max, bool threaded) {
     struct engine *engine = engine_memory(sizeof *engine);
     engine->incarnation = incarnation;
     engine->block_bytes_max = block_bytes_max;
     engine->waiting_requests_max = waiting_requests_max;
+    engine->threaded = threaded;
+    engine->epoll_fd = engine->command_fd = engine->event_fd = -1;
     pthread_mutex_init(&engine->lock, NULL);
     pthread_cond_init(&engine->undriven, NULL);
     chain_init(&engine->links);
     chain_init(&engine->active);
     chain_init(&engine->folds);
-    engine->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    engine->command_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    engine->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    struct epoll_event wanted = {.events = EPOLLIN, .data.ptr = NULL};
-    const bool failed =
-        engine->epoll_fd < 0 || engine->command_fd < 0 || engine->event_fd < 0 ||
-        epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, engine->command_fd, &wanted) ||
-        (errno = start_thread(engine));
-    if (!failed) return engine;
-    const int reason = errno;
+    const int reason = threaded ? start_thread(engine) : 0;
+    if (!reason) return engine;
     free_engine(engine);
     errno = reason;
     return NULL;
@@ -216,8 +224,10 @@ struct engine *engine_new(uint64_t incarnation, uint32_t block_bytes_max,
 
 /* After the last command of everybody else. The cells are their owner's. */
 void engine_stop(struct engine *engine) {
-    engine_post(engine, COMMAND_STOP, NULL, NULL, NULL, NULL, 0);
-    pthread_join(engine->thread, NULL);
+    if (engine->threaded) {
+        engine_post(engine, COMMAND_STOP, NULL, NULL, NULL, NULL, 0);
+        pthread_join(engine->thread, NULL);
+    }
     execute_all(engine);
     for (struct chain *at = engine->links.next; at != &engine->links; at = at->next)
         link_lose(engine, FROM(at, struct link, in_links), "the engine was stopped");

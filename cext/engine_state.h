@@ -251,6 +251,7 @@ struct engine {
     int epoll_fd, command_fd, event_fd;
     pthread_t thread;
     bool stopping;
+    bool threaded; /* else it has no thread and no descriptors, and engine_step() is its loop */
 
     pthread_mutex_t lock; /* the next six, and what a link says it is for */
     pthread_cond_t undriven; /* no thread waits for a link any more */
@@ -269,10 +270,11 @@ struct engine {
 /* ---- Who does what ---------------------------------------------------------------------------- */
 /* engine_loop.c: the thread, and the calls of others. */
 struct engine *engine_new(uint64_t incarnation, uint32_t block_bytes_max,
-                          uint32_t waiting_requests_max); /* NULL: errno */
+                          uint32_t waiting_requests_max, bool threaded); /* NULL: errno */
 void engine_post(struct engine *engine, int kind, struct cell *cell, struct link *link,
                  struct fold *fold, const struct frame_key *key, uint64_t amount);
 struct event *engine_take(struct engine *engine); /* a list, to be freed one by one */
+bool engine_step(struct engine *engine); /* without a thread: whether there is more to do */
 void engine_stop(struct engine *engine); /* joins the thread, frees all but cells */
 void engine_tell(struct engine *engine, int kind, uint64_t number, uint64_t peer,
                  const char *reason);

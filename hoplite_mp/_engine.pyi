@@ -35,7 +35,9 @@ class Engine:
         incarnation: int,
         block_bytes_max: int = 262144,
         waiting_requests_max: int = 16384,
+        threaded: bool = True,
     ) -> None: ...
+    def step(self) -> bool: ...
     def fileno(self) -> int: ...
     def connect(
         self, fd: int, peer: int, checksum: bool = True, peer_incarnation: int = 0
