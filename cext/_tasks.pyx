@@ -6,7 +6,6 @@ It must never know: pickles, functions, sockets, who retries. It imports nothing
 works on the control memory whose address it is given.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
@@ -185,7 +184,7 @@ cdef class Tasks:
         with nogil:
             oid = task_next(self.c, pool, self.slot, &self.start, now_ns() + timeout_ns)
         if not oid:  # a handler that raises must not take a claimed task with it
-            PyErr_CheckSignals()
+            check_signals()
         return oid
 
     def take_queued(self, unsigned pool) -> int:
@@ -368,7 +367,7 @@ cdef class Tasks:
                               deadline_ns)
         if oid:
             STORE64(&client_of(self.c, self.slot).waiting_id, 0)
-        PyErr_CheckSignals()
+        check_signals()
         if result == WAIT_AGAIN and not self.keep.usable:
             result = WAIT_CLOSING
         return result
@@ -393,7 +392,7 @@ cdef class Tasks:
                 with nogil:
                     result = wait_for(self.c, self.slot, ids, &n, total - need, self.tables,
                                       self.n_tables if news else 0, NULL, 1, deadline_ns)
-                PyErr_CheckSignals()
+                check_signals()
                 if result == WAIT_AGAIN and not self.keep.usable:
                     result = WAIT_CLOSING
         finally:

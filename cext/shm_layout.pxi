@@ -211,3 +211,6 @@ cdef extern from "shm_sweep.h" nogil:
     void sweep_bits(char *, unsigned, int)
     void sweep_ownership(char *, unsigned)
     uint64_t live_block(char *, char *, unsigned, unsigned, uint64_t *)
+
+
+include "shm_play.pxi"

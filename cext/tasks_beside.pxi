@@ -43,7 +43,7 @@ cdef class Beside:
             oid = next_beside(self.c, pool, self.slot, running, audience, any, seen,
                               now_ns() + timeout_ns)
         if not oid:
-            PyErr_CheckSignals()
+            check_signals()
         return oid
 
     def wake(self) -> None:

@@ -4,7 +4,7 @@
 id, a `payload` the offset of a block's bytes in the store.
 """
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any, final
 
 from typing_extensions import Buffer
@@ -15,6 +15,10 @@ closed_error: type[RuntimeError]
 BLOCK_HEAD_BYTES: int
 CONTROL_MEMORY_BYTES: int
 
+def play(
+    sleep: Callable[[int, int], object] | None, wake: Callable[[int], object] | None
+) -> None: ...
+def play_at(now_ns: int) -> None: ...
 def same_file(fd: int, device: int, number: int) -> bool: ...
 def create(
     control_fd: int,

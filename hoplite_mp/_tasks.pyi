@@ -3,6 +3,7 @@
 `cext/shm_tasks.h` has the queues and the waits. Times are those of `time.monotonic_ns()`.
 """
 
+from collections.abc import Callable
 from typing import final
 
 from hoplite_mp._shm import Client
@@ -17,6 +18,11 @@ QUEUED_HINTS_MAX: int
 MEMBERS_MAX: int
 EVENT_BYTES: int
 TRACED_EVENTS_MAX: int
+
+def play(
+    sleep: Callable[[int, int], object] | None, wake: Callable[[int], object] | None
+) -> None: ...
+def play_at(now_ns: int) -> None: ...
 
 @final
 class Tasks:

@@ -16,6 +16,7 @@ are looked into, for the number that says which connection leads to which node.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import selectors
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.reports import Report
     from hoplite_mp.protocol.terms import TermsToManager
     from hoplite_mp.transport.door import Door
+    from hoplite_mp.transport.stream import Stream
 
 READ_BYTES = 256 << 10  # taken from a connection before the others get their turn
 OUTGOING_BYTES_MAX = 64 << 20  # waiting for one node; four of the longest frames
@@ -67,7 +69,7 @@ _log = logging.getLogger("hoplite_mp")
 class Link:
     """One connection, and whose it is."""
 
-    def __init__(self, stream: TcpStream) -> None:
+    def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.decoder = manager_decoder()
         self.joined = False
@@ -99,11 +101,17 @@ class Loop:
         planner: Planner,
         clock: Callable[[], float] = time.monotonic,
         outgoing_bytes_max: int = OUTGOING_BYTES_MAX,
+        *,
+        selector: selectors.BaseSelector | None = None,
+        in_thread: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
+        """selector, in_thread: what waits, and what runs a long computation; a simulation has its
+        own."""
         self._planner = planner
         self._clock = clock
         self._outgoing_bytes_max = outgoing_bytes_max
-        self._selector = selectors.DefaultSelector()
+        self._selector = selector or selectors.DefaultSelector()
+        self._in_thread = in_thread or _in_thread
         self._links: set[Link] = set()
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None
@@ -119,7 +127,7 @@ class Loop:
 
     def add(self, sock: socket.socket) -> None:
         """Serve this connected stream socket until it ends."""
-        self._serve_stream(TcpStream(sock, self._outgoing_bytes_max))
+        self.serve(TcpStream(sock, self._outgoing_bytes_max))
 
     def open(self, door: Door, credentials: bytes = b"", beats: Beats[Link] | None = None) -> None:
         """Serve whom the door lets in, too; each is given these credentials first, and given up
@@ -133,7 +141,8 @@ class Loop:
         """There is a standby, here or elsewhere."""
         self._office = office
 
-    def _serve_stream(self, stream: TcpStream) -> Link:
+    def serve(self, stream: Stream) -> Link:
+        """Serve this stream until it ends."""
         link = Link(stream)
         self._links.add(link)
         self._selector.register(stream.fileno(), selectors.EVENT_READ, link)
@@ -145,7 +154,7 @@ class Loop:
             if admission.role != "node" and self._office is None:
                 admission.stream.close()
                 continue
-            link = self._serve_stream(admission.stream)
+            link = self.serve(admission.stream)
             link.near, link.role = False, admission.role
             if self._credentials and admission.role == "node":
                 link.write(encode(Credentials(self._credentials)))
@@ -357,8 +366,7 @@ class Loop:
         for note in plan.notes:
             _log.info("%s", note)
         for wanted in plan.packing:
-            name = "hoplite_mp pack"
-            threading.Thread(target=self._pack, args=(wanted,), name=name, daemon=True).start()
+            self._in_thread(functools.partial(self._pack, wanted))
         self._wake_at = plan.wake_at
         self._let_newcomers_in()
 
@@ -436,6 +444,10 @@ def main(
             loop.share(_office(lan, again))
         loop.end_with(signal.SIGTERM)
     return loop.run()
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="hoplite_mp pack", daemon=True).start()
 
 
 def _lease_clock() -> Callable[[], float]:

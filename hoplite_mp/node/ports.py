@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from hoplite_mp.transport.conversation import Admission
 
 __all__ = [
+    "AttachedDrivers",
     "Calling",
     "Connections",
     "Disk",
+    "DriverDoor",
     "Engine",
     "Key",
     "LentPort",
@@ -209,6 +211,41 @@ class Connections(Protocol):
 
     def own_addresses(self) -> Collection[str]:
         """All addresses of this host, without ports."""
+
+
+class AttachedDrivers(Protocol):
+    """Programs of this host that use its node: who lets them in tells these."""
+
+    def register(self) -> tuple[int, int, int, str]:
+        """(slot, its generation, the driver's name, ""), or (-1, 0, 0, why there is none)."""
+
+    def unregister(self, slot: int) -> None:
+        """It could not be told of its slot."""
+
+    def came(
+        self,
+        slot: int,
+        name: int,
+        pid: int,
+        line: Any,
+        output: Any,
+        close: Callable[[], None],
+    ) -> None:
+        """It has its slot. line: over which it asks. output: a socket for the lines of its tasks.
+        close: ends what it was reached by."""
+
+    def gone(self, slot: int) -> None:
+        """It reads nothing any more."""
+
+
+class DriverDoor(Protocol):
+    """How programs of this host find its node."""
+
+    def open(self, drivers: AttachedDrivers, cluster: bytes, mine: Introduction) -> None:
+        """Lets drivers find this node, as soon as the name of its cluster is free here."""
+
+    def close(self) -> None:
+        """The node ends: nobody is to find it any more."""
 
 
 class Engine(Protocol):

@@ -29,6 +29,7 @@ class Timeline:
         self.now = 0.0
         self.events = 0  # that have happened
         self.chance = random.Random(seed)
+        self.passed: Callable[[], None] | None = None  # called when the time is another one
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._made = 0
@@ -61,7 +62,11 @@ class Timeline:
         while heap:
             if self.events >= events_max or heap[0][0] > until:
                 return False
-            self.now, _, call, arguments = heappop(heap)
+            time, _, call, arguments = heappop(heap)
+            if time != self.now:
+                self.now = time
+                if self.passed is not None:
+                    self.passed()
             self.events += 1
             call(*arguments)
         return True

@@ -1,37 +1,27 @@
 """Drivers that attach to this node: programs of the same user on this host, not its parent.
 
-Why it exists: a host has one store and one set of workers, whoever uses them. A driver finds the
-node by the name that `Meeting` keeps, proves that it has the token as a stranger of the network
-does, and becomes a client like any other: a slot, a line, and both memories. It goes in two steps.
-When its line ends it has left: its tasks stop, its refs go. When its connection ends, or its
-process, nothing is read there any more: its pins and blocks go too, and the slot is free.
-It must never know: what drivers do; workers, who are started here and whose ends are reported.
+Why it exists: a host has one store and one set of workers, whoever uses them. A driver becomes a
+client like any other: a slot, a line, and both memories. It goes in two steps. When its line ends
+it has left: its tasks stop, its refs go. When its process ends, or needs the memory no more,
+nothing is read there any more: its pins and blocks go too, and the slot is free.
+It must never know: how drivers find this node (node/shell/driver_door.py), what they do; workers,
+who are started here and whose ends are reported.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-import select
-import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from hoplite_mp.client.channel import dump, seqpacket_pair
 from hoplite_mp.protocol.foreign import UsersOfNode
-from hoplite_mp.protocol.local import Attached, NotAttached, Reply
+from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.output import audience_name
-from hoplite_mp.transport.door import Door
-from hoplite_mp.transport.rendezvous import Meeting, peer_of
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from hoplite_mp.node.core.client_ends import ClientEnds
-    from hoplite_mp.node.core.membership import Membership
     from hoplite_mp.node.membership.peers import Peers
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.given import GivenBlocks
@@ -41,33 +31,24 @@ if TYPE_CHECKING:
     from hoplite_mp.node.requests import Handler
     from hoplite_mp.node.tasks.delegation import Delegation
     from hoplite_mp.node.tasks.workers import Workers
-    from hoplite_mp.protocol.greetings import Introduction
-    from hoplite_mp.protocol.local import Request, Start
+    from hoplite_mp.protocol.local import Request
 
 __all__ = ["Drivers"]
 
 DRIVER_KIND, TASK_KIND = 1, 2
-# Until the next try to take the cluster's name, which another node of this host may have. Lower
-# costs a few system calls that often; higher is how long drivers find nobody after its end.
-NAME_AGAIN_S = 2.0
 # How long a driver that leaves waits for what its tasks have printed on other hosts, at most; and
 # how often it is looked whether all of this host has come: nobody says that a pipe is empty.
 OUTPUT_PATIENCE_S = 0.8
 OUTPUT_LOOK_S = 0.1
-_log = logging.getLogger("hoplite_mp")
 
 
 @dataclass(slots=True, eq=False)
 class Driver:
-    """One that is attached, or reads on after it has left."""
+    """One that is attached, or reads on after it has left. close: what it was reached by ends."""
 
     slot: int
-    generation: int
-    line: socket.socket
-    life: socket.socket  # its end: nothing is read there any more
-    output: socket.socket
     name: int  # where lines of workers are sent
-    process: int  # pidfd
+    close: Callable[[], None]
     left: bool = False
     output_until: float = 0.0  # how long its last lines may take
     looked_at: bool = False  # there will be another look at its output
@@ -79,9 +60,6 @@ class Drivers:
     def __init__(
         self,
         host: HostContext,
-        start: Start,
-        membership: Membership,
-        mine: Introduction,
         lines: Lines,
         ends: ClientEnds,
         output: Output,
@@ -93,16 +71,11 @@ class Drivers:
         look: Callable[[], None],
     ) -> None:
         """look: words in shared memory have changed."""
-        self.config = host.config
         self.loop = host.loop
         self.client = host.client
         self.tasks = host.tasks
-        self.store = host.store
         self.roster = host.roster
         self.reply = host.reply
-        self.start = start
-        self.membership = membership
-        self.mine = mine
         self.lines = lines
         self.ends = ends
         self.output = output
@@ -113,9 +86,6 @@ class Drivers:
         self.given = given
         self.look = look
         self.by_slot: dict[int, Driver] = {}
-        self.meeting: Meeting | None = None
-        self.door: Door | None = None
-        self._tried = False
         self._ever = 0  # drivers that have come
 
     @property
@@ -127,35 +97,6 @@ class Drivers:
         there = sum(not one.left for one in self.by_slot.values())
         self.reply(slot, Reply(request.number, there))
 
-    def open(self) -> None:
-        """Lets drivers find this node, as soon as the name of its cluster is free here."""
-        cluster, config = self.membership.cluster, self.membership.start
-        level = logging.DEBUG if self._tried else logging.WARNING
-        self._tried = True
-        try:
-            self.meeting = Meeting.open(cluster, level)
-        except OSError as error:
-            _log.log(level, "drivers of this host cannot attach to its node: %s", error)
-        if self.meeting is None:
-            self.loop.call_later(NAME_AGAIN_S, self.open)
-            return
-        self.door = Door(
-            self.meeting.socket,
-            key=config.key,
-            service="node",
-            cluster=cluster,
-            mine=msgspec.structs.replace(self.mine, node=self.client.number),
-            certificate=None,  # no byte leaves this host
-            handshake_timeout_s=config.handshake_timeout_s,
-            unauthenticated_max=config.unauthenticated_max,
-        )
-        self.loop.watch(self.door.fileno(), self._admit)
-
-    def close(self) -> None:
-        """The node ends: nobody is to find it any more."""
-        if self.meeting is not None:
-            self.meeting.close()
-
     def name_of(self, slot: int) -> int:
         """Where lines for that driver are sent; 0: no attached one is in that slot."""
         driver = self.by_slot.get(slot)
@@ -163,97 +104,38 @@ class Drivers:
 
     # -- coming --------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
-        assert self.door is not None
-        for admission in self.door.turn(self.loop.now()):
-            if admission.role != "driver":
-                admission.stream.close()
-                continue
-            sock = admission.stream.detach()
-            try:
-                self._attach(sock)
-            except OSError as error:  # it has gone again, or no descriptor is left
-                _log.info("a driver could not be attached: %s", error)
-                sock.close()
-        if self.door.deadline is not None:
-            self.loop.call_later(max(0.0, self.door.deadline - self.loop.now()), self._admit_again)
-
-    def _admit_again(self) -> None:
-        deadline = None if self.door is None else self.door.deadline
-        if deadline is not None and deadline <= self.loop.now():
-            self._admit()
-
-    def _attach(self, life: socket.socket) -> None:
-        """One that has proved that it has the token gets a slot, and what belongs to it."""
-        pid, uid = peer_of(life)
-        reason = ""
-        if uid != os.geteuid():
-            reason = f"it is user {uid}'s, and this node is user {os.geteuid()}'s"
-        elif not pid:
-            reason = "the node does not see its process: it is in another container"
-        elif self.roster.leaves:
-            reason = "the node is leaving"
-        slot = -1 if reason else self.client.register(0, DRIVER_KIND, 0)
+    def register(self) -> tuple[int, int, int, str]:
+        """(slot, its generation, the driver's name, ""), or (-1, 0, 0, why there is none)."""
+        if self.roster.leaves:
+            return -1, 0, 0, "the node is leaving"
+        slot = self.client.register(0, DRIVER_KIND, 0)
         if slot < 0:
-            reason = reason or "every process slot of the host is in use"
-            _log.info("a driver is not attached: %s", reason)
-            with contextlib.suppress(OSError):
-                life.send(dump(NotAttached(reason)))
-            life.close()
-            return
+            return -1, 0, 0, "every process slot of the host is in use"
         generation = self.client.client_info(slot)["generation"]
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.client.unregister, slot)
-            process = os.pidfd_open(pid)
-            stack.callback(os.close, process)
-            (line, its_line), (output, its_output) = seqpacket_pair(), socket.socketpair()
-            for sock in (line, output):
-                stack.callback(sock.close)
-            with its_line, its_output:
-                config = self.config
-                name = audience_name(self.client.home, self._ever)
-                told = Attached(
-                    slot,
-                    generation,
-                    self.store.limit,
-                    config.small_object_bytes_max,
-                    config.span_bytes,
-                    name,
-                )
-                start = self.start
-                given = [start.control_fd, start.store_fd, start.event_fd]
-                given += [its_line.fileno(), its_output.fileno()]
-                socket.send_fds(life, [dump(told)], given)
-            stack.pop_all()
+        return slot, generation, audience_name(self.client.home, self._ever), ""
+
+    def unregister(self, slot: int) -> None:
+        """It could not be told of its slot."""
+        self.client.unregister(slot)
+
+    def came(
+        self,
+        slot: int,
+        name: int,
+        pid: int,
+        line: Any,
+        output: socket.socket,
+        close: Callable[[], None],
+    ) -> None:
+        """It has its slot. line: over which it asks. output: for the lines of its tasks.
+        close: ends what it was reached by."""
         self._ever += 1
-        driver = Driver(slot, generation, line, life, output, name, process)
         self.output.attach(name, output)
-        self.by_slot[slot] = driver
+        self.by_slot[slot] = Driver(slot, name, close)
         self.tasks.set_pid(slot, pid)
         self.lines.add(slot, line)
-        self.loop.watch(life.fileno(), lambda: self._life(driver))
-        self.loop.watch(process, lambda: self._ended(driver))
 
     # -- going ---------------------------------------------------------------------------------
-
-    def _life(self, driver: Driver) -> None:
-        """The connection has ended; nothing else is ever said over it."""
-        try:
-            said = driver.life.recv(1)
-        except BlockingIOError:
-            return
-        except OSError:
-            said = b""
-        if said:
-            _log.error("driver %d says what it must not say: it is sent away", driver.slot)
-        self._gone(driver)
-
-    def _ended(self, driver: Driver) -> None:
-        """The process has ended, though a child of it may have kept its sockets open."""
-        poll = select.poll()
-        poll.register(driver.process, select.POLLIN)
-        if poll.poll(0):  # else it was another one's descriptor of the same number
-            self._gone(driver)
 
     def line_ended(self, slot: int) -> None:
         """It has left, or died: then the end of its process is on the way."""
@@ -262,20 +144,16 @@ class Drivers:
             self._settle(driver, reads_on=True)
             self.look()
 
-    def _gone(self, driver: Driver) -> None:
-        if self.by_slot.get(driver.slot) is not driver:
+    def gone(self, slot: int) -> None:
+        """It reads nothing any more."""
+        driver = self.by_slot.get(slot)
+        if driver is None:
             return
-        slot = driver.slot
         self._settle(driver, reads_on=False)
-        with contextlib.suppress(OSError):  # nobody reads it, though a child may hold the other end
-            driver.output.shutdown(socket.SHUT_RDWR)
+        driver.close()
         self._finish_output(driver, 0.0)
         self.given.lose(slot)
         del self.by_slot[slot]
-        for fd in (driver.life.fileno(), driver.process):
-            self.loop.unwatch(fd)
-        driver.life.close()
-        os.close(driver.process)
         self.client.unregister(slot)
         self.look()
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from hoplite_mp.node.actors import actor_spares, far_actors
 from hoplite_mp.node.actors.actor_looks import calls_from_here
 from hoplite_mp.node.actors.actor_moves import ActorMoves
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp.node.core.rooms import Rooms
-    from hoplite_mp.node.ports import Connections, Engine, Lines
+    from hoplite_mp.node.ports import Connections, DriverDoor, Engine, Lines
     from hoplite_mp.protocol.local import LanStart, Request, Start
     from hoplite_mp.protocol.looking import LookTold
     from hoplite_mp.protocol.messages import Member, NodeToManager
@@ -97,6 +99,7 @@ class Lan:
         lan: LanStart,
         connections: Connections,
         engine: Engine,
+        driver_door: DriverDoor,
         above: Above,
         lines: Lines,
         look: Callable[[], None],
@@ -105,6 +108,7 @@ class Lan:
         self.local = local
         self.host = host = local.host
         self.connections = connections
+        self.driver_door = driver_door
         self.membership = Membership(host, local.workers, local.resources, start.workers, lan)
         self.missing = Missing(
             lan.silence_s, host.loop, host.send_manager, local.number, self._lost_many
@@ -133,9 +137,6 @@ class Lan:
         self.draining = draining.Draining(host, local.guests, above)
         self.drivers = Drivers(
             host,
-            start,
-            self.membership,
-            mine,
             lines,
             local.ends,
             local.output,
@@ -320,7 +321,10 @@ class Lan:
         """The manager has let this node in."""
         self.host.client.set_number(number)
         if self.membership.start.meets_drivers:
-            self.drivers.open()  # first: who is told that this node stands may look for it
+            mine = msgspec.structs.replace(self.peers.mine, node=number)
+            cluster = self.membership.cluster
+            # First, because a program that is told that this node stands may look for it.
+            self.driver_door.open(self.drivers, cluster, mine)
         self.local.life.standing = True
         self.local.management.admitted()
         self.local.standing.answer()

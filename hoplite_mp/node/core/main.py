@@ -39,6 +39,7 @@ from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
     from hoplite_mp import _engine
+    from hoplite_mp.node.shell.driver_door import DriverDoor
     from hoplite_mp.node.shell.tcp_connections import TcpConnections
     from hoplite_mp.protocol.local import LanStart
 
@@ -76,7 +77,7 @@ class Process:
             SpillFile(config.spill_dir, config.spill_bytes_max),
             socket.gethostname(),
             None if manager_fd < 0 else TcpStream(socket.socket(fileno=manager_fd)),
-            *(() if start.lan is None else _to_hosts(loop, start.lan)),
+            *(() if start.lan is None else _to_hosts(loop, start, start.lan)),
         )
         self.node = Node(start, config, ports, self.client, tasks, self.output, upward)
         self.rooms = self.node.rooms
@@ -124,7 +125,7 @@ class Process:
                 self.turn()
         finally:
             if node.lan is not None:
-                node.lan.drivers.close()
+                node.lan.driver_door.close()
         self.finish_output()
         rooms.management.farewell()
         if rooms.management.pulse is not None:
@@ -169,14 +170,18 @@ class Process:
             os.read(self.start.event_fd, 8)
 
 
-def _to_hosts(loop: EpollLoop, lan: LanStart) -> tuple[TcpConnections, _engine.Engine]:
+def _to_hosts(
+    loop: EpollLoop, start: Start, lan: LanStart
+) -> tuple[TcpConnections, _engine.Engine, DriverDoor]:
     """The ports to other hosts."""
     from hoplite_mp import _engine
+    from hoplite_mp.node.shell.driver_door import DriverDoor
     from hoplite_mp.node.shell.tcp_connections import TcpConnections
 
     # Under TLS each block costs some steps in Python.
     block_bytes = _engine.BLOCK_BYTES_MOST if lan.tls else BLOCK_BYTES
-    return TcpConnections(loop, lan), _engine.Engine(lan.home, block_bytes)
+    engine = _engine.Engine(lan.home, block_bytes)
+    return TcpConnections(loop, lan), engine, DriverDoor(loop, start, lan)
 
 
 def main(start: Start, supervisor_fd: int, manager_fd: int) -> int:

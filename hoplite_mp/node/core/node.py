@@ -64,7 +64,8 @@ class Node:
 
             assert ports.connections is not None
             assert ports.engine is not None
-            to_hosts = ports.connections, ports.engine
+            assert ports.driver_door is not None
+            to_hosts = ports.connections, ports.engine, ports.driver_door
             ends = ports.lines, self.look
             lan = Lan(rooms, start, start.lan, *to_hosts, self.upward, *ends)
             self.lan = self.upward.lan = lan

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.ports import Connections, Disk, Engine, Lines, Loop, Processes, Stacks
+    from hoplite_mp.node.ports import (
+        Connections,
+        Disk,
+        DriverDoor,
+        Engine,
+        Lines,
+        Loop,
+        Processes,
+        Stacks,
+    )
     from hoplite_mp.node.tasks.workers import Workers
     from hoplite_mp.transport.stream import Stream
 
@@ -22,7 +31,8 @@ __all__ = ["NodePorts"]
 @dataclass(frozen=True)
 class NodePorts:
     """What a node reaches out by; see node/ports.py. `manager`: the connection to a manager of this
-    host; None: it is on another one. `connections` and `engine` are needed on a LAN alone."""
+    host; None: it is on another one. The last three are needed on a
+    LAN alone."""
 
     loop: Loop
     lines: Lines
@@ -33,3 +43,4 @@ class NodePorts:
     manager: Stream | None = None
     connections: Connections | None = None
     engine: Engine | None = None
+    driver_door: DriverDoor | None = None

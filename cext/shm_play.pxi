@@ -1,0 +1,54 @@
+# Virtual time and virtual sleep, for a simulation of many hosts in one process: see `shm_play` in
+# shm_object.h. Included by each module that waits or wakes.
+
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+
+
+cdef extern from "shm_object.h" nogil:
+    ctypedef struct shm_play:
+        uint64_t now_ns
+        void (*sleep)(uint32_t *word, int64_t ns) noexcept
+        void (*wake)(uint32_t *word) noexcept
+    shm_play *played
+
+
+cdef shm_play the_play
+cdef object play_sleep = None, play_wake = None
+cdef object play_error = None  # what has been raised while a process slept
+
+
+cdef void sleep_in_play(uint32_t *word, int64_t ns) noexcept with gil:
+    global play_error
+    try:
+        play_sleep(<uintptr_t> word, ns)
+    except BaseException as error:  # whoever waits asks for it by check_signals()
+        play_error = error
+
+
+cdef void wake_in_play(uint32_t *word) noexcept with gil:
+    play_wake(<uintptr_t> word)
+
+
+cdef int check_signals() except -1:
+    """Raises what a handler of a signal has raised."""
+    global play_error
+    PyErr_CheckSignals()
+    if play_error is not None:
+        error, play_error = play_error, None
+        raise error
+    return 0
+
+
+def play(sleep, wake) -> None:
+    """From now on `sleep(address, ns)` stands in the place of waiting at a futex, `wake(address)`
+    of waking it, and time is what play_at() says. Both None: that is over."""
+    global play_sleep, play_wake, played
+    play_sleep, play_wake = sleep, wake
+    the_play.sleep, the_play.wake = sleep_in_play, wake_in_play
+    played = NULL if sleep is None else &the_play
+
+
+def play_at(uint64_t now_ns) -> None:
+    """The virtual time, in nanoseconds of the monotonic clock."""
+    the_play.now_ns = now_ns

@@ -1,0 +1,163 @@
+"""How programs of this host find its node, and attach: the socket that has the cluster's name.
+
+Why it exists: a driver finds the node by the name that `Meeting` keeps, and proves that it has the
+token as a stranger of the network does. It gets a line, both memories and the node's eventfd, over
+a connection whose end, or that of its process, says that it reads nothing any more.
+It must never know: what becomes of a driver that leaves (node/core/drivers.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import select
+import socket
+from typing import TYPE_CHECKING
+
+from hoplite_mp.client.channel import dump, seqpacket_pair
+from hoplite_mp.protocol.local import Attached, NotAttached
+from hoplite_mp.transport.door import Door
+from hoplite_mp.transport.rendezvous import Meeting, peer_of
+
+if TYPE_CHECKING:
+    from hoplite_mp.node.ports import AttachedDrivers, Loop
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.local import LanStart, Start
+
+__all__ = ["DriverDoor"]
+
+# Until the next try to take the cluster's name, which another node of this host may have. Lower
+# costs a few system calls that often; higher is how long drivers find nobody after its end.
+NAME_AGAIN_S = 2.0
+_log = logging.getLogger("hoplite_mp")
+
+
+class DriverDoor:
+    """Of one node; see node/ports.py."""
+
+    def __init__(self, loop: Loop, start: Start, lan: LanStart) -> None:
+        self.loop = loop
+        self.start = start
+        self.lan = lan
+        self.meeting: Meeting | None = None
+        self.door: Door | None = None
+        self._tried = False
+
+    def open(self, drivers: AttachedDrivers, cluster: bytes, mine: Introduction) -> None:
+        level = logging.DEBUG if self._tried else logging.WARNING
+        self._tried = True
+        try:
+            self.meeting = Meeting.open(cluster, level)
+        except OSError as error:
+            _log.log(level, "drivers of this host cannot attach to its node: %s", error)
+        if self.meeting is None:
+            again = functools.partial(self.open, drivers, cluster, mine)
+            self.loop.call_later(NAME_AGAIN_S, again)
+            return
+        self.door = Door(
+            self.meeting.socket,
+            key=self.lan.key,
+            service="node",
+            cluster=cluster,
+            mine=mine,
+            certificate=None,  # no byte leaves this host
+            handshake_timeout_s=self.lan.handshake_timeout_s,
+            unauthenticated_max=self.lan.unauthenticated_max,
+        )
+        self.loop.watch(self.door.fileno(), functools.partial(self._admit, drivers))
+
+    def close(self) -> None:
+        if self.meeting is not None:
+            self.meeting.close()
+
+    def _admit(self, drivers: AttachedDrivers) -> None:
+        assert self.door is not None
+        for admission in self.door.turn(self.loop.now()):
+            if admission.role != "driver":
+                admission.stream.close()
+                continue
+            sock = admission.stream.detach()
+            try:
+                self._attach(drivers, sock)
+            except OSError as error:  # it has gone again, or no descriptor is left
+                _log.info("a driver could not be attached: %s", error)
+                sock.close()
+        if self.door.deadline is not None:
+            left = max(0.0, self.door.deadline - self.loop.now())
+            self.loop.call_later(left, functools.partial(self._admit_again, drivers))
+
+    def _admit_again(self, drivers: AttachedDrivers) -> None:
+        deadline = None if self.door is None else self.door.deadline
+        if deadline is not None and deadline <= self.loop.now():
+            self._admit(drivers)
+
+    def _attach(self, drivers: AttachedDrivers, life: socket.socket) -> None:
+        """One that has proved that it has the token gets a slot, and what belongs to it."""
+        pid, uid = peer_of(life)
+        slot, generation, name, reason = -1, 0, 0, ""
+        if uid != os.geteuid():
+            reason = f"it is user {uid}'s, and this node is user {os.geteuid()}'s"
+        elif not pid:
+            reason = "the node does not see its process: it is in another container"
+        else:
+            slot, generation, name, reason = drivers.register()
+        if slot < 0:
+            _log.info("a driver is not attached: %s", reason)
+            with contextlib.suppress(OSError):
+                life.send(dump(NotAttached(reason)))
+            life.close()
+            return
+        with contextlib.ExitStack() as stack:
+            stack.callback(drivers.unregister, slot)
+            process = os.pidfd_open(pid)
+            stack.callback(os.close, process)
+            (line, its_line), (output, its_output) = seqpacket_pair(), socket.socketpair()
+            for sock in (line, output):
+                stack.callback(sock.close)
+            with its_line, its_output:
+                start = self.start
+                told = Attached(
+                    slot,
+                    generation,
+                    start.memory_bytes,
+                    start.config["small_object_bytes_max"],
+                    start.config["span_bytes"],
+                    name,
+                )
+                given = [start.control_fd, start.store_fd, start.event_fd]
+                given += [its_line.fileno(), its_output.fileno()]
+                socket.send_fds(life, [dump(told)], given)
+            stack.pop_all()
+        close = functools.partial(self._close, life, process, output)
+        drivers.came(slot, name, pid, line, output, close)
+        self.loop.watch(life.fileno(), functools.partial(self._life, drivers, slot, life))
+        self.loop.watch(process, functools.partial(self._ended, drivers, slot, process))
+
+    def _life(self, drivers: AttachedDrivers, slot: int, life: socket.socket) -> None:
+        """The connection has ended; nothing else is ever said over it."""
+        try:
+            said = life.recv(1)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if said:
+            _log.error("driver %d says what it must not say: it is sent away", slot)
+        drivers.gone(slot)
+
+    def _ended(self, drivers: AttachedDrivers, slot: int, process: int) -> None:
+        """The process has ended, though a child of it may have kept its sockets open."""
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        if poll.poll(0):  # else it was another one's descriptor of the same number
+            drivers.gone(slot)
+
+    def _close(self, life: socket.socket, process: int, output: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # nobody reads it, though a child may hold the other end
+            output.shutdown(socket.SHUT_RDWR)
+        for fd in (life.fileno(), process):
+            self.loop.unwatch(fd)
+        life.close()
+        os.close(process)

@@ -1,0 +1,1 @@
+"""A cluster of real nodes, managers and clients, in virtual time and in one process."""

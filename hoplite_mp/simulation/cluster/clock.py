@@ -1,0 +1,85 @@
+"""Virtual time for everything in this process that reads a clock.
+
+Why it exists: client code counts deadlines by `time`, and the compiled modules by the system's
+monotonic clock. While a run is played all of them are told the timeline's time, and `time.sleep`
+is a wait of the simulated process that calls it.
+It must never know: what is played.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, SupportsIndex
+
+from hoplite_mp import _shm, _tasks
+from hoplite_mp.client import runtime as client
+from hoplite_mp.simulation.cluster.loop import EPOCH_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.simulation.cluster.processes import Processes
+
+__all__ = ["virtual_time"]
+
+
+class Stacks:
+    """The open clusters of the process that runs: see `_stack` in client/runtime.py."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._of: dict[object, list[Runtime]] = {}
+
+    @property
+    def _own(self) -> list[Runtime]:
+        return self._of.setdefault(self._processes.running, [])
+
+    def append(self, runtime: Runtime) -> None:
+        self._own.append(runtime)
+
+    def remove(self, runtime: Runtime) -> None:
+        self._own.remove(runtime)
+
+    def __contains__(self, runtime: Runtime) -> bool:
+        return runtime in self._own
+
+    def __iter__(self) -> Iterator[Runtime]:
+        return iter(self._own)
+
+    def __reversed__(self) -> Iterator[Runtime]:
+        return reversed(self._own)
+
+
+@contextlib.contextmanager
+def virtual_time(processes: Processes) -> Iterator[None]:
+    """Around a run, which must be the only thing that this process does."""
+    timeline = processes.timeline
+    real = time.monotonic, time.monotonic_ns, time.sleep
+
+    def sleep(seconds: float | SupportsIndex) -> None:
+        if processes.running is None:
+            real[2](seconds)
+        else:
+            processes.running.wait(None, float(seconds))
+
+    def passed() -> None:
+        now_ns = int((EPOCH_S + timeline.now) * 1e9)
+        _shm.play_at(now_ns)
+        _tasks.play_at(now_ns)
+
+    stack = client._stack
+    processes.play()
+    client._stack = Stacks(processes)  # type: ignore[assignment]
+    time.monotonic = lambda: EPOCH_S + timeline.now
+    time.monotonic_ns = lambda: int((EPOCH_S + timeline.now) * 1e9)
+    time.sleep = sleep
+    timeline.passed = passed
+    passed()
+    try:
+        yield
+    finally:
+        processes.finish()
+        time.monotonic, time.monotonic_ns, time.sleep = real
+        client._stack = stack

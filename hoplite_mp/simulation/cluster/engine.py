@@ -1,0 +1,262 @@
+"""The compiled engine of a simulated host: its steps are the timeline's, its links the network's.
+
+Why it exists: it implements the port Engine (node/ports.py) with the engine that ships, which plans
+blocks, fills cells and folds them as in production; only its thread and its sockets are not there.
+It must never know: what bytes are about.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _engine
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from hoplite_mp.node.ports import Key
+    from hoplite_mp.simulation.cluster.loop import Descriptors, VirtualLoop
+    from hoplite_mp.simulation.cluster.streams import VirtualStream
+    from hoplite_mp.simulation.network import Network
+
+__all__ = ["VirtualEngine"]
+
+# Frames of one link that are on the way; see simulation/network.py.
+WINDOW_FRAMES = 2
+
+
+class VirtualLink:
+    """One end of a connection between two engines."""
+
+    def __init__(
+        self, engine: VirtualEngine, stream: VirtualStream, driver: _engine.Driver
+    ) -> None:
+        self.engine = engine
+        self.stream = stream
+        self.driver = driver
+        self.to = stream.peer.host
+        self.is_over = False
+        self._next: bytes | None = None  # waits for its turn at the network
+        self._flying: deque[bytes] = deque()
+
+    # -- what goes -----------------------------------------------------------------------------
+
+    def offer(self) -> None:
+        """The next frame, if the engine has one, waits for its turn."""
+        if self.is_over or self._next is not None or len(self._flying) >= WINDOW_FRAMES:
+            return
+        try:
+            frame = self.driver.next_frame(0.0)
+        except ConnectionError:
+            return
+        if frame is not None:
+            self._next = b"".join(frame)
+            self.engine.network.offer(self.stream.host, self)
+
+    def take(self) -> tuple[int, int] | None:
+        """The network sends it now."""
+        data, self._next = self._next, None
+        if data is None or self.is_over or self.engine.loop.over:
+            return None
+        self.driver.sent()
+        self._flying.append(data)
+        self.engine.look_soon()
+        return 0, len(data)
+
+    def arrive(self, begin: int, end: int) -> None:
+        """It has come to the other host."""
+        if not self._flying:
+            return  # the connection was reset meanwhile
+        data, stream = self._flying.popleft(), self.stream
+        if not stream.failure:
+            peer = stream.peer
+            self.engine.network.pass_on(stream.host, peer.host, peer.receive_bulk, data)
+        self.engine.look_soon()
+
+    # -- what comes ----------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """Into the places that the engine gives."""
+        left = memoryview(data)
+        while left and not self.is_over:
+            self.engine.step()
+            try:
+                place = self.driver.receive_into(0.0)
+            except ConnectionError:
+                return
+            assert place is not None, "an engine gives a place as long as its link is there"
+            count = min(len(place), len(left))
+            place[:count] = left[:count]
+            self.driver.received(count)
+            left = left[count:]
+        self.engine.look()
+
+    def end(self) -> None:
+        """Nothing comes any more."""
+        if self.is_over:
+            return
+        self.engine.step()
+        try:
+            if self.driver.receive_into(0.0) is not None:
+                self.driver.received(0)
+        except ConnectionError:
+            pass
+        self.engine.look()
+
+    # As its stream calls it.
+
+    def ended(self) -> None:
+        self.engine.loop.run_soon(self.end)
+
+    def close(self) -> None:
+        """The engine has lost the link."""
+        self.is_over = True
+        self._flying.clear()
+        self.stream.close()
+
+
+class Incoming:
+    """What a stream hands its bytes to: in a turn of the host that has the engine."""
+
+    def __init__(self, link: VirtualLink) -> None:
+        self.link = link
+
+    def take(self, data: bytes) -> None:
+        if not self.link.engine.loop.over:
+            self.link.receive(data)
+
+    def ended(self) -> None:
+        self.link.ended()
+
+
+class VirtualEngine:
+    """Of one host; see hoplite_mp/_engine.pyi."""
+
+    def __init__(
+        self, network: Network, loop: VirtualLoop, descriptors: Descriptors, home: int, block: int
+    ) -> None:
+        self.network = network
+        self.loop = loop
+        self.links: dict[int, VirtualLink] = {}
+        self._descriptors = descriptors
+        self._engine = _engine.Engine(home, block, threaded=False)
+        self._events: list[tuple[Any, ...]] = []
+        self._fd = descriptors.add(self)
+        self._looks = False  # there will be a look
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._events)
+
+    # -- its steps -----------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """As far as it goes."""
+        while self._engine.step():
+            pass
+
+    def look_soon(self) -> None:
+        """Its thread would be woken."""
+        if not self._looks and not self.loop.over:
+            self._looks = True
+            self.network.timeline.after(0.0, self._look_now)
+
+    def _look_now(self) -> None:
+        self._looks = False
+        host = self.loop.host
+        if self.loop.over:
+            return
+        if host in self.network.stopped:
+            self.network.pass_on(host, host, self.look_soon)
+        else:
+            self.look()
+
+    def look(self) -> None:
+        """Steps; what is to be sent waits for the network, and events for the node."""
+        self.step()
+        events = self._engine.events()
+        for event in events:
+            if event[0] == _engine.LINK_LOST:
+                self.links.pop(event[1]).close()
+        for link in list(self.links.values()):
+            link.offer()
+        if events:
+            self._events += events
+            self.loop.notice(self._fd)
+
+    def end(self) -> None:
+        """The process is gone."""
+        for link in self.links.values():
+            link.is_over = True
+        self.links.clear()
+        self._engine.stop()
+
+    # -- the port ------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def connect(self, fd: int, peer: int) -> int:
+        stream: Any = self._descriptors.all[fd]
+        driver = self._engine.drive(peer)
+        link = self.links[driver.link] = VirtualLink(self, stream, driver)
+        self.look_soon()
+        stream.attach(Incoming(link))
+        return driver.link
+
+    def drive(self, peer: int) -> Any:
+        raise NotImplementedError("TLS is not simulated")
+
+    def disconnect(self, link: int) -> None:
+        self._engine.disconnect(link)
+        self.look_soon()
+
+    def counters(self, link: int) -> tuple[int, int, int, int]:
+        return self._engine.counters(link)
+
+    def cell(
+        self,
+        key: Key | None,
+        buffer: Any,
+        offset: int = 0,
+        nbytes: int | None = None,
+        filled: bool | int = False,
+    ) -> int:
+        self.look_soon()
+        return self._engine.cell(key, buffer, offset, nbytes, filled)
+
+    def watermark(self, cell: int) -> int:
+        return self._engine.watermark(cell)
+
+    def advance(self, cell: int, watermark: int) -> None:
+        self._engine.advance(cell, watermark)
+        self.look_soon()
+
+    def pull(self, cell: int, link: int, key: Key | None = None) -> None:
+        self._engine.pull(cell, link, key)
+        self.look_soon()
+
+    def fold(
+        self,
+        cell: int,
+        sources: Sequence[int],
+        op: str,
+        dtype: str,
+        divisor: int = 0,
+        accumulated: Collection[int] = (),
+        final: bool = True,
+    ) -> None:
+        self._engine.fold(cell, sources, op, dtype, divisor, accumulated, final)
+        self.look_soon()
+
+    def close(self, cell: int) -> None:
+        self._engine.close(cell)
+        self.look_soon()
+
+    def events(self) -> list[tuple[Any, ...]]:
+        events, self._events = self._events, []
+        return events
+
+    def stop(self) -> None:
+        """The node ends in order; see `end`."""

@@ -1,0 +1,121 @@
+"""What goes wrong in a run, drawn by chance.
+
+Why it exists: hosts die, stop for a while or for good, are cut off, crawl, join and join again;
+connections between two that live are reset; workers and programs are killed; the manager dies and
+is started again. Two at a time happen as often as one.
+It must never know: what is being done meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hoplite_mp.simulation.cluster.world import World
+
+__all__ = ["Faults"]
+
+# As often as they stand here.
+KINDS = ("die", "die", "die", "stop", "pause", "crawl", "cut", "join", "reset", "kill", "kill",
+         "manager")  # fmt: skip
+# Most runs have few, so that what is left is worth looking at.
+COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
+SILENCES_S = 2.0  # a host that is stopped for longer is given up
+CUTS_S = (0.01, 0.5, 3.0, 8.0)
+
+
+class Faults:
+    """Of one run."""
+
+    def __init__(self, world: World, span_s: float) -> None:
+        """span_s: within which they come."""
+        self.world = world
+        self.chance = world.timeline.chance
+        self.span_s = span_s
+        self.happened: list[str] = []
+        self.pending = 0  # that have been scheduled, or will end by themselves
+
+    def begin(self) -> None:
+        """Schedules them."""
+        at = [self.chance.random() * self.span_s for _ in range(self.chance.choice(COUNTS))]
+        if len(at) > 1 and self.chance.random() < 0.5:
+            at[1] = at[0] + self.chance.random() * 0.002  # during the repair of the first
+        for when in at:
+            self._later(when, self._one)
+
+    def _later(self, seconds: float, what: object, *arguments: object) -> None:
+        self.pending += 1
+
+        def do() -> None:
+            self.pending -= 1
+            what(*arguments)  # type: ignore[operator]
+
+        self.world.timeline.after(seconds, do)
+
+    def _one(self) -> None:
+        kind = self.chance.choice(KINDS)
+        places = [host.place for host in self.world.hosts[1:] if host.alive and host.number >= 0]
+        place = self.chance.choice(places) if places else 0
+        if kind not in ("join", "manager", "kill") and not place:
+            return
+        self.happened.append(kind)
+        self.world.timeline.note(f"fault: {kind} {place}")
+        getattr(self, f"_{kind}")(place)
+
+    def _soon(self) -> float:
+        return self.chance.choice([0.001, 0.05, 0.5]) * self.chance.random()
+
+    def _die(self, place: int) -> None:
+        self.world.end(self.world.hosts[place], "it dies")
+        if self.chance.random() < 0.4:
+            self._later(self._soon(), self.world.rejoin, place)
+
+    def _stop(self, place: int) -> None:
+        """For long enough to be given up."""
+        self.world.stop(place)
+        self._later(SILENCES_S + self._soon(), self._back, place)
+
+    def _pause(self, place: int) -> None:
+        """Not for so long: nobody is given up."""
+        self.world.stop(place)
+        self._later(self.chance.random() * 1.2, self.world.go_on, place)
+
+    def _back(self, place: int) -> None:
+        self.world.go_on(place)
+        if self.chance.random() < 0.6:
+            self._later(0.3, self.world.rejoin, place)
+
+    def _crawl(self, place: int) -> None:
+        factor = self.chance.choice([0.05, 0.1, 0.3])
+        port = self.world.network.ports[place]
+        port.up, port.down = port.up * factor, port.down * factor
+
+    def _cut(self, place: int) -> None:
+        """Some hosts from the others, or two from each other."""
+        others = [host.place for host in self.world.hosts if host.place != place]
+        some = {place}
+        if self.chance.random() < 0.3:
+            some.add(self.chance.choice(others))
+        rest = set(others) - some
+        if not rest:
+            return
+        if self.chance.random() < 0.4:
+            rest = {self.chance.choice(sorted(rest))}
+        self.world.cut(some, rest)
+        self._later(self.chance.choice(CUTS_S), self.world.heal, some, rest)
+
+    def _join(self, place: int) -> None:
+        port = self.world.network.ports[0]
+        self.world.add_host(port.up, port.down)
+
+    def _reset(self, place: int) -> None:
+        others = [host.place for host in self.world.hosts if host.place != place and host.alive]
+        if others:
+            self.world.reset(place, self.chance.choice(others))
+
+    def _kill(self, place: int) -> None:
+        """A worker, or a program, of some host."""
+        self.world.kill_one(self.chance)
+
+    def _manager(self, place: int) -> None:
+        self.world.lose_manager(self.chance.choice([0.0, 0.02, 0.5]))

@@ -1,0 +1,333 @@
+"""One life of a simulated host: real memory, the real node, and real client code on top.
+
+Why it exists: it makes the node's ports of what the simulation has, as node/core/main.py makes them
+of what the system has, and stands for the host's supervisor.
+It must never know: what its programs do, which faults come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import _shm, _tasks
+from hoplite_mp.client.runtime import Runtime
+from hoplite_mp.node.core.node import DRIVER_SLOT, NODE_SLOT, Node
+from hoplite_mp.node.core.node_ports import NodePorts
+from hoplite_mp.node.core.wiring import Upward
+from hoplite_mp.node.output.output import Output
+from hoplite_mp.protocol.birth import Birth
+from hoplite_mp.protocol.local import SetUp, Start
+from hoplite_mp.protocol.spawning import LanStart, Spawn
+from hoplite_mp.simulation.cluster.channel import VirtualChannel
+from hoplite_mp.simulation.cluster.connections import VirtualConnections
+from hoplite_mp.simulation.cluster.engine import VirtualEngine
+from hoplite_mp.simulation.cluster.loop import VirtualLoop
+from hoplite_mp.simulation.cluster.machine import (
+    NEAR_S,
+    NoDoor,
+    NoStacks,
+    VirtualDisk,
+    VirtualLines,
+    VirtualWorkers,
+)
+from hoplite_mp.simulation.cluster.surroundings import PORT, address_of
+from hoplite_mp.worker.main import Worker, set_up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.protocol.local import Request
+    from hoplite_mp.protocol.spawning import Exited
+    from hoplite_mp.simulation.cluster.processes import Process
+    from hoplite_mp.simulation.cluster.streams import VirtualStream
+    from hoplite_mp.simulation.cluster.surroundings import Surroundings
+
+__all__ = ["Host"]
+
+KEY = b"k" * 32
+FIRST_SLOT = 2  # of workers
+FIRST_PID = 10_000  # of programs
+LEAVE_S = 0.001  # between the end of a program's line, and of the program
+
+
+class _Mute:
+    """What a worker prints goes nowhere: see worker/voice.py."""
+
+    def turn_to(self, audience: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class Host:
+    """One life. `alive`: of its node."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        place: int,
+        home: int,
+        ended: Callable[[Host, str], None],
+        manager: VirtualStream | None = None,
+    ) -> None:
+        """place: of the machine. home: of this life. ended: told when the node has ended, and why.
+        manager: the connection to one on the same machine."""
+        self.around = around
+        self.ended = ended
+        self.place = place
+        self.home = home
+        self.config = config = around.config
+        self.alive = True
+        self.processes: list[Process] = []
+        self.programs: dict[Process, Callable[[], None]] = {}  # and what follows their ends
+        self._asked_at = 0.0
+        network, descriptors = around.network, around.descriptors
+        self.control_fd, self.store_fd = os.memfd_create("control"), os.memfd_create("store")
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        sizes = config.small_object_bytes_max, config.span_bytes
+        spin_us = 0  # who spins in virtual time spins for ever
+        memory = around.sizes.store
+        _shm.create(self.control_fd, self.store_fd, home, memory, 2, spin_us, *sizes)
+        self.client = _shm.NodeClient(self.control_fd, self.store_fd, NODE_SLOT, self.event_fd)
+        self.tasks = _tasks.Tasks(self.client)
+        around.processes.map(self.client, home)
+        self.loop = VirtualLoop(around.timeline, network, place, descriptors, self._turn)
+        if manager is not None:
+            manager.loop = self.loop
+        self.lines = VirtualLines(around.timeline)
+        self.workers = VirtualWorkers(around.timeline, self)
+        self.disk = VirtualDisk(around.sizes.disk)
+        self.engine = VirtualEngine(network, self.loop, descriptors, home, around.sizes.block)
+        where = self.loop, place, home, address_of(place)
+        self._output, theirs = socket.socketpair()
+        upward = Upward()
+        output = Output(
+            theirs,
+            config,
+            home,
+            lambda: self.client.number,
+            self.loop,
+            config.output_wait_s,
+            upward,
+        )
+        ports = NodePorts(
+            self.loop,
+            self.lines,
+            self.workers,
+            lambda workers: NoStacks(),
+            self.disk,
+            f"host{place}",
+            manager,
+            VirtualConnections(around.board, *where),
+            self.engine,
+            NoDoor(),
+        )
+        start = self._start(manager is not None)
+        self.node = Node(start, config, ports, self.client, self.tasks, output, upward)
+        self.loop.run(self._begin)
+
+    def _start(self, leads: bool) -> Start:
+        config, around = self.config, self.around
+        address = address_of(self.place)
+        lan = LanStart(
+            key=KEY,
+            home=self.home,
+            host=f"host{self.place}",
+            peer_fd=-1,
+            addresses=[str(address)],
+            ports=(PORT + 1, PORT + 2, 1),
+            handshake_timeout_s=config.handshake_timeout_s,
+            unauthenticated_max=config.unauthenticated_max,
+            connect_timeout_s=config.connect_timeout_s,
+            beat_interval_s=config.beat_interval_s,
+            silence_s=config.silence_s,
+            tls=False,
+            cluster=around.cluster if leads else b"",
+            manager=[] if leads else [(int(socket.AF_INET), around.manager_at)],
+        )
+        birth = Birth(pid=1, authkey=b"", argv=[], faulthandler=False, start_method="")
+        return Start(
+            sys_path=[],
+            control_fd=self.control_fd,
+            store_fd=self.store_fd,
+            event_fd=self.event_fd,
+            supervisor_fd=-1,
+            rpc_fd=-1,
+            output_fd=-1,
+            driver_pid=0,
+            workers=around.workers,
+            cores=2,
+            memory_bytes=around.sizes.store,
+            config=asdict(config),
+            home=self.home,
+            birth=birth,
+            lan=lan,
+            first_workers=[
+                (slot, -1, -1, -1) for slot in range(FIRST_SLOT, FIRST_SLOT + around.workers)
+            ],
+        )
+
+    def _begin(self) -> None:
+        self.node.begin(self.home, self.channel(DRIVER_SLOT))
+        for slot in range(FIRST_SLOT, FIRST_SLOT + self.around.workers):
+            self.workers.start(Spawn(slot, 0, 0, 0))
+
+    def channel(self, slot: int) -> VirtualChannel:
+        """A line for the process in that slot."""
+        return VirtualChannel(self, slot, self.around.processes)
+
+    def runtime(self, slot: int, channel: VirtualChannel, label: str) -> Runtime:
+        """What a process in that slot takes part by."""
+        memory = self.control_fd, self.store_fd, self.event_fd
+        line: Any = channel
+        runtime = Runtime(*memory, slot, line, self.config, label)
+        self.around.processes.map(runtime.client, self.home)
+        collector = runtime.submitter.collector
+        collector._thread = -1  # no thread is started: a simulated process looks for itself
+        collector._ended.put(None)
+        return runtime
+
+    # -- processes -----------------------------------------------------------------------------
+
+    def ask(self, slot: int, request: Request) -> None:
+        """A process of this host asks the node; in the order in which it is asked."""
+        timeline = self.around.timeline
+        self._asked_at = max(self._asked_at, timeline.now + NEAR_S)
+
+        def take() -> None:
+            if slot in self.lines.by_slot:
+                self.node.request(slot, request, [])
+
+        timeline.at(self._asked_at, self.loop.run, take)
+
+    def run(self, name: str, body: Callable[[], object]) -> Process:
+        """One more process of this host."""
+        process = self.around.processes.begin(self.place, name, body, self._process_turned)
+        self.processes.append(process)
+        return process
+
+    def attach(self, name: str, body: Callable[[Runtime], object]) -> None:
+        """A program that attaches to this host's node, does that, and leaves."""
+        self.loop.run(partial(self._attach, name, body))
+
+    def _attach(self, name: str, body: Callable[[Runtime], object]) -> None:
+        assert self.node.lan is not None
+        drivers = self.node.lan.drivers
+        slot, generation, audience, why = drivers.register()
+        if slot < 0:
+            self.around.timeline.note(f"host {self.place} does not take {name}: {why}")
+            return
+        channel = VirtualChannel(self, slot, self.around.processes, generation << 32)
+        output, theirs = socket.socketpair()
+
+        def live() -> None:
+            runtime = self.runtime(slot, channel, "driver")
+            try:
+                body(runtime)
+            finally:
+                if not self.around.processes.over:
+                    runtime.close()
+
+        def leave() -> None:
+            drivers.line_ended(slot)
+            self.loop.call_later(LEAVE_S, lambda: drivers.gone(slot))
+
+        def close() -> None:
+            theirs.close()
+
+        process = self.run(name, live)
+        drivers.came(slot, audience, FIRST_PID + slot, channel, output, close)
+        process.ended = lambda: self.loop.run_soon(leave)
+        self.programs[process] = leave
+
+    def kill(self, process: Process) -> None:
+        """As by SIGKILL."""
+        if process in self.programs:
+            process.kill()
+            self.loop.run_soon(self.programs[process])
+        else:
+            self.workers.kill_process(process)
+
+    # As `VirtualWorkers` needs it.
+
+    def worker_begins(self, ask: Spawn) -> Process:
+        channel = self.channel(ask.slot)
+
+        def live() -> None:
+            runtime = self.runtime(ask.slot, channel, f"worker {ask.slot}@h")
+            voice: Any = _Mute()
+            worker = Worker(runtime, ask.pool, ask.max_tasks, voice)
+            process.interrupted = lambda: worker.on_signal(0, None)
+            if ask.setup:
+                set_up(worker, ask.setup)
+                runtime.channel.tell(SetUp())
+            worker.loop()
+
+        process = self.run(f"worker {ask.slot} of host {self.place}", live)
+        (out, its_out), (err, its_err) = os.pipe(), os.pipe()
+        os.close(its_out)
+        os.close(its_err)
+        self.node.worker_joins(ask.slot, channel, out, err, ask.audience)
+        return process
+
+    def worker_started(self, slot: int, pid: int) -> None:
+        self.loop.run(partial(self.node.rooms.workers.spawned, slot, pid))
+
+    def worker_ended(self, message: Exited) -> None:
+        self.loop.run_soon(partial(self.node.worker_exited, message))
+
+    def _process_turned(self) -> None:
+        """A process of this host has done something: has it woken the node?"""
+        if self.alive:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.event_fd)
+                self.loop.run_soon(_nothing)
+
+    # -- turns of the node ---------------------------------------------------------------------
+
+    def _turn(self, action: Callable[[], object]) -> None:
+        self.client.set_sleeping(False)
+        action()
+        if not self.alive:
+            return
+        self.client.set_sleeping(True)
+        self.node.look()
+        pulse = self.node.rooms.management.pulse
+        if pulse is not None:
+            pulse.turned_at = self.loop.now()
+        if self.node.rooms.life.stopping:
+            self.node.rooms.management.farewell()
+            self.ended(self, "its node has ended")
+
+    # -- the end -------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """Of its node in the cluster; -1: it has not been let in."""
+        return self.client.number if self.node.rooms.life.standing else -1
+
+    def die(self) -> None:
+        """All its processes are gone; see `World.end` for what others see of that."""
+        self.alive = False
+        self.loop.over = True
+        for process in self.processes:
+            process.kill()
+
+    def close(self) -> None:
+        """The run is over."""
+        with contextlib.suppress(RuntimeError):
+            self.engine.end()
+        for fd in (self.control_fd, self.store_fd, self.event_fd):
+            os.close(fd)
+        self._output.close()
+        self.node.output.driver.sock.close()
+
+
+def _nothing() -> None:
+    """A turn in which only shared memory is looked at."""

@@ -1,0 +1,153 @@
+"""The manager's process on a simulated host: the real loop, with the timeline to wait for.
+
+Why it exists: which messages reach the planner, in which order, and who is given up when, is what
+manager/loop.py decides; so that runs as it is.
+It must never know: what a message is about.
+"""
+
+from __future__ import annotations
+
+import selectors
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.manager.beats import Beats
+from hoplite_mp.manager.loop import Loop
+from hoplite_mp.planner.machine import Planner
+from hoplite_mp.simulation.cluster.connections import Listener
+from hoplite_mp.simulation.cluster.loop import VirtualLoop
+from hoplite_mp.simulation.cluster.streams import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.simulation.cluster.connections import Switchboard
+    from hoplite_mp.simulation.cluster.streams import VirtualStream
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["VirtualManager"]
+
+PACKING_S = 0.05  # of a thread that packs trees
+
+
+class VirtualSelector(selectors.BaseSelector):
+    """What is ready the loop says; waiting is left to the timeline."""
+
+    def __init__(self, loop: VirtualLoop, wait: Callable[[float | None], None]) -> None:
+        self._loop = loop
+        self._wait = wait
+        self._keys: dict[int, selectors.SelectorKey] = {}
+        self.ready: dict[int, None] = {}
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        key = self._keys[fileobj] = selectors.SelectorKey(fileobj, fileobj, events, data)
+        self._loop.watch(fileobj, lambda: self.ready.setdefault(fileobj))
+        return key
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        key = self._keys[fileobj] = selectors.SelectorKey(fileobj, fileobj, events, data)
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        self._loop.unwatch(fileobj)
+        self.ready.pop(fileobj, None)
+        return self._keys.pop(fileobj)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready, self.ready = self.ready, {}
+        self._wait(timeout)
+        return [(self._keys[fd], selectors.EVENT_READ) for fd in ready if fd in self._keys]
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._keys
+
+    def close(self) -> None:
+        self._keys.clear()
+
+
+class VirtualDoor:
+    """See transport/door.py."""
+
+    deadline: float | None = None
+    not_now: frozenset[str] = frozenset()
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.waiting: list[Admission] = []
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def turn(self, now: float) -> list[Admission]:
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+
+class VirtualManager:
+    """One process. `planner`: for whoever judges a run."""
+
+    def __init__(
+        self,
+        board: Switchboard,
+        host: int,
+        at: tuple[str, int],
+        about: tuple[int, bytes, Introduction],
+        *,
+        beat_s: float,
+        silence_s: float,
+        again: bool = False,
+    ) -> None:
+        """at: where it listens. about: the home of its host, the cluster's id, and what it says of
+        itself. again: in the place of one that has died."""
+        network, descriptors = board.network, board.descriptors
+        self.board = board
+        self.host = host
+        self.planner = Planner(again=again)
+        self.loop = VirtualLoop(network.timeline, network, host, descriptors, self._turn)
+        self.selector = VirtualSelector(self.loop, self._wait)
+        self._wake_at = float("inf")
+        self._manager = Loop(
+            self.planner,
+            self.loop.now,
+            selector=self.selector,
+            in_thread=lambda work: network.timeline.after(PACKING_S, self.loop.run, work),
+        )
+        door: Any = VirtualDoor(descriptors.add(self))
+        self._manager.open(door, b"", Beats(beat_s, silence_s))
+        home, cluster, introduction = about
+
+        def admit(admission: Admission) -> None:
+            door.waiting.append(admission)
+
+        board.listeners[at] = Listener(host, self.loop, home, cluster, introduction, admit)
+
+    is_ready = False  # of the door: who comes in does so in a turn
+
+    def near(self, loop: VirtualLoop) -> VirtualStream:
+        """A connection with the node of its own host; returns that one's end."""
+        board = self.board
+        ends = (loop, self.host), (self.loop, self.host)
+        ours, theirs = connect(board.network, board.descriptors, *ends)
+        board.streams[ours] = None
+        self._manager.serve(theirs)
+        return ours
+
+    def _turn(self, action: Callable[[], object]) -> None:
+        action()
+        self._wake_at = float("inf")
+        self._manager.turn()
+        while self.selector.ready:
+            self._manager.turn()
+
+    def _wait(self, seconds: float | None) -> None:
+        """As long as nothing comes it sleeps until then."""
+        if seconds is None:
+            return
+        at = self.loop.timeline.now + seconds
+        if at < self._wake_at:
+            self._wake_at = at
+            self.loop.timeline.at(at, self._due, at)
+
+    def _due(self, at: float) -> None:
+        if at == self._wake_at:
+            self.loop.run(lambda: None)

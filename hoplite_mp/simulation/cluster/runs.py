@@ -1,0 +1,135 @@
+"""One seed: a cluster, its work, its faults, and the judgement.
+
+Why it exists: a seed is the whole description of a run, so a failing one is a test as it stands.
+It must never know: how anything is shown.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hoplite_mp.simulation.cluster.clock import virtual_time
+from hoplite_mp.simulation.cluster.faults import Faults
+from hoplite_mp.simulation.cluster.surroundings import Surroundings
+from hoplite_mp.simulation.cluster.truth import Truth, WrongEnd
+from hoplite_mp.simulation.cluster.workload import Workload
+from hoplite_mp.simulation.cluster.world import World
+from hoplite_mp.simulation.network import Network
+from hoplite_mp.simulation.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Outcome", "run_seed"]
+
+NODES_MIN, NODES_MAX = 2, 32
+# Half of all runs are small: what can go wrong with two hosts goes wrong there, and is short.
+SIZES = (2, 3, 3, 4, 4, 5, 6, 8)
+EVENTS_MAX = 3_000_000
+JOINED_S = 0.3  # until all have joined
+LOOK_S = 0.25
+SECONDS_MAX = 200.0  # a run that is longer goes round in a circle
+# After the last program: until everybody has learned of every death, and has tidied up.
+SETTLE_S = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one run. `failure`: what did not hold, or ""."""
+
+    seed: int
+    nodes: int
+    digest: str
+    events: int
+    programs: int
+    errors: int
+    faults: tuple[str, ...]
+    reads: int
+    failure: str = ""
+    tail: tuple[str, ...] = ()
+
+
+def run_seed(
+    seed: int,
+    *,
+    nodes: int | None = None,
+    faults: bool = True,
+    prepare: Callable[[World], None] = lambda world: None,
+) -> Outcome:
+    """Plays it to its end. prepare: what a test does to the world first."""
+    timeline = Timeline(seed)
+    chance = timeline.chance
+    latency_s = chance.choice([20e-6, 100e-6, 1e-3])
+    network = Network(timeline, latency_s, latency_s * chance.choice([0.0, 0.5, 5.0]))
+    world = World(Surroundings(timeline, network))
+    prepare(world)
+    count = nodes or chance.choice(SIZES)
+    truth = Truth(world)
+    failure = ""
+    span_s = chance.choice([0.02, 0.2, 1.0])
+    work, trouble = Workload(world, truth, span_s), Faults(world, span_s * 1.5)
+    with virtual_time(world.processes):
+        try:
+            _play(world, work, trouble if faults else None, count, equal=chance.random() < 0.5)
+        except (AssertionError, KeyError, ValueError, TypeError, AttributeError) as error:
+            failure = f"{type(error).__name__}: {error}"
+            timeline.tail.extend(traceback.format_exc().splitlines())
+    world.close()
+    gc.collect()
+    return Outcome(
+        seed,
+        count,
+        timeline.digest,
+        timeline.events,
+        work.begun,
+        len(truth.errors),
+        tuple(trouble.happened),
+        truth.reads,
+        failure,
+        tuple(timeline.tail) if failure else (),
+    )
+
+
+def _play(world: World, work: Workload, trouble: Faults | None, count: int, *, equal: bool) -> None:
+    timeline, chance = world.timeline, world.timeline.chance
+    for _ in range(count):
+        rate = 125e6 if equal else chance.choice([125e6, 31e6, 62e6, 1.25e9])
+        world.add_host(rate, rate)
+    timeline.run(EVENTS_MAX, JOINED_S)
+    work.begin()
+    if trouble is not None:
+        trouble.begin()
+    until = JOINED_S + work.span_s * 1.5
+    while True:
+        timeline.run(EVENTS_MAX, until)
+        _check_processes(world)
+        if not (work.open or (trouble is not None and trouble.pending)):
+            break
+        until += LOOK_S
+        if until > SECONDS_MAX or timeline.events >= EVENTS_MAX:
+            raise WrongEnd(f"it does not end: {work.open} after {timeline.events} events")
+    timeline.run(EVENTS_MAX, until + SETTLE_S)
+    _check_processes(world)
+    _judge(world)
+
+
+def _check_processes(world: World) -> None:
+    """None has ended as none should."""
+    for process in world.processes.all:
+        if process.failure is not None:
+            raise process.failure
+
+
+def _judge(world: World) -> None:
+    """Nobody uses anything any more: nothing is left of it."""
+    for host in world.hosts:
+        if not host.alive:
+            continue
+        left = [one for one in host.client.scan() if one["refs"] or one["state"] != "FREE"]
+        if left:
+            raise WrongEnd(f"host {host.place} still has {left[:3]}")
+        if host.disk.used:
+            raise WrongEnd(f"host {host.place} still has {host.disk.used} bytes on disk")

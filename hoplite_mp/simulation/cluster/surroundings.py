@@ -1,0 +1,72 @@
+"""What all hosts of a run share: time, the network, who listens where, sizes.
+
+Why it exists: a host is made of these, and need not know the world that plays it.
+It must never know: which hosts there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hoplite_mp.config import Config
+from hoplite_mp.simulation.cluster.connections import Switchboard
+from hoplite_mp.simulation.cluster.loop import Descriptors
+from hoplite_mp.simulation.cluster.processes import Processes
+from hoplite_mp.transport.addresses import Address
+
+if TYPE_CHECKING:
+    from hoplite_mp.simulation.network import Network
+    from hoplite_mp.simulation.timeline import Timeline
+
+__all__ = ["Sizes", "Surroundings", "address_of"]
+
+PORT = 7000
+MANAGER_PORT = 7001
+
+
+def address_of(place: int) -> Address:
+    """Where the node of that machine listens."""
+    return Address(f"10.0.{place // 250}.{place % 250 + 1}", PORT)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of each host, in bytes."""
+
+    block: int = 64 << 10  # of a frame between engines, at most
+    store: int = 256 << 20
+    disk: int = 1 << 30
+
+
+def _config() -> Config:
+    return Config(
+        small_object_bytes_max=16 << 10,
+        span_bytes=64 << 10,
+        populate_ahead_bytes=0,
+        spin_us_max=0,
+        memory_reserve_bytes=1 << 20,
+    )
+
+
+@dataclass
+class Surroundings:
+    """Of one run. `place`: a machine, as the network numbers it."""
+
+    timeline: Timeline
+    network: Network
+    sizes: Sizes = field(default_factory=Sizes)
+    config: Config = field(default_factory=_config)
+    cluster: bytes = b"c" * 16
+    manager_place: int = 0
+    workers: int = 2  # of each host
+
+    def __post_init__(self) -> None:
+        self.descriptors = Descriptors()
+        self.board = Switchboard(self.network, self.descriptors)
+        self.processes = Processes(self.timeline, self.network)
+
+    @property
+    def manager_at(self) -> tuple[str, int]:
+        """Where the manager listens."""
+        return address_of(self.manager_place).host, MANAGER_PORT

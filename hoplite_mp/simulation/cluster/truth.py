@@ -1,0 +1,110 @@
+"""What is true in a run, known by no process in it, and what must hold of all that is read.
+
+Why it exists: an object that is read holds itself, whole. A result holds each contributor exactly
+once, in every byte, the ones that it names, and has the same bits wherever it is read. What fails
+has a cause among the faults.
+It must never know: how anything came about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import errors
+from hoplite_mp.simulation.cluster.values import WrongBytes, contributors_in
+
+if TYPE_CHECKING:
+    from hoplite_mp.simulation.cluster.values import Array, Leaf
+    from hoplite_mp.simulation.cluster.world import World
+
+__all__ = ["Operation", "Truth", "WrongEnd"]
+
+# What a program may be told when hosts die, are cut off, or cannot be reached.
+LOSSES = (
+    errors.ObjectLostError,
+    errors.NodeLostError,
+    errors.ReduceError,
+    errors.WorkerLostError,
+    errors.ManagerLostError,
+)
+
+
+class WrongEnd(AssertionError):
+    """Something ended as it must not, or did not end."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective that a program has asked for."""
+
+    number: int
+    kind: str
+    leaves: tuple[Leaf, ...]
+    num: int
+    least: int  # contributors that a result must have: fewer than num after a deadline
+    ordered: bool = False
+
+    @property
+    def salt(self) -> int:
+        return self.leaves[0].salt
+
+
+class Truth:
+    """Of one run. `reads`: values that were looked at; `errors`: what programs were told."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.reads = 0
+        self.errors: list[str] = []
+        self._results: dict[tuple[int, int], tuple[Any, bytes]] = {}
+
+    # -- values --------------------------------------------------------------------------------
+
+    def check_leaf(self, leaf: Leaf, value: Array) -> None:
+        """A source has been read somewhere."""
+        self.reads += 1
+        if not np.array_equal(value, leaf.array()):
+            raise WrongBytes(f"a copy of {leaf} holds {value[:8]}")
+
+    def check_result(
+        self, operation: Operation, part: int, parts: int, value: Array, named: tuple[int, ...]
+    ) -> None:
+        """A result, or one part of it, has been read somewhere; `named`: its contributors."""
+        self.reads += 1
+        if not operation.least <= len(named) <= operation.num or len(set(named)) != len(named):
+            raise WrongEnd(f"{operation.kind} of {operation.num} named {named}")
+        leaves = [operation.leaves[index] for index in named]
+        whole = leaves[0].array()
+        if operation.ordered:  # folded from the left, in the order of the sources
+            for leaf in leaves[1:]:
+                whole = whole + leaf.array()
+        else:
+            whole = sum((leaf.array() for leaf in leaves[1:]), start=whole)
+        expected = np.array_split(whole, parts)[part]
+        if value.tobytes() != expected.tobytes():
+            found = "other bits"
+            if not operation.ordered and parts == 1:
+                found = f"contributors {sorted(contributors_in(value, operation.salt))}"
+            raise WrongBytes(f"{operation.kind} {operation.number}: {found}, and {named} are named")
+        seen = self._results.setdefault((operation.number, part), (named, value.tobytes()))
+        if seen != (named, value.tobytes()):
+            raise WrongBytes(f"{operation.kind} {operation.number} has other bits than elsewhere")
+
+    # -- errors --------------------------------------------------------------------------------
+
+    @property
+    def calm(self) -> bool:
+        """Nothing has happened that may cost anybody anything."""
+        world = self.world
+        return not (world.lost or world.cuts or world.resets or world.stops or world.killed)
+
+    def check_error(self, what: str, error: BaseException) -> None:
+        """A program has been told this; what is no loss is raised again."""
+        self.errors.append(f"{what}: {type(error).__name__}: {error}")
+        if not isinstance(error, LOSSES):
+            raise error
+        if self.calm:
+            raise WrongEnd(f"{what}: {type(error).__name__}: {error}, and nothing has happened")

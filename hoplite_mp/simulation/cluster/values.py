@@ -1,0 +1,66 @@
+"""Values whose every byte says where it comes from, and what collectives must make of them.
+
+Why it exists: the promises are checked to the byte. A source of a collective is a power of two
+times a pattern over the places of its elements, so a sum says who is in it, and a byte in a wrong
+place is seen. Where the order of additions counts, sources are floats whose sum depends on it.
+It must never know: how a value travels.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["SOURCES_MAX", "Leaf", "WrongBytes", "contributors_in", "make"]
+
+PERIOD = 7  # of the pattern: no power of two, as blocks and stripes are
+SOURCES_MAX = 40  # bits of a source, of a salt and of the pattern fit into an int64
+SALT_BITS = 10
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class WrongBytes(AssertionError):
+    """What was read is not what was written."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One source: the `index`-th of a collective with that salt. `ordered`: floats, whose sum
+    depends on the order of additions."""
+
+    salt: int  # below 1 << SALT_BITS, and odd
+    index: int
+    items: int
+    ordered: bool = False
+
+    def array(self) -> Array:
+        """Its value."""
+        if self.ordered:
+            chance = np.random.default_rng([self.salt, self.index])
+            return chance.standard_normal(self.items) * 10.0 ** chance.integers(-9, 9)
+        return pattern(self.items) * (self.salt << self.index)
+
+
+def pattern(items: int) -> Array:
+    """What a source is times its number."""
+    return np.arange(items, dtype=np.int64) % PERIOD + 1
+
+
+def make(leaf: Leaf, seconds: float) -> Array:
+    """The task that makes a source, in that time."""
+    time.sleep(seconds)
+    return leaf.array()
+
+
+def contributors_in(value: Array, salt: int) -> set[int]:
+    """The indices of the sources in a sum. WrongBytes: it is no such sum in every place."""
+    if not len(value):
+        return set()
+    first, rest = divmod(int(value[0]), salt)
+    if rest or not np.array_equal(value, pattern(len(value)) * (first * salt)):
+        raise WrongBytes(f"a sum of sources with salt {salt} is torn: {value[:PERIOD]}")
+    return {bit for bit in range(first.bit_length()) if first >> bit & 1}

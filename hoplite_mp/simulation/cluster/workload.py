@@ -1,0 +1,320 @@
+"""What programs of a simulated cluster do, drawn by chance, by the public face of the library.
+
+Why it exists: a run needs work for faults to disturb. Programs on all hosts put values and submit
+tasks, run collectives of all kinds over what others have made, read results where they like, drop
+and delete; sources become ready early, late or never.
+It must never know: what goes wrong meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp.cluster import Cluster
+from hoplite_mp.errors import HopliteTimeoutError
+from hoplite_mp.simulation.cluster.truth import Operation, WrongEnd
+from hoplite_mp.simulation.cluster.values import SOURCES_MAX, Leaf, make
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.client.runtime import Runtime
+    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp.simulation.cluster.host import Host
+    from hoplite_mp.simulation.cluster.truth import Truth
+    from hoplite_mp.simulation.cluster.world import World
+
+__all__ = ["Workload"]
+
+KINDS = ("reduce", "reduce", "allreduce", "allreduce", "reduce_scatter", "broadcast", "gather",
+         "allgather", "alltoall")  # fmt: skip
+ITEMS = (0, 1, 100, 3_000, 20_000, 100_000)  # of 8 bytes
+# Bytes that all collectives of a run together want to move, about: what a run may cost.
+BYTES_MAX = 16 << 20
+# A program waits for another one at most so long; what has failed by then is never made.
+PATIENCE_S = 25.0
+# How long somebody waits for a result before it counts as hanging.
+HANGS_S = 90.0
+
+
+@dataclass(eq=False)
+class Board:
+    """How programs of a run find each other's objects: ids by name, outside of what is tested."""
+
+    world: World
+    ids: dict[str, bytes | None] = field(default_factory=dict)  # None: it will never be there
+
+    def publish(self, name: str, object_id: bytes | None) -> None:
+        """From now on others know it."""
+        self.ids.setdefault(name, object_id)
+        self.world.processes.wake_all(("board", name))
+
+    def find(self, name: str) -> bytes | None:
+        """Waits until it is there. None: it never will be."""
+        running = self.world.processes.running
+        assert running is not None
+        if name not in self.ids:
+            running.wait(("board", name), PATIENCE_S)
+        return self.ids.get(name)
+
+
+class Workload:
+    """Of one run; it is over when everything that was begun has ended."""
+
+    def __init__(self, world: World, truth: Truth, span_s: float) -> None:
+        """span_s: within which it begins everything."""
+        self.world = world
+        self.truth = truth
+        self.chance = world.timeline.chance
+        self.span_s = span_s
+        self.board = Board(world)
+        self.left = BYTES_MAX
+        self.begun = 0  # programs
+        self._operations = 0
+
+    def begin(self) -> None:
+        """Schedules it."""
+        chance = self.chance
+        for _ in range(chance.randint(1, 3)):
+            self.world.timeline.after(chance.random() * self.span_s, self._collective)
+        for _ in range(chance.randint(0, 2)):
+            self.world.timeline.after(chance.random() * self.span_s, self._some_gets)
+
+    @property
+    def open(self) -> list[str]:
+        """Names of programs that live and have not ended."""
+        return [process.name for host in self.world.lives for process in host.programs
+                if process.alive]  # fmt: skip
+
+    # -- who and what --------------------------------------------------------------------------
+
+    def _hosts(self) -> list[Host]:
+        """Those whose node is in the cluster, as far as it knows."""
+        stopped = self.world.network.stopped
+        return [one for one in self.world.hosts if one.alive and one.number >= 0
+                and one.place not in stopped]  # fmt: skip
+
+    def _items(self, copies: int) -> int:
+        room = self.left // max(1, 8 * copies)
+        items = self.chance.choice([one for one in ITEMS if one <= max(1, room)])
+        self.left -= 8 * items * copies
+        return items
+
+    def _program(self, host: Host, name: str, body: Callable[[Cluster], object]) -> None:
+        def live(runtime: Runtime) -> None:
+            try:
+                body(Cluster._of(runtime))
+            except Exception as error:
+                self.truth.check_error(name, error)
+
+        self.begun += 1
+        host.attach(name, live)
+
+    def _source(self, hosts: list[Host], leaf: Leaf, name: str) -> None:
+        """One host makes it: puts it, or has a task make it."""
+        chance = self.chance
+        late = chance.choice([0.0, 0.0, 0.0, 0.001, 0.03, 0.3]) * chance.random()
+        by_task = chance.random() < 0.4
+        board = self.board
+
+        def body(c: Cluster) -> None:
+            import time
+
+            ref: Any = None
+            try:
+                if by_task:
+                    ref = c.submit(make, leaf, late).ref
+                else:
+                    time.sleep(late)
+                    ref = c.put(leaf.array())
+            finally:
+                board.publish(name, None if ref is None else ref._id)
+            board.find(f"{name} is not needed")
+
+        self._program(chance.choice(hosts), f"source {name}", body)
+
+    # -- what they do --------------------------------------------------------------------------
+
+    def _some_gets(self) -> None:
+        """One object, wanted in many places at nearly the same time."""
+        hosts, chance = self._hosts(), self.chance
+        if not hosts:
+            return
+        many = chance.randint(1, len(hosts))
+        leaf = Leaf(self._salt(), 0, max(1, self._items(many)))
+        name = f"object {self._operations}"
+        self._source(hosts, leaf, name)
+        users = [0]
+        for host in chance.sample(hosts, many):
+            users[0] += 1
+            self._program(host, f"get of {name}", partial(self._get, name, leaf, users,
+                          chance.random() * 0.05))  # fmt: skip
+
+    def _get(self, name: str, leaf: Leaf, users: list[int], late: float, c: Cluster) -> None:
+        import time
+
+        ref = self._ref(c, name)
+        time.sleep(late)
+        try:
+            if ref is not None:
+                self.truth.check_leaf(leaf, self._value(c, ref, f"get of {name}"))
+        finally:
+            users[0] -= 1
+            if not users[0]:
+                self.board.publish(f"{name} is not needed", None)
+
+    def _ref(self, c: Cluster, name: str) -> ObjectRef[Any] | None:
+        """Of an object that another program has published; None: there is none."""
+        object_id = self.board.find(name)
+        if object_id is None:
+            return None
+        return c._runtime.memory.make_ref(object_id)
+
+    def _value(self, c: Cluster, ref: Any, what: str) -> Any:
+        try:
+            return c.get(ref, timeout=HANGS_S)
+        except HopliteTimeoutError as error:
+            raise WrongEnd(f"{what} hangs") from error
+
+    def _salt(self) -> int:
+        self._operations += 1
+        return 2 * self._operations % 1024 + 1
+
+    def _collective(self) -> None:
+        hosts, chance = self._hosts(), self.chance
+        if not hosts:
+            return
+        kind = chance.choice(KINDS)
+        count = 1 if kind == "broadcast" else chance.randint(1, min(2 * len(hosts), SOURCES_MAX))
+        ordered = kind in ("reduce", "allreduce") and chance.random() < 0.25
+        copies = count
+        if kind not in ("reduce", "gather", "alltoall"):
+            copies = len(hosts) * (count if kind == "allgather" else 2)
+        items, salt = self._items(copies), self._salt()
+        folds = kind in ("reduce", "allreduce", "reduce_scatter")
+        leaves = tuple(Leaf(salt, i, items, ordered) for i in range(count))
+        deadline = chance.choice([None, None, None, 0.0, 0.01, 0.3]) if folds else None
+        if kind == "reduce_scatter":
+            deadline = None
+        num = chance.choice([count, chance.randint(1, count)])
+        if kind not in ("reduce", "allreduce"):
+            num = count
+        number = self._operations
+        least = 1 if deadline is not None else num
+        operation = Operation(number, kind, leaves, num, least, ordered)
+        names = [f"source {index} of {number}" for index in range(count)]
+        for leaf, name in zip(leaves, names, strict=True):
+            self._source(hosts, leaf, name)
+        asker = chance.choice(hosts)
+        ask = partial(self._ask, operation, names, deadline, self._to(kind, count, hosts))
+        self._program(asker, f"{kind} {number}", ask)
+
+    def _to(self, kind: str, count: int, hosts: list[Host]) -> list[str] | None:
+        chance = self.chance
+        some = [f"h{host.number}" for host in chance.sample(hosts, chance.randint(1, len(hosts)))]
+        if kind == "alltoall":
+            return some[:6]
+        if kind in ("reduce", "gather"):
+            some = some[:1]
+        elif kind == "reduce_scatter":
+            some = [f"h{chance.choice(hosts).number}" for _ in range(count)]
+        return None if chance.random() < 0.5 else some
+
+    def _ask(
+        self,
+        operation: Operation,
+        names: list[str],
+        deadline: float | None,
+        to: list[str] | None,
+        c: Cluster,
+    ) -> None:
+        refs = [self._ref(c, name) for name in names]
+        try:
+            if None not in refs:
+                self._run(operation, refs, deadline, to, c)
+        finally:
+            for name in names:
+                self.board.publish(f"{name} is not needed", None)
+
+    def _run(
+        self,
+        operation: Operation,
+        refs: list[Any],
+        deadline: float | None,
+        to: Any,
+        c: Cluster,
+    ) -> None:
+        kind, what = operation.kind, f"{operation.kind} {operation.number}"
+        one = to[0] if to else None
+        if kind == "reduce":
+            results = [c.reduce(refs, num=operation.num, deadline=deadline, to=one,
+                                reproducible=operation.ordered)]  # fmt: skip
+        elif kind == "allreduce":
+            results = [c.allreduce(refs, num=operation.num, deadline=deadline, to=to,
+                                   reproducible=operation.ordered)]  # fmt: skip
+        elif kind == "reduce_scatter":
+            results = c.reduce_scatter(refs, to=to)
+        else:
+            self._copy(kind, refs, to, what, c)
+            return
+        self._read_elsewhere(operation, results)
+        for part, ref in enumerate(results):
+            value = self._value(c, ref, what)
+            self.truth.check_result(operation, part, len(results), np.asarray(value),
+                                    ref.contributors or ())  # fmt: skip
+        for part in range(len(results)):
+            for reader in range(READERS_MAX):
+                self.board.find(f"result {part} of {operation.number} was read by {reader}")
+
+    def _copy(self, kind: str, refs: list[Any], to: Any, what: str, c: Cluster) -> None:
+        if kind == "broadcast":
+            future = c.broadcast(refs[0], to=to)
+        elif kind == "gather":
+            future = c.gather(refs, to=to[0] if to else None)
+        elif kind == "allgather":
+            future = c.allgather(refs, to=to)
+        else:
+            rows = [[ref] * len(to) for ref in refs]
+            future = c.alltoall(rows, to=to)
+        try:
+            future.result(timeout=HANGS_S)
+        except TimeoutError as error:
+            raise WrongEnd(f"{what} hangs") from error
+
+    def _read_elsewhere(self, operation: Operation, results: list[Any]) -> None:
+        """Others read the results, soon or late."""
+        hosts, chance = self._hosts(), self.chance
+        for part, ref in enumerate(results):
+            name = f"result {part} of {operation.number}"
+            self.board.publish(name, ref._id)
+            for reader in range(READERS_MAX):
+                done = f"{name} was read by {reader}"
+                if hosts and chance.random() < 0.4:
+                    late = chance.random() * self.span_s
+                    read = partial(self._read, operation, name, part, len(results), late, done)
+                    self._program(chance.choice(hosts), f"reader of {name}", read)
+                else:
+                    self.board.publish(done, None)
+
+    def _read(
+        self, operation: Operation, name: str, part: int, parts: int, late: float, done: str,
+        c: Cluster,
+    ) -> None:  # fmt: skip
+        import time
+
+        time.sleep(late)
+        try:
+            ref = self._ref(c, name)
+            if ref is not None:
+                value = self._value(c, ref, f"reader of {name}")
+                self.truth.check_result(operation, part, parts, np.asarray(value),
+                                        ref.contributors or ())  # fmt: skip
+        finally:
+            self.board.publish(done, None)
+
+
+READERS_MAX = 2
