@@ -248,6 +248,21 @@ def test_a_long_queue_is_counted(tmp_path: Path) -> None:
         c.wait([*futures, *dependent])
 
 
+def standing_in(cluster: Cluster, words: str) -> dict[str, Any]:
+    """The worker whose stack says that; a task that has begun may not have come there yet."""
+    found: list[dict[str, Any]] = []
+
+    def look() -> bool:
+        stacks = looked(cluster, stacks=True)["stacks"]["first"]
+        assert len(stacks) >= 2  # others may stand in for those that have just waited
+        found[:] = [one for one in stacks if words in one["text"]]
+        return bool(found)
+
+    eventually(look)
+    (one,) = found
+    return one
+
+
 def test_where_the_threads_stand(cluster: Cluster, tmp_path: Path) -> None:
     """Twice: the file begins anew. The task does not notice."""
     go = tmp_path / "go"
@@ -255,9 +270,7 @@ def test_where_the_threads_stand(cluster: Cluster, tmp_path: Path) -> None:
     eventually(future.running)
     try:
         for _ in range(2):
-            stacks = looked(cluster, stacks=True)["stacks"]["first"]
-            assert len(stacks) >= 2  # others may stand in for those that have just waited
-            (mine,) = [one for one in stacks if "in wait_for" in one["text"]]
+            mine = standing_in(cluster, "in wait_for")
             assert mine["text"].count("Current thread") == 1
             shown = "\n".join(dump.lines(dump.collect(cluster, stacks=True)))
             assert f"worker {mine['worker']} (pid {mine['pid']}) stands at" in shown
