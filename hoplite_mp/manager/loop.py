@@ -112,7 +112,7 @@ class Loop:
         self._outgoing_bytes_max = outgoing_bytes_max
         self._selector = selector or selectors.DefaultSelector()
         self._in_thread = in_thread or _in_thread
-        self._links: set[Link] = set()
+        self._links: dict[Link, None] = {}  # in their order, so that a run can be repeated
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None
         self._ending = False
@@ -144,7 +144,7 @@ class Loop:
     def serve(self, stream: Stream) -> Link:
         """Serve this stream until it ends."""
         link = Link(stream)
-        self._links.add(link)
+        self._links[link] = None
         self._selector.register(stream.fileno(), selectors.EVENT_READ, link)
         return link
 
@@ -412,7 +412,7 @@ class Loop:
             return
         self._selector.unregister(link.stream.fileno())
         link.stream.close()
-        self._links.discard(link)
+        self._links.pop(link, None)
         if self._beats is not None:
             self._beats.drop(link)
         if self._office is not None:

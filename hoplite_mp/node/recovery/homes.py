@@ -240,6 +240,7 @@ class Homes:
             if one is not mine and one.number:
                 self.imports.described(self.exports.describe(mine.oid, object_id, one.number))
                 one.hold = self.client.hold(mine.oid)
+        self.kept.let_go(object_id)  # from now on whoever wants it is counted here
         self.above.moved(mine)
 
     # -- what comes late -----------------------------------------------------------------------

@@ -56,9 +56,10 @@ class VirtualLink:
 
     def take(self) -> tuple[int, int] | None:
         """The network sends it now."""
-        data, self._next = self._next, None
+        data = self._next
         if data is None or self.is_over or self.engine.loop.over:
             return None
+        self._next = None
         self.driver.sent()
         self._flying.append(data)
         self.engine.look_soon()
@@ -110,8 +111,11 @@ class VirtualLink:
         self.engine.loop.run_soon(self.end)
 
     def close(self) -> None:
-        """The engine has lost the link."""
+        """The engine has lost the link. What it has given for it, it gets back."""
         self.is_over = True
+        if self._next is not None:
+            self._next = None
+            self.driver.sent()
         self._flying.clear()
         self.stream.close()
 

@@ -243,7 +243,12 @@ class Host:
 
         process = self.run(name, live)
         drivers.came(slot, audience, FIRST_PID + slot, channel, output, close)
-        process.ended = lambda: self.loop.run_soon(leave)
+
+        def ended() -> None:
+            self.around.timeline.note(f"{name} on host {self.place} has ended")
+            self.loop.run_soon(leave)
+
+        process.ended = ended
         self.programs[process] = leave
 
     def kill(self, process: Process) -> None:

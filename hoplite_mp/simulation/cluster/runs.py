@@ -6,6 +6,7 @@ It must never know: how anything is shown.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import traceback
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from hoplite_mp.simulation.network import Network
 from hoplite_mp.simulation.timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Outcome", "run_seed"]
 
@@ -31,6 +32,7 @@ SIZES = (2, 3, 3, 4, 4, 5, 6, 8)
 EVENTS_MAX = 3_000_000
 JOINED_S = 0.3  # until all have joined
 LOOK_S = 0.25
+COLLECT_RUNS = 16
 SECONDS_MAX = 200.0  # a run that is longer goes round in a circle
 # After the last program: until everybody has learned of every death, and has tidied up.
 SETTLE_S = 6.0
@@ -71,14 +73,13 @@ def run_seed(
     failure = ""
     span_s = chance.choice([0.02, 0.2, 1.0])
     work, trouble = Workload(world, truth, span_s), Faults(world, span_s * 1.5)
-    with virtual_time(world.processes):
+    with virtual_time(world.processes), _no_collector():
         try:
             _play(world, work, trouble if faults else None, count, equal=chance.random() < 0.5)
         except (AssertionError, KeyError, ValueError, TypeError, AttributeError) as error:
             failure = f"{type(error).__name__}: {error}"
             timeline.tail.extend(traceback.format_exc().splitlines())
     world.close()
-    gc.collect()
     return Outcome(
         seed,
         count,
@@ -93,6 +94,28 @@ def run_seed(
     )
 
 
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """The garbage collector frees refs, which is part of a run, and it comes when it likes. What
+    was there before is not looked through."""
+    enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        _runs.append(None)
+        if len(_runs) == COLLECT_RUNS:  # each run leaves a world of circles
+            _runs.clear()
+            gc.collect()
+        if enabled:
+            gc.enable()
+
+
+_runs: list[None] = []
+
+
 def _play(world: World, work: Workload, trouble: Faults | None, count: int, *, equal: bool) -> None:
     timeline, chance = world.timeline, world.timeline.chance
     for _ in range(count):
@@ -105,6 +128,7 @@ def _play(world: World, work: Workload, trouble: Faults | None, count: int, *, e
     until = JOINED_S + work.span_s * 1.5
     while True:
         timeline.run(EVENTS_MAX, until)
+        gc.collect()  # at fixed times: what it frees is seen by others
         _check_processes(world)
         if not (work.open or (trouble is not None and trouble.pending)):
             break
