@@ -204,7 +204,13 @@ class KeptCopies:
         for object_id, hold in list(self.holds.items()):
             if object_id not in self.holds:
                 continue  # its home has turned out to be gone
-            if self._only_ours(hold.oid) and self.imports.release_kept(hold.oid):
+            if not self._only_ours(hold.oid):
+                continue
+            place = self.places.places.get(hold.oid)
+            was_counted = self.imports.release_kept(hold.oid)
+            if place is not None and not place.payload:
+                del self.holds[object_id]  # it was to come, does not, and nobody waits for it
+            elif was_counted:
                 self.tell(object_id, self.client.inspect(hold.oid)["size"])
         self._looking = bool(self.lent or self.holds)
         if self._looking:

@@ -122,11 +122,14 @@ class VirtualStream:
 
     # -- what comes ----------------------------------------------------------------------------
 
-    def receive(self, data: bytes) -> None:
-        """From the other end; no bytes: it was closed there."""
-        if self.is_closed:
-            if data:  # the system says so to whoever goes on writing
-                self.peer.break_off()
+    def receive(self, data: bytes | None) -> None:
+        """From the other end; no bytes: it was closed there; None: what was sent from here came
+        after that."""
+        if data is None:
+            self.break_off()
+        elif self.is_closed:
+            if data:
+                self.out.send(None, 1)
         elif data:
             self._inbox.append(data)
             self.loop.notice(self._fd)
