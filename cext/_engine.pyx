@@ -217,11 +217,13 @@ cdef class Engine:
         return self.last_number
 
     def step(self) -> bool:
-        """Do what has been asked for, about a block for each link; whether there is more to do."""
+        """Do what has been asked for, to its end; whether events() has something."""
         self.check()
         if self.engine.threaded:
             raise RuntimeError("this engine has a thread of its own")
-        return engine_step(self.engine)
+        while engine_step(self.engine):
+            pass
+        return self.engine.events != NULL
 
     def fileno(self) -> int:
         """Readable while events() has something. The engine's own: never close it. -1: it has no

@@ -43,9 +43,12 @@ cdef extern from "engine_state.h" nogil:
         uint32_t length
         uint64_t offset
 
+    struct event_t "event"
+
     struct engine_t "engine":
         int event_fd
         bint threaded
+        event_t *events
 
     struct cell_t "cell":
         char *bytes

@@ -1,7 +1,6 @@
 # Virtual time and virtual sleep, for a simulation of many hosts in one process: see `shm_play` in
 # shm_object.h. Included by each module that waits or wakes.
 
-from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 
@@ -15,7 +14,7 @@ cdef extern from "shm_object.h" nogil:
 
 cdef shm_play the_play
 cdef object play_sleep = None, play_wake = None
-cdef object play_error = None  # what has been raised while a process slept
+cdef object play_error = None  # what has been raised while a process slept; see check_signals()
 
 
 cdef void sleep_in_play(uint32_t *word, int64_t ns) noexcept with gil:
@@ -28,16 +27,6 @@ cdef void sleep_in_play(uint32_t *word, int64_t ns) noexcept with gil:
 
 cdef void wake_in_play(uint32_t *word) noexcept with gil:
     play_wake(<uintptr_t> word)
-
-
-cdef int check_signals() except -1:
-    """Raises what a handler of a signal has raised."""
-    global play_error
-    PyErr_CheckSignals()
-    if play_error is not None:
-        error, play_error = play_error, None
-        raise error
-    return 0
 
 
 def play(sleep, wake) -> None:

@@ -1,5 +1,7 @@
 # What _tasks.pyx uses of shm_tasks.h, as Cython must be told.
 
+from cpython.exc cimport PyErr_CheckSignals
+
 cdef extern from "shm_tasks.h" nogil:
     enum:
         WAIT_TIMEOUT
@@ -18,3 +20,13 @@ cdef extern from "shm_tasks.h" nogil:
     int wait_for(char *, unsigned, uint64_t *, int *, int, const uint16_t *, int,
                  const uint32_t *, int, uint64_t)
     void says_waiting(shm_client *, uint64_t, uint64_t, uint64_t)
+
+
+cdef int check_signals() except -1:
+    """Raises what a handler of a signal has raised."""
+    global play_error
+    PyErr_CheckSignals()
+    if play_error is not None:
+        error, play_error = play_error, None
+        raise error
+    return 0

@@ -145,20 +145,19 @@ class VirtualEngine:
         self.links: dict[int, VirtualLink] = {}
         self._descriptors = descriptors
         self._engine = _engine.Engine(home, block, threaded=False)
-        self._events: list[tuple[Any, ...]] = []
         self._fd = descriptors.add(self)
         self._looks = False  # there will be a look
+        self._is_over = False
 
     @property
     def is_ready(self) -> bool:
-        return bool(self._events)
+        return not self._is_over and self.step()
 
     # -- its steps -----------------------------------------------------------------------------
 
-    def step(self) -> None:
-        """As far as it goes."""
-        while self._engine.step():
-            pass
+    def step(self) -> bool:
+        """As far as it goes. Returns whether it has something to say."""
+        return self._engine.step()
 
     def look_soon(self) -> None:
         """Its thread would be woken."""
@@ -178,15 +177,10 @@ class VirtualEngine:
 
     def look(self) -> None:
         """Steps; what is to be sent waits for the network, and events for the node."""
-        self.step()
-        events = self._engine.events()
-        for event in events:
-            if event[0] == _engine.LINK_LOST:
-                self.links.pop(event[1]).close()
+        says = self.step()
         for link in list(self.links.values()):
             link.offer()
-        if events:
-            self._events += events
+        if says:
             self.loop.notice(self._fd)
 
     def end(self) -> None:
@@ -194,6 +188,7 @@ class VirtualEngine:
         for link in self.links.values():
             link.is_over = True
         self.links.clear()
+        self._is_over = True
         self._engine.stop()
 
     # -- the port ------------------------------------------------------------------------------
@@ -259,7 +254,13 @@ class VirtualEngine:
         self.look_soon()
 
     def events(self) -> list[tuple[Any, ...]]:
-        events, self._events = self._events, []
+        self.step()
+        events = self._engine.events()
+        for event in events:
+            if event[0] == _engine.LINK_LOST:
+                self.links.pop(event[1]).close()
+        if events:
+            self.look_soon()
         return events
 
     def stop(self) -> None:
