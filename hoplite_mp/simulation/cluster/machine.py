@@ -146,13 +146,17 @@ class VirtualDisk:
     def write(self, data: memoryview) -> int | None:
         if self.used + len(data) > self.room:
             return None
-        position, self._next = self._next, self._next + 1
+        position, self._next = self._next, self._next + len(data)
         self._blocks[position] = bytes(data)
         self.used += len(data)
         return position
 
     def read(self, position: int, into: memoryview) -> None:
-        into[:] = self._blocks[position][: len(into)]
+        for start, data in self._blocks.items():
+            if start <= position < start + len(data):
+                into[:] = data[position - start :][: len(into)]
+                return
+        raise OSError(f"nothing was written at {position}")
 
     def free(self, position: int) -> None:
         self.used -= len(self._blocks.pop(position))

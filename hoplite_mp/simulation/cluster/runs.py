@@ -10,11 +10,11 @@ import contextlib
 import gc
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.simulation.cluster.clock import virtual_time
 from hoplite_mp.simulation.cluster.faults import Faults
-from hoplite_mp.simulation.cluster.surroundings import Surroundings
+from hoplite_mp.simulation.cluster.surroundings import Sizes, Surroundings
 from hoplite_mp.simulation.cluster.truth import Truth, WrongEnd
 from hoplite_mp.simulation.cluster.workload import Workload
 from hoplite_mp.simulation.cluster.world import World
@@ -24,6 +24,8 @@ from hoplite_mp.simulation.timeline import Timeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hoplite_mp.simulation.cluster.host import Host
+
 __all__ = ["Outcome", "run_seed"]
 
 NODES_MIN, NODES_MAX = 2, 32
@@ -32,7 +34,12 @@ SIZES = (2, 3, 3, 4, 4, 5, 6, 8)
 EVENTS_MAX = 3_000_000
 JOINED_S = 0.3  # until all have joined
 LOOK_S = 0.25
+# Bytes of a store and of a disk. In a small store values are spilled, and may find no room.
+STORES = 256 << 20, 256 << 20, 256 << 20, 6 << 20
+DISKS = 1 << 30, 1 << 30, 2 << 20
 COLLECT_RUNS = 16
+KIND_PUT = 1
+FUNCTION_BYTES_MAX = 1024
 SECONDS_MAX = 200.0  # a run that is longer goes round in a circle
 # After the last program: until everybody has learned of every death, and has tidied up.
 SETTLE_S = 6.0
@@ -66,10 +73,12 @@ def run_seed(
     chance = timeline.chance
     latency_s = chance.choice([20e-6, 100e-6, 1e-3])
     network = Network(timeline, latency_s, latency_s * chance.choice([0.0, 0.5, 5.0]))
-    world = World(Surroundings(timeline, network))
+    sizes = Sizes(store=chance.choice(STORES), disk=chance.choice(DISKS))
+    world = World(Surroundings(timeline, network, sizes))
     prepare(world)
     count = nodes or chance.choice(SIZES)
     truth = Truth(world)
+    truth.tight = sizes.store < STORES[0]
     failure = ""
     span_s = chance.choice([0.02, 0.2, 1.0])
     work, trouble = Workload(world, truth, span_s), Faults(world, span_s * 1.5)
@@ -143,8 +152,19 @@ def _play(world: World, work: Workload, trouble: Faults | None, count: int, *, e
 def _check_processes(world: World) -> None:
     """None has ended as none should."""
     for process in world.processes.all:
-        if process.failure is not None:
-            raise process.failure
+        error = process.failure
+        if isinstance(error, AssertionError):
+            raise error
+        if error is not None:
+            what = f"{process.name} on host {process.host}"
+            raise WrongEnd(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _is_a_function(host: Host, header: dict[str, Any]) -> bool:
+    """Does a worker that lives keep it, because it may send tasks with it again?"""
+    owner = header["owner"]
+    lives = owner in host.node.rooms.workers.all and header["refs"] == [owner]
+    return lives and header["kind"] == KIND_PUT and header["size"] <= FUNCTION_BYTES_MAX
 
 
 def _judge(world: World) -> None:
@@ -152,7 +172,8 @@ def _judge(world: World) -> None:
     for host in world.hosts:
         if not host.alive:
             continue
-        left = [one for one in host.client.scan() if one["refs"] or one["state"] != "FREE"]
+        host.node.rooms.store.purge_spilled()
+        left = [one for one in host.client.scan() if not _is_a_function(host, one)]
         if left:
             raise WrongEnd(f"host {host.place} still has {left[:3]}")
         if host.disk.used:

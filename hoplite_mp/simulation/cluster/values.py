@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["SOURCES_MAX", "Leaf", "WrongBytes", "contributors_in", "make"]
+__all__ = ["SOURCES_MAX", "Leaf", "WrongBytes", "add", "contributors_in", "make", "sum_of"]
 
 PERIOD = 7  # of the pattern: no power of two, as blocks and stripes are
 SOURCES_MAX = 40  # bits of a source, of a salt and of the pattern fit into an int64
@@ -54,6 +54,20 @@ def make(leaf: Leaf, seconds: float) -> Array:
     """The task that makes a source, in that time."""
     time.sleep(seconds)
     return leaf.array()
+
+
+def add(left: Array, right: Array) -> Array:
+    """The task that adds two up."""
+    return left + right
+
+
+def sum_of(leaves: list[Leaf], seconds: list[float]) -> Array:
+    """The task that has tasks make all of these, and adds them up."""
+    import hoplite_mp
+
+    c = hoplite_mp.current()
+    parts = [c.submit(make, *one) for one in zip(leaves, seconds, strict=True)]
+    return sum((part.result() for part in parts[1:]), start=parts[0].result())
 
 
 def contributors_in(value: Array, salt: int) -> set[int]:

@@ -16,8 +16,9 @@ import numpy as np
 
 from hoplite_mp.cluster import Cluster
 from hoplite_mp.errors import HopliteTimeoutError
+from hoplite_mp.simulation.cluster.members import begin_group
 from hoplite_mp.simulation.cluster.truth import Operation, WrongEnd
-from hoplite_mp.simulation.cluster.values import SOURCES_MAX, Leaf, make
+from hoplite_mp.simulation.cluster.values import SOURCES_MAX, Leaf, WrongBytes, add, make, sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,6 +84,10 @@ class Workload:
             self.world.timeline.after(chance.random() * self.span_s, self._collective)
         for _ in range(chance.randint(0, 2)):
             self.world.timeline.after(chance.random() * self.span_s, self._some_gets)
+        for _ in range(chance.choice([0, 0, 1, 1, 2])):
+            self.world.timeline.after(chance.random() * self.span_s, begin_group, self)
+        for _ in range(chance.choice([0, 1, 2])):
+            self.world.timeline.after(chance.random() * self.span_s, self._tasks)
 
     @property
     def open(self) -> list[str]:
@@ -92,19 +97,22 @@ class Workload:
 
     # -- who and what --------------------------------------------------------------------------
 
-    def _hosts(self) -> list[Host]:
+    def hosts(self) -> list[Host]:
         """Those whose node is in the cluster, as far as it knows."""
         stopped = self.world.network.stopped
         return [one for one in self.world.hosts if one.alive and one.number >= 0
                 and one.place not in stopped]  # fmt: skip
 
-    def _items(self, copies: int) -> int:
+    def items(self, copies: int) -> int:
+        """How long a value is of which there will be so many."""
         room = self.left // max(1, 8 * copies)
         items = self.chance.choice([one for one in ITEMS if one <= max(1, room)])
         self.left -= 8 * items * copies
         return items
 
-    def _program(self, host: Host, name: str, body: Callable[[Cluster], object]) -> None:
+    def program(self, host: Host, name: str, body: Callable[[Cluster], object]) -> None:
+        """Runs it on that host, as a program that attaches to its node."""
+
         def live(runtime: Runtime) -> None:
             try:
                 body(Cluster._of(runtime))
@@ -135,23 +143,23 @@ class Workload:
                 board.publish(name, None if ref is None else ref._id)
             board.find(f"{name} is not needed")
 
-        self._program(chance.choice(hosts), f"source {name}", body)
+        self.program(chance.choice(hosts), f"source {name}", body)
 
     # -- what they do --------------------------------------------------------------------------
 
     def _some_gets(self) -> None:
         """One object, wanted in many places at nearly the same time."""
-        hosts, chance = self._hosts(), self.chance
+        hosts, chance = self.hosts(), self.chance
         if not hosts:
             return
         many = chance.randint(1, len(hosts))
-        leaf = Leaf(self._salt(), 0, max(1, self._items(many)))
+        leaf = Leaf(self.salt(), 0, max(1, self.items(many)))
         name = f"object {self._operations}"
         self._source(hosts, leaf, name)
         users = [0]
         for host in chance.sample(hosts, many):
             users[0] += 1
-            self._program(host, f"get of {name}", partial(self._get, name, leaf, users,
+            self.program(host, f"get of {name}", partial(self._get, name, leaf, users,
                           chance.random() * 0.05))  # fmt: skip
 
     def _get(self, name: str, leaf: Leaf, users: list[int], late: float, c: Cluster) -> None:
@@ -167,6 +175,44 @@ class Workload:
             if not users[0]:
                 self.board.publish(f"{name} is not needed", None)
 
+    def _tasks(self) -> None:
+        """A tree of tasks, with values and Futures as arguments, and tasks inside of tasks."""
+        hosts, chance = self.hosts(), self.chance
+        if not hosts:
+            return
+        salt, width = self.salt(), chance.randint(1, 6)
+        items = max(1, self.items(2 * width))
+        leaves = [Leaf(salt, index, items) for index in range(width)]
+        seconds = [chance.choice([0.0, 0.001, 0.05]) * chance.random() for _ in leaves]
+        nested = chance.random() < 0.3
+        cancels = chance.random() < 0.2
+
+        def body(c: Cluster) -> None:
+            expected = sum((leaf.array() for leaf in leaves[1:]), start=leaves[0].array())
+            if nested:
+                total: Any = c.submit(sum_of, leaves, seconds)
+            else:
+                parts: list[Any] = [
+                    c.submit(make, *one) for one in zip(leaves, seconds, strict=True)
+                ]
+                if cancels:
+                    c.submit(make, leaves[0], 1.0).cancel()
+                while len(parts) > 1:
+                    parts = [
+                        c.submit(add, *parts[at : at + 2]) if at + 1 < len(parts) else parts[at]
+                        for at in range(0, len(parts), 2)
+                    ]
+                total = parts[0]
+            try:
+                value = total.result(timeout=HANGS_S)
+            except HopliteTimeoutError as error:
+                raise WrongEnd(f"tasks {salt} hang") from error
+            self.truth.reads += 1
+            if not np.array_equal(value, expected):
+                raise WrongBytes(f"tasks {salt} made {value[:8]}")
+
+        self.program(chance.choice(hosts), f"tasks {salt}", body)
+
     def _ref(self, c: Cluster, name: str) -> ObjectRef[Any] | None:
         """Of an object that another program has published; None: there is none."""
         object_id = self.board.find(name)
@@ -180,12 +226,13 @@ class Workload:
         except HopliteTimeoutError as error:
             raise WrongEnd(f"{what} hangs") from error
 
-    def _salt(self) -> int:
+    def salt(self) -> int:
+        """For the values of one operation: an odd number."""
         self._operations += 1
         return 2 * self._operations % 1024 + 1
 
     def _collective(self) -> None:
-        hosts, chance = self._hosts(), self.chance
+        hosts, chance = self.hosts(), self.chance
         if not hosts:
             return
         kind = chance.choice(KINDS)
@@ -194,7 +241,7 @@ class Workload:
         copies = count
         if kind not in ("reduce", "gather", "alltoall"):
             copies = len(hosts) * (count if kind == "allgather" else 2)
-        items, salt = self._items(copies), self._salt()
+        items, salt = self.items(copies), self.salt()
         folds = kind in ("reduce", "allreduce", "reduce_scatter")
         leaves = tuple(Leaf(salt, i, items, ordered) for i in range(count))
         deadline = chance.choice([None, None, None, 0.0, 0.01, 0.3]) if folds else None
@@ -211,7 +258,7 @@ class Workload:
             self._source(hosts, leaf, name)
         asker = chance.choice(hosts)
         ask = partial(self._ask, operation, names, deadline, self._to(kind, count, hosts))
-        self._program(asker, f"{kind} {number}", ask)
+        self.program(asker, f"{kind} {number}", ask)
 
     def _to(self, kind: str, count: int, hosts: list[Host]) -> list[str] | None:
         chance = self.chance
@@ -287,7 +334,7 @@ class Workload:
 
     def _read_elsewhere(self, operation: Operation, results: list[Any]) -> None:
         """Others read the results, soon or late."""
-        hosts, chance = self._hosts(), self.chance
+        hosts, chance = self.hosts(), self.chance
         for part, ref in enumerate(results):
             name = f"result {part} of {operation.number}"
             self.board.publish(name, ref._id)
@@ -296,7 +343,7 @@ class Workload:
                 if hosts and chance.random() < 0.4:
                     late = chance.random() * self.span_s
                     read = partial(self._read, operation, name, part, len(results), late, done)
-                    self._program(chance.choice(hosts), f"reader of {name}", read)
+                    self.program(chance.choice(hosts), f"reader of {name}", read)
                 else:
                     self.board.publish(done, None)
 

@@ -1,0 +1,132 @@
+"""Groups in a run: members on many hosts that make calls together, and die at any time.
+
+Why it exists: survivors go on among themselves, and all of them must agree on who contributed to a
+call and on its result.
+It must never know: which faults come.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp.errors import PeerLostError
+from hoplite_mp.simulation.cluster.truth import WrongEnd
+from hoplite_mp.simulation.cluster.values import Leaf, WrongBytes
+
+if TYPE_CHECKING:
+    from hoplite_mp.cluster import Cluster
+    from hoplite_mp.simulation.cluster.truth import Truth
+    from hoplite_mp.simulation.cluster.workload import Workload
+
+__all__ = ["begin_group"]
+
+MEMBERS_MAX = 8
+CALLS_MAX = 5
+KINDS = ("allreduce", "allreduce", "reduce_scatter", "broadcast", "reduce", "gather", "allgather",
+         "barrier")  # fmt: skip
+
+
+def begin_group(work: Workload) -> None:
+    """Programs on some hosts become members of one, and make the same calls."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    size, salt = chance.randint(1, MEMBERS_MAX), work.salt()
+    calls = [chance.choice(KINDS) for _ in range(chance.randint(1, CALLS_MAX))]
+    items = [work.items(2 * size) for _ in calls]
+    roots = [chance.randrange(size) for _ in calls]
+    plan = tuple(zip(calls, items, roots, strict=True))
+    for rank in range(size):
+        late = chance.choice([0.0, 0.0, 0.001, 0.1]) * chance.random()
+        pauses = [chance.choice([0.0, 0.0, 0.0, 0.01]) * chance.random() for _ in calls]
+        leaves_after = chance.choice([None] * 5 + [chance.randint(1, len(calls))])
+        member = partial(_member, work.truth, salt, size, rank, plan, late, pauses, leaves_after)
+        work.program(chance.choice(hosts), f"rank {rank} of group {salt}", member)
+
+
+def _member(
+    truth: Truth,
+    salt: int,
+    size: int,
+    rank: int,
+    plan: tuple[tuple[str, int, int], ...],
+    late: float,
+    pauses: list[float],
+    leaves_after: int | None,
+    c: Cluster,
+) -> None:
+    import time
+
+    time.sleep(late)
+    with c.group(f"group {salt}", size, rank) as g:
+        for call, (kind, items, root) in enumerate(plan):
+            if call == leaves_after:
+                return
+            time.sleep(pauses[call])
+            try:
+                value = _call(g, kind, Leaf(salt + call, rank, items), root)
+            except PeerLostError as error:
+                truth.check_error(f"{kind} {call} of group {salt}", error)
+                truth.check_agreed((salt, call), ("lost",))
+                continue
+            _check(truth, salt, call, kind, items, root, rank, size, value, g.contributors)
+
+
+def _call(g: Any, kind: str, leaf: Leaf, root: int) -> Any:
+    if kind == "barrier":
+        return g.barrier()
+    if kind == "broadcast":
+        return g.broadcast(leaf.array() if leaf.index == root else None, root=root)
+    if kind in ("reduce", "gather"):
+        return getattr(g, kind)(leaf.array(), root=root)
+    return getattr(g, kind)(leaf.array())
+
+
+def _check(
+    truth: Truth,
+    salt: int,
+    call: int,
+    kind: str,
+    items: int,
+    root: int,
+    rank: int,
+    size: int,
+    value: Any,
+    contributors: tuple[int, ...],
+) -> None:
+    """All who have made the call agree on the ranks in it, and the value is made of these."""
+    what = f"{kind} {call} of group {salt}"
+    if rank not in contributors:
+        raise WrongEnd(f"{what}: rank {rank} got a result of {contributors}")
+    truth.check_agreed((salt, call), contributors)
+    leaves = {one: Leaf(salt + call, one, items).array() for one in contributors}
+    if kind in ("allreduce", "reduce", "reduce_scatter"):
+        whole = sum((leaves[one] for one in contributors[1:]), start=leaves[contributors[0]])
+        if kind == "reduce" and rank != root:
+            expected: Any = None
+        else:
+            expected = np.array_split(whole, size)[rank] if kind == "reduce_scatter" else whole
+    elif kind == "broadcast":
+        expected = leaves[root]
+    elif kind == "allgather" or (kind == "gather" and rank == root):
+        expected = [leaves.get(one) for one in range(size)]
+    else:
+        expected = None
+    truth.reads += 1
+    if not _equal(value, expected):
+        raise WrongBytes(f"{what} of {contributors} is {str(value)[:200]}")
+
+
+def _equal(value: Any, expected: Any) -> bool:
+    if isinstance(expected, list):
+        return (
+            isinstance(value, list)
+            and len(value) == len(expected)
+            and all(map(_equal, value, expected))
+        )
+    if expected is None or value is None:
+        return value is expected
+    return np.array_equal(value, expected)
