@@ -206,15 +206,20 @@ class KeptCopies:
                 continue  # its home has turned out to be gone
             if not self._only_ours(hold.oid):
                 continue
-            place = self.places.places.get(hold.oid)
             was_counted = self.imports.release_kept(hold.oid)
-            if place is not None and not place.payload:
-                del self.holds[object_id]  # it was to come, does not, and nobody waits for it
+            if self._never_came(hold.oid):
+                del self.holds[object_id]  # and nobody waits for it
             elif was_counted:
                 self.tell(object_id, self.client.inspect(hold.oid)["size"])
         self._looking = bool(self.lent or self.holds)
         if self._looking:
             self.loop.call_later(KEPT_LOOK_S, self._look)
+
+    def _never_came(self, oid: int) -> bool:
+        """Was a value to come, and does not any more, or is an error in its place?"""
+        place = self.places.places.get(oid)
+        nowhere = place is not None and not place.payload
+        return nowhere or self.client.state(oid) == STATE["FAILED"]
 
     def _only_ours(self, oid: int) -> bool:
         """Is this file's the last hold on it?"""
