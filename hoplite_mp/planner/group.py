@@ -215,9 +215,11 @@ class Groups:
             for rank in one.died:
                 group.die(_task_of(shown, rank))
             if shown.first:  # the answer that made it whole may be the one that was not read
-                self._give_back(group, one, unread)
+                self._give_back(group, one.node, one.left, unread)
         there = {one.node for one in held}
         for group in list(self.groups.values()):
+            self._give_back_unheard(group, held, unread)
+            there.update(member.identity.node for member in group.members.values())
             for rank, node in enumerate(group.shown.nodes if group.shown is not None else ()):
                 if node is not None and node not in there and group.shown is not None:
                     group.die(_task_of(group.shown, rank))
@@ -231,19 +233,39 @@ class Groups:
             sends += told
         return sends + self._settle_forming()
 
-    def _give_back(self, group: Group, held: GroupHeld, unread: list[GroupJoinRequested]) -> None:
-        """Ranks that a node was told of go to its requests for them: they are in from call 0 on."""
+    def _give_back_unheard(
+        self, group: Group, held: Sequence[GroupHeld], unread: list[GroupJoinRequested]
+    ) -> None:
+        """The same for nodes that have heard of no version of the group, because the manager has
+        died before it could tell them: none of their members has made a call."""
+        if group.shown is None:
+            return
+        heard = {one.node for one in held if one.shown.name == group.name}
+        for node in sorted({one for one in group.shown.nodes if one is not None} - heard):
+            if self._give_back(group, node, (), unread):
+                group.nodes.add(node)
+                # It is told that the group is whole as if for the first time.
+                group.shown = msgspec.structs.replace(group.shown, formed=False)
+
+    def _give_back(
+        self, group: Group, node: int, left: Sequence[int], unread: list[GroupJoinRequested]
+    ) -> bool:
+        """Ranks that a node was told of go to its requests for them: they are in from call 0 on.
+        left: ranks of that node that have gone. False: there is no such request."""
         assert group.shown is not None
-        for join in [join for join in unread if (join.node, join.name) == (held.node, group.name)]:
-            for rank, node in enumerate(group.shown.nodes):
-                if rank in held.left:  # that answer was read: it was the one before who had it
+        found = False
+        for join in [join for join in unread if (join.node, join.name) == (node, group.name)]:
+            for rank, its in enumerate(group.shown.nodes):
+                if rank in left:  # that answer was read: it was the one before who had it
                     continue
-                if node == held.node and rank not in group.members and join.rank in (None, rank):
+                if its == node and rank not in group.members and join.rank in (None, rank):
                     identity = Identity(join.node, join.client, join.client_generation)
                     member = Member(identity, join.request, Standing.ALIVE, join.task, join.tries)
                     self._take(group, rank, member)
                     unread.remove(join)
+                    found = True
                     break
+        return found
 
     def _settle_forming(self) -> list[Send]:
         """Those that come out of others, and those with members that came back: for some of them

@@ -65,6 +65,25 @@ def test_not_all_have_heard_that_a_group_is_whole() -> None:
 
 
 @pytest.mark.parametrize("rank", [None, 1])
+def test_a_node_has_heard_nothing_of_a_group_that_others_know_to_be_whole(
+    rank: int | None,
+) -> None:
+    """Its members are in from call 0 on: the others wait for them there."""
+    cluster = Cluster()
+    cluster.say(m.GroupJoinRequested(1, 0, 5, 1, "g", 2, 0))
+    asked = m.GroupJoinRequested(1, 1, 5, 1, "g", 2, rank)
+    cluster.say(asked)
+    whole = cluster.latest(m.GroupMembers)
+    cluster.die()
+    reports = nothing() | {0: (r.GroupHeld(0, whole, ((0, 5, 1),)),), 1: (asked,)}
+    sends = cluster.back(reports)
+    (answer,) = [one for node, one in sends if node == 1 and isinstance(one, m.GroupJoined)]
+    assert (answer.rank, answer.formed, answer.admitted) == (1, True, True)
+    shown = [one for node, one in sends if node == 1 and isinstance(one, m.GroupMembers)]
+    assert (shown[-1].alive, shown[-1].joining, shown[-1].formed) == (0b11, 0, True)
+
+
+@pytest.mark.parametrize("rank", [None, 1])
 def test_the_answer_that_made_a_group_whole_was_not_read(rank: int | None) -> None:
     """The others begin with call 0, and count on it."""
     cluster = Cluster()

@@ -122,9 +122,9 @@ class Truth:
         """A program has been told this; what is no loss is raised again."""
         self.errors.append(f"{what}: {type(error).__name__}: {error}")
         unknown = isinstance(error, ValueError) and str(error).startswith(NO_NODE)
-        if self.tight and isinstance(error, errors.StoreFullError):
-            return
         unfilled = isinstance(error, errors.HopliteTimeoutError) and UNFILLED in str(error)
+        if self.tight and (unfilled or isinstance(error, errors.StoreFullError)):
+            return
         if not (unknown or unfilled or isinstance(error, LOSSES)):
             raise error
         if self.calm and not isinstance(error, errors.PeerLostError):  # a rank may have left
