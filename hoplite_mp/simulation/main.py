@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING
 from hoplite_mp._version import __version__
 from hoplite_mp.config import parse_size
 from hoplite_mp.errors import ConfigError
-from hoplite_mp.simulation.runs import NODES_MAX, NODES_MIN, run_seed
 from hoplite_mp.simulation.scale import OPERATIONS, Size, coarseness, measure
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from hoplite_mp.simulation.runs import Outcome
+    from hoplite_mp.simulation.cluster.runs import Outcome
     from hoplite_mp.simulation.scale import Row
 
 __all__ = ["DEFAULT_NODES", "simulate"]
@@ -35,6 +34,9 @@ DEFAULT_OPERATIONS = "broadcast,get,reduce,allreduce,reduce_scatter"
 DEFAULT_BYTES, DEFAULT_RATE, DEFAULT_LATENCY = "64MiB", "1Gbit", "100us"
 # A plan for more has some hundred megabytes of streams for each thousand.
 SCALE_NODES_MAX = 20_000
+NODES_MIN = 2
+# Of runs with faults, where every node is the real one.
+FAULTS_NODES_MAX = 32
 BYTES_LEAST = 64
 INTERRUPTED = 130  # as a shell has it
 
@@ -60,13 +62,15 @@ def simulate(arguments: argparse.Namespace) -> int:
 
 
 def _faults(arguments: argparse.Namespace) -> int:
-    """The same judgement as the tests', over as many seeds as one likes."""
+    """Real nodes; the same judgement as the tests', over as many seeds as one likes."""
+    from hoplite_mp.simulation.cluster.runs import run_seed  # it loads all that nodes are made of
+
     for name in ("operations", "bytes", "rate", "latency", "block", "json"):
         if getattr(arguments, name) is not None:
             raise ConfigError(f"--{name} does not go with --faults random: each seed draws its own")
     nodes = None
     if arguments.nodes is not None:
-        (nodes, *more) = _nodes(arguments.nodes, NODES_MIN, NODES_MAX)
+        (nodes, *more) = _nodes(arguments.nodes, NODES_MIN, FAULTS_NODES_MAX)
         if more:
             raise ConfigError("--faults random takes one --nodes, or none: each seed draws its own")
     outcomes: list[Outcome] = []
@@ -94,9 +98,9 @@ def _tally(outcomes: Sequence[Outcome]) -> str:
         f"{len(outcomes)} runs of {min(one.nodes for one in outcomes)} to "
         f"{max(one.nodes for one in outcomes)} nodes, "
         f"{sum(bool(one.failure) for one in outcomes)} failed\n"
-        f"{sum(one.waits for one in outcomes)} waits, of which "
-        f"{sum(one.errors for one in outcomes)} ended in an error that a fault explains; "
-        f"{sum(one.commits for one in outcomes)} results looked at to the byte\n"
+        f"{sum(one.programs for one in outcomes)} programs, which were told "
+        f"{sum(one.errors for one in outcomes)} errors that a fault explains; "
+        f"{sum(one.reads for one in outcomes)} values looked at to the byte\n"
         f"{sum(faults.values())} faults: {counted or 'none'}"
     )
 

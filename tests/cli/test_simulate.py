@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp import cli
-from hoplite_mp.planner.reduce import Reductions
+from hoplite_mp.node.objects.exports import Exports
 from tests.cli.conftest import PATIENCE_S, ROOT
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def test_random_faults(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_seed_has_one_log(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--faults", "random", "--seed", "7", "--nodes", "12"]
+    words = ["--faults", "random", "--seed", "7", "--nodes", "5"]
     assert simulate(*words) == simulate(*words) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "its log is" in line]
     assert len(lines) == 2
@@ -72,12 +72,12 @@ def test_one_seed_has_one_log(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_does_not_hold_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Reductions, "_forget", lambda self, op: None)
+    monkeypatch.setattr(Exports, "release", lambda self, peer, message: True)
     assert simulate("--faults", "random", "--seeds", "5") == 1
     shown = capsys.readouterr()
     assert "FAILED  --seed" in shown.out
-    assert "the planner has not forgotten" in shown.out
-    assert "NodeJoined" in shown.err  # the story of the first one
+    assert "still has" in shown.out
+    assert "has ended" in shown.err  # the story of the first one
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_does_not_hold_is_shown(
     [
         (["--nodes", "1"], "whole numbers from 2 to 20000"),
         (["--nodes", "8,x"], "whole numbers from 2"),
-        (["--nodes", "65", "--faults", "random"], "whole numbers from 2 to 64"),
+        (["--nodes", "33", "--faults", "random"], "whole numbers from 2 to 32"),
         (["--nodes", "4,8", "--faults", "random"], "takes one --nodes"),
         (["--operations", "scan"], "'scan' is none of broadcast"),
         (["--bytes", "some"], "--bytes: size 'some' is not understood"),

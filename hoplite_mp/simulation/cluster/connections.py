@@ -29,6 +29,8 @@ __all__ = ["Listener", "Switchboard", "VirtualConnections"]
 # As in transport/caller.py.
 ARRIVE_S = 2.0
 ROUND_PAUSE_S = 0.2
+HANDSHAKE_S = 5.0
+ACCEPT_S = 0.005  # between two looks of a call that waits to be accepted
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Switchboard:
         self.descriptors = descriptors
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.streams: dict[VirtualStream, None] = {}  # one end of each that was made
+        # Where a supervisor keeps the socket while it starts another manager: calls wait there.
+        self.kept_open: set[tuple[str, int]] = set()
 
     def connect(self, loop: Any, host: int, to: Listener) -> tuple[VirtualStream, VirtualStream]:
         """A connection from that process to the one that listens."""
@@ -173,8 +177,14 @@ class VirtualCalling:
         network = self._board.network
         if attempt != self._attempt or network.is_blocked(self._host, there):
             return  # it is lost, or nobody answers
-        listener = self._board.listeners.get(self._endpoints[self._next])
-        if listener is None:
+        at = self._endpoints[self._next]
+        listener = self._board.listeners.get(at)
+        if listener is None and at in self._board.kept_open:
+            if not self._arrived:
+                self._arrived = True
+                self._attempt_ends = self._loop.now() + HANDSHAKE_S
+            network.timeline.after(ACCEPT_S, self._reach, attempt, there)
+        elif listener is None:
             network.timeline.after(network.delay(there, self._host), self._end, attempt, "refused")
         elif self._home is not None and listener.home != self._home:
             why = "another host answers there"

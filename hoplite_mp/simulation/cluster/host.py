@@ -105,7 +105,8 @@ class Host:
         self.disk = VirtualDisk(around.sizes.disk)
         self.engine = VirtualEngine(network, self.loop, descriptors, home, around.sizes.block)
         where = self.loop, place, home, address_of(place)
-        self._output, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self._sockets = [ours, theirs]
         upward = Upward()
         output = Output(
             theirs,
@@ -225,6 +226,7 @@ class Host:
             return
         channel = VirtualChannel(self, slot, self.around.processes, generation << 32)
         output, theirs = socket.socketpair()
+        self._sockets += [output, theirs]
 
         def live() -> None:
             runtime = self.runtime(slot, channel, "driver")
@@ -238,11 +240,8 @@ class Host:
             drivers.line_ended(slot)
             self.loop.call_later(LEAVE_S, lambda: drivers.gone(slot))
 
-        def close() -> None:
-            theirs.close()
-
         process = self.run(name, live)
-        drivers.came(slot, audience, FIRST_PID + slot, channel, output, close)
+        drivers.came(slot, audience, FIRST_PID + slot, channel, output, theirs.close)
 
         def ended() -> None:
             self.around.timeline.note(f"{name} on host {self.place} has ended")
@@ -330,8 +329,11 @@ class Host:
             self.engine.end()
         for fd in (self.control_fd, self.store_fd, self.event_fd):
             os.close(fd)
-        self._output.close()
-        self.node.output.driver.sock.close()
+        for fd in self.node.output.pipes:
+            if fd >= 0:
+                os.close(fd)
+        for sock in self._sockets:
+            sock.close()
 
 
 def _nothing() -> None:

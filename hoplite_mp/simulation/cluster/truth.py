@@ -17,6 +17,7 @@ from hoplite_mp import errors
 from hoplite_mp.simulation.cluster.values import WrongBytes, contributors_in
 
 if TYPE_CHECKING:
+    from hoplite_mp.simulation.cluster.host import Host
     from hoplite_mp.simulation.cluster.values import Array, Leaf
     from hoplite_mp.simulation.cluster.world import World
 
@@ -70,7 +71,7 @@ class Truth:
         self.errors: list[str] = []
         self.tight = False  # stores or disks are small: what does not fit is refused
         self._results: dict[tuple[int, int], tuple[Any, bytes]] = {}
-        self._agreed: dict[tuple[int, int], tuple[Any, ...]] = {}
+        self._told: list[tuple[tuple[int, int], tuple[Any, ...], Host | None]] = []
 
     # -- values --------------------------------------------------------------------------------
 
@@ -104,11 +105,18 @@ class Truth:
         if seen != (named, value.tobytes()):
             raise WrongBytes(f"{operation.kind} {operation.number} has other bits than elsewhere")
 
-    def check_agreed(self, call: tuple[int, int], ranks: tuple[Any, ...]) -> None:
-        """A member of a Group was told that these are in that call."""
-        seen = self._agreed.setdefault(call, ranks)
-        if seen != ranks:
-            raise WrongEnd(f"call {call[1]} of group {call[0]} is of {seen} and of {ranks}")
+    def note_call(self, call: tuple[int, int], ranks: tuple[Any, ...]) -> None:
+        """A member of a Group, the program that runs, was told that these are in that call."""
+        running = self.world.processes.running
+        self._told.append((call, ranks, self.world.host_of(running)))
+
+    def check_agreed(self) -> None:
+        """All members on hosts that have lived on were told the same of each call."""
+        seen: dict[tuple[int, int], tuple[Any, ...]] = {}
+        for call, ranks, host in self._told:
+            if host is not None and host.alive and seen.setdefault(call, ranks) != ranks:
+                both = f"{seen[call]} and of {ranks}"
+                raise WrongEnd(f"call {call[1]} of group {call[0]} is of {both}")
 
     # -- errors --------------------------------------------------------------------------------
 

@@ -63,9 +63,9 @@ def add(left: Array, right: Array) -> Array:
 
 def sum_of(leaves: list[Leaf], seconds: list[float]) -> Array:
     """The task that has tasks make all of these, and adds them up."""
-    import hoplite_mp
+    from hoplite_mp.cluster import current
 
-    c = hoplite_mp.current()
+    c = current()
     parts = [c.submit(make, *one) for one in zip(leaves, seconds, strict=True)]
     return sum((part.result() for part in parts[1:]), start=parts[0].result())
 

@@ -18,6 +18,7 @@ from hoplite_mp.simulation.cluster.manager import VirtualManager
 if TYPE_CHECKING:
     import random
 
+    from hoplite_mp.simulation.cluster.processes import Process
     from hoplite_mp.simulation.cluster.surroundings import Surroundings
 
 __all__ = ["World"]
@@ -71,6 +72,7 @@ class World:
         home = HOME_BASE + len(self.lives)
         near = None
         if place == MANAGER_PLACE:
+            self.board.kept_open.add(self.around.manager_at)
             self.manager = self._start_manager(False)
             near = self.manager.near(self.manager.loop)  # its loop becomes the node's
         host = Host(self.around, place, home, self.end, near)
@@ -83,6 +85,10 @@ class World:
             self.timeline.note(f"host {place} joins again")
             self.go_on(place)
             self.hosts[place] = self._begin(place)
+
+    def host_of(self, process: Process | None) -> Host | None:
+        """On which life of a host that process runs."""
+        return next((host for host in self.lives if process in host.processes), None)
 
     # -- ends ----------------------------------------------------------------------------------
 
