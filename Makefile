@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test bench bench-lan bench-deaths bench-applications bench-engines peers engines \
-        test-engines test-engines-short docs build debug sanitize tsan soak steady test-wheel clean
+        test-engines test-engines-short docs build debug sanitize tsan soak steady seeds mutants test-wheel clean
 
 help:
 	@echo "make demo      the main job on this host, on real data"
@@ -40,6 +40,8 @@ help:
 	@echo "make sanitize  the compiled modules' tests under ASan and UBSan"
 	@echo "make tsan      the engine's threads, and clients of shared memory, under ThreadSanitizer"
 	@echo "make soak      the tests that run for minutes"
+	@echo "make seeds     50 000 simulated runs under faults, with a ledger for each commit"
+	@echo "make mutants   mistakes in shipped lines, each of which the simulation has to see"
 	@echo "make steady    the whole suite six times on this commit, three of them on a busy machine"
 	@echo "make test-wheel  the wheel in empty environments, with every Python that is found here"
 	@echo "make clean     remove everything that was built, keep $(VENV), $(PEERS), $(ENGINES)"
@@ -133,6 +135,13 @@ soak: $(VENV)/.installed-dev
 # Goes on where it was stopped; `.venv/bin/python tests/steady.py --show` prints what there is.
 steady: $(VENV)/.installed-dev
 	$(BIN)/python tests/steady.py
+
+# Both go on where they were stopped.
+seeds: $(VENV)/.installed-dev
+	$(BIN)/python tests/seeds.py
+
+mutants: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.mutants.play
 
 test-wheel: $(VENV)/.installed-dev
 	$(BIN)/python tests/wheel.py

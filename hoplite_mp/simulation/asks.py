@@ -11,11 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.ids import unpack_id
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Commit,
-    OperationDropped,
     OperationFailed,
     ReduceRequested,
     SourceFailed,
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp.protocol.messages import NodeToManager
-    from hoplite_mp.simulation.host import Node
+    from hoplite_mp.simulation.imitated import ImitatedNode
     from hoplite_mp.simulation.memory import Memory
     from hoplite_mp.simulation.waits import Wait
 
@@ -75,11 +73,11 @@ class Import:
 class Asks:
     """All of one life of a node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ImitatedNode) -> None:
         self.node = node
         self.asks: dict[int, Ask] = {}
         self.imports: dict[bytes, Import] = {}
-        self.importers: dict[bytes, dict[Node, None]] = {}  # of objects here: who asked
+        self.importers: dict[bytes, dict[ImitatedNode, None]] = {}  # of objects here: who asked
         self.readers: dict[bytes, list[Wait]] = {}  # of what is not ready yet
         # What a former life of this home asked for may still be under way somewhere.
         self._next = node.incarnation << INCARNATION_SHIFT | 1
@@ -129,12 +127,12 @@ class Asks:
             return "it is unknown"
         return "elsewhere" if known.standing == "ready" else known.standing
 
-    def asked(self, node: Node, object_id: bytes) -> None:
+    def asked(self, node: ImitatedNode, object_id: bytes) -> None:
         """Another node wants to know how an object of this one stands."""
         self.importers.setdefault(object_id, {})[node] = None
         self._describe(node, object_id)
 
-    def _describe(self, node: Node, object_id: bytes) -> None:
+    def _describe(self, node: ImitatedNode, object_id: bytes) -> None:
         standing = self.standing(object_id)
         places = self.node.places
         holders = places.holders(object_id)
@@ -161,16 +159,6 @@ class Asks:
         if known.standing != "pending":
             self.look(object_id)
 
-    def lose_home(self, home: int) -> None:
-        """That host is gone: what it had not finished is lost."""
-        for object_id, known in list(self.imports.items()):
-            if unpack_id(object_id)[0] == home and known.standing in ("asked", "pending"):
-                known.standing = "its host is gone"
-                self._settled(object_id, known)
-        for importers in self.importers.values():
-            for node in [one for one in importers if one.home == home]:
-                del importers[node]
-
     def sealed(self, object_id: bytes) -> None:
         """An object of this node is ready."""
         for node in self.importers.get(object_id, ()):
@@ -181,7 +169,7 @@ class Asks:
 
     def get(self, object_id: bytes) -> Wait:
         """A process wants the value here."""
-        wait = self.node.world.waits.begin(self.node, f"get of {object_id.hex()[:20]}")
+        wait: Wait = self.node.world.waits.begin(self.node, f"get of {object_id.hex()[:20]}")
         self.acquire((object_id,), lambda: self._get(object_id, wait))
         return wait
 
@@ -197,7 +185,7 @@ class Asks:
             wait.end(standing)
 
     def _place(self, object_id: bytes) -> Place:
-        place = self.node.places.places.get(object_id)
+        place: Place | None = self.node.places.places.get(object_id)
         if place is None:
             known = self.imports[object_id]
             place = self.node.places.expect(object_id, known.nbytes, known.holders)
@@ -210,7 +198,7 @@ class Asks:
         """A process calls a collective."""
         number = self.node.number << OPERATION_BITS | self._next
         self._next += 1
-        wait = self.node.world.waits.begin(self.node, f"{wanted.kind} {number}")
+        wait: Wait = self.node.world.waits.begin(self.node, f"{wanted.kind} {number}")
         self.acquire(wanted.sources, lambda: self._request(Ask(number, wanted, wait)))
         return wait
 
@@ -287,11 +275,6 @@ class Asks:
                     about = holders[0], nbytes, layout, holders[1:]
                     self.node.send_manager(SourceReady(ask.number, index, *about))
 
-    def drop(self, number: int) -> None:
-        """Nobody wants the result any more."""
-        if number in self.asks:
-            self.node.send_manager(OperationDropped(number))
-
     # ---- ends
 
     def committed(self, message: Commit, blocks: dict[int, Memory]) -> None:
@@ -342,19 +325,4 @@ class Asks:
         """The end of one of ours that cannot come true."""
         ask = self.asks.pop(message.operation, None)
         if ask is not None:
-            self.node.world.truth.check_failure(ask, message)
-            ask.wait.end(f"{message.error}: {message.message}")
-            self._gone(ask)
-
-    def forgotten(self, number: int) -> None:
-        """The end of one that was dropped."""
-        ask = self.asks.pop(number, None)
-        if ask is not None:
-            ask.wait.end("dropped")
-            self._gone(ask)
-
-    def _gone(self, ask: Ask) -> None:
-        """There will be no results: who waits for them hears that."""
-        for object_id in ask.wanted.results:
-            self.node.world.truth.settle((object_id,))
-            self.sealed(object_id)
+            raise AssertionError(f"{message}, and nothing had happened")

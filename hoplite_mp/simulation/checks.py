@@ -20,13 +20,12 @@ from hoplite_mp.simulation.streams import WrongBytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hoplite_mp.protocol.messages import Commit, ExecuteReduce, OperationFailed
+    from hoplite_mp.protocol.messages import Commit, ExecuteReduce
     from hoplite_mp.simulation.asks import Ask
     from hoplite_mp.simulation.contents import Content
-    from hoplite_mp.simulation.host import Node
-    from hoplite_mp.simulation.world import World
+    from hoplite_mp.simulation.imitated import ImitatedNode, ImitatedWorld
 
-__all__ = ["Truth", "WrongEnd", "check_empty", "check_quiet"]
+__all__ = ["Truth", "WrongEnd", "check_quiet"]
 
 
 class WrongEnd(AssertionError):
@@ -41,34 +40,29 @@ class Truth:
         self.tracked = tracked
         self.contents = Contents()
         self.sizes: dict[bytes, int] = {}
-        self.pending: dict[bytes, Node] = {}  # objects that are not ready yet, and who makes them
+        self.pending: dict[
+            bytes, ImitatedNode
+        ] = {}  # objects that are not ready yet, and who makes them
         self.results: set[bytes] = set()  # objects that are results of collectives
         self.rows: dict[bytes, list[Range]] = {}  # of those that were committed somewhere
         self.commits: dict[int, Commit] = {}
-        self.asks: dict[int, tuple[Ask, Node]] = {}
-        self.lost: list[Node] = []  # lives that are over, or were given up
-        self.cuts = self.resets = self.managers = 0
+        self.asks: dict[int, tuple[Ask, ImitatedNode]] = {}
         self.commits_checked = 0
         self._members: dict[tuple[int, int], Memory] = {}
 
-    def remember(self, ask: Ask, node: Node) -> None:
+    def remember(self, ask: Ask, node: ImitatedNode) -> None:
         """A collective that was asked for."""
         self.asks[ask.number] = ask, node
 
     def is_pending(self, object_id: bytes) -> bool:
         """Will it become ready one day, if nothing happens?"""
         maker = self.pending.get(object_id)
-        return maker is not None and maker.alive
+        return maker is not None
 
     def settle(self, objects: Iterable[bytes]) -> None:
         """They are ready now, or never will be."""
         for object_id in objects:
             self.pending.pop(object_id, None)
-
-    def died(self, node: Node) -> None:
-        """That life is over, or counts as that."""
-        if node not in self.lost:
-            self.lost.append(node)
 
     # ---- bytes
 
@@ -156,45 +150,19 @@ class Truth:
         if wanted.kind in FOLDING:
             return
         _, asker = self.asks[ask.number]
-        gone = {one.number for one in self.lost}  # an alltoall names the dead by their places
         for place, number in enumerate(commit.destinations):
             node = asker if number == asker.number else asker.members.get(number)
-            if node is None or not node.alive or node in self.lost:
+            if node is None:
                 continue
             for index in commit.contributors:
                 mine = place == index % len(commit.destinations)
-                if wanted.kind == "alltoall" and not (mine and number not in gone):
+                if wanted.kind == "alltoall" and not mine:
                     continue
                 if wanted.sources[index] not in node.places.holds:
                     raise WrongEnd(f"{commit}, and node {number} has not got source {index}")
 
-    def check_failure(self, ask: Ask, message: OperationFailed) -> None:
-        """Who asked hears that it cannot come true."""
-        wanted = ask.wanted
-        self.settle(wanted.results)
-        homes = {node.home for node in self.lost}
-        safe = sum(_home(one) not in homes for one in wanted.sources)
-        # Before the deadline all are needed, and only the manager knows when it struck.
-        need = 1 if wanted.deadline_s == 0 else wanted.num
-        if message.error in ("reduce", "source"):
-            # A source that is a result is where it was placed: its home alone does not keep it.
-            if safe >= need and not (self.cuts or self.results.intersection(wanted.sources)):
-                raise WrongEnd(f"{message}, and {safe} sources are safe")
-        elif not (self.lost or self.cuts or self.resets):
-            raise WrongEnd(f"{message}, and nothing had happened")
 
-    def is_explained(self, object_id: bytes) -> bool:
-        """May a get of it have failed?"""
-        if object_id in self.results and object_id not in self.rows:
-            return True  # its operation has failed
-        if self.cuts or self.resets:
-            return True
-        if object_id in self.results:
-            return bool(self.lost)
-        return _home(object_id) in {node.home for node in self.lost}
-
-
-def check_quiet(world: World) -> None:
+def check_quiet(world: ImitatedWorld) -> None:
     """Nothing happens any more: nobody waits, and nothing runs."""
     if world.waits.open:
         raise WrongEnd("; ".join(f"{wait} waits for ever" for wait in world.waits.open))
@@ -210,8 +178,6 @@ def check_quiet(world: World) -> None:
     if left or planner.reductions.wake_at is not None:
         raise WrongEnd(f"the planner has not forgotten {left}")
     for node in world.hosts:
-        if not node.alive or node.given_up:
-            continue
         engine = node.engine
         rest = {
             "plans of copies": list(node.copies.by_epoch),
@@ -225,18 +191,6 @@ def check_quiet(world: World) -> None:
         if any(rest.values()):
             found = {what: some for what, some in rest.items() if some}
             raise WrongEnd(f"node {node.number} on host {node.host} still has {found}")
-
-
-def check_empty(world: World) -> None:
-    """All nodes are gone: the planner knows nothing any more."""
-    planner = world.manager.planner
-    left = [*planner.copies.entries, *planner.membership.nodes, *planner.groups.groups]
-    if left:
-        raise WrongEnd(f"the planner still knows {left}")
-
-
-def _home(object_id: bytes) -> int:
-    return int.from_bytes(object_id[:8], "little")
 
 
 def _merged(memory: Memory) -> list[Range]:

@@ -17,7 +17,7 @@ from hoplite_mp.protocol.stripes import copy_offset
 if TYPE_CHECKING:
     from hoplite_mp.planner.program import Program, Pull
     from hoplite_mp.protocol.messages import Distribute, FetchRefused, Withdraw
-    from hoplite_mp.simulation.host import Node
+    from hoplite_mp.simulation.imitated import ImitatedNode
     from hoplite_mp.simulation.memory import Memory
     from hoplite_mp.simulation.places import Place
     from hoplite_mp.simulation.streams import Cell, Key
@@ -63,7 +63,7 @@ class Transfer:
 class Copies:
     """All copies that come to this node or go from it."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ImitatedNode) -> None:
         self.node = node
         self.engine = node.engine
         self.pulls: dict[Cell, tuple[Transfer, int]] = {}  # with the parent

@@ -22,7 +22,7 @@ from hoplite_mp.simulation.memory import Memory
 if TYPE_CHECKING:
     from hoplite_mp.planner.program import Program
     from hoplite_mp.protocol.messages import Commit, ExecuteReduce
-    from hoplite_mp.simulation.host import Node
+    from hoplite_mp.simulation.imitated import ImitatedNode
     from hoplite_mp.simulation.keeping import SlotName
     from hoplite_mp.simulation.places import Place
     from hoplite_mp.simulation.streams import Cell, Key
@@ -66,7 +66,7 @@ class Part:
 class Parts:
     """All of them."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ImitatedNode) -> None:
         self.node = node
         self.engine = node.engine
         self.parts: dict[int, Part] = {}  # by operation

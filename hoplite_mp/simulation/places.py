@@ -16,7 +16,7 @@ from hoplite_mp.simulation.memory import Memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.simulation.host import Node
+    from hoplite_mp.simulation.imitated import ImitatedNode
 
 __all__ = ["Filler", "Place", "Places"]
 
@@ -50,7 +50,7 @@ class Fetcher(Filler, Protocol):
 class Places:
     """All objects of one life of a node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ImitatedNode) -> None:
         self.node = node
         self.fetcher: Fetcher | None = None
         self.holds: dict[bytes, Memory] = {}
@@ -142,17 +142,6 @@ class Places:
             del self.places[place.object]
             self._forget(place)
             self._close(place, why)
-
-    def lose_node(self, number: int) -> None:
-        """What only that node held is lost, unless it is on its way: of that the manager knows."""
-        for kept in self.kept_at.values():
-            kept.discard(number)
-        for place in list(self.places.values()):
-            left = tuple(holder for holder in place.holders if holder != number)
-            if left:
-                place.holders = left
-            elif place.memory is None:
-                self.lost(place, f"node {number} had it")
 
     def _close(self, place: Place, why: str) -> None:
         waiting, place.waiting = place.waiting, []

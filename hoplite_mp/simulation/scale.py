@@ -139,7 +139,7 @@ def _populate(world: World, size: Size) -> None:
     planner = world.manager.planner
     members: dict[int, Node] = {}
     for number in range(size.nodes):
-        node = world.add_silent_host(size.rate, size.rate, members)
+        node = world.add_host(size.rate, size.rate, members)
         planner.step(NodeJoined(node.home, node.incarnation, 1), 0.0)
         planner.step(HostMeasured(number, size.rate, size.rate), 0.0)
         world.manager.routes[number] = members[number] = node

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hoplite_mp.simulation.host import Node
+    from hoplite_mp.simulation.imitated import ImitatedNode
     from hoplite_mp.simulation.timeline import Timeline
 
 __all__ = ["Wait", "Waits"]
@@ -21,7 +21,7 @@ __all__ = ["Wait", "Waits"]
 class Wait:
     """`outcome`: None while it is open, "" for success, else an error in words."""
 
-    node: Node
+    node: ImitatedNode
     what: str
     timeline: Timeline
     begun_at: float
@@ -46,7 +46,7 @@ class Waits:
         self._timeline = timeline
         self.all: list[Wait] = []
 
-    def begin(self, node: Node, what: str) -> Wait:
+    def begin(self, node: ImitatedNode, what: str) -> Wait:
         """A new one."""
         wait = Wait(node, what, self._timeline, self._timeline.now)
         self.all.append(wait)
@@ -54,9 +54,5 @@ class Waits:
 
     @property
     def open(self) -> list[Wait]:
-        """Those of the living."""
-        return [
-            wait
-            for wait in self.all
-            if wait.outcome is None and wait.node.alive and not wait.node.given_up
-        ]
+        """Those that have not ended."""
+        return [wait for wait in self.all if wait.outcome is None]

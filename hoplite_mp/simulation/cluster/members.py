@@ -18,8 +18,8 @@ from hoplite_mp.simulation.cluster.values import Leaf, WrongBytes
 
 if TYPE_CHECKING:
     from hoplite_mp.cluster import Cluster
+    from hoplite_mp.simulation.cluster.programs import Programs
     from hoplite_mp.simulation.cluster.truth import Truth
-    from hoplite_mp.simulation.cluster.workload import Workload
 
 __all__ = ["begin_group"]
 
@@ -31,11 +31,12 @@ KINDS = ("allreduce", "allreduce", "reduce_scatter", "broadcast", "reduce", "gat
          "barrier")  # fmt: skip
 
 
-def begin_group(work: Workload) -> None:
+def begin_group(work: Programs) -> None:
     """Programs on some hosts become members of one, and make the same calls."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return
+    work.groups += 1
     size, salt = chance.randint(1, MEMBERS_MAX), work.salt()
     calls = [chance.choice(KINDS) for _ in range(chance.randint(1, CALLS_MAX))]
     items = [work.items(2 * size) for _ in calls]

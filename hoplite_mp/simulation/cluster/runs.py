@@ -58,6 +58,7 @@ class Outcome:
     errors: int
     faults: tuple[str, ...]
     reads: int
+    groups: int
     failure: str = ""
     tail: tuple[str, ...] = ()
 
@@ -99,6 +100,7 @@ def run_seed(
         len(truth.errors),
         tuple(trouble.happened),
         truth.reads,
+        work.groups,
         failure,
         tuple(timeline.tail) if failure else (),
     )

@@ -8,74 +8,29 @@ It must never know: what goes wrong meanwhile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp.cluster import Cluster
 from hoplite_mp.errors import HopliteTimeoutError
 from hoplite_mp.simulation.cluster.members import begin_group
+from hoplite_mp.simulation.cluster.programs import HANGS_S, Programs
 from hoplite_mp.simulation.cluster.truth import Operation, WrongEnd
 from hoplite_mp.simulation.cluster.values import SOURCES_MAX, Leaf, WrongBytes, add, make, sum_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hoplite_mp.client.runtime import Runtime
-    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp.cluster import Cluster
     from hoplite_mp.simulation.cluster.host import Host
-    from hoplite_mp.simulation.cluster.truth import Truth
-    from hoplite_mp.simulation.cluster.world import World
 
 __all__ = ["Workload"]
 
 KINDS = ("reduce", "reduce", "allreduce", "allreduce", "reduce_scatter", "broadcast", "gather",
          "allgather", "alltoall")  # fmt: skip
-ITEMS = (0, 1, 100, 3_000, 20_000, 100_000)  # of 8 bytes
-# Bytes that all collectives of a run together want to move, about: what a run may cost.
-BYTES_MAX = 16 << 20
-# A program waits for another one at most so long; what has failed by then is never made.
-PATIENCE_S = 25.0
-# How long somebody waits for a result before it counts as hanging.
-HANGS_S = 90.0
 
 
-@dataclass(eq=False)
-class Board:
-    """How programs of a run find each other's objects: ids by name, outside of what is tested."""
-
-    world: World
-    ids: dict[str, bytes | None] = field(default_factory=dict)  # None: it will never be there
-
-    def publish(self, name: str, object_id: bytes | None) -> None:
-        """From now on others know it."""
-        self.ids.setdefault(name, object_id)
-        self.world.processes.wake_all(("board", name))
-
-    def find(self, name: str) -> bytes | None:
-        """Waits until it is there. None: it never will be."""
-        running = self.world.processes.running
-        assert running is not None
-        if name not in self.ids:
-            running.wait(("board", name), PATIENCE_S)
-        return self.ids.get(name)
-
-
-class Workload:
+class Workload(Programs):
     """Of one run; it is over when everything that was begun has ended."""
-
-    def __init__(self, world: World, truth: Truth, span_s: float) -> None:
-        """span_s: within which it begins everything."""
-        self.world = world
-        self.truth = truth
-        self.chance = world.timeline.chance
-        self.span_s = span_s
-        self.board = Board(world)
-        self.left = BYTES_MAX
-        self.begun = 0  # programs
-        self._operations = 0
 
     def begin(self) -> None:
         """Schedules it."""
@@ -88,39 +43,6 @@ class Workload:
             self.world.timeline.after(chance.random() * self.span_s, begin_group, self)
         for _ in range(chance.choice([0, 1, 2])):
             self.world.timeline.after(chance.random() * self.span_s, self._tasks)
-
-    @property
-    def open(self) -> list[str]:
-        """Names of programs that live and have not ended."""
-        return [process.name for host in self.world.lives for process in host.programs
-                if process.alive]  # fmt: skip
-
-    # -- who and what --------------------------------------------------------------------------
-
-    def hosts(self) -> list[Host]:
-        """Those whose node is in the cluster, as far as it knows."""
-        stopped = self.world.network.stopped
-        return [one for one in self.world.hosts if one.alive and one.number >= 0
-                and one.place not in stopped]  # fmt: skip
-
-    def items(self, copies: int) -> int:
-        """How long a value is of which there will be so many."""
-        room = self.left // max(1, 8 * copies)
-        items = self.chance.choice([one for one in ITEMS if one <= max(1, room)])
-        self.left -= 8 * items * copies
-        return items
-
-    def program(self, host: Host, name: str, body: Callable[[Cluster], object]) -> None:
-        """Runs it on that host, as a program that attaches to its node."""
-
-        def live(runtime: Runtime) -> None:
-            try:
-                body(Cluster._of(runtime))
-            except Exception as error:
-                self.truth.check_error(name, error)
-
-        self.begun += 1
-        host.attach(name, live)
 
     def _source(self, hosts: list[Host], leaf: Leaf, name: str) -> None:
         """One host makes it: puts it, or has a task make it."""
@@ -165,11 +87,11 @@ class Workload:
     def _get(self, name: str, leaf: Leaf, users: list[int], late: float, c: Cluster) -> None:
         import time
 
-        ref = self._ref(c, name)
+        ref = self.ref(c, name)
         time.sleep(late)
         try:
             if ref is not None:
-                self.truth.check_leaf(leaf, self._value(c, ref, f"get of {name}"))
+                self.truth.check_leaf(leaf, self.value(c, ref, f"get of {name}"))
         finally:
             users[0] -= 1
             if not users[0]:
@@ -212,24 +134,6 @@ class Workload:
                 raise WrongBytes(f"tasks {salt} made {value[:8]}")
 
         self.program(chance.choice(hosts), f"tasks {salt}", body)
-
-    def _ref(self, c: Cluster, name: str) -> ObjectRef[Any] | None:
-        """Of an object that another program has published; None: there is none."""
-        object_id = self.board.find(name)
-        if object_id is None:
-            return None
-        return c._runtime.memory.make_ref(object_id)
-
-    def _value(self, c: Cluster, ref: Any, what: str) -> Any:
-        try:
-            return c.get(ref, timeout=HANGS_S)
-        except HopliteTimeoutError as error:
-            raise WrongEnd(f"{what} hangs") from error
-
-    def salt(self) -> int:
-        """For the values of one operation: an odd number."""
-        self._operations += 1
-        return 2 * self._operations % 1024 + 1
 
     def _collective(self) -> None:
         hosts, chance = self.hosts(), self.chance
@@ -279,7 +183,7 @@ class Workload:
         to: list[str] | None,
         c: Cluster,
     ) -> None:
-        refs = [self._ref(c, name) for name in names]
+        refs = [self.ref(c, name) for name in names]
         try:
             if None not in refs:
                 self._run(operation, refs, deadline, to, c)
@@ -310,7 +214,7 @@ class Workload:
             return
         self._read_elsewhere(operation, results)
         for part, ref in enumerate(results):
-            value = self._value(c, ref, what)
+            value = self.value(c, ref, what)
             self.truth.check_result(operation, part, len(results), np.asarray(value),
                                     ref.contributors or ())  # fmt: skip
         for part in range(len(results)):
@@ -355,9 +259,9 @@ class Workload:
 
         time.sleep(late)
         try:
-            ref = self._ref(c, name)
+            ref = self.ref(c, name)
             if ref is not None:
-                value = self._value(c, ref, f"reader of {name}")
+                value = self.value(c, ref, f"reader of {name}")
                 self.truth.check_result(operation, part, parts, np.asarray(value),
                                         ref.contributors or ())  # fmt: skip
         finally:

@@ -1,0 +1,1 @@
+"""Mistakes in shipped lines, and whether the simulation sees them."""
