@@ -306,6 +306,7 @@ SOURCES: dict[str, str] = {
     "serial/tensors.py": "payloads",
     "serial/values.py": "payloads",
     "simulation/checks.py": OWN,
+    "simulation/cluster/channel.py": OWN,
     "supervisor/boot.py": "local: Start",
     "supervisor/fresh.py": "local: Start",
     "supervisor/main.py": "local: ToSupervisor",
