@@ -64,7 +64,7 @@ def play(nodes: int, ready: Sequence[float] = (), num: int = 1) -> Played:
     world = World(Timeline(0))
     members = {}
     for number in range(nodes):
-        node = world.add_silent_host(RATE, RATE, members)
+        node = world.add_host(RATE, RATE, members)
         world.manager.planner.step(NodeJoined(node.home, node.incarnation, 1), 0.0)
         world.manager.planner.step(HostMeasured(number, RATE, RATE), 0.0)
         world.manager.routes[number] = members[number] = node

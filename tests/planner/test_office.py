@@ -84,7 +84,7 @@ class Stage:
         ours, theirs = socket.socketpair()
         before = set(self.loop._links)
         self.loop.add(theirs)
-        (link,) = self.loop._links - before
+        (link,) = self.loop._links.keys() - before
         link.near, link.role = near, role
         self.nodes.append(Node(self, len(self.nodes), ours))
         return self.nodes[-1]
