@@ -25,11 +25,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.mutants.shipped import MUTANTS, Mutant
+from tests.mutants.shipped import MUTANTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
+
+    from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".mutants"

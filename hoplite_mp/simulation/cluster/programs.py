@@ -92,14 +92,21 @@ class Programs:
         self._operations += 1
         return 2 * self._operations % 1024 + 1
 
-    def program(self, host: Host, name: str, body: Callable[[Cluster], object]) -> None:
-        """Runs it on that host, as a program that attaches to its node."""
+    def program(
+        self,
+        host: Host,
+        name: str,
+        body: Callable[[Cluster], object],
+        holds: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Runs it on that host, as a program that attaches to its node. holds: whether any error is
+        wrong, with all that has happened so far."""
 
         def live(runtime: Runtime) -> None:
             try:
                 body(Cluster._of(runtime))
             except Exception as error:
-                self.truth.check_error(name, error)
+                self.truth.check_error(name, error, holds())
 
         self.begun += 1
         host.attach(name, live)

@@ -34,8 +34,8 @@ LOSSES = (
 )
 
 
-# A ValueError that names a node which the caller does not know any more, or not yet.
-NO_NODE = "there is no node "
+# ValueErrors about nodes that the caller does not know any more, or not yet.
+NO_NODE = "there is no node ", "copies=2: each needs a node"
 
 
 # Of a Group some of whose members were gone before it was whole.
@@ -80,6 +80,12 @@ class Truth:
         self.reads += 1
         if not np.array_equal(value, leaf.array()):
             raise WrongBytes(f"a copy of {leaf} holds {value[:8]}")
+
+    def check_value(self, value: Array, expected: Array, what: str) -> None:
+        """Something was read."""
+        self.reads += 1
+        if not np.array_equal(value, expected):
+            raise WrongBytes(f"{what} holds {value[:8]}")
 
     def check_result(
         self, operation: Operation, part: int, parts: int, value: Array, named: tuple[int, ...]
@@ -126,8 +132,10 @@ class Truth:
         world = self.world
         return not (world.lost or world.cuts or world.resets or world.stops or world.killed)
 
-    def check_error(self, what: str, error: BaseException) -> None:
-        """A program has been told this; what is no loss is raised again."""
+    def check_error(self, what: str, error: BaseException, holds: bool = False) -> None:
+        """A program has been told this; what is no loss is raised again. holds: it must not."""
+        if holds:
+            raise WrongEnd(f"{what}: {type(error).__name__}: {error}, which had to hold")
         self.errors.append(f"{what}: {type(error).__name__}: {error}")
         unknown = isinstance(error, ValueError) and str(error).startswith(NO_NODE)
         unfilled = isinstance(error, errors.HopliteTimeoutError) and UNFILLED in str(error)

@@ -1,0 +1,197 @@
+"""Values that must outlive hosts: results that are made again, second copies, refs inside refs.
+
+Why it exists: a result is lost with the host that has it, and is made again by whoever has sent the
+task, as long as that lives; an object with a second copy outlives one host; a ref inside an object
+keeps what it names. For these an error is wrong even when hosts have died.
+It must never know: which faults come.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.simulation.cluster.values import Leaf, add, make
+
+if TYPE_CHECKING:
+    from hoplite_mp.cluster import Cluster
+    from hoplite_mp.simulation.cluster.programs import Programs
+    from hoplite_mp.simulation.cluster.truth import Truth
+
+__all__ = ["begin_copies", "begin_nested", "begin_remade"]
+
+WIDTH_MAX = 5
+# Deaths of hosts and processes that a task survives: it is tried four times (Config.retries).
+DEATHS_MAX = 2
+
+
+def begin_remade(work: Programs) -> None:
+    """A program has tasks make values and sums of them, and reads all of them later."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    salt, width = work.salt(), chance.randint(1, WIDTH_MAX)
+    items = max(1, work.items(3 * width))
+    leaves = [Leaf(salt, index, items) for index in range(width)]
+    seconds = [chance.choice([0.0, 0.0, 0.02]) * chance.random() for _ in leaves]
+    late = chance.choice([0.0, 1.0, 1.5]) * chance.random() * work.span_s
+    sums = chance.random() < 0.7
+    keeps = chance.random() < 0.6  # refs to what the sums are made from
+    name = f"remade {salt}"
+    readers = chance.choice([0, 0, 1, 2])
+    users = [readers]
+    body = partial(_remade, work, leaves, seconds, late, sums, keeps, name, readers)
+    work.program(chance.choice(hosts), name, body, holds=lambda: _survives(work.truth))
+    for _ in range(readers):
+        after = chance.random() * work.span_s
+        read = partial(_read_sum, work, leaves, name, after, users)
+        work.program(chance.choice(hosts), f"reader of {name}", read)
+
+
+def _survives(truth: Truth) -> bool:
+    world = truth.world
+    disturbed = world.cuts or world.resets or world.stops or world.managers or truth.tight
+    return not disturbed and len(world.lost) + world.killed <= DEATHS_MAX
+
+
+def _remade(
+    work: Programs,
+    leaves: list[Leaf],
+    seconds: list[float],
+    late: float,
+    sums: bool,
+    keeps: bool,
+    name: str,
+    readers: int,
+    c: Cluster,
+) -> None:
+    import time
+
+    refs: list[Any] = [c.submit(make, *pair).ref for pair in zip(leaves, seconds, strict=True)]
+    total = refs[0]
+    for ref in refs[1:] if sums else ():
+        total = c.submit(add, total, ref).ref
+    if readers:
+        work.board.publish(name, total._id)
+    if not keeps:
+        del refs[1:]
+    time.sleep(late)
+    for leaf, ref in zip(leaves, refs, strict=False):
+        work.truth.check_leaf(leaf, work.value(c, ref, name))
+    _check_sum(work, leaves if sums else leaves[:1], work.value(c, total, name))
+    if readers:
+        work.board.find(f"{name} is not needed")
+
+
+def _check_sum(work: Programs, leaves: list[Leaf], value: Any) -> None:
+    whole = sum((leaf.array() for leaf in leaves[1:]), start=leaves[0].array())
+    work.truth.check_value(value, whole, f"a sum of {len(leaves)} with salt {leaves[0].salt}")
+
+
+def _read_sum(
+    work: Programs, leaves: list[Leaf], name: str, late: float, users: list[int], c: Cluster
+) -> None:
+    import time
+
+    try:
+        ref = work.ref(c, name)
+        time.sleep(late)
+        if ref is not None:
+            value = work.value(c, ref, f"reader of {name}")
+            if len(leaves) > 1 and not (value == leaves[0].array()).all():
+                _check_sum(work, leaves, value)
+            else:
+                work.truth.check_leaf(leaves[0], value)
+    finally:
+        users[0] -= 1
+        if not users[0]:
+            work.board.publish(f"{name} is not needed", None)
+
+
+def begin_copies(work: Programs) -> None:
+    """A program puts a value with a second copy; others hold it, and read it later."""
+    hosts, chance = work.hosts(), work.chance
+    if len(hosts) < 2:
+        return
+    leaf = Leaf(work.salt(), 0, max(1, work.items(4)))
+    name = f"copied {leaf.salt}"
+    maker = chance.choice(hosts)
+    others = [host for host in hosts if host is not maker]
+    readers = chance.sample(others, min(len(others), chance.randint(1, 2)))
+    stays = chance.random() * work.span_s
+
+    def put(c: Cluster) -> None:
+        import time
+
+        ref = c.put(leaf.array(), copies=2)
+        work.board.publish(name, ref._id)
+        time.sleep(stays)
+
+    work.program(maker, name, put)
+    for host in readers:
+        late = chance.random() * work.span_s * 1.5
+        _read_copy(work, host, leaf, name, late)
+
+
+def _read_copy(work: Programs, host: Any, leaf: Leaf, name: str, late: float) -> None:
+    held: list[bool] = []  # before anybody had died
+
+    def read(c: Cluster) -> None:
+        import time
+
+        ref = work.ref(c, name)
+        if ref is None or ref._hold is None:
+            return
+        held.append(not work.world.lost)
+        time.sleep(late)
+        work.truth.check_leaf(leaf, work.value(c, ref, f"reader of {name}"))
+
+    def holds() -> bool:
+        world = work.world
+        disturbed = world.cuts or world.resets or world.stops or world.managers or work.truth.tight
+        return bool(held and held[0]) and not disturbed and len(world.lost) <= 1
+
+    work.program(host, f"reader of {name}", read, holds=holds)
+
+
+def begin_nested(work: Programs) -> None:
+    """Refs in a list in an object: who reads it can read what they name, though nobody else holds
+    it any more."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    salt, width = work.salt(), chance.randint(1, 3)
+    items = max(1, work.items(2 * width))
+    leaves = [Leaf(salt, index, items) for index in range(width)]
+    name = f"nested {salt}"
+    by_task = chance.random() < 0.5
+    late = chance.random() * work.span_s
+
+    def put(c: Cluster) -> None:
+        if by_task:
+            inner: list[Any] = [c.submit(make, leaf, 0.0).ref for leaf in leaves]
+        else:
+            inner = [c.put(leaf.array()) for leaf in leaves]
+        outer = c.put({"refs": inner})
+        del inner
+        work.board.publish(name, outer._id)
+        work.board.find(f"{name} is not needed")
+
+    def read(c: Cluster) -> None:
+        import time
+
+        try:
+            ref = work.ref(c, name)
+            if ref is None:
+                return
+            found = work.value(c, ref, f"reader of {name}")["refs"]
+            work.board.publish(f"{name} is not needed", None)
+            del ref
+            time.sleep(late)
+            for leaf, inner in zip(leaves, found, strict=True):
+                work.truth.check_leaf(leaf, work.value(c, inner, f"reader of {name}"))
+        finally:
+            work.board.publish(f"{name} is not needed", None)
+
+    work.program(chance.choice(hosts), name, put)
+    work.program(chance.choice(hosts), f"reader of {name}", read)

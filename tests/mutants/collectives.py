@@ -1,0 +1,148 @@
+"""Mistakes in how a node carries out plans."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "operations-one-deleted-slice-drops-all",
+        "hoplite_mp/node/collectives/operations.py",
+        "if all(self.client.state(oid) in _UNWANTED for oid in operation.results):",
+        "if any(self.client.state(oid) in _UNWANTED for oid in operation.results):",
+        (
+            "A program may delete one slice of a reduce_scatter and read the others; here "
+            "the whole operation is dropped, and readers of the other slices hang."
+        ),
+    ),
+    Mutant(
+        "operations-moved-source-is-an-error",
+        "hoplite_mp/node/collectives/operations.py",
+        "moved = bool(gone) and all(self.client.state(oid) in READY for oid in gone)",
+        "moved = False",
+        (
+            "A reduction goes on if a source is only no more where it was to be read, but "
+            "can be had elsewhere; here it fails although every source lives."
+        ),
+    ),
+    Mutant(
+        "forests-says-reported-too-early",
+        "hoplite_mp/node/collectives/forests.py",
+        "yield ReduceHeld(self.client.number, part.plan, part.reported)",
+        "yield ReduceHeld(self.client.number, part.plan, part.begun)",
+        (
+            "A manager that is started again commits a collective when every node has its "
+            "part; here a node that has only begun counts as done, and the result is "
+            "sealed with bytes that have not come."
+        ),
+    ),
+    Mutant(
+        "forests-abandoned-copy-is-not-fetched",
+        "hoplite_mp/node/collectives/forests.py",
+        (
+            "        for oid in list(part.copies.values()):  # others may wait for what "
+            "does not come this way\n"
+            "            self.places.let_go(oid)\n"
+        ),
+        "",
+        (
+            "A process that waits for a copy which a gather was bringing gets it in "
+            "another way if the gather ends; here nobody fetches the copy, its block is "
+            "never free, and the reader hangs."
+        ),
+    ),
+    Mutant(
+        "transfers-gaps-count-as-come",
+        "hoplite_mp/node/collectives/transfers.py",
+        "found.add(first, begin + self.watermark(cell))",
+        "found.add(begin, begin + self.watermark(cell))",
+        (
+            "A copy that was planned anew after deaths holds every byte of its object; "
+            "here a gap in front of a later piece counts as filled, and the copy keeps a "
+            "hole."
+        ),
+    ),
+    Mutant(
+        "transfers-restart-forgets-requests",
+        "hoplite_mp/node/collectives/transfers.py",
+        "if object_id not in moving and place is not None:",
+        "if object_id in moving and place is not None:",
+        (
+            "A fetch that the manager had not planned yet when it died is planned by the "
+            "next one; here the next manager is not told of it, and the reader hangs."
+        ),
+    ),
+    Mutant(
+        "transfers-served-copy-is-not-pinned",
+        "hoplite_mp/node/collectives/transfers.py",
+        (
+            "            if any(other.ground is transfer.ground for other in "
+            "self.by_epoch.values()):\n"
+            "                transfer.ground.keep.append(self.client.view(oid))\n"
+        ),
+        "",
+        (
+            "A copy from which other hosts still read stays in its block; here the block "
+            "may be spilled or freed and used again meanwhile, and the other hosts receive "
+            "wrong bytes."
+        ),
+    ),
+    Mutant(
+        "transfers-taken-back-in-silence",
+        "hoplite_mp/node/collectives/transfers.py",
+        (
+            "        self._forget_come(object_id)\n"
+            "        self.send_manager(CopyDropped(self.client.number, object_id))"
+        ),
+        "        self._forget_come(object_id)",
+        (
+            "A host that gave up a fetch may ask for the object again; here the manager "
+            "goes on believing that the first fetch runs, ignores the second request, and "
+            "the reader hangs."
+        ),
+    ),
+    Mutant(
+        "filling-does-not-follow-the-writer",
+        "hoplite_mp/node/collectives/filling.py",
+        (
+            "    cell = make(part, key, part.views[index], begin, nbytes, come)\n"
+            "    part.follow(index, cell, begin, nbytes)\n"
+        ),
+        "    make(part, key, part.views[index], begin, nbytes, come)\n",
+        (
+            "A large value that a member is still writing is sent as it grows; here the "
+            "cell stays where it was when the plan came, and the call of the Group hangs."
+        ),
+    ),
+    Mutant(
+        "folding-takes-2d-fortran-as-c",
+        "hoplite_mp/node/collectives/folding.py",
+        'if info.order == "F" and len(info.shape) > 1:',
+        'if info.order == "F" and len(info.shape) > 2:',
+        (
+            "Arrays in Fortran order are reduced like any others across hosts; here "
+            "matrices in Fortran order are added element by element in the wrong places."
+        ),
+    ),
+    Mutant(
+        "leftovers-name-ignores-members",
+        "hoplite_mp/node/collectives/leftovers.py",
+        "return SlotName(cell.node, *bounds, members)",
+        "return SlotName(cell.node, *bounds, members[:1])",
+        (
+            "After a loss a contribution is used again only if it consists of the same "
+            "members; here one that contains a source which is out counts as the same, so "
+            "the value does not fit the contributors."
+        ),
+    ),
+    Mutant(
+        "portions-forget-a-single-first-source",
+        "hoplite_mp/node/collectives/portions.py",
+        ("            if self.at:\n                addresses.insert(0, destination)"),
+        ("            if self.at > 1:\n                addresses.insert(0, destination)"),
+        (
+            "A reduction over more than fits into memory contains every contributor; here "
+            "the first source is left out if the first portion was that source alone."
+        ),
+    ),
+)

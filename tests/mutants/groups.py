@@ -1,0 +1,155 @@
+"""Mistakes in calls of Groups."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "group-calls-frees-parts-of-the-dead",
+        "hoplite_mp/node/groups/group_calls.py",
+        (
+            "                if ask is not None and ask.call == state.calls and state.go "
+            "is not None:\n"
+            "                    state.left += holds  # it may be decided already, with "
+            "that in it\n"
+            "                else:\n"
+            "                    self.results.unpin(holds)"
+        ),
+        "                self.results.unpin(holds)",
+        (
+            "A member that dies after its part was taken into a call is in the result of "
+            "every rank; here the part is let go while the call is decided, and ranks on "
+            "the dead member's host read a result without it."
+        ),
+    ),
+    Mutant(
+        "group-calls-overlooks-the-last-commit",
+        "hoplite_mp/node/groups/group_calls.py",
+        "if message.committed > state.calls:",
+        "if message.committed > state.calls + 1:",
+        (
+            "A call that one member has seen committed has the same result everywhere, "
+            "also if its leader died; here the next leader does not take over the last "
+            "commit and decides the same call a second time."
+        ),
+    ),
+    Mutant(
+        "group-calls-leads-without-the-former",
+        "hoplite_mp/node/groups/group_calls.py",
+        (
+            "if not state.synced >= state.knowing or not state.members.formed or "
+            "state.owed is not None:"
+        ),
+        (
+            "if not state.synced >= state.nodes or not state.members.formed or state.owed "
+            "is not None:"
+        ),
+        (
+            "Nobody decides a call that a member has read before it left; here the new "
+            "leader does not wait for hosts whose members have left, and a call gets two "
+            "results."
+        ),
+    ),
+    Mutant(
+        "group-calls-newcomer-one-call-early",
+        "hoplite_mp/node/groups/group_calls.py",
+        "start = GroupStart(members.generation, members.version, rank, state.calls + 1)",
+        "start = GroupStart(members.generation, members.version, rank, state.calls)",
+        (
+            "A member that joins later takes part from the first call that nobody has "
+            "begun; here its own host lets it make the call before that, which the others "
+            "decide without it."
+        ),
+    ),
+    Mutant(
+        "group-calls-failure-waits-for-all",
+        "hoplite_mp/node/groups/group_calls.py",
+        "            going.waiting.clear()\n",
+        "",
+        (
+            "If one host cannot have its part of a call, every rank raises that error; "
+            "here the leader waits also for hosts that can never finish without it, and "
+            "all ranks hang."
+        ),
+    ),
+    Mutant(
+        "group-decisions-sum-to-the-root-alone",
+        "hoplite_mp/node/groups/group_decisions.py",
+        ('if self.kind in ("reduce", "gather") and self.root not in ranks and not summed:'),
+        'if self.kind in ("reduce", "gather") and self.root not in ranks:',
+        (
+            "A small reduce survives its leader if any host has heard the decision; here "
+            "only the root's host gets the sum, so the root raises PeerLostError if the "
+            "leader dies before telling it."
+        ),
+    ),
+    Mutant(
+        "group-decisions-parts-for-the-dead",
+        "hoplite_mp/node/groups/group_decisions.py",
+        "if piece.source == rank and (piece.target < 0 or piece.target in taking)",
+        "if piece.source == rank",
+        (
+            "An alltoall or a scatter goes on among the living when a member has died; "
+            "here large parts for the dead rank stay in the decision, which fails inside "
+            "of the leader, and all ranks hang."
+        ),
+    ),
+    Mutant(
+        "group-results-one-block-for-many",
+        "hoplite_mp/node/groups/group_results.py",
+        "slot = mine[takers[0]] if len(takers) == 1 else 0",
+        "slot = mine[takers[0]] if takers else 0",
+        (
+            "Each rank's result is its own array; here all ranks of a host get the block "
+            "that belongs to one of them, so a write by one rank changes the result of "
+            "another."
+        ),
+    ),
+    Mutant(
+        "group-results-inner-refs-are-not-held",
+        "hoplite_mp/node/groups/group_results.py",
+        "if copies and part is not None and not failure:",
+        "if copies and part is not None and failure:",
+        (
+            "Refs inside a large value that a Group's call brings can be read after the "
+            "call, whatever the giver does; here the receiving host takes no hold on them, "
+            "and they are lost when the giver lets go."
+        ),
+    ),
+    Mutant(
+        "groups-open-join-dies-with-the-manager",
+        "hoplite_mp/node/groups/groups.py",
+        "        yield from self.asked.values()\n",
+        "",
+        (
+            "A process that is joining a Group when the manager dies becomes a member "
+            "under the next manager; here the request is not said again, and the whole "
+            "Group waits for that rank in vain."
+        ),
+    ),
+    Mutant(
+        "boxes-message-after-a-lost-one",
+        "hoplite_mp/node/groups/boxes.py",
+        ("kept = [one for at, one in enumerate(coming) if at < whole or isinstance(one, End)]"),
+        (
+            "kept = [one for at, one in enumerate(coming) if at < whole or isinstance(one, "
+            "End) or one.ready]"
+        ),
+        (
+            "What is received of a member whose host dies is a prefix of what it sent; "
+            "here a later message is received although an earlier one was lost on the way."
+        ),
+    ),
+    Mutant(
+        "boxes-gone-before-its-messages",
+        "hoplite_mp/node/groups/boxes.py",
+        "self.gone = everybody & ~self._present & ~due if self._formed else 0",
+        "self.gone = everybody & ~self._present if self._formed else 0",
+        (
+            "Everything that a member sent before it left is received; here recv raises as "
+            "soon as the manager says that the member is gone, while its last messages are "
+            "still on their way."
+        ),
+    ),
+)

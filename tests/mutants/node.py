@@ -1,0 +1,201 @@
+"""Mistakes in tasks on other hosts, members, and the way to the manager."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "delegation-requeued-in-silence",
+        "hoplite_mp/node/tasks/delegation.py",
+        ("            self.retried += 1\n            self.above.post(oid)"),
+        "            self.retried += 1",
+        (
+            "A task with retries whose host is lost runs again on another worker; here it "
+            "is queued, but no worker hears of it, and who waits for the result hangs."
+        ),
+    ),
+    Mutant(
+        "delegation-keeps-the-runner-waiting",
+        "hoplite_mp/node/tasks/delegation.py",
+        (
+            "        if message.refs:\n"
+            "            self.send(peer, Release(message.task, 0))\n"
+            "        at = 0"
+        ),
+        "        at = 0",
+        (
+            "A runner lets go of a result with refs inside as soon as the submitter's host "
+            "holds them; here it never hears so, and keeps the result and all that it "
+            "names for ever."
+        ),
+    ),
+    Mutant(
+        "guests-keep-results-for-a-dead-host",
+        "hoplite_mp/node/tasks/guests.py",
+        ("            if guest.oid:\n                self._forget(guest)"),
+        ("            if guest.oid and not guest.ended:\n                self._forget(guest)"),
+        (
+            "Results that a host keeps for another one go when that one dies; here results "
+            "that were complete at that moment stay in memory for ever."
+        ),
+    ),
+    Mutant(
+        "guests-forget-results-with-refs",
+        "hoplite_mp/node/tasks/guests.py",
+        ('kept = message.refs or (message.outcome == "ready" and message.payload is None)'),
+        'kept = message.outcome == "ready" and message.payload is None',
+        (
+            "A task on another host may return a ref to what it has put there; here the "
+            "runner lets go of the result before the submitter's host holds the inner "
+            "object, which is lost on the way."
+        ),
+    ),
+    Mutant(
+        "sweeper-forgets-refs-of-a-dead-worker",
+        "hoplite_mp/node/tasks/sweeper.py",
+        'elif not adopted and header["claimant"] == slot and not header["taken"]:',
+        'elif not adopted and header["claimant"] == slot and header["taken"]:',
+        (
+            "A result with refs outlives the worker that made it; here, if the worker dies "
+            "before the submitter has taken the refs over, nobody holds the inner objects "
+            "and they are lost."
+        ),
+    ),
+    Mutant(
+        "sweeper-does-not-retry-guests",
+        "hoplite_mp/node/tasks/sweeper.py",
+        'and (header["owner"] not in (slot, NODE_SLOT) or self.above.is_guest(oid))',
+        'and header["owner"] not in (slot, NODE_SLOT)',
+        (
+            "A task with retries runs again when its worker dies, wherever it runs; here "
+            "one that another host has sent fails with WorkerLostError at the first death."
+        ),
+    ),
+    Mutant(
+        "workers-do-not-repeat-hints",
+        "hoplite_mp/node/tasks/workers.py",
+        ("        self.start_missing(pool)\n        self.post_queued(pool.number)"),
+        "        self.start_missing(pool)",
+        (
+            "Queued tasks run although a worker has died; here tasks whose announcements "
+            "the dead worker had taken, and the task that is to be tried again, are not "
+            "announced anew and hang."
+        ),
+    ),
+    Mutant(
+        "draining-lets-go-too-early",
+        "hoplite_mp/node/tasks/draining.py",
+        "if told or home not in by_home or by_home[home].node in needed:",
+        "if told or home not in by_home:",
+        (
+            "remove_node loses no result that another host could have fetched; here the "
+            "leaving node is told that it may go while bytes that it alone has are still "
+            "to be fetched."
+        ),
+    ),
+    Mutant(
+        "peers-ended-connection-is-ignored",
+        "hoplite_mp/node/membership/peers.py",
+        (
+            '            _log.info("the connection to node h%d ended: %s", '
+            "peer.member.node, reason)\n"
+            "            self.lose_member(peer.member)"
+        ),
+        ('            _log.info("the connection to node h%d ended: %s", peer.member.node, reason)'),
+        (
+            "If the connection between two living hosts breaks, what was lost with it is "
+            "dealt with like a death; here the messages that were under way are missing "
+            "without a word, and who waits for them hangs."
+        ),
+    ),
+    Mutant(
+        "peers-let-in-one-connection",
+        "hoplite_mp/node/membership/peers.py",
+        "for admission, attach in self.unknown.pop(home, ()):",
+        "for admission, attach in self.unknown.pop(home, [])[:1]:",
+        (
+            "A host that has just joined may call the others before these have heard of "
+            "it; here only its first connection is served, and a transfer over the second "
+            "one hangs."
+        ),
+    ),
+    Mutant(
+        "missing-the-dead-stay-in-doubt",
+        "hoplite_mp/node/membership/missing.py",
+        "            self.members.pop(number, None)",
+        "            self.members.get(number)",
+        (
+            "When the manager confirms a death, lost results are made again; here a host "
+            "that noticed the death by itself stays in doubt about it for ever, and "
+            "replaces no lost result any more."
+        ),
+    ),
+    Mutant(
+        "links-unreachable-parent-is-not-reported",
+        "hoplite_mp/node/membership/links.py",
+        ("            if why_not:\n                wanting.failed(cell, why_not)"),
+        ("            if why_not:\n                continue"),
+        (
+            "A copy comes from another host if the first choice cannot be reached; here "
+            "the failed connection is reported to nobody, no other parent is asked for, "
+            "and the reader hangs."
+        ),
+    ),
+    Mutant(
+        "management-failed-fetch-is-not-repeated",
+        "hoplite_mp/node/core/management.py",
+        ("ONCE = (\n    FetchFailed,\n"),
+        "ONCE = (\n",
+        (
+            "A host that reports that its parent fails it gets another one also if the "
+            "manager dies before reading that; here the report is not said to the next "
+            "manager, and the reader hangs."
+        ),
+    ),
+    Mutant(
+        "management-forgets-ends",
+        "hoplite_mp/node/core/management.py",
+        "            self._ends.append(message)",
+        "            pass",
+        (
+            "A collective that one host has been told is committed is committed on all, "
+            "whatever happens to the manager; here the next manager does not hear of the "
+            "commit, other hosts drop their part, and the result is lost."
+        ),
+    ),
+    Mutant(
+        "membership-keeps-the-dead",
+        "hoplite_mp/node/core/membership.py",
+        "member = self.members.pop(number, None)",
+        "member = self.members.get(number)",
+        (
+            "nodes shows the hosts that are there; here hosts that are gone stay in the "
+            "list for ever, and their end is dealt with twice."
+        ),
+    ),
+    Mutant(
+        "lan-restart-does-not-report-holdings",
+        "hoplite_mp/node/core/lan.py",
+        (
+            "        for number in gone:  # it may wait to hear of any of them\n"
+            "            self.recovering.report(number)\n"
+        ),
+        "",
+        (
+            "Objects of a host that died together with the manager get new homes; here the "
+            "survivors do not report what they have, the manager waits for ever, and "
+            "readers of these objects hang."
+        ),
+    ),
+    Mutant(
+        "lan-drain-waits-for-the-dead",
+        "hoplite_mp/node/core/lan.py",
+        "        self.draining.lose_peer(home)\n",
+        "",
+        (
+            "remove_node ends when all living hosts have what they need; here the leaving "
+            "node waits also for a host that has died meanwhile, and never leaves."
+        ),
+    ),
+)

@@ -1,0 +1,423 @@
+"""Mistakes in the planner, and the loop around it."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "copies-restart-does-not-tell-parents",
+        "hoplite_mp/planner/broadcast.py",
+        "                sends += [(node, plan) for node in without]",
+        "                continue",
+        (
+            "A copy goes on under a manager that was started again; here a parent that had "
+            "not read the plan before is not told, never serves, and the receiver hangs."
+        ),
+    ),
+    Mutant(
+        "copies-wait-in-a-circle",
+        "hoplite_mp/planner/broadcast.py",
+        "below = self._below(entry, receiver) if waited_for else set()",
+        "below: set[int] = set()",
+        (
+            "A receiver that has lost its parent gets the object from another holder; here "
+            "its new parent may be a host that itself waits for this receiver, and both "
+            "hang."
+        ),
+    ),
+    Mutant(
+        "copies-refusal-strands-the-next",
+        "hoplite_mp/planner/broadcast.py",
+        "return sends + self._replace(entry, hit, again, now) if hit else sends",
+        "return sends",
+        (
+            "When the last whole copy is gone every receiver learns that; here those who "
+            "pull from a refused receiver get neither a new parent nor a refusal, and hang."
+        ),
+    ),
+    Mutant(
+        "copies-failed-parent-is-chosen-again",
+        "hoplite_mp/planner/broadcast.py",
+        "        entry.failed.add((node, message.parent))\n",
+        "",
+        (
+            "A receiver that cannot reach a parent gets another one, or learns that there "
+            "is none; here the same parent is named again and again, and the reader hangs."
+        ),
+    ),
+    Mutant(
+        "directory-never-forgives",
+        "hoplite_mp/planner/directory.py",
+        (
+            "            self.entries.pop(entry.object, None)\n"
+            "        elif not entry.receiving:\n"
+            "            entry.failed.clear()"
+        ),
+        "            self.entries.pop(entry.object, None)",
+        (
+            "A connection that broke once is tried again by a later fetch; here the pair "
+            "of hosts counts as cut off as long as any copy of the object is known, and a "
+            "get fails although the holder can be reached."
+        ),
+    ),
+    Mutant(
+        "reduce-restart-awaits-who-has-reported",
+        "hoplite_mp/planner/reduce.py",
+        "op.unfinished = waits_for(plan) - fold.reported",
+        "op.unfinished = waits_for(plan)",
+        (
+            "A collective that runs when the manager dies ends under the next one; here "
+            "nodes that have said before that they are done are awaited once more, and the "
+            "result never comes."
+        ),
+    ),
+    Mutant(
+        "reduce-restart-forgets-the-requester",
+        "hoplite_mp/planner/reduce.py",
+        (
+            "            if request is not None and isinstance(end, Forget):\n"
+            "                end = None  # of one who took part no more: who asked still "
+            "waits\n"
+        ),
+        "",
+        (
+            "A host that left a collective on the way does not end it for others; here its "
+            "old word ends the operation under the next manager without a result, and the "
+            "caller hangs."
+        ),
+    ),
+    Mutant(
+        "reduce-replan-strands-old-parts",
+        "hoplite_mp/planner/reduce.py",
+        (
+            "        return sends + self._living(\n"
+            "            (node for node in before if node not in told), "
+            "Forget(op.request.operation)\n"
+            "        )"
+        ),
+        "        return sends",
+        (
+            "A host that has no part in the new plan of an operation frees what it held "
+            "for the old one; here it is not told, and its blocks stay leased for ever."
+        ),
+    ),
+    Mutant(
+        "reduce-dead-caller-strands-parts",
+        "hoplite_mp/planner/reduce.py",
+        (
+            "            self._forget(op)\n"
+            "            sends += self._to_all(op, Forget(op.request.operation))"
+        ),
+        "            self._forget(op)",
+        (
+            "When the host that asked for a collective dies, the others free what they "
+            "held for it; here they are not told, and their sources and blocks stay pinned "
+            "for ever."
+        ),
+    ),
+    Mutant(
+        "reduce-reproducible-by-arrival",
+        "hoplite_mp/planner/reduce.py",
+        ('order, rule = (op.members, "fold") if request.reproducible else (chosen, "any")'),
+        'order, rule = (chosen, "fold") if request.reproducible else (chosen, "any")',
+        (
+            "reproducible=True folds in the order of the refs, so the bits are the same in "
+            "every run; here the order of arrival decides, and sums of floats differ "
+            "between runs."
+        ),
+    ),
+    Mutant(
+        "reduce-deadline-takes-one",
+        "hoplite_mp/planner/reduce.py",
+        "chosen = tuple(islice(op.ready, op.request.num))",
+        "chosen = tuple(islice(op.ready, op.need))",
+        (
+            "At the deadline everything that is ready goes in; here only the first source "
+            "does, and the contributors that the user reads are too few."
+        ),
+    ),
+    Mutant(
+        "operation-counts-late-reports",
+        "hoplite_mp/planner/operation.py",
+        (
+            "def _note_complete(op: Operation, message: StripesComplete) -> ManagerToNode "
+            "| None:\n"
+            "    if message.epoch != op.epoch:\n"
+            "        return None\n"
+        ),
+        ("def _note_complete(op: Operation, message: StripesComplete) -> ManagerToNode | None:\n"),
+        (
+            "A result is committed when every part of the latest plan is there; here a "
+            "late report about an earlier plan counts for the new one, and a result is "
+            "sealed whose bytes have not come."
+        ),
+    ),
+    Mutant(
+        "operation-source-dies-with-any-holder",
+        "hoplite_mp/planner/operation.py",
+        ("        source.holders.pop(node, None)\n        if not source.holders:"),
+        "        if source.holders.pop(node, 0) is None:",
+        (
+            "A source that another host holds as well stays in a reduction when one holder "
+            "dies; here it counts as failed, and the result lacks it, or the operation "
+            "fails, without need."
+        ),
+    ),
+    Mutant(
+        "operation-tree-loses-an-inner-node",
+        "hoplite_mp/planner/operation.py",
+        'if gives or (plan.shape != "stripes" and node in waits_for(plan)):',
+        "if gives:",
+        (
+            "Destinations get the result although another destination dies; here the loss "
+            "of a host that only passes the result on in a tree causes no new plan, and "
+            "the hosts below it hang."
+        ),
+    ),
+    Mutant(
+        "repair-leaves-a-gap",
+        "hoplite_mp/planner/repair.py",
+        (
+            "            reached += width\n"
+            "            end = stripe.begin_share + length * reached // total\n"
+        ),
+        (
+            "            end = stripe.begin_share + length * reached // total\n"
+            "            reached += width\n"
+        ),
+        (
+            "After an owner's death its stripe is divided completely among the others; "
+            "here the last part of it belongs to nobody, and that part of the result is "
+            "never written."
+        ),
+    ),
+    Mutant(
+        "group-late-death-hits-the-next-process",
+        "hoplite_mp/planner/group.py",
+        "if member.identity[:2] == (node, client) and member.identity[2] <= generation",
+        "if member.identity[:2] == (node, client)",
+        (
+            "A late word about a dead process never touches the process that has taken its "
+            "slot; here such a word, said again to a new manager, throws a living member "
+            "out of its Group."
+        ),
+    ),
+    Mutant(
+        "group-awaits-a-dead-former-host",
+        "hoplite_mp/planner/group.py",
+        (
+            "            group.lose([r for r, m in group.members.items() if "
+            "m.identity.node == node])\n"
+            "            sends += self._settle(group)  # also if it had no member: nobody "
+            "waits for its word"
+        ),
+        (
+            "            sends += self._remove(\n"
+            "                group, [r for r, m in group.members.items() if "
+            "m.identity.node == node]\n"
+            "            )"
+        ),
+        (
+            "A host that dies after its last member has left a Group is awaited by nobody; "
+            "here the members are not told that it is gone, the leader waits for its word, "
+            "and the next call hangs."
+        ),
+    ),
+    Mutant(
+        "group-joining-stay-joining",
+        "hoplite_mp/planner/group.py",
+        (
+            "        if not group.mask(Standing.ALIVE):\n"
+            "            for member in group.members.values():\n"
+            "                member.standing = Standing.ALIVE\n"
+        ),
+        "",
+        (
+            "Members that are joining go on by themselves if all others die; here nobody "
+            "is left who could admit them, and they hang."
+        ),
+    ),
+    Mutant(
+        "group-restart-believes-the-oldest",
+        "hoplite_mp/planner/group.py",
+        "if known is None or _order(known) < _order(one.shown):",
+        "if known is None or _order(known) > _order(one.shown):",
+        (
+            "A Group goes on with its members when the manager is started again; here the "
+            "oldest list that any host knows is taken, and a member that came after it is "
+            "out although it lives."
+        ),
+    ),
+    Mutant(
+        "group-members-one-founder-has-come",
+        "hoplite_mp/planner/group_members.py",
+        "self.come |= 1 << rank",
+        "self.come = 1 << rank",
+        (
+            "A Group that comes out of another one is whole when each founder has joined "
+            "or died; here founders that have come are forgotten, so if one founder has "
+            "died before joining the others wait in vain."
+        ),
+    ),
+    Mutant(
+        "restoring-takes-old-plans-for-new",
+        "hoplite_mp/planner/restoring.py",
+        ("            fold.older.add(message.node)\n            return\n"),
+        "            fold.older.add(message.node)\n",
+        (
+            "A new manager knows which nodes have the latest plan of a collective; here a "
+            "node with an earlier plan counts as one that has it, and is even believed to "
+            "have finished, so the result hangs or is sealed incomplete."
+        ),
+    ),
+    Mutant(
+        "restoring-decides-before-all-is-said",
+        "hoplite_mp/planner/restoring.py",
+        "return bool(wanted) and wanted <= self._reported",
+        "return bool(wanted) and wanted <= self.returned.keys()",
+        (
+            "A new manager decides when every node has reported all that it has; here it "
+            "decides when all have called, and gives up living hosts whose reports are "
+            "still coming in."
+        ),
+    ),
+    Mutant(
+        "homes-round-waits-for-a-second-death",
+        "hoplite_mp/planner/homes.py",
+        (
+            "            open_.waiting.discard(node)\n"
+            "            open_.reports.pop(node, None)\n"
+            "            sends += self._conclude(lost)"
+        ),
+        ("            open_.reports.pop(node, None)\n            sends += self._conclude(lost)"),
+        (
+            "Objects of a dead host get new homes although a second host dies before it "
+            "has reported; here its report is awaited for ever, and readers of these "
+            "objects hang."
+        ),
+    ),
+    Mutant(
+        "homes-questions-of-a-round-are-dropped",
+        "hoplite_mp/planner/homes.py",
+        ("        for message in open_.asked:\n            sends += self.asked(message)\n"),
+        "",
+        (
+            "A process that meets a ref while a new home is being found gets an answer at "
+            "the end of the round; here the question is dropped, and the reader hangs."
+        ),
+    ),
+    Mutant(
+        "homes-second-death-is-overlooked",
+        "hoplite_mp/planner/homes.py",
+        "for node in (self.named.get(message.object), first):",
+        "for node in (first,):",
+        (
+            "An object whose second home has died as well gets a third one; here who asks "
+            "meanwhile is told that nobody has it, and reads ObjectLostError although a "
+            "copy lives."
+        ),
+    ),
+    Mutant(
+        "machine-restart-keeps-absent-nodes",
+        "hoplite_mp/planner/machine.py",
+        (
+            "            for node in self.membership.nodes:\n"
+            "                if node not in restoring.returned:\n"
+            "                    sends += self._end(node, now)\n"
+        ),
+        "",
+        (
+            "A host that died together with the manager is lost under the next manager; "
+            "here it stays a member for ever, and who waits for it hangs."
+        ),
+    ),
+    Mutant(
+        "machine-leaves-while-needed",
+        "hoplite_mp/planner/machine.py",
+        "if not self.copies.needs(node) and not self.reductions.needs(node)",
+        "if not self.copies.needs(node) or not self.reductions.needs(node)",
+        (
+            "A leaving host goes when nothing that runs needs it; here it is let go while "
+            "it still takes part in a collective or a copy, which loses its sources."
+        ),
+    ),
+    Mutant(
+        "machine-full-receiver-is-not-told",
+        "hoplite_mp/planner/machine.py",
+        ("return sends + self.reductions.copy_refused(message.node, message.object, reason, now)"),
+        "return sends",
+        (
+            "A broadcast to a host that has no room for the copy fails with an error; here "
+            "the operation goes on waiting for that host, and its caller hangs."
+        ),
+    ),
+    Mutant(
+        "terms-vote-while-bound",
+        "hoplite_mp/planner/terms.py",
+        "if not again and (term <= self.term or not self.is_free(now)):",
+        "if not again and term <= self.term:",
+        (
+            "Two managers never decide at one time; here a host votes for the standby "
+            "although it has just promised to follow the manager, so the manager's lease "
+            "may not have run out when the standby leads."
+        ),
+    ),
+    Mutant(
+        "terms-half-is-a-majority",
+        "hoplite_mp/planner/terms.py",
+        "return hosts.has_majority(set(known))",
+        "return hosts.has_half(set(known))",
+        (
+            "A standby leads only with more than half of the hosts; here half of them "
+            "suffice, and a cluster that is cut in the middle has two managers."
+        ),
+    ),
+    Mutant(
+        "loop-old-connection-ends-the-new-life",
+        "hoplite_mp/manager/loop.py",
+        ("if admitted is not None and self._routes.get(admitted.node) is link:\n            del"),
+        ("if admitted is not None and admitted.node in self._routes:\n            del"),
+        (
+            "A host that has called its manager again is not affected by the late end of "
+            "its first connection; here that end takes its way to the manager away, and a "
+            "living host is lost."
+        ),
+    ),
+    Mutant(
+        "loop-newcomers-are-forgotten",
+        "hoplite_mp/manager/loop.py",
+        ("        self._wake_at = plan.wake_at\n        self._let_newcomers_in()"),
+        "        self._wake_at = plan.wake_at",
+        (
+            "A host that joins while a manager is being started again is let in as soon as "
+            "the others have reported; here it is never answered, and its start fails."
+        ),
+    ),
+    Mutant(
+        "loop-silent-host-stays",
+        "hoplite_mp/manager/loop.py",
+        ("                link.stream.flush()\n            self._end(link)"),
+        "                link.stream.flush()",
+        (
+            "A host from which nothing has come for too long is given up, so its tasks run "
+            "elsewhere; here its connection stays, the planner never hears of the loss, "
+            "and who waits for that host hangs."
+        ),
+    ),
+    Mutant(
+        "beats-own-pause-is-their-silence",
+        "hoplite_mp/manager/beats.py",
+        (
+            "        if late > self._interval_s:  # this process did not run\n"
+            "            for silence in self._silences.values():\n"
+            "                silence.excuse(late)\n"
+        ),
+        "",
+        (
+            "Time in which the manager itself did not run is nobody's silence; here a "
+            "manager that stood still for a while gives up hosts that were alive all the "
+            "time."
+        ),
+    ),
+)

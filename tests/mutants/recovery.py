@@ -1,0 +1,129 @@
+"""Mistakes in what becomes of objects whose host is gone."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "homes-early-release-is-forgotten",
+        "hoplite_mp/node/recovery/homes.py",
+        "gone = peer is None or (object_id, peer, number) in lost.early",
+        "gone = peer is None",
+        (
+            "A host that lets go of an object just before the object's new home knows its "
+            "office is not counted there; here it is, and the object is never freed."
+        ),
+    ),
+    Mutant(
+        "homes-loses-what-was-asked-about",
+        "hoplite_mp/node/recovery/homes.py",
+        ("            if one.number not in lost.asked:\n                self._lose(one, lost)"),
+        "            self._lose(one, lost)",
+        (
+            "A process that meets a ref while a new home is being found waits for the "
+            "manager's answer; here its object is declared lost at the end of the round, "
+            "although another host has a copy."
+        ),
+    ),
+    Mutant(
+        "homes-question-dies-with-the-manager",
+        "hoplite_mp/node/recovery/homes.py",
+        "asks = is_kept(one) or (one.number and not one.described)",
+        "asks = is_kept(one)",
+        (
+            "A process that asks who is the home of an object gets an answer also if the "
+            "manager dies meanwhile; here the next manager is not asked, and the reader "
+            "hangs."
+        ),
+    ),
+    Mutant(
+        "holdings-are-not-held",
+        "hoplite_mp/node/recovery/holdings.py",
+        "        self.hold(lost, self.of(home))\n",
+        "",
+        (
+            "Copies of a dead host's objects stay on the living hosts until the manager "
+            "has named new homes; here they may go in between, and objects are lost that "
+            "had a copy."
+        ),
+    ),
+    Mutant(
+        "lineage-drops-a-shared-argument",
+        "hoplite_mp/node/recovery/lineage.py",
+        "                if not one.count:",
+        "                if one.count <= 1:",
+        (
+            "An argument is kept as long as the result of any task that read it may have "
+            "to be made again; here it goes when one of two such results goes, and the "
+            "other cannot be made again after a death."
+        ),
+    ),
+    Mutant(
+        "lineage-does-not-count-runs",
+        "hoplite_mp/node/recovery/lineage.py",
+        'self.client.inspect(oid)["retries_left"] - entry.spent',
+        'self.client.inspect(oid)["retries_left"]',
+        (
+            "A task runs at most 1 + retries times, lost results included; here runs for "
+            "lost results are not subtracted, and a task with side effects runs more often "
+            "than its user allowed."
+        ),
+    ),
+    Mutant(
+        "remaking-does-not-wait-for-answers",
+        "hoplite_mp/node/recovery/remaking.py",
+        "if isinstance(got, int) or not self.inquiries.answered(run.question):",
+        "if isinstance(got, int):",
+        (
+            "While any host has the first value of a result nobody reads another one; here "
+            "the value of the second run is taken before all hosts have said whether they "
+            "have the first, and two readers can see different values."
+        ),
+    ),
+    Mutant(
+        "remaking-gives-up-after-a-second-death",
+        "hoplite_mp/node/recovery/remaking.py",
+        ("        self._end(run)\n        self._ask_arguments(run.target)"),
+        "        self._end(run)",
+        (
+            "A lost result is made again as often as its retries allow; here, if the host "
+            "that made it again dies as well before the bytes were fetched, nobody begins "
+            "anew and the reader hangs."
+        ),
+    ),
+    Mutant(
+        "remaking-does-not-await-the-new-home",
+        "hoplite_mp/node/recovery/remaking.py",
+        (
+            'return "" if self.homes.is_open(one.home) or one.home in self.roster.by_home '
+            "else _NOT_KEPT"
+        ),
+        'return "" if one.home in self.roster.by_home else _NOT_KEPT',
+        (
+            "An object whose home has died is read from another host that has a copy; here "
+            "readers get ObjectLostError at once, although the manager is just finding out "
+            "who has one."
+        ),
+    ),
+    Mutant(
+        "remaking-asks-the-home-once",
+        "hoplite_mp/node/recovery/remaking.py",
+        "            self.loop.call_later(ASK_S, lambda: self._ask(oid, one))",
+        "            pass",
+        (
+            "A home that hears of a death later than a reader's host is asked again until "
+            "it knows; here it is asked once, and the reader hangs."
+        ),
+    ),
+    Mutant(
+        "inquiries-wait-for-the-dead",
+        "hoplite_mp/node/recovery/inquiries.py",
+        ("        for number in list(self._open):\n            self._answer(number, home)\n"),
+        "",
+        (
+            "A host that dies is not waited for before a lost result is made again; here "
+            "its answer stays outstanding for ever, and so does the result."
+        ),
+    ),
+)
