@@ -1,0 +1,64 @@
+"""Copies that a node keeps for others, and that nobody will ever tell it to let go of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.protocol.messages import NodeLost
+from tests.node.losses import LossNetwork
+from tests.node.test_imports import away_hold
+from tests.node.test_remaking import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BIG = np.arange(40_000, dtype=np.float64)
+
+
+@pytest.fixture
+def network() -> Iterator[LossNetwork]:
+    made = LossNetwork(4)
+    yield made
+    made.close()
+
+
+def test_a_copy_that_is_placed_where_the_new_home_will_be(network: LossNetwork) -> None:
+    """A collective ends on a host after it has noticed the death, and before it is named: what it
+    has kept for the old home is not kept any more when it counts itself."""
+    home, keeper, reader, _ = network.living
+    object_id, mine = home.put(BIG)
+    keeper.keep(object_id, home)
+    network.pump()
+    (hold,) = away_hold(network, reader, object_id)
+    network.notice(home)
+    keeper.keep(object_id, home)
+    network.to_manager(NodeLost(home.number, 0))
+    network.report(home)
+    network.settle()
+    assert network.planner.homes.named[object_id] == keeper.number
+    assert not keeper.kept.holds
+    assert (reader.read(hold) == BIG).all()
+    del hold, mine
+    clean(network)
+    assert not network.planner.homes.named
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_copy_that_was_to_come_and_does_not(network: LossNetwork, fails: bool) -> None:
+    """A collective has expected it here and is over: nobody else wants it, and its home does not
+    know that it was expected."""
+    home, other, *_ = network.living
+    object_id, mine = home.put(BIG)
+    oid = other.kept.expect(object_id, BIG.nbytes, (home.number,))
+    assert other.kept.holds
+    if fails:
+        other.places.fail(oid, ObjectLostError("it does not come"))
+    network.settle()
+    assert not other.kept.holds
+    assert not other.imports.by_object
+    del mine
+    clean(network)
