@@ -54,15 +54,21 @@ class Stacks:
 
 @contextlib.contextmanager
 def virtual_time(processes: Processes) -> Iterator[None]:
-    """Around a run, which must be the only thing that this process does."""
+    """Around a run. Threads that have nothing to do with it keep the real time."""
     timeline = processes.timeline
     real = time.monotonic, time.monotonic_ns, time.sleep
 
     def sleep(seconds: float | SupportsIndex) -> None:
-        if processes.running is None:
+        if processes.running is None or not processes.is_ours():
             real[2](seconds)
         else:
             processes.running.wait(None, float(seconds))
+
+    def monotonic() -> float:
+        return EPOCH_S + timeline.now if processes.is_ours() else real[0]()
+
+    def monotonic_ns() -> int:
+        return int((EPOCH_S + timeline.now) * 1e9) if processes.is_ours() else real[1]()
 
     def passed() -> None:
         now_ns = int((EPOCH_S + timeline.now) * 1e9)
@@ -72,9 +78,7 @@ def virtual_time(processes: Processes) -> Iterator[None]:
     stack = client._stack
     processes.play()
     client._stack = Stacks(processes)  # type: ignore[assignment]
-    time.monotonic = lambda: EPOCH_S + timeline.now
-    time.monotonic_ns = lambda: int((EPOCH_S + timeline.now) * 1e9)
-    time.sleep = sleep
+    time.monotonic, time.monotonic_ns, time.sleep = monotonic, monotonic_ns, sleep
     timeline.passed = passed
     passed()
     try:

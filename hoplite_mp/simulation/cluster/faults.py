@@ -1,8 +1,8 @@
 """What goes wrong in a run, drawn by chance.
 
 Why it exists: hosts die, stop for a while or for good, are cut off, crawl, join and join again;
-connections between two that live are reset; workers and programs are killed; the manager dies and
-is started again. Two at a time happen as often as one.
+leave in order; connections between two that live are reset; workers and programs are killed; the
+manager dies and is started again. Two at a time happen as often as one.
 It must never know: what is being done meanwhile.
 """
 
@@ -17,7 +17,7 @@ __all__ = ["Faults"]
 
 # As often as they stand here.
 KINDS = ("die", "die", "die", "stop", "pause", "crawl", "cut", "join", "reset", "kill", "kill",
-         "manager")  # fmt: skip
+         "leave", "manager")  # fmt: skip
 # Most runs have few, so that what is left is worth looking at.
 COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
 SILENCES_S = 2.0  # a host that is stopped for longer is given up
@@ -112,6 +112,10 @@ class Faults:
         others = [host.place for host in self.world.hosts if host.place != place and host.alive]
         if others:
             self.world.reset(place, self.chance.choice(others))
+
+    def _leave(self, place: int) -> None:
+        """Its node hands over what others need of it, and goes."""
+        self.world.leave(place)
 
     def _kill(self, place: int) -> None:
         """A worker, or a program, of some host."""

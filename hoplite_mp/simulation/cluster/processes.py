@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _thread
 import threading
+import time
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,8 @@ __all__ = ["Ended", "Process", "Processes"]
 
 # What a process needs to be woken, at most.
 WAKE_S = 30e-6
-JOIN_S = 10.0  # for the threads of a run that is over
+STRANGER_S = 0.001  # how long threads sleep that have nothing to do with the run
+_real_sleep = time.sleep
 
 
 class Ended(BaseException):
@@ -175,6 +177,7 @@ class Processes:
         self.running: Process | None = None
         self.waiting: dict[Hashable, list[Process]] = {}
         self.over = False
+        self._main = 0  # the timeline's thread
         self._back = _thread.allocate_lock()
         self._back.acquire()
         self._bases: list[int] = []  # addresses of mappings, in order
@@ -219,20 +222,31 @@ class Processes:
     def sleep(self, address: int, ns: int) -> None:
         """In the place of waiting at a futex."""
         running = self.running
-        if running is not None:  # else the node, which never does
+        if running is not None and self.is_ours():
             running.wait(self.word(address), ns / 1e9)
+        else:  # a thread that has nothing to do with the run; nodes never sleep here
+            _real_sleep(STRANGER_S)
 
     def wake(self, address: int) -> None:
         """In the place of waking those who wait there."""
-        self.wake_all(self.word(address))
+        if self.is_ours():
+            self.wake_all(self.word(address))
 
     def wake_all(self, name: Hashable) -> None:
         """Those who wait for that."""
         for process in self.waiting.pop(name, ()):
             process.wake()
 
+    def is_ours(self) -> bool:
+        """Is the caller's thread the timeline's, or that of the process that runs?"""
+        caller = threading.get_ident()
+        return caller == self._main or (
+            self.running is not None and caller == self.running._thread.ident
+        )
+
     def play(self) -> None:
         """From now on the compiled modules sleep and wake by this."""
+        self._main = threading.get_ident()
         for module in (_shm, _tasks):
             module.play(self.sleep, self.wake)
 

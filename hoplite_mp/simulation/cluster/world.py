@@ -126,6 +126,12 @@ class World:
         stream = manager.near(node.loop)
         node.loop.run_soon(partial(node.node.rooms.management.again, stream))
 
+    def leave(self, place: int) -> None:
+        """Its node is asked to."""
+        node = self.hosts[place].node
+        if node.lan is not None:
+            self.hosts[place].loop.run(node.lan.draining.begin)
+
     def kill_one(self, chance: random.Random) -> None:
         """A worker, or a program, of some host that lives."""
         found = [
