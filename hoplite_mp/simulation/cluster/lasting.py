@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.simulation.cluster.values import Leaf, add, make
+from hoplite_mp.simulation.cluster.values import Leaf, add, make, make_refs
 
 if TYPE_CHECKING:
     from hoplite_mp.cluster import Cluster
@@ -164,10 +164,15 @@ def begin_nested(work: Programs) -> None:
     items = max(1, work.items(2 * width))
     leaves = [Leaf(salt, index, items) for index in range(width)]
     name = f"nested {salt}"
-    by_task = chance.random() < 0.5
+    by_task = chance.choice(["", "each", "all"])
     late = chance.random() * work.span_s
 
     def put(c: Cluster) -> None:
+        if by_task == "all":  # refs in the result of a task
+            made = c.submit(make_refs, leaves).ref
+            work.board.publish(name, made._id)
+            work.board.find(f"{name} is not needed")
+            return
         if by_task:
             inner: list[Any] = [c.submit(make, leaf, 0.0).ref for leaf in leaves]
         else:
@@ -184,7 +189,8 @@ def begin_nested(work: Programs) -> None:
             ref = work.ref(c, name)
             if ref is None:
                 return
-            found = work.value(c, ref, f"reader of {name}")["refs"]
+            found = work.value(c, ref, f"reader of {name}")
+            found = found["refs"] if isinstance(found, dict) else found
             work.board.publish(f"{name} is not needed", None)
             del ref
             time.sleep(late)

@@ -148,6 +148,7 @@ def _play(world: World, work: Workload, trouble: Faults | None, count: int, *, e
         if until > SECONDS_MAX or timeline.events >= EVENTS_MAX:
             raise WrongEnd(f"it does not end: {work.open} after {timeline.events} events")
     work.truth.check_agreed()
+    work.truth.check_runs()
     left = ""
     for _ in range(SETTLES_MAX):
         until += SETTLE_S

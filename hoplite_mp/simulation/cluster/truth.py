@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import errors
-from hoplite_mp.simulation.cluster.values import WrongBytes, contributors_in
+from hoplite_mp.simulation.cluster.values import WrongBytes, contributors_in, runs
 
 if TYPE_CHECKING:
     from hoplite_mp.simulation.cluster.host import Host
@@ -42,6 +42,9 @@ NO_NODE = "there is no node ", "copies=2: each needs a node"
 UNFILLED = "group_wait_s"
 
 
+TRIES = 4  # of a task: 1 + Config.retries
+
+
 class WrongEnd(AssertionError):
     """Something ended as it must not, or did not end."""
 
@@ -66,6 +69,7 @@ class Truth:
     """Of one run. `reads`: values that were looked at; `errors`: what programs were told."""
 
     def __init__(self, world: World) -> None:
+        runs.clear()
         self.world = world
         self.reads = 0
         self.errors: list[str] = []
@@ -115,6 +119,12 @@ class Truth:
         """A member of a Group, the program that runs, was told that these are in that call."""
         running = self.world.processes.running
         self._told.append((call, ranks, self.world.host_of(running)))
+
+    def check_runs(self) -> None:
+        """No task has run more often than its tries allow."""
+        for task, count in runs.items():
+            if count > TRIES:
+                raise WrongEnd(f"the task that makes {task} has run {count} times")
 
     def check_agreed(self) -> None:
         """All members on hosts that have lived on were told the same of each call."""

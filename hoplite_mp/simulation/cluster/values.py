@@ -9,12 +9,27 @@ It must never know: how a value travels.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-__all__ = ["SOURCES_MAX", "Leaf", "WrongBytes", "add", "contributors_in", "make", "sum_of"]
+if TYPE_CHECKING:
+    from hoplite_mp.ref import ObjectRef
+
+__all__ = [
+    "SOURCES_MAX",
+    "Leaf",
+    "WrongBytes",
+    "add",
+    "contributors_in",
+    "make",
+    "make_once_more",
+    "make_refs",
+    "runs",
+    "sum_of",
+]
 
 PERIOD = 7  # of the pattern: no power of two, as blocks and stripes are
 SOURCES_MAX = 40  # bits of a source, of a salt and of the pattern fit into an int64
@@ -50,10 +65,29 @@ def pattern(items: int) -> Array:
     return np.arange(items, dtype=np.int64) % PERIOD + 1
 
 
+# How often the task that makes a source has begun in this run: all processes of a run are in one.
+runs: Counter[tuple[int, int]] = Counter()
+
+
 def make(leaf: Leaf, seconds: float) -> Array:
     """The task that makes a source, in that time."""
+    runs[leaf.salt, leaf.index] += 1
     time.sleep(seconds)
     return leaf.array()
+
+
+def make_once_more(leaf: Leaf, seconds: float) -> Array:
+    """The same for whoever may have it made more often: it is not counted."""
+    time.sleep(seconds)
+    return leaf.array()
+
+
+def make_refs(leaves: list[Leaf]) -> list[ObjectRef[Array]]:
+    """The task whose result is refs, which nobody else holds."""
+    from hoplite_mp.cluster import current
+
+    c = current()
+    return [c.put(leaf.array()) for leaf in leaves]
 
 
 def add(left: Array, right: Array) -> Array:
@@ -66,7 +100,7 @@ def sum_of(leaves: list[Leaf], seconds: list[float]) -> Array:
     from hoplite_mp.cluster import current
 
     c = current()
-    parts = [c.submit(make, *one) for one in zip(leaves, seconds, strict=True)]
+    parts = [c.submit(make_once_more, *one) for one in zip(leaves, seconds, strict=True)]
     return sum((part.result() for part in parts[1:]), start=parts[0].result())
 
 

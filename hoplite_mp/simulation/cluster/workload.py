@@ -18,7 +18,15 @@ from hoplite_mp.simulation.cluster.lasting import begin_copies, begin_nested, be
 from hoplite_mp.simulation.cluster.members import begin_group
 from hoplite_mp.simulation.cluster.programs import HANGS_S, Programs
 from hoplite_mp.simulation.cluster.truth import Operation, WrongEnd
-from hoplite_mp.simulation.cluster.values import SOURCES_MAX, Leaf, WrongBytes, add, make, sum_of
+from hoplite_mp.simulation.cluster.values import (
+    SOURCES_MAX,
+    Leaf,
+    WrongBytes,
+    add,
+    make,
+    make_once_more,
+    sum_of,
+)
 
 if TYPE_CHECKING:
     from hoplite_mp.cluster import Cluster
@@ -122,7 +130,7 @@ class Workload(Programs):
                     c.submit(make, *one) for one in zip(leaves, seconds, strict=True)
                 ]
                 if cancels:
-                    c.submit(make, leaves[0], 1.0).cancel()
+                    c.submit(make_once_more, leaves[0], 1.0).cancel()
                 while len(parts) > 1:
                     parts = [
                         c.submit(add, *parts[at : at + 2]) if at + 1 < len(parts) else parts[at]
