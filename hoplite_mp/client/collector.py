@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Collector"]
 
 STOP_PATIENCE_S = 1.0
+AWAY = -1  # in the place of a thread's ident
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -79,6 +80,11 @@ class Collector:
             with self._lock:
                 if not self._thread and not self._closed:
                     self._thread = _thread.start_new_thread(self._run, ())
+
+    def stay_away(self) -> None:
+        """No thread is started: whoever runs this process looks after completions by itself."""
+        self._thread = AWAY
+        self._ended.put(None)
 
     def notice(self) -> None:
         """There is something to be looked after now and then."""

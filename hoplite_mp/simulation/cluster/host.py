@@ -189,9 +189,7 @@ class Host:
         line: Any = channel
         runtime = Runtime(*memory, slot, line, self.config, label)
         self.around.processes.map(runtime.client, self.home)
-        collector = runtime.submitter.collector
-        collector._thread = -1  # no thread is started: a simulated process looks for itself
-        collector._ended.put(None)
+        runtime.submitter.collector.stay_away()
         return runtime
 
     # -- processes -----------------------------------------------------------------------------
