@@ -28,7 +28,7 @@ from hoplite_mp.integrations import joblib_pools
 from tests.tasks.helpers import announce, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 NAME = "hoplite_mp"
@@ -461,47 +461,3 @@ def test_calls_inside_of_tasks(backend: str | None) -> None:
     assert set(Parallel()(delayed(backend_inside)() for _ in range(2))) == {"ThreadingBackend"}
     found = Parallel(batch_size=1)(delayed(inside)(number, backend) for number in range(6))
     assert found == [[number**i for i in range(5)] for number in range(6)]
-
-
-# -- scikit-learn ------------------------------------------------------------------------------
-
-
-def searched() -> Any:
-    from sklearn.datasets import load_iris
-    from sklearn.ensemble import RandomForestClassifier
-    from sklearn.model_selection import GridSearchCV
-
-    x, y = load_iris(return_X_y=True)
-    forest = RandomForestClassifier(8, random_state=0, n_jobs=2)
-    search = GridSearchCV(forest, {"max_depth": [1, 3]}, cv=2, n_jobs=2).fit(x, y)
-    return search.cv_results_["mean_test_score"], search.predict(x)
-
-
-def forest_of() -> Any:
-    from sklearn.datasets import make_classification
-    from sklearn.ensemble import RandomForestClassifier
-
-    x, y = make_classification(3000, 60, random_state=0)  # 1.4 MB: lent
-    with parallel_config(max_nbytes=100_000):
-        forest = RandomForestClassifier(6, random_state=0, n_jobs=2).fit(x, y)
-    forest.set_params(n_jobs=1)  # threads add their probabilities up in any order
-    return forest.predict_proba(x[:50]), forest.feature_importances_
-
-
-def scored() -> Any:
-    from sklearn.datasets import load_iris
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import cross_val_score
-
-    x, y = load_iris(return_X_y=True)
-    return (cross_val_score(LogisticRegression(max_iter=500), x, y, cv=4, n_jobs=2),)
-
-
-@pytest.mark.parametrize("program", [searched, forest_of, scored])
-def test_scikit_learn_gives_the_same(program: Callable[[], Any]) -> None:
-    found = program()
-    with parallel_config(backend="sequential"):
-        expected = program()
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert np.array_equal(one, other)
