@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp import cli
-from hoplite_mp.node.objects.exports import Exports
 from tests.cli.conftest import PATIENCE_S, ROOT
 
 if TYPE_CHECKING:
@@ -53,31 +52,46 @@ def test_time_is_virtual(capsys: pytest.CaptureFixture[str]) -> None:
     assert " 537 s " in capsys.readouterr().out
 
 
-def test_random_faults(capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate("--faults", "random", "--seed", "7", "--seeds", "12") == 0
-    shown = capsys.readouterr().out
-    assert "12 runs of" in shown
-    assert " 0 failed" in shown
-    assert "that a fault explains" in shown
+def played(*words: str, before: str = "") -> tuple[int, str, str]:
+    """Runs with faults, in a process of their own. before: what is done there first."""
+    code = f"{before}\nimport sys; from hoplite_mp import cli; sys.exit(cli.main({list(words)!r}))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    return ended.returncode, ended.stdout, ended.stderr
 
 
-def test_one_seed_has_one_log(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--faults", "random", "--seed", "7", "--nodes", "5"]
-    assert simulate(*words) == simulate(*words) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "its log is" in line]
-    assert len(lines) == 2
-    assert lines[0] == lines[1]
+def test_random_faults() -> None:
+    code, out, _ = played("simulate", "--faults", "random", "--seed", "7", "--seeds", "12")
+    assert code == 0
+    assert "12 runs of" in out
+    assert " 0 failed" in out
+    assert "that a fault explains" in out
 
 
-def test_what_does_not_hold_is_shown(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Exports, "release", lambda self, peer, message: True)
-    assert simulate("--faults", "random", "--seeds", "5") == 1
-    shown = capsys.readouterr()
-    assert "FAILED  --seed" in shown.out
-    assert "still has" in shown.out
-    assert "has ended" in shown.err  # the story of the first one
+def test_one_seed_has_one_log() -> None:
+    words = ["simulate", "--faults", "random", "--seed", "7", "--nodes", "5"]
+    (code, out, _), (again, other, _) = played(*words), played(*words)
+    assert code == again == 0
+    assert "its log is" in out
+    assert out == other
+
+
+def test_what_does_not_hold_is_shown() -> None:
+    mistake = (
+        "from hoplite_mp.node.objects.exports import Exports\n"
+        "Exports.release = lambda self, peer, message: True"
+    )
+    code, out, told = played("simulate", "--faults", "random", "--seeds", "5", before=mistake)
+    assert code == 1
+    assert "FAILED  --seed" in out
+    assert "still has" in out
+    assert "has ended" in told  # the story of the first one
 
 
 @pytest.mark.parametrize(
