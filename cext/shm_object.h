@@ -36,6 +36,8 @@ static inline uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
 }
 static inline uint32_t now_stamp(void) {
+    if (__builtin_expect(played != NULL, 0))
+        return (uint32_t)(played->now_ns / 15625000);
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
     return (uint32_t)((uint64_t)t.tv_sec * 64 + (uint64_t)t.tv_nsec / 15625000);

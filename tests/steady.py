@@ -203,6 +203,17 @@ def beside(conditions: str) -> Iterator[tuple[str, Any]]:
     finally:
         for process in processes.values():
             _end(process)
+            _sweep(process.pid)
+
+
+def _sweep(pid: int) -> None:
+    """joblib removes its folders and semaphores when its process exits, and this one is ended."""
+    for pattern in (f"joblib_memmapping_folder_{pid}_*", f"sem.loky-{pid}-*"):
+        for path in Path("/dev/shm").glob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
