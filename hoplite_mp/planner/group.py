@@ -237,8 +237,9 @@ class Groups:
         self, group: Group, held: Sequence[GroupHeld], unread: list[GroupJoinRequested]
     ) -> None:
         """The same for nodes that have heard of no version of the group, because the manager has
-        died before it could tell them: none of their members has made a call."""
-        if group.shown is None:
+        died before it could tell them. Only if nothing has changed since the group became whole:
+        whoever came later may come back to a group that has made calls."""
+        if group.shown is None or not group.shown.first:
             return
         heard = {one.node for one in held if one.shown.name == group.name}
         for node in sorted({one for one in group.shown.nodes if one is not None} - heard):

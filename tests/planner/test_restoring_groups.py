@@ -83,6 +83,29 @@ def test_a_node_has_heard_nothing_of_a_group_that_others_know_to_be_whole(
     assert (shown[-1].alive, shown[-1].joining, shown[-1].formed) == (0b11, 0, True)
 
 
+def test_a_member_that_comes_back_on_a_host_that_has_heard_nothing() -> None:
+    """The group has made calls meanwhile, so it is taken in at a later one, not at call 0."""
+    cluster = Cluster()
+    cluster.group()
+    cluster.say(m.ClientLost(1, 5, 1))
+    asked = m.GroupJoinRequested(9, 2, 5, 1, "g", 2, 1)
+    cluster.say(asked)
+    latest = cluster.latest(m.GroupMembers)
+    assert (latest.alive, latest.joining, latest.nodes) == (0b01, 0b10, (0, 2))
+    cluster.die()
+    reports = nothing() | {
+        0: (r.GroupHeld(0, latest, ((0, 5, 1),)),),
+        1: (r.GroupHeld(1, latest, ()),),
+        2: (asked,),
+    }
+    sends = cluster.back(reports)
+    (answer,) = [one for node, one in sends if node == 2 and isinstance(one, m.GroupJoined)]
+    assert (answer.rank, answer.admitted) == (1, False)
+    shown = [one for _, one in sends if isinstance(one, m.GroupMembers)]
+    assert all((one.alive, one.first) == (0b01, False) for one in shown)
+    assert shown[-1].joining == 0b10
+
+
 @pytest.mark.parametrize("rank", [None, 1])
 def test_the_answer_that_made_a_group_whole_was_not_read(rank: int | None) -> None:
     """The others begin with call 0, and count on it."""

@@ -255,9 +255,8 @@ class Lan:
         """A message from the manager; False if it is not about other hosts."""
         match message:
             case Credentials():
-                if (
-                    not self.peers.listens_at
-                ):  # else by another manager than the one that let this node in
+                # Else another manager sends them than the one that has let this node in.
+                if not self.peers.listens_at:
                     self.membership.certificate = message.pem
                     self._open()
             case NodeAdmitted() if self.local.life.standing and self.membership.members:
