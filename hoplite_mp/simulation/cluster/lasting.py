@@ -178,6 +178,7 @@ def begin_nested(work: Programs) -> None:
         else:
             inner = [c.put(leaf.array()) for leaf in leaves]
         outer = c.put({"refs": inner})
+        c.wait(inner)  # tasks that a program has sent end with it
         del inner
         work.board.publish(name, outer._id)
         work.board.find(f"{name} is not needed")

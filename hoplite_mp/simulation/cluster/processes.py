@@ -27,6 +27,8 @@ __all__ = ["Ended", "Process", "Processes"]
 
 # What a process needs to be woken, at most.
 WAKE_S = 30e-6
+# How long a process may compute, in real time, before the run counts as hung.
+HUNG_S = 60.0
 STRANGER_S = 0.001  # how long threads sleep that have nothing to do with the run
 _real_sleep = time.sleep
 
@@ -189,7 +191,8 @@ class Processes:
         """Runs it until it waits, or has ended."""
         self.running = process
         process._go.release()
-        self._back.acquire()
+        if not self._back.acquire(timeout=HUNG_S):
+            raise RuntimeError(f"{process.name} has neither waited nor ended for {HUNG_S:g} s")
         self.running = None
 
     def give_back(self) -> None:

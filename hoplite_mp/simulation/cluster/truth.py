@@ -8,6 +8,7 @@ It must never know: how anything came about.
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ LOSSES = (
     errors.WorkerLostError,
     errors.ManagerLostError,
     errors.PeerLostError,
+    CancelledError,  # of a task whose sender has gone with its host
 )
 
 

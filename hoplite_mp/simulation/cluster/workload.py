@@ -75,6 +75,8 @@ class Workload(Programs):
                     ref = c.put(leaf.array())
             finally:
                 board.publish(name, None if ref is None else ref._id)
+            if by_task and ref is not None:  # what a program has sent ends with it
+                c.wait([ref], timeout=HANGS_S)
             board.find(f"{name} is not needed")
 
         self.program(chance.choice(hosts), f"source {name}", body)
