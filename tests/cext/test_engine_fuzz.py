@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hoplite_mp import _engine
@@ -78,7 +78,7 @@ class Game:
     checksum: bool
     cells: dict[int, int] = field(default_factory=dict)
     buffers: list[bytearray] = field(default_factory=list)
-    served: list[int] = field(default_factory=list)
+    served: set[int] = field(default_factory=set)  # whose cells lie in memory of bytes
     sent: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,6 +88,10 @@ class Game:
             self.pull(n)
 
     def pull(self, n: int) -> None:
+        if n in self.served:
+            with pytest.raises((KeyError, ValueError)):  # the link is lost, or read-only
+                self.host.engine.pull(self.cells[n], self.peer.link)
+            return
         if n in self.cells:
             with contextlib.suppress(KeyError):  # the link is lost
                 self.host.engine.pull(self.cells[n], self.peer.link)
@@ -99,11 +103,13 @@ class Game:
 
     def close(self, n: int) -> None:
         if n in self.cells:
+            self.served.discard(n)
             self.host.engine.close(self.cells.pop(n))
 
     def serve(self, n: int) -> None:
         if n not in self.cells:
             self.cells[n] = self.host.engine.cell(KEYS[n], bytes(NBYTES), filled=True)
+            self.served.add(n)
 
     def play(self, step: Step) -> bool:
         """False: the peer cannot send any more."""
@@ -169,6 +175,7 @@ def run(host: Host, examples: int) -> None:
         suppress_health_check=list(HealthCheck),
     )
     @given(st.lists(STEPS, min_size=1, max_size=12), st.booleans())
+    @example([Step("close"), Step("serve"), Step("pull")], False)
     def play(steps: list[Step], checksum: bool) -> None:
         host.told.clear()
         game = Game(host, checksum)
