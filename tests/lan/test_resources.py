@@ -52,6 +52,18 @@ def begin(lan: Lan) -> Iterator[Begin]:
         cluster.kill()
 
 
+def test_those_that_have_rested_go_first(lan: Lan, begin: Begin) -> None:
+    """Of hosts that are as good."""
+    cluster = begin(workers=1, joins=0)
+    cluster.joined = [cluster.join(lan[at], 1, ["--resources", "gpu=1"]) for at in (1, 2)]
+    out = cluster.run(
+        lan[0], BEGIN + "have(2)\nprint(*[gpu.submit(where).result(30) for _ in range(6)])"
+    )
+    names = out.splitlines()[-1].split()
+    assert names[:2] * 3 == names
+    assert len(set(names)) == 2
+
+
 def test_they_run_where_it_is(lan: Lan, begin: Begin) -> None:
     cluster = begin(workers=2, joins=0)
     cluster.joined = [

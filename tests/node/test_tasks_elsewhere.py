@@ -63,6 +63,23 @@ def test_a_result_comes_back(network: Network) -> None:
     done(network)
 
 
+def test_of_equal_hosts_the_one_that_has_rested_for_longest(network: Network) -> None:
+    """The result of the last task is perhaps on its way from the other one."""
+    sender = network.sides[0]
+    runners = []
+    for _ in range(4):
+        oid = sender.submit(())
+        network.pump()
+        runner = runner_of(network, oid)
+        runner.answer(runner.take_task(), "done")
+        network.pump()
+        assert sender.tasks.done(oid)
+        runners.append(runner.number)
+    assert runners[:2] == runners[2:]
+    assert len(set(runners)) == 2
+    done(network)
+
+
 def test_what_a_task_prints_goes_to_the_driver_of_the_first_one(network: Network) -> None:
     """The audience travels along, home is 0 at home, and lines go before the task's end."""
     first, second, third = network.sides

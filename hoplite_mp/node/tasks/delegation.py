@@ -48,6 +48,7 @@ class Runner:
     running: dict[int, Any] = field(default_factory=dict)  # oid -> what is held for it
 
     recalled: bool = False  # and no answer has come yet
+    ended: int = 0  # the number of the end of its last task; 0: it has had none
 
     @property
     def free(self) -> int:
@@ -118,6 +119,7 @@ class Delegation:
         self.pools: dict[int, int] = {}  # a pool whose tasks all go to one host -> its home
         self.ranked = _tasks.Ranked(self.tasks)
         self._offered: set[int] = set()
+        self._ends = 0  # of tasks on other hosts
         self.capacity = 0  # workers of all runners
         self.retried = 0  # tasks whose host was lost
 
@@ -264,7 +266,9 @@ class Delegation:
         """A task that this node has claimed goes to one of those."""
         function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
         near = self._bytes_at(args, args_oid) if len(suitable) > 1 else {}
-        runner = max(suitable, key=lambda r: (near.get(r.number, 0), r.room))
+        # Of equal ones the host that has rested for longest: the results of those that have just
+        # ended something are perhaps on their way, and use their links.
+        runner = max(suitable, key=lambda r: (near.get(r.number, 0), r.room, -r.ended))
         header = self.client.inspect(oid)
         holds = [self.client.hold(one) for one in (function, args_oid) if one]
         if None in holds:  # its submitter has just died
@@ -354,6 +358,8 @@ class Delegation:
     def _take_back(self, oid: int) -> Runner:
         runner = self.where.pop(oid)
         runner.running.pop(oid, None)
+        self._ends += 1
+        runner.ended = self._ends
         return runner
 
     def _elsewhere(self, oid: int, peer: int, message: TaskEnded) -> None:

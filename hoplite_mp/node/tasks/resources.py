@@ -457,14 +457,18 @@ class _Turn:
         return self.waiting < self.idle
 
     def _best(self, oid: int, found: list[tuple[bool, int]]) -> int:
-        """Where a worker is free, and most of the arguments' bytes are; this host first."""
+        """Where a worker is free, and most of the arguments' bytes are; this host first, then the
+        one that has rested for longest (see Delegation.delegate)."""
         near = self.of.delegation.bytes_near(oid)
         number = self.of.roster.number_of
+        runners = self.of.delegation.runners
 
-        def worth(one: tuple[bool, int]) -> tuple[bool, int, bool]:
+        def worth(one: tuple[bool, int]) -> tuple[bool, int, bool, int]:
             free, home = one
-            at = self.of.client.number if home == self.own else number(home)
-            return free, near.get(-1 if at is None else at, 0), home == self.own
+            is_own = home == self.own
+            at = self.of.client.number if is_own else number(home)
+            ended = 0 if is_own else runners[home].ended
+            return free, near.get(-1 if at is None else at, 0), is_own, -ended
 
         return max(found, key=worth)[1]
 
