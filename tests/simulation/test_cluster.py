@@ -70,6 +70,7 @@ def test_random_faults(first: int) -> None:
     assert sum(one["reads"] for one in outcomes) > 50
     assert sum(one["groups"] for one in outcomes) > 5
     assert len({kind for one in outcomes for kind in one["faults"]}) > 5
+    assert any(one["taken_over"] for one in outcomes)
 
 
 def test_what_has_failed_once() -> None:

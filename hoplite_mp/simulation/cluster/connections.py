@@ -43,6 +43,7 @@ class Listener:
     cluster: bytes
     introduction: Introduction
     admit: Callable[[Admission], None]
+    refuses: Callable[[str], bool] = lambda role: False  # a role that is not served at present
 
 
 class Switchboard:
@@ -137,7 +138,9 @@ class VirtualCalling:
         for at in self._endpoints:
             listener = self._board.listeners.get(at)
             blocked = self._board.network.is_blocked
-            if listener is not None and not blocked(self._host, listener.host):
+            if listener is None or listener.refuses(self._role):
+                continue
+            if not blocked(self._host, listener.host):
                 return self._make(listener)
         raise ManagerLostError("nobody is there")
 
@@ -188,6 +191,9 @@ class VirtualCalling:
             network.timeline.after(network.delay(there, self._host), self._end, attempt, "refused")
         elif self._home is not None and listener.home != self._home:
             why = "another host answers there"
+            network.timeline.after(network.delay(there, self._host), self._end, attempt, why)
+        elif listener.refuses(self._role):
+            why = "it does not serve that at present"
             network.timeline.after(network.delay(there, self._host), self._end, attempt, why)
         else:
             seconds = 2 * network.delay(there, self._host)  # of the handshake

@@ -21,6 +21,7 @@ KINDS = ("die", "die", "die", "stop", "pause", "crawl", "cut", "join", "reset", 
 # Most runs have few, so that what is left is worth looking at.
 COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
 SILENCES_S = 2.0  # a host that is stopped for longer is given up
+STOPS_S = (0.0, 1.0, 4.0, 12.0)  # longer, where a standby may lead meanwhile
 CUTS_S = (0.01, 0.5, 3.0, 8.0)
 
 
@@ -37,6 +38,8 @@ class Faults:
 
     def begin(self) -> None:
         """Schedules them."""
+        if self.world.around.standby_at and self.chance.random() < 0.8:
+            self._later(self.chance.random() * self.span_s, self._first)
         at = [self.chance.random() * self.span_s for _ in range(self.chance.choice(COUNTS))]
         if len(at) > 1 and self.chance.random() < 0.5:
             at[1] = at[0] + self.chance.random() * 0.002  # during the repair of the first
@@ -54,13 +57,27 @@ class Faults:
 
     def _one(self) -> None:
         kind = self.chance.choice(KINDS)
-        places = [host.place for host in self.world.hosts[1:] if host.alive and host.number >= 0]
-        place = self.chance.choice(places) if places else 0
-        if kind not in ("join", "manager", "kill") and not place:
+        place = self._some_place()
+        if kind not in ("join", "manager", "kill") and place is None:
             return
+        self._do(kind, place or 0)
+
+    def _do(self, kind: str, place: int) -> None:
         self.happened.append(kind)
         self.world.timeline.note(f"fault: {kind} {place}")
         getattr(self, f"_{kind}")(place)
+
+    def _some_place(self) -> int | None:
+        """Of a host that may get lost; None: there is none."""
+        hosts = self.world.hosts if self.world.around.standby_at else self.world.hosts[1:]
+        places = [host.place for host in hosts if host.alive and host.number >= 0]
+        return self.chance.choice(places) if places else None
+
+    def _first(self) -> None:
+        """The host that has the manager at the beginning is lost to others."""
+        kind = self.chance.choice(["die", "die", "stop", "cut", "reset", "manager", "leave"])
+        if self.world.hosts[0].alive:
+            self._do(kind, 0)
 
     def _soon(self) -> float:
         return self.chance.choice([0.001, 0.05, 0.5]) * self.chance.random()
@@ -73,7 +90,8 @@ class Faults:
     def _stop(self, place: int) -> None:
         """For long enough to be given up."""
         self.world.stop(place)
-        self._later(SILENCES_S + self._soon(), self._back, place)
+        longer = self.chance.choice(STOPS_S) if self.world.around.standby_at else 0.0
+        self._later(SILENCES_S + longer + self._soon(), self._back, place)
 
     def _pause(self, place: int) -> None:
         """Not for so long: nobody is given up."""
@@ -122,4 +140,8 @@ class Faults:
         self.world.kill_one(self.chance)
 
     def _manager(self, place: int) -> None:
-        self.world.lose_manager(self.chance.choice([0.0, 0.02, 0.5]))
+        away_s = self.chance.choice([0.0, 0.02, 0.5])
+        if self.world.standby is not None and self.chance.random() < 0.3:
+            self.world.lose_standby(away_s)
+        else:
+            self.world.lose_manager(away_s)

@@ -36,13 +36,14 @@ from hoplite_mp.simulation.cluster.machine import (
     VirtualWorkers,
 )
 from hoplite_mp.simulation.cluster.surroundings import PORT, address_of
+from hoplite_mp.transport.addresses import Address
 from hoplite_mp.worker.main import Worker, set_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.protocol.local import Request
-    from hoplite_mp.protocol.spawning import Exited
+    from hoplite_mp.protocol.spawning import Exited, StartStandby
     from hoplite_mp.simulation.cluster.processes import Process
     from hoplite_mp.simulation.cluster.streams import VirtualStream
     from hoplite_mp.simulation.cluster.surroundings import Surroundings
@@ -74,12 +75,15 @@ class Host:
         place: int,
         home: int,
         ended: Callable[[Host, str], None],
+        standby: Callable[[Host, StartStandby], None],
         manager: VirtualStream | None = None,
     ) -> None:
         """place: of the machine. home: of this life. ended: told when the node has ended, and why.
-        manager: the connection to one on the same machine."""
+        standby: told when there is to be one here. manager: the connection to one on the same
+        machine."""
         self.around = around
         self.ended = ended
+        self.standby = standby
         self.place = place
         self.home = home
         self.config = config = around.config
@@ -136,6 +140,7 @@ class Host:
     def _start(self, leads: bool) -> Start:
         config, around = self.config, self.around
         address = address_of(self.place)
+        managers = [around.manager_at, *around.standby_at]
         lan = LanStart(
             key=KEY,
             home=self.home,
@@ -150,7 +155,9 @@ class Host:
             silence_s=config.silence_s,
             tls=False,
             cluster=around.cluster if leads else b"",
-            manager=[] if leads else [(int(socket.AF_INET), around.manager_at)],
+            standby=[str(Address(*at)) for at in around.standby_at] if leads else [],
+            manager=[] if leads else [(int(socket.AF_INET), at) for at in managers],
+            meets_drivers=bool(around.standby_at),
         )
         birth = Birth(pid=1, authkey=b"", argv=[], faulthandler=False, start_method="")
         return Start(
@@ -280,6 +287,10 @@ class Host:
 
     def worker_started(self, slot: int, pid: int) -> None:
         self.loop.run(partial(self.node.rooms.workers.spawned, slot, pid))
+
+    def standby_wanted(self, ask: StartStandby) -> None:
+        if self.alive:
+            self.standby(self, ask)
 
     def worker_ended(self, message: Exited) -> None:
         self.loop.run_soon(partial(self.node.worker_exited, message))

@@ -76,6 +76,9 @@ class Supervised(Protocol):
     def worker_started(self, slot: int, pid: int) -> None:
         """It is there."""
 
+    def standby_wanted(self, ask: StartStandby) -> None:
+        """A standby belongs to this host from now on."""
+
 
 class VirtualWorkers:
     """Worker processes of a host, and the supervisor that starts them; see `Processes` in
@@ -127,7 +130,7 @@ class VirtualWorkers:
             found[1].interrupt()
 
     def start_standby(self, ask: StartStandby, address: Address) -> None:
-        raise NotImplementedError("no standby is simulated")
+        self._timeline.after(FORK_S, self._host.standby_wanted, ask)
 
     def close(self, descriptors: list[int]) -> None:
         while descriptors:

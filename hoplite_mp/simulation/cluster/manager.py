@@ -20,6 +20,7 @@ from hoplite_mp.simulation.cluster.streams import connect
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hoplite_mp.manager.office import Office
     from hoplite_mp.protocol.greetings import Introduction
     from hoplite_mp.simulation.cluster.connections import Switchboard
     from hoplite_mp.simulation.cluster.streams import VirtualStream
@@ -96,13 +97,19 @@ class VirtualManager:
         beat_s: float,
         silence_s: float,
         again: bool = False,
+        own: int = 0,
+        office: Office[Any] | None = None,
+        turned: Callable[[], None] = lambda: None,
     ) -> None:
         """at: where it listens. about: the home of its host, the cluster's id, and what it says of
-        itself. again: in the place of one that has died."""
+        itself. again: in the place of one that has died. own: the node of its host. office: whether
+        it may decide; None: always. turned: called after each turn."""
         network, descriptors = board.network, board.descriptors
         self.board = board
         self.host = host
-        self.planner = Planner(again=again)
+        self.planner = Planner(again=again, own=own)
+        self.office = office
+        self._turned = turned
         self.loop = VirtualLoop(network.timeline, network, host, descriptors, self._turn)
         self.selector = VirtualSelector(self.loop, self._wait)
         self._wake_at = float("inf")
@@ -114,12 +121,31 @@ class VirtualManager:
         )
         door: Any = VirtualDoor(descriptors.add(self))
         self._manager.open(door, b"", Beats(beat_s, silence_s))
+        if office is not None:
+            self._manager.share(office)
         home, cluster, introduction = about
 
         def admit(admission: Admission) -> None:
             door.waiting.append(admission)
 
-        board.listeners[at] = Listener(host, self.loop, home, cluster, introduction, admit)
+        where = host, self.loop, home, cluster, introduction, admit
+        board.listeners[at] = Listener(*where, lambda role: role in door.not_now)
+        self.loop.run_soon(lambda: None)  # its first turn
+
+    @property
+    def leads(self) -> bool:
+        """Is it the manager, though perhaps not now? False: a standby that waits."""
+        return self.office is None or self.office.leads
+
+    @property
+    def decides(self) -> bool:
+        """May it decide now?"""
+        return self.office is None or self.office.decides(self.loop.now())
+
+    @property
+    def is_out(self) -> bool:
+        """Is it over? To be asked once a turn."""
+        return self.office is not None and self.office.is_out(self.loop.now())
 
     is_ready = False  # of the door: who comes in does so in a turn
 
@@ -138,6 +164,7 @@ class VirtualManager:
         self._manager.turn()
         while self.selector.ready:
             self._manager.turn()
+        self._turned()
 
     def _wait(self, seconds: float | None) -> None:
         """As long as nothing comes it sleeps until then."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ LOOK_S = 0.25
 # Bytes of a store and of a disk. In a small store values are spilled, and may find no room.
 STORES = 256 << 20, 256 << 20, 256 << 20, 6 << 20
 DISKS = 1 << 30, 1 << 30, 2 << 20
+# So many runs have a standby.
+SHARED = 0.35
 COLLECT_RUNS = 16
 KIND_PUT = 1
 FUNCTION_BYTES_MAX = 1024
@@ -59,6 +62,8 @@ class Outcome:
     faults: tuple[str, ...]
     reads: int
     groups: int
+    managers: int  # that have died
+    taken_over: int  # how often a standby has won
     failure: str = ""
     tail: tuple[str, ...] = ()
 
@@ -76,7 +81,9 @@ def run_seed(
     latency_s = chance.choice([20e-6, 100e-6, 1e-3])
     network = Network(timeline, latency_s, latency_s * chance.choice([0.0, 0.5, 5.0]))
     sizes = Sizes(store=chance.choice(STORES), disk=chance.choice(DISKS))
-    world = World(Surroundings(timeline, network, sizes))
+    shared = faults and random.Random(f"standby {seed}").random() < SHARED
+    around = Surroundings(timeline, network, sizes, standby_place=1 if shared else None)
+    world = World(around)
     prepare(world)
     count = nodes or chance.choice(SIZES)
     truth = Truth(world)
@@ -101,6 +108,8 @@ def run_seed(
         tuple(trouble.happened),
         truth.reads,
         work.groups,
+        world.managers,
+        world.taken_over,
         failure,
         tuple(timeline.tail) if failure else (),
     )

@@ -59,6 +59,7 @@ class Surroundings:
     config: Config = field(default_factory=_config)
     cluster: bytes = b"c" * 16
     manager_place: int = 0
+    standby_place: int | None = None  # None: nobody else can be the manager
     workers: int = 2  # of each host
 
     def __post_init__(self) -> None:
@@ -70,3 +71,10 @@ class Surroundings:
     def manager_at(self) -> tuple[str, int]:
         """Where the manager listens."""
         return address_of(self.manager_place).host, MANAGER_PORT
+
+    @property
+    def standby_at(self) -> list[tuple[str, int]]:
+        """Where the standby listens, if there is to be one."""
+        if self.standby_place is None:
+            return []
+        return [(address_of(self.standby_place).host, MANAGER_PORT)]

@@ -14,10 +14,17 @@ from hoplite_mp.protocol.greetings import Introduction
 from hoplite_mp.protocol.versions import software_versions
 from hoplite_mp.simulation.cluster.host import Host
 from hoplite_mp.simulation.cluster.manager import VirtualManager
+from hoplite_mp.simulation.cluster.standby import (
+    Promotion,
+    Superseding,
+    candidate_office,
+    first_office,
+)
 
 if TYPE_CHECKING:
     import random
 
+    from hoplite_mp.protocol.spawning import StartStandby
     from hoplite_mp.simulation.cluster.processes import Process
     from hoplite_mp.simulation.cluster.surroundings import Surroundings
 
@@ -27,11 +34,12 @@ __all__ = ["World"]
 UNACKNOWLEDGED_S = 40.0
 HOME_BASE = 1000  # homes are random numbers in a cluster; here they are counted from this on
 MANAGER_PLACE = 0
+PROMOTED_S = 5.0  # between two looks of whoever may promote a standby
 RESTART_S = 0.001  # of a manager, at least: its supervisor forks another one
 
 
 class World:
-    """One cluster. Host 0 has the manager, and never dies."""
+    """One cluster. The first host has the manager; without a standby it never dies."""
 
     def __init__(self, around: Surroundings) -> None:
         self.around = around
@@ -42,8 +50,11 @@ class World:
         self.hosts: list[Host] = []  # the latest life on each machine
         self.lives: list[Host] = []
         self.lost: list[Host] = []  # lives that are over
-        self.manager: VirtualManager | None = None
+        self.manager: VirtualManager | None = None  # of the first host
+        self.standby: VirtualManager | None = None
         self.managers = 0  # that have died
+        self.taken_over = 0  # how often a standby has won
+        self._standby_of: tuple[Host, StartStandby] | None = None  # host, and what it was asked
         self.cuts = self.resets = self.stops = self.killed = 0
         self._introduction = Introduction(HOME_BASE, software_versions())
 
@@ -51,16 +62,46 @@ class World:
 
     def _start_manager(self, again: bool) -> VirtualManager:
         around = self.around
-        config = around.config
+        about = HOME_BASE, around.cluster, self._introduction
         return VirtualManager(
             self.board,
             MANAGER_PLACE,
             around.manager_at,
-            (HOME_BASE, around.cluster, self._introduction),
-            beat_s=config.beat_interval_s,
-            silence_s=config.silence_s,
+            about,
+            beat_s=around.config.beat_interval_s,
+            silence_s=around.config.silence_s,
             again=again,
+            office=first_office(around, again),
+            turned=self._manager_turned,
         )
+
+    def _start_standby(self, host: Host, ask: StartStandby) -> None:
+        around = self.around
+        (at,) = around.standby_at
+        home, place = host.home, host.place
+        office = candidate_office(around, ask.node)
+        standby = VirtualManager(
+            self.board,
+            place,
+            at,
+            (home, around.cluster, Introduction(home, software_versions())),
+            beat_s=around.config.beat_interval_s,
+            silence_s=around.config.silence_s,
+            again=True,
+            own=ask.node,
+            office=office,
+            turned=self._manager_turned,
+        )
+        self._standby_of = host, ask
+        self.board.kept_open.add(at)
+        self.standby = standby
+
+        def won(term: int) -> None:
+            self.timeline.note(f"the standby leads in term {term}")
+            self.taken_over += 1
+            Superseding(around, standby.loop, place, home, around.manager_at).begin(term)
+
+        office.won = won
 
     def add_host(self, up: float, down: float) -> Host:
         """One more machine, whose node joins. The first one has the manager."""
@@ -71,11 +112,11 @@ class World:
     def _begin(self, place: int) -> Host:
         home = HOME_BASE + len(self.lives)
         near = None
-        if place == MANAGER_PLACE:
+        if not self.lives:
             self.board.kept_open.add(self.around.manager_at)
             self.manager = self._start_manager(False)
             near = self.manager.near(self.manager.loop)  # its loop becomes the node's
-        host = Host(self.around, place, home, self.end, near)
+        host = Host(self.around, place, home, self.end, self._start_standby, near)
         self.lives.append(host)
         return host
 
@@ -99,6 +140,15 @@ class World:
         self.timeline.note(f"host {host.place} ends: {why}")
         host.die()
         self.lost.append(host)
+        if host is self.lives[0]:
+            self._end_manager()
+            self.board.kept_open.discard(self.around.manager_at)
+            if self.around.standby_at:
+                self.timeline.after(PROMOTED_S, self._promote)
+        if self._standby_of is not None and self._standby_of[0] is host:
+            self._end_standby()
+            self.board.kept_open.difference_update(self.around.standby_at)
+            self._standby_of = None
         self._reset_all(host.loop, host.place)
 
     def _reset_all(self, loop: object, place: int) -> None:
@@ -107,24 +157,65 @@ class World:
             delay = network.delay(place, end.host)
             self.timeline.after(delay, network.pass_on, place, end.host, end.break_off)
 
+    # -- managers ------------------------------------------------------------------------------
+
+    def _manager_turned(self) -> None:
+        """One of them has had a turn: at most one may decide, and who is out goes."""
+        managers = [one for one in (self.manager, self.standby) if one is not None]
+        deciding = [one for one in managers if one.decides]
+        assert len(deciding) < 2, "the manager and the standby both decide"
+        if self.manager is not None and self.manager.is_out:
+            self.end(self.lives[0], "its manager steps down")
+        elif self.standby is not None and self.standby.is_out:
+            assert self._standby_of is not None
+            self.end(self._standby_of[0], "its manager steps down")
+
+    def _end_manager(self) -> bool:
+        manager, self.manager = self.manager, None
+        if manager is not None:
+            manager.loop.over = True
+            self._reset_all(manager.loop, manager.host)
+        return manager is not None
+
+    def _end_standby(self) -> bool:
+        standby, self.standby = self.standby, None
+        if standby is not None:
+            standby.loop.over = True
+            self._reset_all(standby.loop, standby.host)
+        return standby is not None
+
     def lose_manager(self, away_s: float) -> None:
         """Its process dies; another one is started after that time."""
-        manager = self.manager
-        if manager is None:
-            return
-        self.timeline.note("the manager dies")
-        self.managers += 1
-        self.manager = None
-        manager.loop.over = True
-        self._reset_all(manager.loop, MANAGER_PLACE)
-        self.timeline.after(max(away_s, RESTART_S), self._manager_again)
+        if self._end_manager():
+            self.timeline.note("the manager dies")
+            self.managers += 1
+            self.timeline.after(max(away_s, RESTART_S), self._manager_again)
 
     def _manager_again(self) -> None:
-        self.timeline.note("another manager is started")
-        manager = self.manager = self._start_manager(True)
-        node = self.hosts[MANAGER_PLACE]
-        stream = manager.near(node.loop)
-        node.loop.run_soon(partial(node.node.rooms.management.again, stream))
+        node = self.lives[0]
+        if node.alive:
+            self.timeline.note("another manager is started")
+            manager = self.manager = self._start_manager(True)
+            stream = manager.near(node.loop)
+            node.loop.run_soon(partial(node.node.rooms.management.again, stream))
+
+    def lose_standby(self, away_s: float) -> None:
+        """The same of the standby, which leads perhaps."""
+        if self._end_standby():
+            self.timeline.note("the standby dies")
+            self.timeline.after(max(away_s, RESTART_S), self._standby_again)
+
+    def _standby_again(self) -> None:
+        if self._standby_of is not None and self.standby is None:
+            self.timeline.note("another standby is started")
+            self._start_standby(*self._standby_of)
+
+    def _promote(self) -> None:
+        """The manager's host is gone for good: a human helps, where more than half are not left."""
+        if self.standby is None or self.standby.leads:
+            return
+        Promotion(self.around, self.standby.host, *self.around.standby_at).begin()
+        self.timeline.after(PROMOTED_S, self._promote)
 
     def leave(self, place: int) -> None:
         """Its node is asked to."""

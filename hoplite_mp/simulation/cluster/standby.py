@@ -1,0 +1,123 @@
+"""A standby on a simulated host, and who helps it to lead.
+
+Why it exists: with a standby there are two managers, of which one may decide at any time. Here the
+real office counts votes, over connections that are cut and hosts that stop; what threads and tools
+do beside it, telling the manager of before and a human's `promote`, is done by the timeline.
+It must never know: who has won, and why (manager/office.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.manager.office import Office
+from hoplite_mp.manager.standby import TELL_PAUSE_S, TELL_WAIT_S
+from hoplite_mp.node.membership.peers import Call
+from hoplite_mp.planner.terms import Candidate, lease_s
+from hoplite_mp.protocol.codec import encode
+from hoplite_mp.protocol.greetings import Introduction
+from hoplite_mp.protocol.terms import Promote, Superseded
+from hoplite_mp.protocol.versions import software_versions
+from hoplite_mp.simulation.cluster.connections import VirtualConnections
+from hoplite_mp.simulation.cluster.loop import VirtualLoop
+from hoplite_mp.simulation.cluster.surroundings import address_of
+from hoplite_mp.transport.addresses import Address, endpoint_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.simulation.cluster.surroundings import Surroundings
+    from hoplite_mp.transport.conversation import Admission
+
+__all__ = ["Promotion", "Superseding", "candidate_office", "first_office"]
+
+IDENTITIES = 1 << 48
+PROMOTE_S = 5.0  # for the standby to be reached by a tool
+TOOL_HOME = 1  # a tool is of no host
+
+
+def first_office(around: Surroundings, again: bool) -> Office[Any] | None:
+    """Of the manager that begins the cluster; None: it shares it with nobody."""
+    if not around.standby_at:
+        return None
+    silence_s = around.config.silence_s
+    return Office(_named(around), own=0, lease_s=lease_s(silence_s), write=_write, again=again)
+
+
+def candidate_office(around: Surroundings, own: int) -> Office[Any]:
+    """Of the standby; own: the number of its host's node."""
+    candidate = Candidate(own, around.timeline.chance.randrange(IDENTITIES) + 1)
+    seconds = lease_s(around.config.silence_s)
+    return Office(_named(around), own=own, lease_s=seconds, write=_write, candidate=candidate)
+
+
+def _named(around: Surroundings) -> tuple[str, ...]:
+    return tuple(str(Address(*at)) for at in around.standby_at)
+
+
+def _write(link: Any, message: Any) -> None:
+    link.write(encode(message))
+
+
+def _turn(action: Callable[[], object]) -> None:
+    action()
+
+
+class _Calls:
+    """Of one process, to one address."""
+
+    def __init__(
+        self, around: Surroundings, loop: VirtualLoop, place: int, home: int, to: tuple[str, int]
+    ) -> None:
+        self.loop = loop
+        self._connections = VirtualConnections(around.board, loop, place, home, address_of(place))
+        self._mine = Introduction(home, software_versions())
+        self._to = [endpoint_of(Address(*to))]
+
+    def call(self, role: str, seconds: float, done: Callable[[Admission | None], None]) -> None:
+        def calling() -> Any:
+            return self._connections.call(
+                self._to, role=role, mine=self._mine, now=self.loop.now(), timeout_s=seconds
+            )
+
+        Call(self.loop, calling, "a manager", done, logging.DEBUG).begin()
+
+
+class Superseding(_Calls):
+    """The manager of before is told that it is none, again and again; see manager/standby.py."""
+
+    def begin(self, term: int) -> None:
+        """The standby has won that term."""
+
+        def called(admission: Admission | None) -> None:
+            if admission is not None:
+                admission.stream.write(encode(Superseded(term)))
+                admission.stream.flush()
+                self.loop.call_later(TELL_WAIT_S, admission.stream.close)
+            self.loop.call_later(TELL_PAUSE_S, again)
+
+        def again() -> None:
+            self.call("voter", TELL_WAIT_S, called)
+
+        again()
+
+
+class Promotion(_Calls):
+    """`hoplite-mp promote --anyway`, by a human who knows that the manager's host is gone."""
+
+    def __init__(self, around: Surroundings, place: int, to: tuple[str, int]) -> None:
+        loop = VirtualLoop(around.timeline, around.network, place, around.descriptors, _turn)
+        super().__init__(around, loop, place, TOOL_HOME, to)
+        self._stream: Any = None
+
+    def begin(self) -> None:
+        """Once; whoever has asked stays, or the standby forgets it."""
+
+        def called(admission: Admission | None) -> None:
+            if admission is not None:
+                self._stream = admission.stream
+                self._stream.write(encode(Promote(True)))
+                self._stream.flush()
+
+        self.call("tool", PROMOTE_S, called)
