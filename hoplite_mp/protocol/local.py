@@ -59,6 +59,7 @@ __all__ = [
     "POOL_BROKEN",
     "POOL_LEAVING",
     "RESTORED",
+    "SETUP_FAILED",
     "SPILLED_PIECE_BYTES",
     "STACKS_FILE",
     "STACKS_SIGNAL",
@@ -123,6 +124,7 @@ __all__ = [
 RESTORED, ON_ITS_WAY = 1, 2  # replies to Restore
 # In one reply to ReadSpilled. What a system without privileges gives a packet is 416 KiB.
 SPILLED_PIECE_BYTES = 128 << 10
+SETUP_FAILED = 97  # exit code of a worker: its initializer, or its actor's constructor, raised
 LINE_LOST = 98  # exit code of a worker: user code has closed its line to the node
 # A worker that gets this signal writes where its threads stand into its nameless file of this name.
 STACKS_SIGNAL = signal.SIGRTMIN + 5

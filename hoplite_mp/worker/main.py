@@ -1,428 +1,73 @@
-"""A worker: claims tasks, runs them, writes results; ends when it is told to or nobody is there.
+"""The process of a worker: what it is given when it is forked, its setup, and its exit code.
 
-Why it exists: user code runs here and nowhere else of the library's processes. The loop is thin:
-the claim, the pickles and the result are a few calls into compiled rooms.
-It must never know: who decides on retries, where workers come from, the user's main script.
+Why it exists: the supervisor forks it with a few descriptors. Here it becomes a client of its host,
+runs the initializer of its pool or makes its actor's object, and tells the node when that is done
+or has failed.
+It must never know: how tasks are claimed and run (worker/task_loop.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import sys
-import threading
-import time
 import traceback
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from hoplite_mp import _tasks, serial
+from hoplite_mp import serial
 from hoplite_mp.client import inheriting
 from hoplite_mp.client.actors import ActorSetup
-from hoplite_mp.client.array_marks import freeze
 from hoplite_mp.client.channel import Channel
 from hoplite_mp.client.descriptors import lift
-from hoplite_mp.client.kinds import FLAG_ASYNC, FLAG_STREAM
 from hoplite_mp.client.memory import FOREVER_NS
 from hoplite_mp.client.runtime import Runtime
-from hoplite_mp.client.streams import Plan
-from hoplite_mp.client.submitter import FLAG_COPY, FLAG_OWN_STACK
 from hoplite_mp.config import Config
-from hoplite_mp.errors import HopliteError
-from hoplite_mp.protocol.actors import ActorBegins, ActorFailed, ActorMayEnd
-from hoplite_mp.protocol.local import LINE_LOST, SetUp, SetupFailed
-from hoplite_mp.worker import actor, checkpoints, ranked, retrying, rounds, warming
-from hoplite_mp.worker.beside import Beside
+from hoplite_mp.protocol.actors import ActorFailed
+from hoplite_mp.protocol.local import SETUP_FAILED, SetUp, SetupFailed
+from hoplite_mp.worker import actor, checkpoints, warming
 from hoplite_mp.worker.birth import take_after
-from hoplite_mp.worker.streams import STREAMED, Source
+from hoplite_mp.worker.task_loop import Worker
 from hoplite_mp.worker.voice import Voice
 from hoplite_mp.worker.warming import offer_stacks, warm_up, warm_up_worker
 
 if TYPE_CHECKING:
-    from hoplite_mp.client.functions import Exceptions
     from hoplite_mp.protocol.birth import Birth
 
-__all__ = ["Worker", "main", "warm_up"]
+__all__ = ["main", "prepare", "warm_up"]
 
-POLL_NS = 500_000_000
-UNTAKEN_LOOKS = 8  # after each task: more than one can add, so that their number falls
-FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # decoded functions that a worker keeps
 SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
-ERROR_IN_MESSAGE_BYTES_MAX = 128 << 10
 FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
-SETUP_FAILED = 97  # exit code: the initializer raised
-RANKED: int = _tasks.RANKED_FLAG
 
 
-class Worker:
-    """The loop of one worker process."""
-
-    def __init__(self, runtime: Runtime, pool: int, max_tasks: int, voice: Voice) -> None:
-        self.runtime = runtime
-        self.voice = voice
-        self.memory = runtime.memory
-        self.tasks = runtime.tasks
-        self.submitter = runtime.submitter
-        self.pool = pool
-        self.max_tasks = max_tasks
-        self.pid = os.getpid()
-        self.done_tasks = 0
-        self.depth = 0
-        self.in_user_code = False
-        self.current = 0
-        self.limited = False  # the task at the bottom of the stack may be ended by its timeout
-        # id -> the function, what to check before it runs, from how many bytes it was decoded
-        self.functions: dict[int, tuple[Any, serial.Carried | None, int]] = {}
-        self.functions_bytes = 0
-        self.first_use = False  # collections are put off for the first task's imports
-        self.is_actor = False
-        self.concurrency = 1  # of an actor: calls at a time
-        self.again: Exceptions = ()  # of an actor's calls: after these they are tried again
-        self.own_again: list[int] = []  # those of its calls that are
-        self.beside = Beside(self)
-        # Results whose refs the submitter must take over.
-        self.untaken: deque[tuple[int, Any]] = deque()
-        self.line = runtime.channel.line
-        runtime.channel.taken_away = self.end_without_line
-        runtime.own_pool = pool
-        self.submitter.floor = 0
-        self.submitter.waiting.run_in_place = self.run_in_place
-        rounds.offer(self)
-
-    def become_actor(self, setup: ActorSetup) -> None:
-        """Its tasks are calls of one object: while one waits, it runs no other in its place."""
-        self.is_actor = self.runtime.is_actor = True
-        self.concurrency = concurrency = setup.concurrency
-        self.again = serial.decode_function(setup.again) if setup.again else ()
-        self.submitter.waiting.run_in_place = None
-        self.submitter.waiting.forbid(self.pool, concurrency)
-
-    def loop(self) -> None:
-        """Until the cluster or the pool closes, or this worker is to retire."""
-        client, tasks = self.memory.client, self.tasks
-        if self.is_actor:
-            backlog = self.runtime.channel.call(ActorBegins()).value
-            if self.concurrency > 1:
-                self.beside.serve(self.concurrency, backlog)
-            else:
-                self.run_backlog(backlog)
-        while not client.closing and self.concurrency == 1:
-            if self.beside.slots.called:
-                rounds.take_part(self)
-            oid = tasks.next(self.pool, POLL_NS)
-            if oid:
-                self.run_whole(oid)
-                if self.max_tasks and self.done_tasks >= self.max_tasks:
-                    break
-            elif tasks.retire or (tasks.pool_state(self.pool) != 1 and self.may_end()):
-                break
-            self.keep_house(bool(oid))
-        self.beside.close()
-        self.finish_own()
-
-    def run_backlog(self, calls: list[int]) -> None:
-        """Calls that were made before this process had its object, in their order: who died before
-        it may have taken some out of the queues."""
-        for oid in calls:
-            if self.tasks.claim(oid):
-                self.run_whole(oid)
-                self.keep_house(True)
-
-    def run_whole(self, oid: int) -> None:
-        """A task; or a call of the actor with all its tries, before the next call begins."""
-        self.run(oid)
-        while self.own_again:
-            oid = self.own_again.pop()
-            if self.tasks.claim(oid):
-                self.run(oid)
-
-    def may_end(self) -> bool:
-        """Its pool is closing. An actor first runs the calls that wait for their arguments."""
-        return not self.is_actor or bool(self.runtime.channel.call(ActorMayEnd()).value)
-
-    def finish_own(self) -> None:
-        """Tasks that were sent from here would fail with this process: it stays until they are
-        done, and counts as blocked, so that another worker can run them. Refs inside its results
-        need nobody: what is not taken over yet, the node holds."""
-        client, tasks, pending = self.memory.client, self.tasks, self.submitter.pending
-        if not pending:
-            return
-        self.submitter.waiting.count_blocked(1)
-        while pending and not client.closing and tasks.pool_state(self.pool) == 1:
-            oid = next(iter(pending), 0)
-            outcome = tasks.wait([oid], 1, time.monotonic_ns() + POLL_NS, True)
-            self.keep_house(False)
-            if oid in pending and outcome != _tasks.NEWS:  # its bit may have gone astray
-                self.submitter.look_at_all()
-
-    def keep_house(self, busy: bool) -> None:
-        while self.memory.client.news():  # what goes may have held more
-            self.memory.collect()
-        if self.submitter.pending and not busy:
-            self.submitter.drain()
-        if not busy:
-            if not self.line.there():
-                self.end_without_line()
-            self.memory.give_empty_spans()
-            self.forget_functions()
-        for _ in range(min(len(self.untaken), UNTAKEN_LOOKS if busy else len(self.untaken))):
-            item = self.untaken.popleft()
-            if not self.tasks.taken(item[0]):
-                self.untaken.append(item)
-
-    def end_without_line(self) -> None:
-        """User code has closed the line to the node. What runs here counts as killed."""
-        if os.getpid() == self.pid:  # else a forked child of a task has come here
-            self.voice.flush()
-            os._exit(LINE_LOST)
-
-    def forget_functions(self) -> None:
-        """Functions whose submitter has dropped them go, and what their closures hold."""
-        for function_id in list(self.functions):
-            header = self.memory.client.inspect(function_id)
-            if header["id"] != function_id or header["owner"] not in header["refs"]:
-                self.functions_bytes -= self.functions.pop(function_id)[2]
-
-    # -- one task ------------------------------------------------------------------------------
-
-    def run_in_place(self, oid: int) -> bool:
-        """A task that this worker waits for, if it may run here and now."""
-        if self.limited or self.beside.running:
-            return False  # its end would be the end of the other task, too
-        if self.depth >= self.runtime.config.nested_depth_max or threading.get_ident() != MAIN:
+def prepare(worker: Worker, setup: int) -> bool:
+    """Runs the pool's initializer, or makes the actor's object, and tells the node. False: it has
+    failed, and this process is to end with SETUP_FAILED."""
+    channel = worker.runtime.channel
+    try:
+        _set_up(worker, setup)
+    except BaseException as error:
+        if worker.is_actor:
+            channel.call(ActorFailed(worker.error_in_message(error)))
             return False
-        if self.tasks.pool_of(oid) != self.pool or self.tasks.task(oid)[3] & FLAG_OWN_STACK:
-            return False
-        if not self.tasks.claim(oid):
-            return False
-        self.run(oid)
-        return True
-
-    def run(self, oid: int) -> None:
-        function_id, args_id, inline, flags, timeout_ns, _ = self.tasks.task(oid)
-        if flags & FLAG_ASYNC and not self.depth:
-            self.beside.run(oid, flags)
-            return
-        before, leaves = self.current, self.runtime.process_leaves
-        self.current = oid
-        self.runtime.process_leaves = []
-        outer = self.tasks.begin(oid)
-        self.depth += 1
-        failed = again = False
-        exceptions: Exceptions = ()
-        value: Any = None
-        brought = serial.begin_run()
-        audience, floor = self.submitter.audience, self.submitter.floor
-        if flags & RANKED:
-            ranked.begins(self.runtime, oid, flags)
-        else:
-            self.submitter.floor = 0
-        try:
-            self.speak_to(self.tasks.audience(oid))
-            if self.depth == 1:
-                self.limited = timeout_ns != 0
-            function, carried = self.function(function_id)
-            args, kwargs = self.arguments(args_id, inline, bool(flags & FLAG_COPY))
-            if carried is not None:  # here: functions among the arguments have brought theirs
-                if self.depth > 1 and oid in self.submitter.pending:
-                    carried.check_own()
-                else:
-                    carried.check()
-            exceptions = retrying.exceptions_of(self, function, flags)
-            function = retrying.prepared(self, oid, function, args_id, inline, flags)
-            self.in_user_code = True
-            if flags & FLAG_STREAM:
-                function, args = self.streamed(oid, function, args)
-            value = function(*args, **kwargs)
-            if flags & FLAG_ASYNC:  # inside another task, which waits for it
-                value = self.beside.loop.run(value)
-        except BaseException as error:
-            self.in_user_code = False
-            failed, value, again = True, error, isinstance(error, exceptions)
-        finally:
-            self.in_user_code = False
-            function = carried = None
-            args, kwargs = (), {}
-        if os.getpid() != self.pid:
-            os._exit(0)  # user code forked, and the child came back: it is none of ours
-        self.check_line()
-        self.leave_groups()
-        self.voice.finish()
-        again = again and retrying.try_again(self, oid)
-        if value is not STREAMED and not again:
-            failed = self.store(oid, value, failed)  # functions in the result take globals along
-        value = None
-        serial.end_run(brought)
-        self.depth -= 1
-        self.done_tasks += 1
-        self.submitter.floor = floor
-        if flags & RANKED:
-            ranked.ended(self.runtime, oid, flags)
-        if before:
-            self.speak_to(audience)
-        self.tasks.end(outer, -1 if again else failed)
-        self.current = before
-        self.runtime.process_leaves = leaves
-        self.in_user_code = bool(before)
-
-    def prepared(
-        self, oid: int, flags: int
-    ) -> tuple[Any, tuple[Any, ...], dict[str, Any], Exceptions]:
-        """A task's function and arguments, for one that runs beside others, and the exceptions
-        after which it is tried again."""
-        function_id, args_id, inline, *_ = self.tasks.task(oid)
-        function, carried = self.function(function_id)
-        args, kwargs = self.arguments(args_id, inline, bool(flags & FLAG_COPY))
-        if carried is not None:
-            carried.check()
-        again = retrying.exceptions_of(self, function, flags)
-        function = retrying.prepared(self, oid, function, args_id, inline, flags)
-        return function, args, kwargs, again
-
-    def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """What runs a generator to its end, instead of a function that returns one."""
-        source = Source(self, oid, Plan(*args[0]), self.tasks.task(oid)[4])
-        return source.run, (function, args[1:])
-
-    def check_line(self) -> None:
-        """Before a result counts: its task may have closed the line."""
-        if not self.line.there():
-            self.end_without_line()
-
-    def speak_to(self, audience: int) -> None:
-        """What is printed from now on, here and by tasks that are sent from here, is for that
-        driver; after the last task too, until another one begins."""
-        self.submitter.audience = audience
-        self.voice.turn_to(audience)
-
-    def leave_groups(self) -> None:
-        for leave in self.runtime.task_leaves:
-            with contextlib.suppress(HopliteError):  # the cluster is closing, and the group with it
-                leave()
-
-    def function(self, function_id: int) -> tuple[Any, serial.Carried | None]:
-        known = self.functions.get(function_id)
-        if known is not None:
-            return known[:2]
-        value = self.memory.read(function_id, FOREVER_NS, False)
-        data, beside = value if type(value) is tuple else (value, ())
-        attached = self.memory.attached
-        ids = [ref._id for ref in beside]  # held by the function's object as long as it is needed
-        function, carried = serial.decode_with_carried(data, ids)
-        del value, beside
-        if self.memory.attached != attached:
-            return function, carried  # it holds refs, and is to hold them no longer than it runs
-        # No ref is kept: an id names one object for ever, and what closures hold may be large.
-        self.functions[function_id] = (function, carried or None, carried.nbytes)
-        self.functions_bytes += carried.nbytes
-        while len(self.functions) > 1 and (
-            len(self.functions) > FUNCTIONS_MAX or self.functions_bytes > FUNCTIONS_BYTES_MAX
-        ):
-            self.functions_bytes -= self.functions.pop(next(iter(self.functions)))[2]
-        return function, carried
-
-    def arguments(
-        self, args_id: int, inline: bytes, copy: bool
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        mem = self.memory.payload(args_id, FOREVER_NS) if args_id else memoryview(inline)
-        try:
-            return serial.decode_call(
-                mem,
-                make_ref=self.memory.make_ref,
-                resolve=lambda ref: self.memory.read(self.memory.local_id(ref), FOREVER_NS, copy),
-                writable=True,
+        text = traceback.format_exc()
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        summary = traceback.format_exception_only(error)[-1].strip()
+        # Answered, so that it has arrived before the end of this process is known.
+        channel.call(
+            SetupFailed(
+                summary[:SETUP_SUMMARY_CHARS_MAX],
+                f"in {worker.runtime.label}:\n{text[-SETUP_TEXT_CHARS_MAX:]}",
             )
-        finally:
-            if self.first_use:
-                self.first_use = False
-                warming.collect_again()
-
-    # -- its result ----------------------------------------------------------------------------
-
-    def store(self, oid: int, value: Any, failed: bool) -> bool:
-        """Writes the result and says so. Returns whether the task failed in the end."""
-        try:
-            if not failed and type(value) is np.ndarray:
-                block = self.memory.block_of(value)
-                if block is not None and self.store_block(oid, value, block):
-                    return False
-            if not failed:
-                self.write(oid, self.encode_result(oid, value))
-                return False
-        except BaseException as error:  # it does not pickle, or finds no room
-            value = error
-        try:
-            refs = self.submitter.store_error(oid, value, self.traceback_of(value))
-        except KeyboardInterrupt:  # the task was cancelled while its error was written
-            refs = []
-        if refs:
-            self.untaken.append((oid, refs))
-        value.__traceback__ = None  # or its frames keep the task's arrays until a collection
-        return True
-
-    def encode_result(self, oid: int, value: Any) -> serial.Encoded:
-        try:
-            return serial.encode(value, self.memory.keep)
-        except Exception as error:  # it is about a value that the user may never have seen
-            cause = (isinstance(error, serial.NotPicklable) and error.__cause__) or error
-            what = f"the result of {self.tasks.name(oid)}(), a {type(value).__name__}"
-            why = f"{type(cause).__name__}: {cause}"
-            raise serial.reworded(cause, f"{what}, does not pickle: {why}") from cause.__cause__
-
-    def write(self, oid: int, encoded: serial.Encoded) -> None:
-        if self.submitter.store_result(oid, encoded, False) and encoded.refs:
-            self.untaken.append((oid, encoded.refs))
-
-    def traceback_of(self, error: BaseException) -> str:
-        """Without the frames of this room."""
-        frame = error.__traceback__
-        while frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith(ROOM):
-            frame = frame.tb_next
-        lines = traceback.format_exception(type(error), error, frame)
-        return f"in {self.runtime.label}:\n" + "".join(lines)
-
-    def error_in_message(self, error: BaseException) -> bytes:
-        """An error payload that fits into a message to the node, without refs."""
-        text = self.traceback_of(error)
-        encoded = serial.encode_error(error, text)
-        if encoded.refs or encoded.nbytes > ERROR_IN_MESSAGE_BYTES_MAX:
-            encoded = serial.encode_short_error(error, text, ERROR_IN_MESSAGE_BYTES_MAX)
-        error.__traceback__ = None
-        return encoded.tobytes()
-
-    def store_block(self, oid: int, array: Any, block: Any) -> bool:
-        """An array of c.empty(): its block becomes the result, no byte is copied."""
-        head = self.memory.block_head(array, block)
-        if head is None:
-            return False
-        client = self.memory.client
-        client.write(block.payload, head, [], [])
-        client.bind(oid, block.payload, len(block), False)
-        block.become(oid)
-        freeze(array)
-        if not self.tasks.finish(oid, False):
-            block.unbecome()
-            self.tasks.settle(oid)
-        return True
-
-    # -- interruption --------------------------------------------------------------------------
-
-    def on_signal(self, number: int, frame: Any) -> None:
-        self.beside.cancel_aborted()
-        if self.in_user_code and self.current and self.tasks.aborted(self.current):
-            raise KeyboardInterrupt("this task was cancelled")
+        )
+        return False
+    inheriting.forget()
+    channel.tell(SetUp())
+    return True
 
 
-MAIN = 0
-ROOM = __name__.rpartition(".")[0] + "."
-
-
-def set_up(worker: Worker, setup: int) -> None:
-    """Runs the pool's initializer, or makes the actor's object."""
+def _set_up(worker: Worker, setup: int) -> None:
     brought = serial.begin_run()
     found = worker.memory.read(setup, FOREVER_NS, False)
     if isinstance(found, ActorSetup):
@@ -453,8 +98,6 @@ def main(
     inherited: list[int],
 ) -> int:
     """Runs in the forked child. Returns the exit code."""
-    global MAIN
-    MAIN = threading.get_ident()
     channel = Channel(socket.socket(fileno=rpc_fd))
     event_fd = lift(event_fd)
     runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
@@ -469,26 +112,8 @@ def main(
     warm_up_worker(runtime)
     if setup:
         inheriting.receive([lift(fd) for fd in inherited])
-        try:
-            set_up(worker, setup)
-        except BaseException as error:
-            if worker.is_actor:
-                channel.call(ActorFailed(worker.error_in_message(error)))
-                return SETUP_FAILED
-            text = traceback.format_exc()
-            sys.stderr.write(text)
-            sys.stderr.flush()
-            summary = traceback.format_exception_only(error)[-1].strip()
-            # Answered, so that it has arrived before the end of this process is known.
-            channel.call(
-                SetupFailed(
-                    summary[:SETUP_SUMMARY_CHARS_MAX],
-                    f"in {runtime.label}:\n{text[-SETUP_TEXT_CHARS_MAX:]}",
-                )
-            )
+        if not prepare(worker, setup):
             return SETUP_FAILED
-        inheriting.forget()
-        channel.tell(SetUp())
     else:
         worker.first_use = True
         warming.put_off_collections()

@@ -17,7 +17,7 @@ from hoplite_mp.node.tasks import hints
 from hoplite_mp.node.tasks.hints import Hints
 from hoplite_mp.node.tasks.pools import Pool, WorkerInfo
 from hoplite_mp.node.tasks.sweeper import how_it_ended, is_ending, memory_in_use
-from hoplite_mp.protocol.local import POOL_BROKEN
+from hoplite_mp.protocol.local import POOL_BROKEN, SETUP_FAILED
 from hoplite_mp.protocol.spawning import Spawn
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["Workers"]
 
 WORKER_KIND = 2
-SETUP_FAILED = 97
 POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
 POOLS_MAX = 256
 LOOK_AGAIN_S = 0.5

@@ -1,4 +1,4 @@
-"""Virtual time for everything in this process that reads a clock.
+"""Virtual time for everything in this process that reads a clock, and ids for its processes.
 
 Why it exists: client code counts deadlines by `time`, and the compiled modules by the system's
 monotonic clock. While a run is played all of them are told the timeline's time, and `time.sleep`
@@ -9,12 +9,14 @@ It must never know: what is played.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from typing import TYPE_CHECKING, SupportsIndex
 
 from hoplite_mp import _shm, _tasks
 from hoplite_mp.client import runtime as client
 from hoplite_mp.simulation.cluster.loop import EPOCH_S
+from hoplite_mp.worker import actor, checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +59,7 @@ def virtual_time(processes: Processes) -> Iterator[None]:
     """Around a run. Threads that have nothing to do with it keep the real time."""
     timeline = processes.timeline
     real = time.monotonic, time.monotonic_ns, time.sleep
+    real_getpid = os.getpid
 
     def sleep(seconds: float | SupportsIndex) -> None:
         if processes.running is None or not processes.is_ours():
@@ -70,6 +73,10 @@ def virtual_time(processes: Processes) -> Iterator[None]:
     def monotonic_ns() -> int:
         return int((EPOCH_S + timeline.now) * 1e9) if processes.is_ours() else real[1]()
 
+    def getpid() -> int:
+        running = processes.running
+        return running.pid if running is not None and processes.is_ours() else real_getpid()
+
     def passed() -> None:
         now_ns = int((EPOCH_S + timeline.now) * 1e9)
         _shm.play_at(now_ns)
@@ -79,6 +86,7 @@ def virtual_time(processes: Processes) -> Iterator[None]:
     processes.play()
     client._stack = Stacks(processes)  # type: ignore[assignment]
     time.monotonic, time.monotonic_ns, time.sleep = monotonic, monotonic_ns, sleep
+    os.getpid = getpid
     timeline.passed = passed
     passed()
     try:
@@ -86,4 +94,8 @@ def virtual_time(processes: Processes) -> Iterator[None]:
     finally:
         processes.finish()
         time.monotonic, time.monotonic_ns, time.sleep = real
+        os.getpid = real_getpid
         client._stack = stack
+        for process in processes.all:  # what a process has dies with it
+            actor._made.pop(process.pid, None)
+            checkpoints._checkpoints.pop(process.pid, None)

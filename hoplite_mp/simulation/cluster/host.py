@@ -21,7 +21,7 @@ from hoplite_mp.node.core.node_ports import NodePorts
 from hoplite_mp.node.core.wiring import Upward
 from hoplite_mp.node.output.output import Output
 from hoplite_mp.protocol.birth import Birth
-from hoplite_mp.protocol.local import SetUp, Start
+from hoplite_mp.protocol.local import SETUP_FAILED, Start
 from hoplite_mp.protocol.spawning import LanStart, Spawn
 from hoplite_mp.simulation.cluster.channel import VirtualChannel
 from hoplite_mp.simulation.cluster.connections import VirtualConnections
@@ -37,7 +37,8 @@ from hoplite_mp.simulation.cluster.machine import (
 )
 from hoplite_mp.simulation.cluster.surroundings import PORT, address_of
 from hoplite_mp.transport.addresses import Address
-from hoplite_mp.worker.main import Worker, set_up
+from hoplite_mp.worker.main import prepare
+from hoplite_mp.worker.task_loop import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -273,10 +274,10 @@ class Host:
             voice: Any = _Mute()
             worker = Worker(runtime, ask.pool, ask.max_tasks, voice)
             process.interrupted = lambda: worker.on_signal(0, None)
-            if ask.setup:
-                set_up(worker, ask.setup)
-                runtime.channel.tell(SetUp())
-            worker.loop()
+            if ask.setup and not prepare(worker, ask.setup):
+                process.code = SETUP_FAILED
+            else:
+                worker.loop()
 
         process = self.run(f"worker {ask.slot} of host {self.place}", live)
         (out, its_out), (err, its_err) = os.pipe(), os.pipe()

@@ -102,21 +102,20 @@ class VirtualWorkers:
 
     def _start(self, ask: Spawn, pid: int) -> None:
         process = self._host.worker_begins(ask)
-        process.ended = partial(self._ended, pid, 0)
+        process.ended = partial(self._ended, pid)
         self.by_pid[pid] = ask.slot, process
         self._host.worker_started(ask.slot, pid)
 
-    def _ended(self, pid: int, code: int) -> None:
+    def _ended(self, pid: int) -> None:
         slot, process = self.by_pid.pop(pid)
-        if process.failure is not None:
-            code = 1
-        self._host.worker_ended(Exited(slot, pid, code))
+        self._host.worker_ended(Exited(slot, pid, process.code if process.failure is None else 1))
 
     def kill(self, pid: int) -> None:
         found = self.by_pid.get(pid)
         if found is not None and found[1].alive:
             found[1].kill()
-            self._timeline.after(NEAR_S, self._ended, pid, KILLED)
+            found[1].code = KILLED
+            self._timeline.after(NEAR_S, self._ended, pid)
 
     def kill_process(self, process: Process) -> None:
         """The same, by its process."""

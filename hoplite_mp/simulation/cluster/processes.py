@@ -29,6 +29,7 @@ __all__ = ["Ended", "Process", "Processes"]
 WAKE_S = 30e-6
 # How long a process may compute, in real time, before the run counts as hung.
 HUNG_S = 60.0
+FIRST_PID = 1 << 24  # the system's are below
 STRANGER_S = 0.001  # how long threads sleep that have nothing to do with the run
 _real_sleep = time.sleep
 
@@ -53,6 +54,8 @@ class Process:
         self.name = name
         self.alive = True
         self.failure: BaseException | None = None
+        self.code = 0  # its exit code
+        self.pid = FIRST_PID + len(all_.all)
         self.ended: Callable[[], None] = lambda: None  # called when the body has returned
         self.interrupted: Callable[[], None] = lambda: None  # its handler of SIGUSR1
         self._signalled = False

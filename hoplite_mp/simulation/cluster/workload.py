@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp.errors import HopliteTimeoutError
+from hoplite_mp.simulation.cluster.actors import begin_actor
 from hoplite_mp.simulation.cluster.lasting import begin_copies, begin_nested, begin_remade
 from hoplite_mp.simulation.cluster.members import begin_group
 from hoplite_mp.simulation.cluster.programs import HANGS_S, Programs
@@ -52,7 +53,7 @@ class Workload(Programs):
             self.world.timeline.after(chance.random() * self.span_s, begin_group, self)
         for _ in range(chance.choice([0, 1, 2])):
             self.world.timeline.after(chance.random() * self.span_s, self._tasks)
-        for begin in (begin_remade, begin_copies, begin_nested):
+        for begin in (begin_remade, begin_copies, begin_nested, begin_actor):
             for _ in range(chance.choice([0, 1, 2])):
                 self.world.timeline.after(chance.random() * self.span_s, begin, self)
 

@@ -233,10 +233,13 @@ class World:
             if process.alive
         ]
         if found:
-            host, process = chance.choice(found)
-            self.timeline.note(f"{process.name} on host {host.place} is killed")
-            self.killed += 1
-            host.kill(process)
+            self.kill(*chance.choice(found))
+
+    def kill(self, host: Host, process: Process) -> None:
+        """As by SIGKILL."""
+        self.timeline.note(f"{process.name} on host {host.place} is killed")
+        self.killed += 1
+        host.kill(process)
 
     # -- what is in the way --------------------------------------------------------------------
 

@@ -1,0 +1,172 @@
+"""Actors of a run: one keeps a ledger, programs on several hosts write into it, all is compared.
+
+Why it exists: what an actor promises is about order and about once. A ledger holds each entry at
+most once, those of one caller in their order, and each that was confirmed in the place that was
+confirmed. With checkpoints that is true over deaths of its process and of its host; with restarts
+alone it begins as an empty one; without them all calls fail from then on.
+It must never know: which faults come.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.simulation.cluster.programs import HANGS_S
+from hoplite_mp.simulation.cluster.truth import WrongEnd
+
+if TYPE_CHECKING:
+    from hoplite_mp.cluster import Cluster
+    from hoplite_mp.simulation.cluster.host import Host
+    from hoplite_mp.simulation.cluster.programs import Programs
+
+__all__ = ["begin_actor"]
+
+CALLERS_MAX, CALLS_MAX = 3, 8
+# How often each kind may begin again, and how often one call is tried again.
+RESTARTS = {"mortal": 0, "restarts": 4, "checkpoints": 8}
+WINDOW = 3  # calls of one caller that are under way
+
+Entry = tuple[int, int]  # caller, number
+
+# Ledger -> id of the process that has it, as the last call has seen it.
+at_work: dict[int, int] = {}
+
+
+class Ledger:
+    """The actor's object."""
+
+    def __init__(self, salt: int) -> None:
+        self.salt = salt
+        self.entries: list[Entry] = []
+        at_work[salt] = os.getpid()
+
+    def add(self, entry: Entry, seconds: float) -> int:
+        """Returns its place."""
+        at_work[self.salt] = os.getpid()
+        time.sleep(seconds)
+        self.entries.append(entry)
+        return len(self.entries) - 1
+
+    def all(self) -> list[Entry]:
+        """All entries."""
+        return self.entries
+
+
+@dataclass
+class Story:
+    """Of one ledger, as it looks from outside."""
+
+    name: str
+    salt: int
+    kind: str
+    maker: Host
+    callers: int
+    confirmed: dict[Entry, int] = field(default_factory=dict)  # and in which place
+
+
+def begin_actor(work: Programs) -> None:
+    """A program makes a ledger; others find it by its name, and write into it."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    salt = work.salt()
+    kind = chance.choice(["mortal", "restarts", "checkpoints", "checkpoints"])
+    maker = chance.choice(hosts)
+    story = Story(f"actor {salt}", salt, kind, maker, chance.randint(1, CALLERS_MAX))
+    where = chance.choice([None, None, chance.choice(hosts)])
+    holds = partial(_survives, work, story)
+    work.program(maker, story.name, partial(_make, work, story, where), holds=holds)
+    for caller in range(story.callers):
+        seconds = [
+            chance.choice([0.0, 0.001, 0.02]) * chance.random()
+            for _ in range(chance.randint(1, CALLS_MAX))
+        ]
+        body = partial(_write, work, story, caller, seconds)
+        work.program(chance.choice(hosts), f"caller {caller} of {story.name}", body, holds=holds)
+    for _ in range(chance.choice([0, 0, 1, 2])):
+        work.world.timeline.after(chance.random() * work.span_s, _kill, work, story)
+
+
+def _survives(work: Programs, story: Story) -> bool:
+    """May no call of it fail, with all that has happened so far?"""
+    world = work.world
+    disturbed = world.cuts or world.resets or world.stops or world.managers or work.truth.tight
+    if disturbed or story.kind != "checkpoints" or story.maker in world.lost:
+        return False
+    return len(world.lost) <= 1 and world.killed <= 2
+
+
+def _kill(work: Programs, story: Story) -> None:
+    """Its process, not its host."""
+    pid = at_work.get(story.salt)
+    for host in work.world.hosts:
+        for process in host.processes:
+            if process.pid == pid and process.alive and host.alive:
+                work.world.kill(host, process)
+
+
+def _make(work: Programs, story: Story, where: Host | None, c: Cluster) -> None:
+    options: dict[str, Any] = {"name": story.name, "restarts": RESTARTS[story.kind]}
+    if story.kind == "checkpoints":
+        options |= {"checkpoint": 1, "retries": RESTARTS[story.kind]}
+    if where is not None and story.kind == "mortal":
+        options["node"] = f"h{where.number}"
+    try:
+        ledger = c.options(**options).actor(Ledger, story.salt)
+        ledger.all().result(timeout=HANGS_S)
+        work.board.publish(story.name, b"it is there")
+        for caller in range(story.callers):
+            work.board.find(f"{story.name} was written by {caller}")
+        _check(work, story, ledger.all().result(timeout=HANGS_S))
+    except TimeoutError as error:
+        raise WrongEnd(f"{story.name} hangs") from error
+    finally:
+        work.board.publish(story.name, None)
+
+
+def _write(work: Programs, story: Story, caller: int, seconds: list[float], c: Cluster) -> None:
+    done = f"{story.name} was written by {caller}"
+    try:
+        if work.board.find(story.name) is None:
+            return
+        try:
+            ledger = c.get_actor(story.name)
+        except LookupError:
+            return  # it has ended with its maker
+        calls: list[Any] = []
+        for number, each in enumerate(seconds):
+            calls.append(ledger.add((caller, number), each))
+            if number >= WINDOW:
+                _confirm(story, (caller, number - WINDOW), calls)
+        for number in range(max(0, len(calls) - WINDOW), len(calls)):
+            _confirm(story, (caller, number), calls)
+    finally:
+        work.board.publish(done, None)
+
+
+def _confirm(story: Story, entry: Entry, calls: list[Any]) -> None:
+    try:
+        story.confirmed[entry] = calls[entry[1]].result(timeout=HANGS_S)
+    except TimeoutError as error:
+        raise WrongEnd(f"a call of {story.name} hangs") from error
+
+
+def _check(work: Programs, story: Story, entries: list[Entry]) -> None:
+    """The ledger as it is at the end."""
+    work.truth.reads += 1
+    told = f"{story.name} ({story.kind}) holds {entries}, confirmed were {story.confirmed}"
+    if len(set(entries)) != len(entries):
+        raise WrongEnd(f"{told}: something twice")
+    for caller in range(story.callers):
+        mine = [number for one, number in entries if one == caller]
+        if mine != sorted(mine):
+            raise WrongEnd(f"{told}: in another order")
+    if story.kind == "restarts":  # it may have begun again
+        return
+    for entry, place in story.confirmed.items():
+        if place >= len(entries) or entries[place] != entry:
+            raise WrongEnd(f"{told}: {entry} is not in its place")
