@@ -21,14 +21,11 @@ import logging
 import os
 import selectors
 import signal
-import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import ProtocolError
-from hoplite_mp.manager.beats import Beats
-from hoplite_mp.planner.machine import BOARDS_MAX, OPERATIONS_MAX, Planner
 from hoplite_mp.planner.packing import pack
 from hoplite_mp.protocol.codec import BEAT, encode, manager_decoder
 from hoplite_mp.protocol.local import GIVEN_UP
@@ -45,12 +42,14 @@ from hoplite_mp.protocol.terms import Promote
 from hoplite_mp.transport.stream import TcpStream
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
 
+    from hoplite_mp.manager.beats import Beats
     from hoplite_mp.manager.office import Office
+    from hoplite_mp.planner.machine import Planner
     from hoplite_mp.planner.packing import PackingWanted, TreesPacked
     from hoplite_mp.planner.plan import Plan
-    from hoplite_mp.protocol.local import LanStart
     from hoplite_mp.protocol.messages import NodeToManager
     from hoplite_mp.protocol.reports import Report
     from hoplite_mp.protocol.terms import TermsToManager
@@ -119,7 +118,9 @@ class Loop:
         self._door: Door | None = None
         self._credentials = b""
         self._beats: Beats[Link] | None = None
-        self._newcomers: list[tuple[Link, NodeJoined]] = []  # until those of before are known
+        self._own: Link | None = None  # to the node of this host, if that is under this process
+        # Until those of before are known, and this host's node has joined: it is the first.
+        self._newcomers: list[tuple[Link, NodeJoined]] = []
         self._packed: list[TreesPacked] = []  # by threads that were asked for by a plan
         self._packed_lock = threading.Lock()
         self._office: Office[Link] | None = None  # None: nobody else can be the manager
@@ -141,9 +142,12 @@ class Loop:
         """There is a standby, here or elsewhere."""
         self._office = office
 
-    def serve(self, stream: Stream) -> Link:
-        """Serve this stream until it ends."""
+    def serve(self, stream: Stream, *, near: bool = True) -> Link:
+        """Serve this stream until it ends. near: the node at its other end is of this host."""
         link = Link(stream)
+        link.near = near
+        if near and self._own is None:
+            self._own = link
         self._links[link] = None
         self._selector.register(stream.fileno(), selectors.EVENT_READ, link)
         return link
@@ -154,8 +158,8 @@ class Loop:
             if admission.role != "node" and self._office is None:
                 admission.stream.close()
                 continue
-            link = self.serve(admission.stream)
-            link.near, link.role = False, admission.role
+            link = self.serve(admission.stream, near=False)
+            link.role = admission.role
             if self._credentials and admission.role == "node":
                 link.write(encode(Credentials(self._credentials)))
             self._serve(link)  # what came with the handshake's last bytes is announced by no loop
@@ -309,7 +313,7 @@ class Loop:
             return
         if isinstance(message, NodeJoined):
             link.joined = True
-            if self._planner.restoring is not None or not self._may_decide(now):
+            if self._must_wait(link, now):
                 self._newcomers.append((link, message))
                 return
             plan = self._planner.step(message, now)
@@ -329,6 +333,13 @@ class Loop:
         # What a former life of a node still had under way is not the word of the present one.
         if link.admitted is not None and self._routes.get(link.admitted.node) is link:
             self._step(message, now)
+
+    def _must_wait(self, link: Link, now: float) -> bool:
+        """May that node not be let in yet? It waits for those of before, until this process may
+        decide, and for the node of this host, which has the first number: the right to decide is
+        counted by that."""
+        early = not link.near and self._own is not None and self._own.admitted is None
+        return early or self._planner.restoring is not None or not self._may_decide(now)
 
     def _step(self, message: Any, now: float) -> None:
         """What follows from it, now or when this process may decide."""
@@ -374,8 +385,7 @@ class Loop:
         """As soon as those of before are known, and this process may decide."""
         while (
             self._newcomers
-            and self._planner.restoring is None
-            and self._may_decide(self._clock())
+            and not self._must_wait(self._newcomers[0][0], self._clock())
             and not self._has_held  # they came before
         ):
             newcomer, joined = self._newcomers.pop(0)
@@ -425,48 +435,8 @@ class Loop:
             self._step(lost, self._clock())
 
 
-def main(
-    fd: int,
-    lan: LanStart | None = None,
-    again: bool = False,
-    *,
-    boards_max: int = BOARDS_MAX,
-    operations_max: int = OPERATIONS_MAX,
-) -> int:
-    """Be the manager of the node at the other end of the connected stream socket `fd`, and with
-    `lan` of all nodes that join over the network. again: in the place of one that has died."""
-    planner = Planner(boards_max=boards_max, operations_max=operations_max, again=again)
-    loop = Loop(planner, time.monotonic if lan is None or not lan.standby else _lease_clock())
-    loop.add(socket.socket(fileno=fd))
-    if lan is not None:
-        loop.open(door_of(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))
-        if lan.standby:
-            loop.share(_office(lan, again))
-        loop.end_with(signal.SIGTERM)
-    return loop.run()
-
-
 def _in_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="hoplite_mp pack", daemon=True).start()
-
-
-def _lease_clock() -> Callable[[], float]:
-    from hoplite_mp.manager.office import lease_clock
-
-    return lease_clock
-
-
-def _office(lan: LanStart, again: bool) -> Office[Link]:
-    from hoplite_mp.manager.office import Office
-    from hoplite_mp.planner.terms import lease_s
-
-    return Office(
-        tuple(lan.standby),
-        own=0,  # the first to join
-        lease_s=lease_s(lan.silence_s),
-        write=lambda link, message: link.write(encode(message)),
-        again=again,
-    )
 
 
 def _check_role(role: str, message: object) -> None:
@@ -474,22 +444,3 @@ def _check_role(role: str, message: object) -> None:
     wrong = isinstance(message, NodeJoined) if role == "voter" else False
     if wrong or (role == "tool") != isinstance(message, Promote):
         raise ProtocolError(f"{type(message).__name__} is not for a {role} to say")
-
-
-def door_of(lan: LanStart) -> Door:
-    """Where others come in."""
-    from hoplite_mp.protocol.greetings import Introduction
-    from hoplite_mp.protocol.versions import software_versions
-    from hoplite_mp.transport.certificates import Certificate
-    from hoplite_mp.transport.door import Door
-
-    return Door(
-        socket.socket(fileno=lan.manager_fd),
-        key=lan.key,
-        service="manager",
-        cluster=lan.cluster,
-        mine=Introduction(lan.home, software_versions()),
-        certificate=Certificate(lan.certificate) if lan.certificate else None,
-        handshake_timeout_s=lan.handshake_timeout_s,
-        unauthenticated_max=lan.unauthenticated_max,
-    )

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.manager.beats import Beats
-from hoplite_mp.manager.loop import Link, Loop, door_of
+from hoplite_mp.manager.loop import Link, Loop
+from hoplite_mp.manager.main import door_of
 from hoplite_mp.manager.office import Office, lease_clock
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.planner.terms import Candidate, lease_s

@@ -46,7 +46,7 @@ from hoplite_mp.supervisor.processes import children, kill_group, leave, raise_d
 __all__ = ["main"]
 
 NODE_MAIN = ("hoplite_mp.node.core.main", "main")
-MANAGER_MAIN = ("hoplite_mp.manager.loop", "main")
+MANAGER_MAIN = ("hoplite_mp.manager.main", "main")
 STANDBY_MAIN = ("hoplite_mp.manager.standby", "main")
 WORKER_MAIN = ("hoplite_mp.worker.main", "main")
 PRELOAD = ("numpy", "hoplite_mp.worker.main", "cloudpickle")

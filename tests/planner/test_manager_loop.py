@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from hoplite_mp.manager.loop import Loop, main
+from hoplite_mp.manager.loop import Loop
+from hoplite_mp.manager.main import main
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol import messages as m
 from hoplite_mp.protocol.codec import encode, node_decoder
 from hoplite_mp.protocol.reports import NodeReturned, Reported
+from hoplite_mp.transport.stream import TcpStream
 from tests.protocol.samples import MEMBER
 
 if TYPE_CHECKING:
@@ -80,6 +82,23 @@ def test_a_plan_travels(stage: Stage) -> None:
     node.say(m.StripesComplete(7, 1, 0))
     stage.loop.turn()
     assert node.hear() == [m.Commit(7, 1, (0,), (0,))]
+
+
+def test_the_node_of_this_host_is_the_first(stage: Stage) -> None:
+    """Whoever may decide is counted by its number: a host that calls while `up` is still beginning
+    must not get it."""
+    own = stage.connect()
+    ours, theirs = socket.socketpair()
+    stage.loop.serve(TcpStream(theirs, 1 << 20), near=False)
+    other = Node(ours)
+    stage.nodes.append(other)
+    other.say(m.NodeJoined(71, 1, 2))
+    stage.loop.turn()
+    own.say(m.NodeJoined(70, 1, 2))
+    stage.loop.turn()
+    told = [node.decoder.feed(node.sock.recv(1 << 20)) for node in (own, other)]
+    numbers = [one.node for said in told for one in said if isinstance(one, m.NodeAdmitted)]
+    assert numbers == [0, 1]
 
 
 def test_a_deadline_ends_the_wait(stage: Stage) -> None:
@@ -234,7 +253,7 @@ def test_the_manager_needs_neither_numpy_nor_asyncio() -> None:
     code = (
         "import sys, types; package = types.ModuleType('hoplite_mp');"
         "package.__path__ = ['hoplite_mp']; sys.modules['hoplite_mp'] = package;"
-        "import hoplite_mp.manager.loop;"
+        "import hoplite_mp.manager.main;"
         "sys.exit(bool({'numpy', 'asyncio', 'multiprocessing'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,85 @@
+"""The process of a manager: the loop around the planner, with what its host gives it.
+
+Why it exists: the supervisor forks it with a few descriptors, of which a loop is made here.
+It must never know: what a message is about.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from hoplite_mp.manager.beats import Beats
+from hoplite_mp.manager.loop import Link, Loop
+from hoplite_mp.planner.machine import BOARDS_MAX, OPERATIONS_MAX, Planner
+from hoplite_mp.protocol.codec import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.manager.office import Office
+    from hoplite_mp.protocol.local import LanStart
+    from hoplite_mp.transport.door import Door
+
+__all__ = ["door_of", "main"]
+
+
+def main(
+    fd: int,
+    lan: LanStart | None = None,
+    again: bool = False,
+    *,
+    boards_max: int = BOARDS_MAX,
+    operations_max: int = OPERATIONS_MAX,
+) -> int:
+    """Be the manager of the node at the other end of the connected stream socket `fd`, and with
+    `lan` of all nodes that join over the network. again: in the place of one that has died."""
+    planner = Planner(boards_max=boards_max, operations_max=operations_max, again=again)
+    loop = Loop(planner, time.monotonic if lan is None or not lan.standby else _lease_clock())
+    loop.add(socket.socket(fileno=fd))
+    if lan is not None:
+        loop.open(door_of(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))
+        if lan.standby:
+            loop.share(_office(lan, again))
+        loop.end_with(signal.SIGTERM)
+    return loop.run()
+
+
+def _lease_clock() -> Callable[[], float]:
+    from hoplite_mp.manager.office import lease_clock
+
+    return lease_clock
+
+
+def _office(lan: LanStart, again: bool) -> Office[Link]:
+    from hoplite_mp.manager.office import Office
+    from hoplite_mp.planner.terms import lease_s
+
+    return Office(
+        tuple(lan.standby),
+        own=0,  # the first to join
+        lease_s=lease_s(lan.silence_s),
+        write=lambda link, message: link.write(encode(message)),
+        again=again,
+    )
+
+
+def door_of(lan: LanStart) -> Door:
+    """Where others come in."""
+    from hoplite_mp.protocol.greetings import Introduction
+    from hoplite_mp.protocol.versions import software_versions
+    from hoplite_mp.transport.certificates import Certificate
+    from hoplite_mp.transport.door import Door
+
+    return Door(
+        socket.socket(fileno=lan.manager_fd),
+        key=lan.key,
+        service="manager",
+        cluster=lan.cluster,
+        mine=Introduction(lan.home, software_versions()),
+        certificate=Certificate(lan.certificate) if lan.certificate else None,
+        handshake_timeout_s=lan.handshake_timeout_s,
+        unauthenticated_max=lan.unauthenticated_max,
+    )
