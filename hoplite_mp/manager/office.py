@@ -50,6 +50,10 @@ AUTOMATIC = (
     "it takes over by itself as soon as more than half of the hosts have lost the manager; ask "
     "`hoplite-mp status` in a moment"
 )
+UNNAMED = (
+    "the manager was gone before any host here had learned which hosts belong to the cluster, so "
+    "nothing can go on from here: start the cluster again"
+)
 STRUCK = (
     "the manager had given up this host before it was gone, so others do not count on what is "
     "here. If the cluster shall go on from here nevertheless, add --anyway"
@@ -274,7 +278,9 @@ class Office(Generic[Who]):
         hosts = candidate.latest(candidate.offers)
         if candidate.own not in candidate.offers:
             words = HEARD
-        elif hosts is None or candidate.may_win:
+        elif hosts is None:
+            words = UNNAMED
+        elif candidate.may_win:
             words = AUTOMATIC
         elif candidate.is_struck(candidate.offers) and not message.anyway:
             words = STRUCK

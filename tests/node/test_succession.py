@@ -275,6 +275,16 @@ def test_nobody_is_there(stage: Stage) -> None:
     assert stage.life.given_up
 
 
+def test_no_human_is_waited_for_where_no_host_was_ever_named(stage: Stage) -> None:
+    assert isinstance(stage.management.succession, Succession)
+    stage.management.succession.voter.lists = ()
+    stage.manager.sock.close()
+    stage.wait(ALONE_S - BEAT_S)
+    assert not stage.life.stopping
+    stage.wait(3 * BEAT_S)
+    assert stage.life.given_up
+
+
 def test_a_human_is_waited_for(stage: Stage) -> None:
     stage.manager.sock.close()
     stage.wait(PROMOTE_WAIT_S - ALONE_S)

@@ -282,6 +282,14 @@ def test_a_human_cannot_know_better_where_it_is_automatic(standby: Stage) -> Non
     assert answer == t.Promoted(True, "it leads the cluster already")
 
 
+def test_nobody_is_promoted_where_no_host_was_ever_named(standby: Stage) -> None:
+    """The manager was gone within its first beat."""
+    standby.connect().say(t.Knows(1, t.Knowledge(1, 0, ())))
+    (answer,) = promoted(standby, anyway=True)
+    assert not answer.leads
+    assert "start the cluster again" in answer.words
+
+
 def test_a_promotion_ends_with_who_has_asked_for_it(standby: Stage) -> None:
     """Else the next one who misses the manager for a moment would make it lead alone."""
     one = standby.connect()

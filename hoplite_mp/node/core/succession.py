@@ -184,7 +184,9 @@ class Succession:
             self.management.drop("it does not lead")
             self.lost()
         if self._alone_since is not None:
-            patience_s = ALONE_S if self.wire is None else PROMOTE_WAIT_S
+            # Nobody can be promoted by a node that never learned which hosts there are.
+            may_follow = self.wire is not None and bool(self.voter.lists)
+            patience_s = PROMOTE_WAIT_S if may_follow else ALONE_S
             if now - self._alone_since > patience_s:
                 _log.error("no manager was found for %.3g s", now - self._alone_since)
                 self.life.given_up = True
