@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.ref import ObjectRef
+from hoplite_mp.serial.errors import decode_error
 from hoplite_mp.serial.layout import (
     ARGS_ONLY,
+    ERROR,
     HEAD,
     PICKLE,
     PLAIN,
@@ -166,10 +168,13 @@ def read_dependencies(mem: memoryview) -> list[bytes]:
 def decode_call(
     mem: memoryview, make_ref: MakeRef, resolve: ResolveRef, writable: bool = True
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of a call: arrays by value are the task's own, refs what `resolve` gives."""
+    """(args, kwargs) of a call: arrays by value are the task's own, refs what `resolve` gives.
+    Arguments that were lost on their way have an error in their place, which is raised."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
     head = unpack_head(mem)
+    if head[0] == ERROR:
+        raise decode_error(mem, make_ref)
     flags, n_refs, meta_len = head[1], head[3], head[5]
     if flags & PLAIN:
         start = HEAD.size + REF_BYTES * n_refs

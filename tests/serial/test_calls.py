@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import serial
+from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.ref import ByRef, ObjectRef, by_ref
 from tests.serial.helpers import Boxed, FakeFuture, Point, a_ref, check_layout
 
@@ -100,3 +101,10 @@ class TestCalls:
 
         with pytest.raises(KeyError):
             serial.decode_call(memoryview(payload), ObjectRef, resolve)
+
+
+def test_arguments_that_were_lost() -> None:
+    """Their host has gone while they were on their way: the error stands where they would."""
+    payload = serial.encode_error(ObjectLostError("they are gone"), "").tobytes()
+    with pytest.raises(ObjectLostError, match="they are gone"):
+        serial.decode_call(memoryview(payload), ObjectRef, lambda ref: None)
