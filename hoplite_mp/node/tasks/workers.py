@@ -217,11 +217,13 @@ class Workers(Hints):
                     if not others or self.is_bound(oid):
                         self.fail(oid, why)
 
-    def start_missing(self, pool: Pool) -> None:
+    def start_missing(self, pool: Pool, blocked: int | None = None) -> None:
+        """blocked: how many of its workers wait inside a task, if that is known already."""
         if self.pauses():
             return
-        blocked, now = self.blocked(pool), self.loop.now()
-        missing = pool.missing(blocked, self.config.blocked_workers_max, now)
+        if blocked is None:
+            blocked = self.blocked(pool)
+        missing = pool.missing(blocked, self.config.blocked_workers_max, self.loop.now())
         if pool.demand:
             self.above.wait_for_resources(pool, missing)
             return
@@ -425,8 +427,11 @@ class Workers(Hints):
         """Deadlines that have passed, workers that wait, surplus that may go."""
         now_ns, now = self.loop.now_ns(), self.loop.now()
         due: int | None = None
+        waiting = dict.fromkeys(self.pools, 0)  # workers of each pool that wait inside a task
         for slot, worker in self.all.items():
             info = self.client.client_info(slot)
+            if info["blocked"] and not worker.retiring and worker.pool in waiting:
+                waiting[worker.pool] += 1
             if not worker.worked and (
                 info["tasks_done"] or info["tasks_failed"] or info["running"]
             ):
@@ -440,11 +445,11 @@ class Workers(Hints):
                 elif due is None or deadline < due:
                     due = deadline
         for pool in list(self.pools.values()):
-            blocked = self.blocked(pool)
+            blocked = waiting[pool.number]
             if pool.ailing and self.tasks.idle(pool.number):
                 pool.idle_again(self.config)
             if not pool.broken:
-                self.start_missing(pool)
+                self.start_missing(pool, blocked)
             if pool.stuck(blocked, self.config.blocked_workers_max, now):
                 self.fail_waited_for(pool)
             surplus = pool.surplus(blocked, now)
