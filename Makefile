@@ -138,7 +138,7 @@ steady: $(VENV)/.installed-dev
 
 # Both go on where they were stopped.
 seeds: $(VENV)/.installed-dev
-	$(BIN)/python tests/seeds.py
+	$(BIN)/python -m tests.seeds
 
 mutants: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.mutants.play

@@ -4,7 +4,7 @@ Why it exists: a campaign takes an hour, and a machine may have something else t
 part that has ended is written down below `.seeds/`, so that this can be stopped and goes on where
 it was. The tree must be clean: what is played is the commit.
 
-    python tests/seeds.py [--first N] [--count N] [--processes N] [--show]
+    python -m tests.seeds [--first N] [--count N] [--processes N] [--show]
 
 Exit code 0: all of them were played, and held.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -22,6 +21,8 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from tests import cores
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".seeds"
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     left = [first for first in wanted if first not in played]
     if not arguments.show:
         begun = time.monotonic()
-        with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
+        with cores.pool(arguments.processes) as pool:
             for count, part in enumerate(pool.imap_unordered(play, left), 1):
                 played[part["first"]] = part
                 with ledger.open("a") as file:
@@ -74,7 +75,8 @@ def play(first: int) -> dict[str, Any]:
     from hoplite_mp.simulation.cluster.runs import run_seed
 
     logging.disable(logging.CRITICAL)
-    outcomes = [run_seed(seed) for seed in range(first, first + AT_A_TIME)]
+    with cores.on_one_core():
+        outcomes = [run_seed(seed) for seed in range(first, first + AT_A_TIME)]
     return {
         "first": first,
         "failures": [(one.seed, one.failure[:300]) for one in outcomes if one.failure],
@@ -82,7 +84,8 @@ def play(first: int) -> dict[str, Any]:
         "reads": sum(one.reads for one in outcomes),
         "errors": sum(one.errors for one in outcomes),
         "groups": sum(one.groups > 0 for one in outcomes),
-        "failovers": sum("manager" in one.faults for one in outcomes),
+        "restarts": sum(one.managers > 0 for one in outcomes),
+        "takeovers": sum(one.taken_over > 0 for one in outcomes),
         "faults": Counter(kind for one in outcomes for kind in one.faults),
     }
 
@@ -99,7 +102,8 @@ def tally(parts: list[dict[str, Any]]) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(faults.items()))
     return (
         f"{len(parts) * AT_A_TIME} seeds, {sum(len(part['failures']) for part in parts)} failed; "
-        f"{whole('groups')} with Groups, {whole('failovers')} in which the manager died\n"
+        f"{whole('groups')} with Groups; {whole('takeovers')} in which a standby took over, "
+        f"{whole('restarts')} in which a manager's process was started again\n"
         f"{whole('programs')} programs, {whole('reads')} values looked at, "
         f"{whole('errors')} errors that a fault explains\n"
         f"{faults.total()} faults: {kinds}"

@@ -18,13 +18,13 @@ import importlib.machinery
 import importlib.util
 import json
 import logging
-import multiprocessing
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests import cores
 from tests.mutants.shipped import MUTANTS
 
 if TYPE_CHECKING:
@@ -81,10 +81,11 @@ def play(about: tuple[Mutant, int]) -> dict[str, object]:
     sys.meta_path.insert(0, Finder(mutant))
     from hoplite_mp.simulation.cluster.runs import run_seed
 
-    for seed in range(seeds):
-        failure = run_seed(seed).failure
-        if failure:
-            return {"name": mutant.name, "seeds": seed + 1, "seen": failure[:200]}
+    with cores.on_one_core():
+        for seed in range(seeds):
+            failure = run_seed(seed).failure
+            if failure:
+                return {"name": mutant.name, "seeds": seed + 1, "seen": failure[:200]}
     return {"name": mutant.name, "seeds": 0, "seen": ""}
 
 
@@ -106,8 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     found = {one["name"]: one for one in map(json.loads, lines)}
     wanted = [one for one in MUTANTS if one.name in (arguments.names or [one.name])]
     left = [(one, arguments.seeds) for one in wanted if one.name not in found]
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(arguments.processes, maxtasksperchild=1) as pool:
+    with cores.pool(arguments.processes, tasks_max=1) as pool:
         for one in pool.imap_unordered(play, left, chunksize=1):
             found[str(one["name"])] = one
             with ledger.open("a") as file:

@@ -95,7 +95,9 @@ def _survives(work: Programs, story: Story) -> bool:
     """May no call of it fail, with all that has happened so far?"""
     world = work.world
     disturbed = world.cuts or world.resets or world.stops or world.managers or work.truth.tight
-    if disturbed or story.kind != "checkpoints" or story.maker in world.lost:
+    if disturbed or world.left:  # an actor of a node that leaves takes no more calls
+        return False
+    if story.kind != "checkpoints" or story.maker in world.lost:
         return False
     return len(world.lost) <= 1 and world.killed <= 2
 

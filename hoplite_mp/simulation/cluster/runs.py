@@ -40,7 +40,7 @@ STORES = 256 << 20, 256 << 20, 256 << 20, 6 << 20
 DISKS = 1 << 30, 1 << 30, 2 << 20
 # So many runs have a standby.
 SHARED = 0.35
-COLLECT_RUNS = 16
+COLLECT_LOOKS, COLLECT_RUNS = 4, 16  # a collection takes a millisecond
 KIND_PUT = 1
 FUNCTION_BYTES_MAX = 1024
 SECONDS_MAX = 200.0  # a run that is longer goes round in a circle
@@ -146,10 +146,12 @@ def _play(world: World, work: Workload, trouble: Faults | None, count: int, *, e
     work.begin()
     if trouble is not None:
         trouble.begin()
-    until = JOINED_S + work.span_s * 1.5
+    until, looks = JOINED_S + work.span_s * 1.5, 0
     while True:
         timeline.run(EVENTS_MAX, until)
-        gc.collect()  # at fixed times: what it frees is seen by others
+        looks += 1
+        if looks % COLLECT_LOOKS == 0:
+            gc.collect()  # at fixed times: what it frees is seen by others
         _check_processes(world)
         if not (work.open or (trouble is not None and trouble.pending)):
             break

@@ -8,6 +8,7 @@ It must never know: how a value travels.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 PERIOD = 7  # of the pattern: no power of two, as blocks and stripes are
+PATTERNS = 64  # that are kept, as many sources are of one length
 SOURCES_MAX = 40  # bits of a source, of a salt and of the pattern fit into an int64
 SALT_BITS = 10
 
@@ -60,9 +62,12 @@ class Leaf:
         return pattern(self.items) * (self.salt << self.index)
 
 
+@functools.lru_cache(maxsize=PATTERNS)
 def pattern(items: int) -> Array:
     """What a source is times its number."""
-    return np.arange(items, dtype=np.int64) % PERIOD + 1
+    made = np.arange(items, dtype=np.int64) % PERIOD + 1
+    made.flags.writeable = False
+    return made
 
 
 # How often the task that makes a source has begun in this run: all processes of a run are in one.

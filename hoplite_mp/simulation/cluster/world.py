@@ -56,6 +56,7 @@ class World:
         self.taken_over = 0  # how often a standby has won
         self._standby_of: tuple[Host, StartStandby] | None = None  # host, and what it was asked
         self.cuts = self.resets = self.stops = self.killed = 0
+        self.left: set[Host] = set()  # lives that were asked to leave
         self._introduction = Introduction(HOME_BASE, software_versions())
 
     # -- beginnings ----------------------------------------------------------------------------
@@ -218,10 +219,12 @@ class World:
         self.timeline.after(PROMOTED_S, self._promote)
 
     def leave(self, place: int) -> None:
-        """Its node is asked to."""
-        node = self.hosts[place].node
-        if node.lan is not None:
-            self.hosts[place].loop.run(node.lan.draining.begin)
+        """Its node is asked to; that of the manager's host is not let go."""
+        host = self.hosts[place]
+        lan = host.node.lan
+        if lan is not None and host.node.rooms.management.home != host.home:
+            self.left.add(host)
+            host.loop.run(lan.draining.begin)
 
     def kill_one(self, chance: random.Random) -> None:
         """A worker, or a program, of some host that lives."""
