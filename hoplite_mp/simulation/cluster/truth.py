@@ -40,6 +40,10 @@ LOSSES = (
 NO_NODE = "there is no node ", "copies=2: each needs a node"
 
 
+# By a node that leaves: it makes no more actors, and those that it has take no more calls.
+REFUSED = errors.ActorLostError, errors.NodeLostError
+
+
 # Of a Group some of whose members were gone before it was whole.
 UNFILLED = "group_wait_s"
 
@@ -158,7 +162,7 @@ class Truth:
         host = self.world.host_of(self.world.processes.running)
         if host in self.world.left:  # what it sends after that is not waited for
             return
-        if isinstance(error, errors.ActorLostError) and self.world.left:
-            return  # an actor of a node that leaves takes no more calls
+        if isinstance(error, REFUSED) and self.world.left:
+            return
         if self.calm and not isinstance(error, errors.PeerLostError):  # a rank may have left
             raise WrongEnd(f"{what}: {type(error).__name__}: {error}, and nothing has happened")
