@@ -1,8 +1,9 @@
 """Every limit of the library, in one place, with its price.
 
-Nothing in hoplite_mp grows, waits or retries without a bound, and every bound is a field here. A
-name ends in its unit, `_max` after it where the value is a ceiling. An argument wins over the
-environment (`HOPLITE_MP_<FIELD>`), the environment over the default. This module holds numbers
+Nothing in hoplite_mp grows, waits or retries without a bound. Every bound that somebody may want to
+set is a field here; one that nobody sets is a constant at the top of the file that keeps it. A
+field's name ends in its unit, `_max` after it where the value is a ceiling. An argument wins over
+the environment (`HOPLITE_MP_<FIELD>`), the environment over the default. This module holds numbers
 only: it measures nothing and knows nobody who reads it.
 """
 

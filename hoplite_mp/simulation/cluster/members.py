@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp.errors import PeerLostError
+from hoplite_mp.errors import ObjectLostError, PeerLostError
+from hoplite_mp.simulation.cluster.programs import HANGS_S
 from hoplite_mp.simulation.cluster.truth import WrongEnd
 from hoplite_mp.simulation.cluster.values import Leaf, WrongBytes
 
@@ -28,7 +29,7 @@ ITS_ROOT = "is gone with what was to come here"
 MEMBERS_MAX = 8
 CALLS_MAX = 5
 KINDS = ("allreduce", "allreduce", "reduce_scatter", "broadcast", "reduce", "gather", "allgather",
-         "barrier")  # fmt: skip
+         "alltoall", "scatter", "scan", "exscan", "refs", "barrier")  # fmt: skip
 
 
 def begin_group(work: Programs) -> None:
@@ -70,22 +71,31 @@ def _member(
                 return
             time.sleep(pauses[call])
             try:
-                value = _call(g, kind, Leaf(salt + call, rank, items), root)
-            except PeerLostError as error:
+                value = _call(c, g, kind, Leaf(salt + call, rank, items), root)
+            except (PeerLostError, ObjectLostError) as error:
                 truth.check_error(f"{kind} {call} of group {salt}", error)
-                if ITS_ROOT not in str(error):
+                if isinstance(error, PeerLostError) and ITS_ROOT not in str(error):
                     truth.note_call((salt, call), ("lost",))
                 continue
             _check(truth, salt, call, kind, items, root, rank, size, value, g.contributors)
 
 
-def _call(g: Any, kind: str, leaf: Leaf, root: int) -> Any:
+def _call(c: Cluster, g: Any, kind: str, leaf: Leaf, root: int) -> Any:
+    """Values that are computed from others are these plus the rank that they are for."""
     if kind == "barrier":
         return g.barrier()
     if kind == "broadcast":
         return g.broadcast(leaf.array() if leaf.index == root else None, root=root)
     if kind in ("reduce", "gather"):
         return getattr(g, kind)(leaf.array(), root=root)
+    if kind in ("alltoall", "scatter"):
+        parts = [leaf.array() + rank for rank in range(g.size)]
+        if kind == "alltoall":
+            return g.alltoall(parts)
+        return g.scatter(parts if leaf.index == root else None, root=root)
+    if kind == "refs":  # nobody else has them, and whoever has brought them lets go
+        brought = g.allgather({"ref": c.put(leaf.array()), "pad": bytes(8 * leaf.items)})
+        return [None if one is None else c.get(one["ref"], timeout=HANGS_S) for one in brought]
     return getattr(g, kind)(leaf.array())
 
 
@@ -113,9 +123,16 @@ def _check(
             expected: Any = None
         else:
             expected = np.array_split(whole, size)[rank] if kind == "reduce_scatter" else whole
+    elif kind in ("scan", "exscan"):
+        below = [leaves[one] for one in contributors if one < rank + (kind == "scan")]
+        expected = sum(below[1:], start=below[0]) if below else None
     elif kind == "broadcast":
         expected = leaves[root]
-    elif kind == "allgather" or (kind == "gather" and rank == root):
+    elif kind == "scatter":
+        expected = leaves[root] + rank
+    elif kind == "alltoall":
+        expected = [leaves[one] + rank if one in leaves else None for one in range(size)]
+    elif kind in ("allgather", "refs") or (kind == "gather" and rank == root):
         expected = [leaves.get(one) for one in range(size)]
     else:
         expected = None

@@ -115,7 +115,7 @@ class Truth:
         if value.tobytes() != expected.tobytes():
             found = "other bits"
             if not operation.ordered and parts == 1:
-                found = f"contributors {sorted(contributors_in(value, operation.salt))}"
+                found = f"contributors {sorted(contributors_in(value.ravel(), operation.salt))}"
             raise WrongBytes(f"{operation.kind} {operation.number}: {found}, and {named} are named")
         seen = self._results.setdefault((operation.number, part), (named, value.tobytes()))
         if seen != (named, value.tobytes()):

@@ -47,15 +47,20 @@ class WrongBytes(AssertionError):
 @dataclass(frozen=True)
 class Leaf:
     """One source: the `index`-th of a collective with that salt. `ordered`: floats, whose sum
-    depends on the order of additions."""
+    depends on the order of additions. `fortran`: a matrix of two rows, column by column."""
 
     salt: int  # below 1 << SALT_BITS, and odd
     index: int
     items: int
     ordered: bool = False
+    fortran: bool = False
 
     def array(self) -> Array:
         """Its value."""
+        flat = self._flat()
+        return np.asfortranarray(flat.reshape(2, -1)) if self.fortran else flat
+
+    def _flat(self) -> Array:
         if self.ordered:
             chance = np.random.default_rng([self.salt, self.index])
             return chance.standard_normal(self.items) * 10.0 ** chance.integers(-9, 9)

@@ -16,6 +16,7 @@ import numpy as np
 from hoplite_mp.errors import HopliteTimeoutError
 from hoplite_mp.simulation.cluster.actors import begin_actor
 from hoplite_mp.simulation.cluster.lasting import begin_copies, begin_nested, begin_remade
+from hoplite_mp.simulation.cluster.letters import begin_letters, begin_rejoining
 from hoplite_mp.simulation.cluster.members import begin_group
 from hoplite_mp.simulation.cluster.programs import HANGS_S, Programs
 from hoplite_mp.simulation.cluster.truth import Operation, WrongEnd
@@ -53,6 +54,9 @@ class Workload(Programs):
             self.world.timeline.after(chance.random() * self.span_s, begin_group, self)
         for _ in range(chance.choice([0, 1, 2])):
             self.world.timeline.after(chance.random() * self.span_s, self._tasks)
+        for begin in (begin_letters, begin_rejoining):
+            for _ in range(chance.choice([0, 0, 0, 1])):
+                self.world.timeline.after(chance.random() * self.span_s, begin, self)
         for begin in (begin_remade, begin_copies, begin_nested, begin_actor):
             for _ in range(chance.choice([0, 1, 2])):
                 self.world.timeline.after(chance.random() * self.span_s, begin, self)
@@ -162,7 +166,8 @@ class Workload(Programs):
             copies = len(hosts) * (count if kind == "allgather" else 2)
         items, salt = self.items(copies), self.salt()
         folds = kind in ("reduce", "allreduce", "reduce_scatter")
-        leaves = tuple(Leaf(salt, i, items, ordered) for i in range(count))
+        fortran = kind in ("reduce", "allreduce") and items % 2 == 0 and chance.random() < 0.2
+        leaves = tuple(Leaf(salt, i, items, ordered, fortran) for i in range(count))
         deadline = chance.choice([None, None, None, 0.0, 0.01, 0.3]) if folds else None
         if kind == "reduce_scatter":
             deadline = None
@@ -227,8 +232,14 @@ class Workload(Programs):
         else:
             self._copy(kind, refs, to, what, c)
             return
-        self._read_elsewhere(operation, results)
+        dropped = -1
+        if len(results) > 1 and self.chance.random() < 0.3:  # the others can be read all the same
+            dropped = self.chance.randrange(len(results))
+            c.delete([results[dropped]])
+        self._read_elsewhere(operation, results, dropped)
         for part, ref in enumerate(results):
+            if part == dropped:
+                continue
             value = self.value(c, ref, what)
             self.truth.check_result(operation, part, len(results), np.asarray(value),
                                     ref.contributors or ())  # fmt: skip
@@ -251,15 +262,15 @@ class Workload(Programs):
         except TimeoutError as error:
             raise WrongEnd(f"{what} hangs") from error
 
-    def _read_elsewhere(self, operation: Operation, results: list[Any]) -> None:
-        """Others read the results, soon or late."""
+    def _read_elsewhere(self, operation: Operation, results: list[Any], dropped: int) -> None:
+        """Others read the results, soon or late, but for one that is deleted."""
         hosts, chance = self.hosts(), self.chance
         for part, ref in enumerate(results):
             name = f"result {part} of {operation.number}"
             self.board.publish(name, ref._id)
             for reader in range(READERS_MAX):
                 done = f"{name} was read by {reader}"
-                if hosts and chance.random() < 0.4:
+                if hosts and part != dropped and chance.random() < 0.4:
                     late = chance.random() * self.span_s
                     read = partial(self._read, operation, name, part, len(results), late, done)
                     self.program(chance.choice(hosts), f"reader of {name}", read)
