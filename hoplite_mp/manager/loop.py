@@ -223,7 +223,11 @@ class Loop:
         if office.count() and self._planner.restoring is not None:
             self._planner.restoring.leave_out(absent)
         while office.held and self._may_decide(at := self._clock()):  # each takes time
-            self._carry_out(self._planner.step(office.held.popleft(), at))
+            message = office.held.popleft()
+            if isinstance(message, NodeReturned) and self._planner.restoring is None:
+                self._came_too_late(message)
+            else:
+                self._carry_out(self._planner.step(message, at))
         self._let_newcomers_in()
         if self._planner.restoring is None:
             office.change(self._planner.membership.members)
@@ -340,6 +344,15 @@ class Loop:
         counted by that."""
         early = not link.near and self._own is not None and self._own.admitted is None
         return early or self._planner.restoring is not None or not self._may_decide(now)
+
+    def _came_too_late(self, message: NodeReturned) -> None:
+        """It has waited for this process to decide, and what was said before it was enough for
+        that: none of the others knew this node any more."""
+        link = self._routes.get(message.node)
+        admitted = None if link is None else link.admitted
+        if link is not None and admitted and admitted.incarnation == message.incarnation:
+            link.write(encode(GivenUp(0.0)))
+            link.broken = True
 
     def _step(self, message: Any, now: float) -> None:
         """What follows from it, now or when this process may decide."""

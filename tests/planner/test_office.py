@@ -333,6 +333,31 @@ def test_hosts_that_beat_and_are_too_busy_to_answer_are_waited_for(stage: Stage)
     assert stage.wait(LEASE_S + OUT_S + BEAT_S)
 
 
+def test_who_was_given_up_and_votes_hears_that_it_is_out() -> None:
+    """The manager of before had lost that node, as the standby's own knows, so the standby decides
+    as soon as its own has reported, before the other's report is looked at."""
+    stage = Stage(candidate=Candidate(2, 77))
+    stage.loop._planner = Planner(again=True, own=2)
+    own, other = stage.connect(), stage.connect()
+    own.number, other.number = 2, 1
+    members = tuple(m.Member(node, 0, 70 + node, 1, stays=True) for node in range(3))
+    known = t.Knowledge(1, 0, LISTS)
+    for node in (own, other):
+        node.say(t.Knows(node.number, known))
+    stage.loop.turn()
+    asked = next(one for one in own.hear() if isinstance(one, t.VoteAsked))
+    own.say(
+        t.Voted(2, asked.term, known),
+        r.NodeReturned(2, 0, 3, (members[0], members[2])),
+        r.Reported(2),
+    )
+    other.say(t.Voted(1, asked.term, known), r.NodeReturned(1, 0, 3, members), r.Reported(1))
+    assert stage.loop._planner.restoring is None
+    assert m.GivenUp(0.0) in other.hear()
+    assert stage.loop._planner.membership.nodes == (2,)
+    stage.close()
+
+
 def test_who_came_back_while_it_stood_still_is_there() -> None:
     """A manager that was started again stands still while the last nodes report: what they have
     said comes before the end of its patience, when it may decide again."""
