@@ -138,4 +138,6 @@ def _step(
             if total[rank] != life:
                 raise WrongEnd(f"call {g.calls} of {salt} is {total} for life {life} of {rank}")
             work.truth.reads += 1
-            work.truth.note_call((salt, g.calls or 0), (*g.contributors, *total))
+            # When all first lives are over the second ones make another Group of that name.
+            call = f"{salt} ({g._generation})", g.calls or 0
+            work.truth.note_call(call, (*g.contributors, *map(int, total)))

@@ -81,7 +81,7 @@ class Truth:
         self.errors: list[str] = []
         self.tight = False  # stores or disks are small: what does not fit is refused
         self._results: dict[tuple[int, int], tuple[Any, bytes]] = {}
-        self._told: list[tuple[tuple[int, int], tuple[Any, ...], Host | None]] = []
+        self._told: list[tuple[tuple[object, int], tuple[Any, ...], Host | None]] = []
 
     # -- values --------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Truth:
         if seen != (named, value.tobytes()):
             raise WrongBytes(f"{operation.kind} {operation.number} has other bits than elsewhere")
 
-    def note_call(self, call: tuple[int, int], ranks: tuple[Any, ...]) -> None:
+    def note_call(self, call: tuple[object, int], ranks: tuple[Any, ...]) -> None:
         """A member of a Group, the program that runs, was told that these are in that call."""
         running = self.world.processes.running
         self._told.append((call, ranks, self.world.host_of(running)))
@@ -134,7 +134,7 @@ class Truth:
 
     def check_agreed(self) -> None:
         """All members on hosts that have lived on were told the same of each call."""
-        seen: dict[tuple[int, int], tuple[Any, ...]] = {}
+        seen: dict[tuple[object, int], tuple[Any, ...]] = {}
         for call, ranks, host in self._told:
             if host is not None and host.alive and seen.setdefault(call, ranks) != ranks:
                 both = f"{seen[call]} and of {ranks}"
