@@ -15,8 +15,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from benchmarks.common import MIB, ROOT, Row
 from benchmarks.lan.hosts import bound_s, cluster, link_rate
@@ -36,6 +39,7 @@ LARGE = 64 * MIB
 STORE_BYTES = 1 << 30  # of Ray's, on each host
 PATIENCE_S = 1500.0
 AT_ONCE = 2  # hosts of Ray that begin
+IDLE_S = 5.0
 FASTER, ALONE = 2.5, 1.1
 KINDS = ("broadcast", "reduce")
 ENGINES = ("ray", "dask")
@@ -106,6 +110,7 @@ def _ray(lan: Lan, logs: Logs, options: argparse.Namespace) -> dict[str, float]:
         hosts.add(host)
         if count == options.n or count % AT_ONCE == 0:
             hosts.await_nodes(count)
+    _say_how_busy("Ray")
     return _driven(lan[0], hosts.env, "benchmarks.engines.ray_driver", logs, options)
 
 
@@ -113,7 +118,19 @@ def _dask(lan: Lan, logs: Logs, options: argparse.Namespace) -> dict[str, float]
     hosts = DaskHosts(lan, logs)
     for host in lan:
         hosts.add_workers(host)
+    _say_how_busy("Dask")
     return _driven(lan[0], hosts.env, "benchmarks.engines.dask_driver", logs, options)
+
+
+def _say_how_busy(engine: str) -> None:
+    """What the engine's processes of all hosts take while nobody asks for anything: the same
+    processors carry what is measured."""
+    time.sleep(IDLE_S)
+    before = psutil.cpu_times()
+    time.sleep(IDLE_S)
+    after = psutil.cpu_times()
+    busy = sum(after[:3]) - sum(before[:3])  # user, nice, system
+    print(f"{engine}, idle: {busy / IDLE_S:.2f} processors are busy", flush=True)
 
 
 def _driven(
