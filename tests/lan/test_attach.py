@@ -115,7 +115,8 @@ def test_two_drivers_of_a_host_one_is_killed(cluster: UpCluster, lan: Lan) -> No
         assert c.options(node=node).submit(abs, -2).result(20) == 2
     while [c.stats()[name] for name in names] != before and time.monotonic() < begun + 20:
         time.sleep(0.05)
-    print([c.stats()[name] for name in names] == before, len(c.nodes))
+    after = [c.stats()[name] for name in names]
+    print(after == before or f"{after}, and not {before}:", len(c.nodes))
     print(float(c.submit(np.sum, mine).result()) == c.get(mine).sum())
     """
     other = lan[1].popen(

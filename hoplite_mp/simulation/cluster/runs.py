@@ -38,6 +38,10 @@ LOOK_S = 0.25
 # Bytes of a store and of a disk. In a small store values are spilled, and may find no room.
 STORES = 256 << 20, 256 << 20, 256 << 20, 6 << 20
 DISKS = 1 << 30, 1 << 30, 2 << 20
+# Bytes a second of links, all alike or not. On slow ones most faults come in the middle of a
+# transfer.
+RATES = 125e6, 125e6, 125e6, 20e6, 4e6
+UNEQUAL = 125e6, 125e6, 31e6, 62e6, 1.25e9, 4e6
 # So many runs have a standby.
 SHARED = 0.35
 COLLECT_LOOKS, COLLECT_RUNS = 4, 16  # a collection takes a millisecond
@@ -139,8 +143,9 @@ _runs: list[None] = []
 
 def _play(world: World, work: Workload, trouble: Faults | None, count: int, *, equal: bool) -> None:
     timeline, chance = world.timeline, world.timeline.chance
+    usual = chance.choice(RATES)
     for _ in range(count):
-        rate = 125e6 if equal else chance.choice([125e6, 31e6, 62e6, 1.25e9])
+        rate = usual if equal else chance.choice(UNEQUAL)
         world.add_host(rate, rate)
     timeline.run(EVENTS_MAX, JOINED_S)
     work.begin()

@@ -8,6 +8,7 @@ It must never know: what goes wrong meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,12 @@ class Workload(Programs):
         ref = self.ref(c, name)
         time.sleep(late)
         try:
+            if ref is not None and self.chance.random() < 0.3:  # not so long; later again
+                with contextlib.suppress(HopliteTimeoutError):
+                    c.get(ref, timeout=self.chance.choice([0.0, 0.001, 0.05]))
+                ref = None
+                time.sleep(late)
+                ref = self.ref(c, name)
             if ref is not None:
                 self.truth.check_leaf(leaf, self.value(c, ref, f"get of {name}"))
         finally:
@@ -178,8 +185,9 @@ class Workload(Programs):
         least = 1 if deadline is not None else num
         operation = Operation(number, kind, leaves, num, least, ordered)
         names = [f"source {index} of {number}" for index in range(count)]
+        makers = [chance.choice(hosts)] if chance.random() < 0.2 else hosts
         for leaf, name in zip(leaves, names, strict=True):
-            self._source(hosts, leaf, name)
+            self._source(makers, leaf, name)
         asker = chance.choice(hosts)
         ask = partial(self._ask, operation, names, deadline, self._to(kind, count, hosts))
         self.program(asker, f"{kind} {number}", ask)
