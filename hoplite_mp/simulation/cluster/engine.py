@@ -40,6 +40,11 @@ class VirtualLink:
         self._next: bytes | None = None  # waits for its turn at the network
         self._flying: deque[bytes] = deque()
 
+    @property
+    def is_busy(self) -> bool:
+        """Are frames on their way to the other end?"""
+        return bool(self._flying)
+
     # -- what goes -----------------------------------------------------------------------------
 
     def offer(self) -> None:
@@ -152,6 +157,11 @@ class VirtualEngine:
     @property
     def is_ready(self) -> bool:
         return not self._is_over and self.step()
+
+    @property
+    def is_busy(self) -> bool:
+        """Are frames of it on their way?"""
+        return any(link.is_busy for link in self.links.values())
 
     # -- its steps -----------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ KINDS = ("die", "die", "die", "stop", "pause", "crawl", "cut", "join", "reset", 
          "leave", "manager")  # fmt: skip
 # Most runs have few, so that what is left is worth looking at.
 COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
+# Half of all faults wait so long for a transfer, look for one so often, and strike so soon.
+HUNT_S_MAX, HUNT_LOOK_S, STRIKE_S_MAX = 0.1, 0.0005, 0.004
 SILENCES_S = 2.0  # a host that is stopped for longer is given up
 STOPS_S = (0.0, 1.0, 4.0, 12.0)  # longer, where a standby may lead meanwhile
 CUTS_S = (0.01, 0.5, 3.0, 8.0)
@@ -34,17 +36,23 @@ class Faults:
         self.chance = world.timeline.chance
         self.span_s = span_s
         self.happened: list[str] = []
+        self.begun_at = 0.0
+        self._calls = 0  # of Groups, as they were last seen
         self.pending = 0  # that have been scheduled, or will end by themselves
 
     def begin(self) -> None:
         """Schedules them."""
+        self.begun_at = self.world.timeline.now
         if self.world.around.standby_at and self.chance.random() < 0.8:
             self._later(self.chance.random() * self.span_s, self._first)
         at = [self.chance.random() * self.span_s for _ in range(self.chance.choice(COUNTS))]
         if len(at) > 1 and self.chance.random() < 0.5:
             at[1] = at[0] + self.chance.random() * 0.002  # during the repair of the first
         for when in at:
-            self._later(when, self._one)
+            if self.chance.random() < 0.5:
+                self._later(when, self._hunt, when + HUNT_S_MAX)
+            else:
+                self._later(when, self._one)
 
     def _later(self, seconds: float, what: object, *arguments: object) -> None:
         self.pending += 1
@@ -54,6 +62,17 @@ class Faults:
             what(*arguments)  # type: ignore[operator]
 
         self.world.timeline.after(seconds, do)
+
+    def _hunt(self, until: float) -> None:
+        """One as soon as bytes are on their way somewhere, or a member of a Group begins a call."""
+        world = self.world
+        calls, self._calls = self._calls, world.calls_begun
+        busy = any(host.engine.is_busy for host in world.hosts if host.alive)
+        busy = busy or calls < self._calls
+        if busy or world.timeline.now - self.begun_at > until:
+            self._later(self.chance.random() * STRIKE_S_MAX, self._one)
+        else:
+            self._later(HUNT_LOOK_S, self._hunt, until)
 
     def _one(self) -> None:
         kind = self.chance.choice(KINDS)

@@ -70,6 +70,7 @@ def _member(
             if call == leaves_after:
                 return
             time.sleep(pauses[call])
+            truth.world.calls_begun += 1
             try:
                 value = _call(c, g, kind, Leaf(salt + call, rank, items), root)
             except (PeerLostError, ObjectLostError) as error:

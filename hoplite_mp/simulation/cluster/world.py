@@ -53,6 +53,7 @@ class World:
         self.manager: VirtualManager | None = None  # of the first host
         self.standby: VirtualManager | None = None
         self.managers = 0  # that have died
+        self.calls_begun = 0  # of Groups, by one member each
         self.taken_over = 0  # how often a standby has won
         self._standby_of: tuple[Host, StartStandby] | None = None  # host, and what it was asked
         self.cuts = self.resets = self.stops = self.killed = 0
