@@ -17,7 +17,7 @@ __all__ = ["Faults"]
 
 # As often as they stand here.
 KINDS = ("die", "die", "die", "stop", "pause", "crawl", "cut", "join", "reset", "kill", "kill",
-         "leave", "manager")  # fmt: skip
+         "leave", "manager", "manager")  # fmt: skip
 # Most runs have few, so that what is left is worth looking at.
 COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
 # Half of all faults wait so long for a transfer, look for one so often, and strike so soon.
