@@ -28,6 +28,8 @@ __all__ = ["begin_group"]
 ITS_ROOT = "is gone with what was to come here"
 MEMBERS_MAX = 8
 CALLS_MAX = 5
+# A value that a member still writes while its first bytes are sent on (WRITE_ROUND_BYTES).
+FEW, LARGE_ITEMS = 3, 400_000
 KINDS = ("allreduce", "allreduce", "reduce_scatter", "broadcast", "reduce", "gather", "allgather",
          "alltoall", "scatter", "scan", "exscan", "refs", "barrier")  # fmt: skip
 
@@ -41,6 +43,8 @@ def begin_group(work: Programs) -> None:
     size, salt = chance.randint(1, MEMBERS_MAX), work.salt()
     calls = [chance.choice(KINDS) for _ in range(chance.randint(1, CALLS_MAX))]
     items = [work.items(2 * size) for _ in calls]
+    if size <= FEW and chance.random() < 0.25:
+        items[0] = LARGE_ITEMS
     roots = [chance.randrange(size) for _ in calls]
     plan = tuple(zip(calls, items, roots, strict=True))
     for rank in range(size):
