@@ -87,7 +87,7 @@ class Host:
         self.standby = standby
         self.place = place
         self.home = home
-        self.config = config = around.config
+        self.config = config = around.config_of(place)
         self.alive = True
         self.processes: list[Process] = []
         self.programs: dict[Process, Callable[[], None]] = {}  # and what follows their ends

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.simulation.cluster.clock import virtual_time
 from hoplite_mp.simulation.cluster.faults import Faults
+from hoplite_mp.simulation.cluster.scarce import RESOURCE
 from hoplite_mp.simulation.cluster.surroundings import Sizes, Surroundings
 from hoplite_mp.simulation.cluster.truth import Truth, WrongEnd
 from hoplite_mp.simulation.cluster.workload import Workload
@@ -86,7 +87,8 @@ def run_seed(
     network = Network(timeline, latency_s, latency_s * chance.choice([0.0, 0.5, 5.0]))
     sizes = Sizes(store=chance.choice(STORES), disk=chance.choice(DISKS))
     shared = faults and random.Random(f"standby {seed}").random() < SHARED
-    around = Surroundings(timeline, network, sizes, standby_place=1 if shared else None)
+    place = 1 if shared else None
+    around = Surroundings(timeline, network, sizes, standby_place=place, resources=f"{RESOURCE}=2")
     world = World(around)
     prepare(world)
     count = nodes or chance.choice(SIZES)

@@ -6,7 +6,7 @@ It must never know: which hosts there are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hoplite_mp.config import Config
@@ -61,11 +61,18 @@ class Surroundings:
     manager_place: int = 0
     standby_place: int | None = None  # None: nobody else can be the manager
     workers: int = 2  # of each host
+    resources: str | None = None  # of each third host
 
     def __post_init__(self) -> None:
         self.descriptors = Descriptors()
         self.board = Switchboard(self.network, self.descriptors)
         self.processes = Processes(self.timeline, self.network)
+
+    def config_of(self, place: int) -> Config:
+        """Of the host on that machine."""
+        if place % 3 != 1 or self.resources is None:
+            return self.config
+        return replace(self.config, resources=self.resources)
 
     @property
     def manager_at(self) -> tuple[str, int]:

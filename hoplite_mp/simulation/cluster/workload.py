@@ -20,6 +20,7 @@ from hoplite_mp.simulation.cluster.lasting import begin_copies, begin_nested, be
 from hoplite_mp.simulation.cluster.letters import begin_letters, begin_rejoining
 from hoplite_mp.simulation.cluster.members import begin_group
 from hoplite_mp.simulation.cluster.programs import HANGS_S, Programs
+from hoplite_mp.simulation.cluster.scarce import begin_scarce
 from hoplite_mp.simulation.cluster.truth import Operation, WrongEnd
 from hoplite_mp.simulation.cluster.values import (
     SOURCES_MAX,
@@ -55,7 +56,7 @@ class Workload(Programs):
             self.world.timeline.after(chance.random() * self.span_s, begin_group, self)
         for _ in range(chance.choice([0, 1, 2])):
             self.world.timeline.after(chance.random() * self.span_s, self._tasks)
-        for begin in (begin_letters, begin_rejoining):
+        for begin in (begin_letters, begin_rejoining, begin_scarce):
             for _ in range(chance.choice([0, 0, 0, 1])):
                 self.world.timeline.after(chance.random() * self.span_s, begin, self)
         for begin in (begin_remade, begin_copies, begin_nested, begin_actor):

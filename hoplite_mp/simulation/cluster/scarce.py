@@ -1,0 +1,60 @@
+"""Tasks that need what only some hosts have, while these come and go.
+
+Why it exists: whoever waits for a resource begins when it is free somewhere, is told when nobody
+has it any more, and what `wait` calls ready is ready, whatever hosts have died meanwhile.
+It must never know: which faults come.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp.simulation.cluster.programs import HANGS_S
+from hoplite_mp.simulation.cluster.truth import WrongEnd
+from hoplite_mp.simulation.cluster.values import Leaf, make_once_more
+
+if TYPE_CHECKING:
+    from hoplite_mp.cluster import Cluster
+    from hoplite_mp.simulation.cluster.programs import Programs
+
+__all__ = ["RESOURCE", "begin_scarce"]
+
+RESOURCE = "gpu"
+TASKS_MAX = 6
+NOBODY_HAS_IT = "no node of this cluster"
+
+
+def begin_scarce(work: Programs) -> None:
+    """A program submits some at once, waits for all, and reads them."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    salt, count = work.salt(), chance.randint(1, TASKS_MAX)
+    items = work.items(2 * count)
+    leaves = [Leaf(salt, index, items) for index in range(count)]
+    seconds = [chance.choice([0.0, 0.01, 0.2]) * chance.random() for _ in leaves]
+    retries = chance.choice([0, 3, 3])
+    body = partial(_submit, work, leaves, seconds, retries)
+    work.program(chance.choice(hosts), f"scarce {salt}", body)
+
+
+def _submit(
+    work: Programs, leaves: list[Leaf], seconds: list[float], retries: int, c: Cluster
+) -> None:
+    view = c.options(resources={RESOURCE: 1}, retries=retries)
+    futures: list[Any] = []
+    for pair in zip(leaves, seconds, strict=True):
+        try:
+            futures.append(view.submit(make_once_more, *pair))
+        except ValueError as error:
+            if NOBODY_HAS_IT not in str(error):
+                raise
+            return  # those that have it are gone, or have not come
+    ready, pending = c.wait(futures, timeout=HANGS_S)
+    if pending:
+        raise WrongEnd(f"{len(pending)} of {len(futures)} tasks that need {RESOURCE} hang")
+    for leaf, future in zip(leaves, ready, strict=True):
+        if not future.done():
+            raise WrongEnd(f"{leaf} was ready for wait(), and is not")
+        work.truth.check_leaf(leaf, work.value(c, future, f"scarce {leaf.salt}"))
