@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hoplite_mp.simulation.cluster.world import World
 
 __all__ = ["Faults"]
@@ -18,6 +20,7 @@ __all__ = ["Faults"]
 # As often as they stand here.
 KINDS = ("die", "die", "die", "stop", "pause", "crawl", "cut", "join", "reset", "kill", "kill",
          "leave", "manager", "manager")  # fmt: skip
+KINDS_FEW = 2  # in half of all runs no others come
 # Most runs have few, so that what is left is worth looking at.
 COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
 # Half of all faults wait so long for a transfer, look for one so often, and strike so soon.
@@ -37,12 +40,15 @@ class Faults:
         self.span_s = span_s
         self.happened: list[str] = []
         self.begun_at = 0.0
+        self._kinds: Sequence[str] = KINDS
         self._calls = 0  # of Groups, as they were last seen
         self.pending = 0  # that have been scheduled, or will end by themselves
 
     def begin(self) -> None:
         """Schedules them."""
         self.begun_at = self.world.timeline.now
+        if self.chance.random() < 0.5:  # swarm testing, as in workload.py
+            self._kinds = self.chance.sample(KINDS, KINDS_FEW)
         if self.world.around.standby_at and self.chance.random() < 0.8:
             self._later(self.chance.random() * self.span_s, self._first)
         at = [self.chance.random() * self.span_s for _ in range(self.chance.choice(COUNTS))]
@@ -75,7 +81,7 @@ class Faults:
             self._later(HUNT_LOOK_S, self._hunt, until)
 
     def _one(self) -> None:
-        kind = self.chance.choice(KINDS)
+        kind = self.chance.choice(self._kinds)
         place = self._some_place()
         if kind not in ("join", "manager", "kill") and place is None:
             return

@@ -33,6 +33,8 @@ from hoplite_mp.simulation.cluster.values import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp.cluster import Cluster
     from hoplite_mp.simulation.cluster.host import Host
 
@@ -42,26 +44,33 @@ KINDS = ("reduce", "reduce", "allreduce", "allreduce", "reduce_scatter", "broadc
          "allgather", "alltoall")  # fmt: skip
 
 
+# How many times as often as usual a kind of programs is in a run.
+SWARM = 0, 0, 1, 1, 3
+
+
 class Workload(Programs):
     """Of one run; it is over when everything that was begun has ended."""
 
     def begin(self) -> None:
-        """Schedules it."""
+        """Schedules it. Some kinds of programs are not in a run, others are there more often (swarm
+        testing: Groce et al., ISSTA 2012): what must come together is not lost in a crowd."""
         chance = self.chance
-        for _ in range(chance.randint(1, 3)):
-            self.world.timeline.after(chance.random() * self.span_s, self._collective)
-        for _ in range(chance.randint(0, 2)):
-            self.world.timeline.after(chance.random() * self.span_s, self._some_gets)
-        for _ in range(chance.choice([0, 0, 1, 1, 2])):
-            self.world.timeline.after(chance.random() * self.span_s, begin_group, self)
-        for _ in range(chance.choice([0, 1, 2])):
-            self.world.timeline.after(chance.random() * self.span_s, self._tasks)
-        for begin in (begin_letters, begin_rejoining, begin_scarce):
-            for _ in range(chance.choice([0, 0, 0, 1])):
-                self.world.timeline.after(chance.random() * self.span_s, begin, self)
-        for begin in (begin_remade, begin_copies, begin_nested, begin_actor):
-            for _ in range(chance.choice([0, 1, 2])):
-                self.world.timeline.after(chance.random() * self.span_s, begin, self)
+        kinds: list[tuple[Callable[[], object], tuple[int, ...]]] = [
+            (self._collective, (1, 2, 3)),
+            (self._some_gets, (0, 1, 2)),
+            (self._tasks, (0, 1, 2)),
+            (partial(begin_group, self), (0, 1, 2)),
+            (partial(begin_letters, self), (0, 0, 1)),
+            (partial(begin_rejoining, self), (0, 0, 1)),
+            (partial(begin_scarce, self), (0, 0, 1)),
+            (partial(begin_remade, self), (0, 1, 2)),
+            (partial(begin_copies, self), (0, 1, 2)),
+            (partial(begin_nested, self), (0, 1, 2)),
+            (partial(begin_actor, self), (0, 1, 2)),
+        ]
+        for begin, counts in kinds:
+            for _ in range(chance.choice(counts) * chance.choice(SWARM)):
+                self.world.timeline.after(chance.random() * self.span_s, begin)
 
     def _source(self, hosts: list[Host], leaf: Leaf, name: str) -> None:
         """One host makes it: puts it, or has a task make it."""
