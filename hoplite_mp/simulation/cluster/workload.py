@@ -221,9 +221,13 @@ class Workload(Programs):
         to: list[str] | None,
         c: Cluster,
     ) -> None:
-        refs = [self.ref(c, name) for name in names]
+        refs: list[Any] = []
         try:
-            if None not in refs:
+            for name in names:
+                refs.append(self.ref(c, name))
+                if refs[-1] is None:  # it will never be there
+                    break
+            else:
                 self._run(operation, refs, deadline, to, c)
         finally:
             for name in names:
