@@ -40,7 +40,13 @@ import numpy as np
 
 from hoplite_mp import serial
 from hoplite_mp.client.trace_file import TraceText
-from hoplite_mp.errors import ConfigError, HopliteError, ProtocolError, TaskError
+from hoplite_mp.errors import (
+    ConfigError,
+    HopliteError,
+    ObjectLostError,
+    ProtocolError,
+    TaskError,
+)
 from hoplite_mp.node.objects.layouts import parse_layout, payload_layout
 from hoplite_mp.node.output.lines import Lines
 from hoplite_mp.protocol import codec, greetings, local
@@ -158,7 +164,11 @@ def _decoded(data: bytes) -> None:
 
 
 def _call(data: bytes) -> None:
-    with mock.patch.object(pickle, "loads", return_value=([], [])):
+    """Arguments that were lost have an error in their place, which is raised: any other error is
+    the decoder's."""
+    lost = (TaskError,) if serial.payload_kind(memoryview(data)) == serial.ERROR else ()
+    loads = mock.patch.object(pickle, "loads", return_value=([], []))
+    with loads, contextlib.suppress(*lost):
         serial.decode_call(memoryview(data), ObjectRef, lambda ref: None)
 
 
@@ -183,9 +193,16 @@ PAYLOADS = (
     serial.encode_array_head("f4", (2, 3), "F", (0, 2, 5))[0].ljust(256, b"\0"),
     serial.encode_error(KeyError("missing")).tobytes(),
 )
-CALLS = tuple(
-    serial.encode_call(args, kwargs).tobytes()
-    for args, kwargs in (((1, "x"), {}), ((REF, 2, REF), {}), (([REF, np.arange(9)],), {"k": REF}))
+CALLS = (
+    *(
+        serial.encode_call(args, kwargs).tobytes()
+        for args, kwargs in (
+            ((1, "x"), {}),
+            ((REF, 2, REF), {}),
+            (([REF, np.arange(9)],), {"k": REF}),
+        )
+    ),
+    serial.encode_error(ObjectLostError("gone")).tobytes(),  # in the place of arguments
 )
 
 # ---- the rest
