@@ -114,7 +114,8 @@ static int wait_for(struct engine *engine, struct link *link, bool *given, doubl
                     char *reason) {
     const struct timespec deadline = deadline_in(timeout_s);
     engine->drivers++;
-    /* Who does not want to wait does not: a wait that is over at once takes 50 us. */
+    /* A caller that gives no time is answered at once: the kernel takes 50 us for a wait that is over
+     * when it begins. */
     while (timeout_s > 0 && !link->lost && !*given)
         if (pthread_cond_timedwait(&link->changed, &engine->lock, &deadline) == ETIMEDOUT) break;
     if (link->lost) snprintf(reason, REASON_BYTES, "%s", link->reason);

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import queue
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from multiprocessing.pool import Pool
 
+PATIENCE_S = 10.0
 _cores: Any = None  # numbers of those that nobody uses, in a process of a pool
 
 
@@ -40,7 +42,11 @@ def on_one_core() -> Iterator[None]:
     if _cores is None:  # this process is of no such pool
         yield
         return
-    core = _cores.get()
+    try:
+        core = _cores.get(timeout=PATIENCE_S)
+    except queue.Empty:  # a process that had one was killed
+        yield
+        return
     os.sched_setaffinity(0, {core})
     try:
         yield

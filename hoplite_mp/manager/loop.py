@@ -339,15 +339,16 @@ class Loop:
             self._step(message, now)
 
     def _must_wait(self, link: Link, now: float) -> bool:
-        """May that node not be let in yet? It waits for those of before, until this process may
-        decide, and for the node of this host, which has the first number: the right to decide is
-        counted by that."""
+        """May that node not be let in yet? A newcomer waits until the nodes that the manager before
+        this one had let in have reported, until this process may decide, and until the node of
+        this host has joined, because the right to decide is counted by that node's number, 0."""
         early = not link.near and self._own is not None and self._own.admitted is None
         return early or self._planner.restoring is not None or not self._may_decide(now)
 
     def _came_too_late(self, message: NodeReturned) -> None:
-        """It has waited for this process to decide, and what was said before it was enough for
-        that: none of the others knew this node any more."""
+        """A node's report waited until this process might decide. The reports before it were enough
+        to go on, because no other node knew this one any more; so the node is told that it is
+        out, or it would follow a manager that does not count it."""
         link = self._routes.get(message.node)
         admitted = None if link is None else link.admitted
         if link is not None and admitted and admitted.incarnation == message.incarnation:

@@ -74,6 +74,7 @@ def begin_actor(work: Programs) -> None:
     if not hosts:
         return
     salt = work.salt()
+    at_work.pop(salt, None)  # of a run before this one
     kind = chance.choice(["mortal", "restarts", "checkpoints", "checkpoints"])
     maker = chance.choice(hosts)
     story = Story(f"actor {salt}", salt, kind, maker, chance.randint(1, CALLERS_MAX))

@@ -34,7 +34,7 @@ __all__ = ["Promotion", "Superseding", "candidate_office", "first_office"]
 
 IDENTITIES = 1 << 48
 PROMOTE_S = 5.0  # for the standby to be reached by a tool
-TOOL_HOME = 1  # a tool is of no host
+TOOL_HOME = 1  # a tool belongs to no host
 
 
 def first_office(around: Surroundings, again: bool) -> Office[Any] | None:

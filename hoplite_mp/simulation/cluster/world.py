@@ -172,19 +172,20 @@ class World:
             assert self._standby_of is not None
             self.end(self._standby_of[0], "its manager steps down")
 
-    def _end_manager(self) -> bool:
-        manager, self.manager = self.manager, None
+    def _end_process(self, manager: VirtualManager | None) -> bool:
+        """Of a manager or a standby. False: there was none."""
         if manager is not None:
             manager.loop.over = True
             self._reset_all(manager.loop, manager.host)
         return manager is not None
 
+    def _end_manager(self) -> bool:
+        manager, self.manager = self.manager, None
+        return self._end_process(manager)
+
     def _end_standby(self) -> bool:
         standby, self.standby = self.standby, None
-        if standby is not None:
-            standby.loop.over = True
-            self._reset_all(standby.loop, standby.host)
-        return standby is not None
+        return self._end_process(standby)
 
     def lose_manager(self, away_s: float) -> None:
         """Its process dies; another one is started after that time."""
