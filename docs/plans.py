@@ -16,10 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from svg import COLOURS, EDGE, GREY, INK, Drawing
 
-from hoplite_mp.protocol.messages import HostMeasured, NodeJoined
-from hoplite_mp.simulation.asks import Wanted
+from hoplite_mp.simulation.node import Wanted
 from hoplite_mp.simulation.streams import Stream
-from hoplite_mp.simulation.timeline import Timeline
 from hoplite_mp.simulation.world import World
 
 if TYPE_CHECKING:
@@ -61,24 +59,16 @@ def play(nodes: int, ready: Sequence[float] = (), num: int = 1) -> Played:
         blocks.append(Block(server.network.timeline.now, server.host, stream.to, end - begin))
         arrive(stream, begin, end)
 
-    world = World(Timeline(0))
-    members = {}
-    for number in range(nodes):
-        node = world.add_host(RATE, RATE, members)
-        world.manager.planner.step(NodeJoined(node.home, node.incarnation, 1), 0.0)
-        world.manager.planner.step(HostMeasured(number, RATE, RATE), 0.0)
-        world.manager.routes[number] = members[number] = node
-    asker = world.hosts[ASKER]
+    world = World(nodes, RATE)
+    asker = world.nodes[ASKER]
     wanted = Wanted("broadcast", (world.put(asker, NBYTES),), 1)
     if ready:
-        parts = zip(world.hosts, ready, strict=True)
+        parts = zip(world.nodes, ready, strict=True)
         sources = tuple(world.put(node, NBYTES, late) for node, late in parts)
-        wanted = Wanted("reduce", sources, num, results=(world.result(asker, NBYTES),))
+        wanted = Wanted("reduce", sources, num, (world.result(asker, NBYTES),))
     with mock.patch.object(Stream, "arrive", arrived):
-        wait = asker.asks.begin(wanted)
-        world.timeline.run(10_000_000, 1e6)
-    assert wait.outcome == "", wait.outcome
-    return Played(nodes, ready, wait.ended_at, blocks)
+        ended = world.run([asker.begin(wanted)])
+    return Played(nodes, ready, ended, blocks)
 
 
 def drawing(played: Played, title: str, words: str, bound: float) -> str:

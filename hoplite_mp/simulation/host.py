@@ -1,137 +1,114 @@
-"""One imitated node: what the manager and other nodes send it, and which room takes it.
+"""What the rooms of a simulated node share: its objects, its engine, and its way to the others.
 
-Why it exists: thousands of real nodes do not fit into one process; those of simulation/cluster/ are
-real ones. It joins the rooms of an imitated node as node/core/lan.py joins the real ones.
-It must never know: what plans look like inside.
+Why it exists: a plan fills cells of one engine and leaves objects on one host, whoever has asked
+for it. Hosts are known by number, which is also that of their node.
+It must never know: plans, operations.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.ids import unpack_id
 from hoplite_mp.protocol.codec import encode
-from hoplite_mp.protocol.messages import (
-    Commit,
-    Distribute,
-    ExecuteReduce,
-    FetchRefused,
-    Forget,
-    OperationFailed,
-    Withdraw,
-)
-from hoplite_mp.simulation.asks import Asks
-from hoplite_mp.simulation.copies import Copies
-from hoplite_mp.simulation.network import Channel
-from hoplite_mp.simulation.parts import Parts
-from hoplite_mp.simulation.places import Places
-from hoplite_mp.simulation.streams import Engine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hoplite_mp.protocol.messages import NodeToManager
-    from hoplite_mp.simulation.imitated import ImitatedWorld
-    from hoplite_mp.simulation.streams import Cell, Key, Wanting
+    from hoplite_mp.simulation.streams import Engine
+    from hoplite_mp.simulation.truth import Truth
 
-__all__ = ["Node"]
+__all__ = ["HOME_BASE", "MANAGER_HOST", "Host", "Wait"]
 
+MANAGER_HOST = 0
+# Homes are random numbers in a cluster; here they are counted from this on.
+HOME_BASE = 1000
 # A message between nodes that is about one object.
 PEER_MESSAGE_BYTES = 100
 
 
-class Node:
-    """One node, which counts as joined."""
+@dataclass(slots=True, eq=False)
+class Wait:
+    """A process waits for this; `ended_at` is None as long as it does."""
 
-    def __init__(self, world: ImitatedWorld, host: int, home: int, incarnation: int) -> None:
-        self.world = world
-        self.host = host
-        self.home = home
-        self.incarnation = incarnation
-        self.number = -1
-        self.members: dict[int, Node] = {}  # the others, by number
-        self.engine = Engine(
-            world.network, host, world.truth.contents, world.block_bytes, world.least
-        )
-        self.places = Places(self)
-        self.copies = Copies(self)
-        self.places.fetcher = self.copies
-        self.parts = Parts(self)
-        self.asks = Asks(self)
-        network, manager = world.network, world.manager.host
-        self.up = Channel(network, (host, manager), lambda word: world.manager.take(self, word))
-        self.down = Channel(network, (manager, host), self.receive)
+    what: str
+    ended_at: float | None = None
 
-    @property
-    def now(self) -> float:
-        """The time."""
-        return self.world.timeline.now
 
-    # ---- what it does
+class Host:
+    """One of all."""
 
-    def after(self, seconds: float, call: Callable[..., object], *arguments: Any) -> None:
-        """In a turn of its loop."""
-        self.world.timeline.after(seconds, call, *arguments)
+    def __init__(
+        self,
+        engine: Engine,
+        truth: Truth,
+        hosts: Sequence[Host],
+        manager: Callable[[NodeToManager], None],
+    ) -> None:
+        """hosts: all by number, this one too; manager: takes what is sent to the manager."""
+        self.engine = engine
+        self.number = engine.host
+        self.truth = truth
+        self.hosts = hosts
+        self.timeline = engine.network.timeline
+        self.holds: set[bytes] = set()
+        self.reads: dict[bytes, Wait] = {}  # of objects that are not here yet
+        self._manager = manager
+        self._copies_at: dict[bytes, set[int]] = {}  # of objects that were made here
+        self._askers: dict[bytes, list[tuple[Host, Callable[..., None]]]] = {}  # of the same
+
+    # ---- messages
+
+    def send(self, to: int, nbytes: int, call: Callable[..., None], *message: Any) -> None:
+        """A message to another host: `call` is called when it has come."""
+        network = self.engine.network
+        left_at = network.leaves_at(self.number, to, nbytes)
+        self.timeline.at(left_at + network.delay(self.number, to), call, *message)
 
     def send_manager(self, message: NodeToManager) -> None:
-        """Over its connection."""
-        self.up.send(message, len(encode(message)))
+        """A message to the manager."""
+        self.send(MANAGER_HOST, len(encode(message)), self._manager, message)
 
-    def pull(self, cell: Cell, parent: int, key: Key, wanting: Wanting) -> None:
-        """Fills a cell from another node; `wanting` hears how it goes."""
-        cell.filled_by = wanting
-        peer = self.members.get(parent)
-        if peer is None:
-            wanting.failed(cell, "the node is gone")
-        else:
-            self.engine.pull(cell, peer.engine, key)
+    # ---- objects
 
-    def tell(self, peer: Node, what: str, *arguments: Any) -> None:
-        """A message to another node."""
-        self.world.wire(self, peer).send((what, arguments), PEER_MESSAGE_BYTES)
+    def put(self, object_id: bytes) -> None:
+        """It is here, whole and final, from now on: others may read it."""
+        self.holds.add(object_id)
+        for asker, answer in self._askers.pop(object_id, ()):
+            self._answer(object_id, asker, answer)
+        if object_id in self.reads:
+            self.reads.pop(object_id).ended_at = self.timeline.now
+        if not self.is_own(object_id):
+            home = self._home(object_id)
+            self.send(home.number, PEER_MESSAGE_BYTES, home._copied, object_id, self.number)
 
-    def tell_home(self, object_id: bytes, what: str, *arguments: Any) -> bool:
-        """To the node of the object's home; False: there is none."""
-        home, _ = unpack_id(object_id)
-        for peer in self.members.values():
-            if peer.home == home:
-                self.tell(peer, what, object_id, *arguments)
-                return True
-        return False
+    def is_own(self, object_id: bytes) -> bool:
+        """Was it made here?"""
+        return self._home(object_id) is self
 
-    # ---- what it hears
+    def holders(self, object_id: bytes) -> tuple[int, ...]:
+        """Of an object that was made here; none: it is not ready."""
+        here = (self.number,) if object_id in self.holds else ()
+        return (*here, *sorted(self._copies_at.get(object_id, ())))
 
-    def receive(self, message: Any) -> None:
-        """A message of the manager."""
-        match message:
-            case Distribute():
-                self.copies.distribute(message)
-            case Withdraw():
-                self.copies.withdraw(message)
-            case FetchRefused():
-                self.copies.refused(message)
-            case ExecuteReduce():
-                self.parts.execute(message)
-            case Commit():
-                self.asks.committed(message, self.parts.commit(message))
-            case OperationFailed():
-                self.parts.drop(message.operation)
-                self.asks.failed(message)
-            case Forget():
-                self.parts.drop(message.operation)
-            case _:
-                raise AssertionError(f"a node hears {message!r}")
+    def ask(self, object_id: bytes, answer: Callable[[bytes, tuple[int, ...]], None]) -> None:
+        """Asks its home who holds it: answered at once, and again when it has become ready."""
+        home = self._home(object_id)
+        self.send(home.number, PEER_MESSAGE_BYTES, home._asked, object_id, self, answer)
 
-    def hear(self, peer: Node, message: tuple[str, tuple[Any, ...]]) -> None:
-        """A message of another node."""
-        what, arguments = message
-        if what == "acquire":
-            self.asks.asked(peer, *arguments)
-        elif what == "described":
-            self.asks.described(*arguments)
-        else:
-            object_id, nodes = arguments
-            kept = self.places.kept_at.setdefault(object_id, set())
-            kept.update(number for number in nodes if number in self.members)
+    def _asked(self, object_id: bytes, asker: Host, answer: Callable[..., None]) -> None:
+        if object_id not in self.holds:
+            self._askers.setdefault(object_id, []).append((asker, answer))
+        self._answer(object_id, asker, answer)
 
-    # ---- who is there
+    def _answer(self, object_id: bytes, asker: Host, answer: Callable[..., None]) -> None:
+        holders = self.holders(object_id)
+        self.send(asker.number, PEER_MESSAGE_BYTES, answer, object_id, holders)
+
+    def _copied(self, object_id: bytes, number: int) -> None:
+        self._copies_at.setdefault(object_id, set()).add(number)
+
+    def _home(self, object_id: bytes) -> Host:
+        return self.hosts[unpack_id(object_id)[0] - HOME_BASE]

@@ -127,7 +127,7 @@ def _scale(arguments: argparse.Namespace) -> int:
     try:
         for operation in operations:
             for size in sizes:
-                rows.append(measure(operation, size, arguments.seed))
+                rows.append(measure(operation, size))
                 print(f"simulated: {operation} on {size.nodes} nodes", file=sys.stderr)
     finally:  # who has waited long enough gets what there is
         if rows:

@@ -1,110 +1,137 @@
-"""Everything of one run of very many nodes together.
+"""Very many nodes, the real planner, and the network between them.
 
-Why it exists: thousands of nodes, the manager and the network know each other through this. Nothing
-goes wrong here: what faults do is played with real nodes, in simulation/cluster/.
-It must never know: what is asked for.
+Why it exists: it is what manager/loop.py is, as far as plans need it, and counts messages, bytes
+and the time that the planner takes. All links are alike and nothing goes wrong: what faults do is
+played with real nodes, in simulation/cluster/.
+It must never know: what a message is about.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from hoplite_mp.ids import pack_id, pack_local
-from hoplite_mp.simulation.checks import Truth
-from hoplite_mp.simulation.host import Node
-from hoplite_mp.simulation.keeping import Ranges
-from hoplite_mp.simulation.manager import Manager
-from hoplite_mp.simulation.memory import Memory
-from hoplite_mp.simulation.network import Channel, Network
-from hoplite_mp.simulation.waits import Waits
+from hoplite_mp.planner.machine import Planner
+from hoplite_mp.protocol.codec import encode
+from hoplite_mp.protocol.messages import HostMeasured, NodeJoined
+from hoplite_mp.simulation.host import HOME_BASE, MANAGER_HOST, Host
+from hoplite_mp.simulation.network import Network
+from hoplite_mp.simulation.node import Node
+from hoplite_mp.simulation.streams import Engine
+from hoplite_mp.simulation.timeline import Timeline
+from hoplite_mp.simulation.truth import Truth, WrongEnd
 
 if TYPE_CHECKING:
-    from hoplite_mp.simulation.keeping import Keeping
-    from hoplite_mp.simulation.timeline import Timeline
+    from hoplite_mp.protocol.messages import NodeToManager
+    from hoplite_mp.simulation.host import Wait
 
 __all__ = ["World"]
 
-# Homes are random numbers in a cluster; here they are counted from this on.
-HOME_BASE = 1000
+BLOCK_BYTES = 256 << 10
+EVENTS_MAX = 400_000_000
+SECONDS_MAX = 1e6
 
 
 class World:
-    """One cluster. Host 0 has the manager."""
+    """One cluster, whose nodes know each other, and whose planner knows their links."""
 
     def __init__(
-        self,
-        timeline: Timeline,
-        *,
-        latency_s: float = 100e-6,
-        block_bytes: int = 256 << 10,
-        least: int = 0,
-        tracked: bool = True,
+        self, nodes: int, rate: float, *, latency_s: float = 100e-6, least: int = 0
     ) -> None:
-        self.timeline = timeline
-        self.network = Network(timeline, latency_s, 0.0)
-        self.block_bytes = block_bytes
-        self.least = least
-        self.tracked = tracked
-        self.keeping: Keeping = Ranges()
-        self.truth = Truth(tracked)
-        self.waits = Waits(timeline)
-        self.manager = Manager(timeline)
-        self.hosts: list[Node] = []
-        self._objects = 0
-        self._wires: dict[tuple[Node, Node], Channel] = {}
-
-    # ---- hosts
-
-    def add_host(self, up: float, down: float, members: dict[int, Node]) -> Node:
-        """One more, whose node is taken for joined: `members` are what it knows from now on."""
-        host = self.network.add(up, down)
-        node = Node(self, host, HOME_BASE + host, 1)
-        node.number, node.members = host, members
-        self.hosts.append(node)
-        return node
-
-    def wire(self, one: Node, other: Node) -> Channel:
-        """For messages between two nodes, one way."""
-        found = self._wires.get((one, other))
-        if found is None:
-            ends = (one.host, other.host)
-            found = Channel(self.network, ends, lambda message: other.hear(one, message))
-            self._wires[one, other] = found
-            self._wires.setdefault(
-                (other, one),
-                Channel(
-                    self.network, (other.host, one.host), lambda message: one.hear(other, message)
-                ),
-            )
-        return found
-
-    # ---- what can happen to a host
+        """rate: of each link, each way, in bytes a second; least: no block is shorter."""
+        self.timeline = Timeline(0)
+        self.network = Network(self.timeline, latency_s, 0.0)
+        self.truth = Truth()
+        self.planner = Planner()
+        self.nodes: list[Node] = []
+        self.messages = self.bytes_out = 0  # of the manager: in and out; out
+        self.steps = 0
+        self.step_s = self.step_s_max = 0.0  # of real time, in the planner
+        self.notes: list[str] = []
+        hosts: list[Host] = []
+        for number in range(nodes):
+            self.network.add(rate, rate)
+            engine = Engine(self.network, number, BLOCK_BYTES, least)
+            hosts.append(Host(engine, self.truth, hosts, self._take))
+            self.nodes.append(Node(hosts[number]))
+            self.planner.step(NodeJoined(HOME_BASE + number, 1, 1), 0.0)
+            self.planner.step(HostMeasured(number, rate, rate), 0.0)
 
     # ---- objects
 
     def put(self, node: Node, nbytes: int, ready_in: float = 0.0) -> bytes:
-        """An object of that node; pending until then. Its id."""
-        self._objects += 1
-        object_id = pack_id(node.home, pack_local(1, self._objects >> 16, self._objects & 0xFFFF))
-        self.truth.sizes[object_id] = nbytes
-        self.truth.pending[object_id] = node
+        """An object of that node, which is pending until then. Its id."""
+        object_id = self._new_id(node, nbytes, 1)
         if ready_in:
-            node.after(ready_in, self._ready, node, object_id, nbytes)
+            self.timeline.after(ready_in, self._ready, node, object_id)
         else:
-            self._ready(node, object_id, nbytes)
+            self._ready(node, object_id)
         return object_id
 
-    def _ready(self, node: Node, object_id: bytes, nbytes: int) -> None:
-        self.truth.settle((object_id,))
-        leaf = self.truth.contents.leaf(object_id)
-        node.places.put(object_id, Memory(nbytes, leaf))
-        node.asks.sealed(object_id)
+    def _ready(self, node: Node, object_id: bytes) -> None:
+        node.host.put(object_id)
+        node.ready(object_id)
 
     def result(self, node: Node, nbytes: int) -> bytes:
         """An id for the result of a collective that this node asks for."""
-        self._objects += 1
-        object_id = pack_id(node.home, pack_local(2, self._objects >> 16, self._objects & 0xFFFF))
+        return self._new_id(node, nbytes, 2)
+
+    def _new_id(self, node: Node, nbytes: int, slot: int) -> bytes:
+        count = len(self.truth.sizes) + 1
+        local = pack_local(slot, count >> 16, count & 0xFFFF)
+        object_id = pack_id(HOME_BASE + node.host.number, local)
         self.truth.sizes[object_id] = nbytes
-        self.truth.results.add(object_id)
-        self.truth.pending[object_id] = node
         return object_id
+
+    # ---- the manager
+
+    @property
+    def forest(self) -> str:
+        """What the planner chose last, in its own words; "-" if there was nothing to choose."""
+        if not self.notes:
+            return "-"
+        words = self.notes[-1].rpartition(": ")[2].split(",")[0].split()
+        return " ".join(words[:4])
+
+    def _take(self, message: NodeToManager) -> None:
+        # No trees are packed and no tick is needed: the LAN is a star, and there are no deadlines.
+        began = time.perf_counter()  # for the table alone: nothing in the run depends on it
+        plan = self.planner.step(message, self.timeline.now)
+        seconds = time.perf_counter() - began
+        self.steps += 1
+        self.step_s += seconds
+        self.step_s_max = max(self.step_s_max, seconds)
+        self.messages += 1 + len(plan.sends)
+        self.notes += plan.notes
+        encoded: tuple[object, int] = (None, 0)
+        for number, sent in plan.sends:
+            if encoded[0] is not sent:  # the same plan goes to many nodes
+                encoded = (sent, len(encode(sent)))
+            self.bytes_out += encoded[1]
+            manager = self.nodes[MANAGER_HOST].host
+            manager.send(number, encoded[1], self.nodes[number].receive, sent)
+
+    # ---- until it is over
+
+    def run(self, waits: list[Wait]) -> float:
+        """Plays until nothing happens any more; when the last of the waits ended."""
+        if not self.timeline.run(EVENTS_MAX, SECONDS_MAX):
+            raise WrongEnd(f"{waits} do not end")
+        ended = [wait.ended_at for wait in waits if wait.ended_at is not None]
+        if len(ended) < len(waits):
+            raise WrongEnd(f"{[wait for wait in waits if wait.ended_at is None]} never end")
+        # Nothing may be left in the planner, nor on any host.
+        reductions, entries = self.planner.reductions, self.planner.copies.entries.values()
+        left: list[object] = [
+            *reductions.operations,
+            *(epoch for entry in entries for epoch in entry.transfers),
+            *(node for entry in entries for node in entry.receiving),
+        ]
+        for node in self.nodes:
+            engine = node.host.engine
+            left += [*node.executions.copying, *node.executions.parts, *node.host.reads]
+            left += [*engine.waiting, *(cell.key for cell in engine.cells)]
+        if left or reductions.wake_at is not None:
+            raise WrongEnd(f"when all was over, there was still {left}")
+        return max(ended)

@@ -322,7 +322,6 @@ SOURCES: dict[str, str] = {
     "serial/streams.py": "payloads; calls",
     "serial/tensors.py": "payloads",
     "serial/values.py": "payloads",
-    "simulation/checks.py": OWN,
     "simulation/cluster/channel.py": OWN,
     "supervisor/boot.py": "local: Start",
     "supervisor/fresh.py": "local: Start",

@@ -1,0 +1,261 @@
+"""One host's part in plans: the planner's Distributes and ExecuteReduces as cells.
+
+Why it exists: it tells the planner what node/collectives/ tells it, at the same occasions, and
+makes of programs what the rooms there make of them as long as nothing fails. The operation is a
+sum of float32: cells that are the same under two names are one here, as they are there.
+It must never know: who decided the plan, what becomes of results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from hoplite_mp.planner.program import program_of
+from hoplite_mp.protocol.fields import FOLDING
+from hoplite_mp.protocol.messages import (
+    Distribute,
+    ExecuteReduce,
+    FetchComplete,
+    FetchRequested,
+    StripesComplete,
+)
+from hoplite_mp.protocol.stripes import copy_offset
+from hoplite_mp.simulation.truth import WrongEnd
+
+if TYPE_CHECKING:
+    from hoplite_mp.planner.program import Cell as Name
+    from hoplite_mp.planner.program import Program
+    from hoplite_mp.protocol.messages import Commit
+    from hoplite_mp.simulation.host import Host
+    from hoplite_mp.simulation.streams import Cell, Content, Key
+
+__all__ = ["Executions"]
+
+ITEM_BYTES = 4
+# How often what is received by one plan and served by another is looked at
+# (node/collectives/transfers.py).
+WINDOW_S = 0.004
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One plan, as far as this host takes part."""
+
+    plan: Distribute | ExecuteReduce
+    program: Program
+    bounds: list[tuple[int, int]]  # of each stripe, in bytes of the whole
+    cells: list[Cell] = field(default_factory=list)
+    made: dict[Name, Cell] = field(default_factory=dict)  # by what they are called in the program
+    missing: set[Name] = field(default_factory=set)
+    running: set[Name] = field(default_factory=set)
+    queue: list[Name] = field(default_factory=list)  # that are pulled later
+    growing: list[Cell] = field(default_factory=list)  # served while another plan brings them
+
+    def key(self, name: Name) -> Key:
+        """By which hosts ask each other for that cell."""
+        return self.plan.operation, self.plan.epoch, name.stripe, name.part
+
+    def object(self, stripe: int) -> bytes:
+        """The object that is copied, of plans that copy."""
+        plan = self.plan
+        return plan.object if isinstance(plan, Distribute) else plan.objects[stripe]
+
+    def reach(self, begin: int, end: int) -> int:
+        """How many bytes are here from `begin` on, up to `end`."""
+        at = begin
+        for first, last in sorted((cell.begin, cell.begin + cell.watermark) for cell in self.cells):
+            if first <= at < last:
+                at = last
+        return min(at, end) - begin
+
+
+class Executions:
+    """All of them."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.copying: dict[int, Part] = {}  # one object, by epoch
+        self.parts: dict[int, Part] = {}  # several sources, by operation
+        self._receiving: dict[bytes, Part] = {}  # of those that copy one object
+
+    # ---- what the manager sends
+
+    def fetch(self, object_id: bytes, holders: tuple[int, ...]) -> None:
+        """A process wants a copy: asks the planner for it."""
+        host, nbytes = self.host, self.host.truth.sizes[object_id]
+        host.send_manager(FetchRequested(host.number, object_id, nbytes, holders))
+
+    def distribute(self, plan: Distribute) -> None:
+        """Takes up this host's part in copying one object."""
+        part = self.copying[plan.epoch] = self._part(plan)
+        here, older = plan.object in self.host.holds, self._receiving.get(plan.object)
+        if here or older:
+            if part.program.pulls:
+                raise WrongEnd(f"{plan} brings what host {self.host.number} has, or receives")
+        elif not part.program.pulls:
+            raise WrongEnd(f"{plan} takes from host {self.host.number} what it has not got")
+        else:
+            self._receiving[plan.object] = part
+        self._make(part, older)
+        self._pull_more(part)
+        if part.growing:
+            self.host.timeline.after(0.0, self._grow, part)
+
+    def withdraw(self, epoch: int) -> None:
+        """That plan is over."""
+        part = self.copying.pop(epoch, None)
+        if part is not None:
+            self._close(part)
+
+    def execute(self, plan: ExecuteReduce) -> None:
+        """Takes up this host's part in a collective of several sources."""
+        part = self._part(plan)
+        at = dict(zip(plan.members, plan.objects, strict=True))
+        gone = {index for _, index in part.program.given if at[index] not in self.host.holds}
+        if gone or plan.operation in self.parts:
+            raise WrongEnd(f"{plan} on host {self.host.number}, which has not got {gone}")
+        if part.program.is_empty:
+            return
+        self.parts[plan.operation] = part
+        self._make(part, None)
+        self._pull_more(part)
+        self._look(part)
+
+    def commit(self, message: Commit) -> None:
+        """It is complete everywhere: the results are final, all else is let go."""
+        part = self.parts.pop(message.operation, None)
+        if part is None:
+            return
+        plan, result = part.plan, part.program.result
+        assert isinstance(plan, ExecuteReduce)
+        if plan.kind == "reduce_scatter":
+            for name in result:
+                bounds = part.bounds[name.stripe]
+                self.host.truth.check_result(plan, message, [part.made[name]], *bounds)
+        elif plan.kind in FOLDING and self.host.number in plan.destinations:
+            cells = [part.made[name] for name in result]
+            self.host.truth.check_result(plan, message, cells, 0, plan.nbytes)
+        self._close(part)
+
+    # ---- cells
+
+    def _part(self, plan: Distribute | ExecuteReduce) -> Part:
+        return Part(plan, program_of(plan, self.host.number), _bounds_of(plan))
+
+    def _make(self, part: Part, older: Part | None) -> None:
+        """older: it is still receiving what this one serves."""
+        program, made = part.program, part.made
+        pulled = {pull.cell for pull in program.pulls}
+        served = {serve.cell for serve in program.serves}
+        result, members = set(program.result), dict(program.given)
+        # A fold with one source is that source, under a second name.
+        single = {fold.cell: fold.sources[0] for fold in program.folds if len(fold.sources) == 1}
+        second = {source: name for name, source in single.items() if source in pulled}
+
+        def make(name: Name, content: Content = None) -> Cell:
+            begin, end = part.bounds[name.stripe]
+            watermark = 0 if content is None else end - begin
+            if older:
+                watermark = older.reach(begin, end)
+            key = part.key(name) if name in served else None
+            made[name] = self.host.engine.cell(key, begin, end - begin, content, watermark)
+            part.cells.append(made[name])
+            return made[name]
+
+        for pull in program.pulls:
+            made[pull.cell] = make(second.get(pull.cell, pull.cell))
+            self._expect(part, pull.cell)
+            part.queue.append(pull.cell)
+        for fold in program.folds:
+            name, first = fold.cell, fold.sources[0]
+            if name in made:
+                continue
+            if name in single and first in members and name not in result:
+                make(name, members[first])
+                continue
+            cell = make(name)
+            sources = [made.get(one) or make(one, members[one]) for one in fold.sources]
+            if cell.nbytes:
+                self._expect(part, name)
+                self.host.engine.fold(cell, sources)
+        for serve in program.serves:
+            if serve.cell not in made:  # what is copied from here
+                cell = make(serve.cell, part.object(serve.cell.stripe))
+                part.growing += [cell] if older else []
+
+    def _grow(self, part: Part) -> None:
+        """What is served while another plan still brings it grows with it."""
+        source = self._receiving.get(part.object(0))
+        for cell in part.growing:
+            come = source.reach(cell.begin, cell.begin + cell.nbytes) if source else cell.nbytes
+            if come > cell.watermark:
+                self.host.engine.raise_to(cell, come)
+        if source:
+            self.host.timeline.after(WINDOW_S, self._grow, part)
+
+    def _close(self, part: Part) -> None:
+        for cell in part.cells:
+            self.host.engine.close(cell)
+
+    # ---- until all is there
+
+    def _expect(self, part: Part, name: Name) -> None:
+        part.missing.add(name)
+        part.made[name].filled = partial(self._filled, part, name)
+
+    def _pull_more(self, part: Part) -> None:
+        most = part.program.inbound_max or len(part.queue)
+        while part.queue and len(part.running) < most:
+            name = part.queue.pop(0)
+            part.running.add(name)
+            server = self.host.hosts[name.node].engine
+            self.host.engine.pull(part.made[name], server, part.key(name))
+
+    def _filled(self, part: Part, name: Name) -> None:
+        part.missing.remove(name)
+        part.running.discard(name)
+        if isinstance(part.plan, Distribute):
+            if not part.missing:
+                self._copied(part.plan, part)
+            return
+        if part.plan.kind not in FOLDING:
+            object_id = part.object(name.stripe)
+            self.host.truth.check_copy(object_id, [part.made[name]])
+            self.host.put(object_id)
+        self._pull_more(part)
+        self._look(part)
+
+    def _copied(self, plan: Distribute, part: Part) -> None:
+        del self._receiving[plan.object]
+        self.host.truth.check_copy(plan.object, part.cells)
+        if not part.program.serves:
+            self.withdraw(plan.epoch)
+        self.host.put(plan.object)
+        self.host.send_manager(FetchComplete(self.host.number, plan.object, plan.epoch))
+
+    def _look(self, part: Part) -> None:
+        if not part.missing and part.program.reports:
+            plan, number = part.plan, self.host.number
+            self.host.send_manager(StripesComplete(plan.operation, plan.epoch, number))
+
+
+def _bounds_of(plan: Distribute | ExecuteReduce) -> list[tuple[int, int]]:
+    """Where each stripe lies, in bytes of the whole."""
+    if isinstance(plan, Distribute):
+        return [
+            (copy_offset(plan.nbytes, one.begin_share), copy_offset(plan.nbytes, one.end_share))
+            for one in plan.stripes
+        ]
+    if plan.kind not in FOLDING:
+        return [(0, nbytes) for nbytes in plan.sizes]
+    count = plan.nbytes // ITEM_BYTES
+    if plan.kind == "reduce_scatter":  # as numpy.array_split
+        size, longer = divmod(count, len(plan.results))
+        edges = [size * k + min(k, longer) for k in range(len(plan.results) + 1)]
+        cut = list(pairwise(edges))
+    else:
+        cut = [(count * s.begin_share >> 20, count * s.end_share >> 20) for s in plan.stripes]
+    return [(begin * ITEM_BYTES, end * ITEM_BYTES) for begin, end in cut]

@@ -1,0 +1,103 @@
+"""One operation on many simulated nodes: a plan that brings wrong bytes is refused.
+
+Each test makes one mistake in what nodes derive from a plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hoplite_mp.planner.program import Cell, program_of
+from hoplite_mp.simulation import executions
+from hoplite_mp.simulation.scale import OPERATIONS, Size, measure
+from hoplite_mp.simulation.streams import WrongBytes
+from hoplite_mp.simulation.truth import WrongEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.planner.program import Program
+    from hoplite_mp.protocol.messages import Distribute, ExecuteReduce
+
+FOLDS = ("reduce", "allreduce", "reduce_scatter")
+
+
+def played(operation: str, nodes: int = 8, nbytes: int = 1 << 20) -> float:
+    return measure(operation, Size(nodes, nbytes, 1.25e8, 1e-4, 0)).seconds
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 33])
+@pytest.mark.parametrize("nbytes", [64, 100_000, 1 << 20])
+def test_what_is_planned_arrives(nodes: int, nbytes: int) -> None:
+    for operation in OPERATIONS:
+        assert 0 < played(operation, nodes, nbytes) < 1
+
+
+def test_more_nodes_are_judged_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake(monkeypatch, _forget_a_source)
+    with pytest.raises(WrongBytes, match="contributors"):
+        played("reduce_scatter", 130, 16 << 10)
+
+
+def mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[[Program], Program]) -> None:
+    def wrong(plan: Distribute | ExecuteReduce, node: int) -> Program:
+        return change(program_of(plan, node))
+
+    monkeypatch.setattr(executions, "program_of", wrong)
+
+
+def _forget_a_source(program: Program) -> Program:
+    folds = (
+        dataclasses.replace(fold, sources=fold.sources[:-1]) if len(fold.sources) > 2 else fold
+        for fold in program.folds
+    )
+    return dataclasses.replace(program, folds=tuple(folds))
+
+
+def _take_a_source_twice(program: Program) -> Program:
+    folds = (
+        dataclasses.replace(fold, sources=(*fold.sources, fold.sources[-1]))
+        if len(fold.sources) > 1
+        else fold
+        for fold in program.folds
+    )
+    return dataclasses.replace(program, folds=tuple(folds))
+
+
+@pytest.mark.parametrize("operation", FOLDS)
+@pytest.mark.parametrize("change", [_forget_a_source, _take_a_source_twice])
+def test_each_contributor_counts_once(
+    operation: str, change: Callable[[Program], Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch, change)
+    with pytest.raises(WrongBytes, match="contributors"):
+        played(operation)
+
+
+# A get is one stripe here.
+@pytest.mark.parametrize("operation", [one for one in OPERATIONS if one != "get"])
+def test_a_stripe_that_is_pulled_as_another_one_is_seen(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = executions.Part.key
+
+    def next_one(part: executions.Part, name: Cell) -> tuple[int, int, int, int]:
+        operation, epoch, stripe, kind = real(part, name)
+        return operation, epoch, (stripe + (part.program.node == 2)) % len(part.bounds), kind
+
+    monkeypatch.setattr(executions.Part, "key", next_one)
+    with pytest.raises((WrongBytes, WrongEnd)):
+        played(operation, 4)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_bytes_that_do_not_come_are_seen(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(program: Program) -> Program:
+        return dataclasses.replace(program, serves=program.serves[1:])
+
+    mistake(monkeypatch, forget)
+    with pytest.raises((WrongBytes, WrongEnd)):
+        played(operation)
