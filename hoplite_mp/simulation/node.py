@@ -62,7 +62,7 @@ class Node:
     # ---- what a process asks for
 
     def get(self, object_id: bytes) -> Wait:
-        """The value is wanted here."""
+        """The value of an object that is ready is wanted here."""
         wait = Wait(f"a get on host {self.host.number}")
         if object_id in self.host.holds:
             wait.ended_at = self.host.timeline.now
