@@ -119,7 +119,6 @@ class Side(Host):
         done = self.node_tasks.drain()
         self.sweeper.completed(done)
         self.guests.completed(done)
-        self.guests.look()
         self.delegation.look()
         self.results.look()
         self.exports.look()

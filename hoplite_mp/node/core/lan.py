@@ -466,7 +466,6 @@ class Lan:
         """Words in shared memory may have changed; these tasks of the node's are done."""
         local = self.local
         local.guests.completed(done)
-        local.guests.look()
         local.delegation.look()
         if self.far_actors.closing:
             self.far_actors.look()

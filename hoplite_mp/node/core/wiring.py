@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Upward"]
 
-POST_AGAIN_S = 0.05  # after a queue of hints was full
-
 
 class Upward:
     """Of one node, from when its rooms are built."""
@@ -170,8 +168,8 @@ class Upward:
         rooms = self.rooms
         if oid in rooms.resources.held:  # it needs resources, here or at another host
             rooms.resources.again(oid)
-        elif not rooms.workers.post(oid, False):
-            rooms.host.loop.call_later(POST_AGAIN_S, lambda: self.post(oid))
+        else:
+            rooms.workers.announce(oid, False)
 
     def pool_broken(self, pool: int, why: str) -> None:
         self.rooms.workers.break_bound(pool, why)
@@ -216,8 +214,8 @@ class Upward:
     def queue_of(self, pool: int) -> int:
         return self.rooms.workers.queue(pool, here=True)
 
-    def post_guest(self, oid: int) -> bool:
-        return self.rooms.workers.post(oid, here=True)
+    def post_guest(self, oid: int) -> None:
+        self.rooms.workers.announce(oid, here=True)
 
     def interrupt(self, oid: int, slot: int) -> None:
         self.rooms.workers.interrupt(oid, slot)

@@ -60,8 +60,8 @@ class Above(Protocol):
     def queue_of(self, pool: int) -> int:
         """Of hints to workers of this host."""
 
-    def post_guest(self, oid: int) -> bool:
-        """A task is announced to workers of this host; False: there is no room for its hint."""
+    def post_guest(self, oid: int) -> None:
+        """A task is announced to workers of this host, as soon as there is room for its hint."""
 
     def interrupt(self, oid: int, slot: int) -> None:
         """The worker in that slot, which runs that task."""
@@ -114,7 +114,6 @@ class Guests:
         self.rows: dict[tuple[int, int], deque[tuple[Guest, RunTask]]] = {}
         self.notes = notes
         notes.ask_at_start(lambda: [(oid, guest.task) for oid, guest in self.by_oid.items()])
-        self.unposted: list[int] = []  # the ring of hints was full
         self.ranked = _tasks.Ranked(self.tasks)
 
     def __contains__(self, oid: int) -> bool:
@@ -211,11 +210,10 @@ class Guests:
         )
         if ranked:
             self.ranked.rank(oid, message.priority, message.floor)
-            posted = self.above.post_guest(oid)
         if message.demand:
             self.above.admitted(oid, message.task, message.demand)
-        if not posted:
-            self.unposted.append(oid)
+        if ranked or not posted:
+            self.above.post_guest(oid)
 
     def _fail(self, guest: Guest, error: Exception) -> None:
         """It cannot begin here."""
@@ -258,14 +256,6 @@ class Guests:
                 places.want(one.oid, _nothing)  # without room its reader will ask for it
 
     # -- the end -------------------------------------------------------------------------------
-
-    def look(self) -> None:
-        """Hints for which there was no room."""
-        while self.unposted:
-            oid = self.unposted[-1]
-            if not self.above.post_guest(oid):
-                return
-            self.unposted.pop()
 
     def completed(self, oids: list[int]) -> None:
         """Tasks of the node's tables that have become done: which of them are guests?"""

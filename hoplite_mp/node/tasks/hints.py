@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import _tasks
+from hoplite_mp.client.memory import STATE
 from hoplite_mp.client.submitter import FLAG_HERE
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Hints"]
 
-POST_AGAIN_S = 0.5
+# After a ring or a bag was full: until one hint is tried again, and until all of a pool are.
+POST_AGAIN_S, POST_ALL_AGAIN_S = 0.05, 0.5
+UNSENT = (STATE["WAITING"], STATE["QUEUED"])
 
 
 class Above(Protocol):
@@ -79,13 +82,6 @@ class Hints:
             return "the executor that ran its task is closed"
         return pool.broken or self.queue(number, here)
 
-    def queued(self, pool: int) -> list[int]:
-        return [
-            header["id"]
-            for header in self.client.scan()
-            if header["state"] == "QUEUED" and header["pool"] == pool
-        ]
-
     def post(self, oid: int, here: bool) -> bool:
         """Announces a task to the workers of its pool; False: there is no room for the hint."""
         pool = self.tasks.pool_of(oid)
@@ -93,15 +89,20 @@ class Hints:
             return self.ranked.post(oid, self.bag(pool, here))
         return self.tasks.post(oid, self.queue(pool, here))
 
+    def announce(self, oid: int, here: bool) -> None:
+        """Posts the hint as soon as there is room for it."""
+        if self.client.state(oid) in UNSENT and not self.post(oid, here):
+            self.loop.call_later(POST_AGAIN_S, lambda: self.announce(oid, here))
+
     def post_queued(self, pool: int, tasks: list[int] | None = None) -> None:
         """The dead one may have taken hints with it: all queued tasks, or these, are announced, but
         those that wait for resources."""
-        for oid in self.queued(pool) if tasks is None else tasks:
+        for oid in self.client.queued_in(pool) if tasks is None else tasks:
             if self.above.waits_for_resources(oid):
                 continue
             here = self.above.may_leave() and self.is_bound(oid)
             if not self.post(oid, here or self.above.has_resources(oid)):
-                self.loop.call_later(POST_AGAIN_S, lambda: self.post_queued(pool))
+                self.loop.call_later(POST_ALL_AGAIN_S, lambda: self.post_queued(pool))
                 return
 
     def is_bound(self, oid: int) -> bool:

@@ -43,7 +43,6 @@ WORKERS_MAX = 200
 # How many tasks are given resources here beyond those that a worker is free for. Higher: workers
 # wait less often for the node; lower: less is held by tasks that have not begun.
 AHEAD_TASKS = 2
-POST_AGAIN_S = 0.05  # after a bag was full
 UNSENT = (STATE["WAITING"], STATE["QUEUED"])
 UNDER_WAY = (*UNSENT, STATE["CLAIMED"], STATE["ABORTED"])
 
@@ -337,13 +336,8 @@ class Resources:
             return False
         self.held[oid] = Held(demand, self.client.home, oid, assigned)
         self.rows.remove(oid)
-        self.post(oid)
+        self.workers.announce(oid, True)  # to those of this host alone
         return True
-
-    def post(self, oid: int) -> None:
-        """To workers of this host alone."""
-        if self.client.state(oid) in UNSENT and not self.workers.post(oid, True):
-            self.loop.call_later(POST_AGAIN_S, lambda: self.post(oid))
 
     def give_there(self, oid: int, demand: Demand, runner: Runner) -> bool:
         """That task is handed over to another host."""

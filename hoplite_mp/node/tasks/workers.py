@@ -213,7 +213,7 @@ class Workers(Hints):
         why = f"for {START_PATIENCE_S:g} s none could be started: {self.trouble}"
         for pool in self.pools.values():
             if not pool.workers and pool.target and not pool.broken:
-                for oid in self.queued(pool.number):
+                for oid in self.client.queued_in(pool.number):
                     if not others or self.is_bound(oid):
                         self.fail(oid, why)
 
@@ -324,7 +324,7 @@ class Workers(Hints):
             self.tell_workers()
         times = "" if known else f" {pool.attempts} times in a row"
         why = f"its workers end while they start{times}: the last {pool.why} ({memory_in_use()})"
-        for oid in self.queued(pool.number):
+        for oid in self.client.queued_in(pool.number):
             if others and oid in self.guests:
                 self.guests.give_back(oid)
             elif not others or self.is_bound(oid):
@@ -354,7 +354,7 @@ class Workers(Hints):
         """All that is queued now, and what comes later until it is closed."""
         if self.pools.get(pool.number) is not pool:
             return  # its number is another pool's by now
-        for oid in self.queued(pool.number):
+        for oid in self.client.queued_in(pool.number):
             self.fail(oid, pool.broken, pool.setup_text, pool.host_lost)
         if not pool.closing and (again or not pool.failing):
             pool.failing = True  # there will be another look
@@ -365,7 +365,7 @@ class Workers(Hints):
         limit = self.config.blocked_workers_max
         why = f"all {len(pool.workers)} workers of its pool wait inside tasks, and no stand-in more"
         why += f" is allowed (blocked_workers_max={limit}); raise it, or wait for fewer at once"
-        for oid in self.queued(pool.number):
+        for oid in self.client.queued_in(pool.number):
             if self.client.inspect(oid)["owner"] in pool.workers:
                 self.fail(oid, why)
 
