@@ -21,9 +21,9 @@ MUTANTS = (
         (
             "        if message.refs:\n"
             "            self.send(peer, Release(message.task, 0))\n"
-            "        at = 0"
+            "        encoded"
         ),
-        "        at = 0",
+        "        encoded",
         (
             "A runner lets go of a result with refs inside as soon as the submitter's host "
             "holds them; here it never hears so, and keeps the result and all that it "

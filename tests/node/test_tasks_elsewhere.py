@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import ids, serial
-from hoplite_mp.errors import NodeLostError
+from hoplite_mp.errors import NodeLostError, StoreFullError
 from hoplite_mp.ref import ObjectRef
 from tests.node.pair import COMMON, Network, Side
 from tests.node.test_imports import BIG, away_hold, clean
@@ -121,6 +121,22 @@ def test_an_error_comes_back(network: Network) -> None:
     runner.answer(runner.take_task(), KeyError("k"))
     network.pump()
     assert isinstance(value(sender, oid), KeyError)
+    done(network)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_result_that_finds_no_room(network: Network, failed: bool) -> None:
+    """Whoever waits for it learns so, instead of the value or of the error."""
+    sender = network.sides[0]
+    oid = sender.submit()
+    network.pump()
+    runner = runner_of(network, oid)
+    runner.answer(runner.take_task(), KeyError("k" * 3000) if failed else "v" * 3000)
+    sender.results.lease = lambda nbytes, failed=False: None  # type: ignore[method-assign]
+    network.pump()
+    found = value(sender, oid)
+    assert isinstance(found, StoreFullError)
+    assert "the result of a task found no room" in str(found)
     done(network)
 
 
@@ -330,7 +346,7 @@ def test_a_pool_for_one_host(network: Network) -> None:
     sender, _, second = network.sides
     pool = 5
     sender.node.open_pool(pool, 1)
-    sender.delegation.pools[pool] = second.home
+    assert sender.delegation.bind(pool, second.number)
     oids = [sender.submit(pool=pool) for _ in range(3)]
     network.pump()
     assert {runner_of(network, oid) for oid in oids} == {second}
@@ -340,6 +356,25 @@ def test_a_pool_for_one_host(network: Network) -> None:
     assert COMMON == 0
     assert [value(sender, oid) for oid in oids] == [3, 3, 3]
     done(network)
+
+
+def test_of_a_pool_for_one_host_that_is_lost(network: Network) -> None:
+    """Nobody runs its tasks any more; another host's are no matter of that."""
+    sender, first, second = network.sides
+    gone: list[tuple[int, str]] = []
+    sender.upward.pool_deserted = lambda pool, why: gone.append((pool, why))
+    assert sender.delegation.bind(5, first.number)
+    assert sender.delegation.bind(6, second.number)
+    assert [sender.delegation.bound_to(pool) for pool in (5, 6, 7)] == [
+        first.home,
+        second.home,
+        None,
+    ]
+    network.lose(second)
+    assert gone == [(6, "node h2, to which it is bound, is gone")]
+    assert sender.delegation.bound_to(5) == first.home
+    assert sender.delegation.bound_to(6) is None
+    assert not sender.delegation.bind(6, second.number)
 
 
 @pytest.mark.parametrize("result", [BIG, "small", KeyError("k")], ids=["big", "small", "error"])

@@ -171,9 +171,6 @@ class Upward:
         else:
             rooms.workers.announce(oid, False)
 
-    def pool_broken(self, pool: int, why: str) -> None:
-        self.rooms.workers.break_bound(pool, why)
-
     def pool_deserted(self, pool: int, why: str) -> None:
         lan = self.lan
         if lan is None or not lan.far_actors.lost(pool, why):

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import _shm, _tasks, errors, ids, serial
+from hoplite_mp import _tasks, errors, ids, serial
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.node.objects.store import NODE_SLOT
 from hoplite_mp.node.tasks.guests import NO_OBJECT
@@ -66,11 +66,8 @@ class Above(Protocol):
     def post(self, oid: int) -> None:
         """A task that is queued again is announced to all workers."""
 
-    def pool_broken(self, pool: int, why: str) -> None:
-        """Nobody runs the tasks of that pool, which all go to one host."""
-
     def pool_deserted(self, pool: int, why: str) -> None:
-        """That pool has no more workers on other hosts."""
+        """No other host runs tasks of that pool any more."""
 
     def sends_on(self, audience: int, home: int) -> None:
         """A task that prints for that driver elsewhere is sent to that host."""
@@ -113,10 +110,11 @@ class Delegation:
         self.send = send
         self.above = above
         self.runners: dict[int, Runner] = {}  # by home
-        self.far: dict[int, list[Runner]] = {}  # a pool -> its own workers on other hosts
+        # A pool -> its own workers on other hosts, or the host to which it is bound, with that
+        # one's common workers.
+        self.far: dict[int, list[Runner]] = {}
         self.first: dict[int, deque[int]] = {}  # a pool -> queued tasks that go before all others
         self.where: dict[int, Runner] = {}
-        self.pools: dict[int, int] = {}  # a pool whose tasks all go to one host -> its home
         self.ranked = _tasks.Ranked(self.tasks)
         self._offered: set[int] = set()
         self._ends = 0  # of tasks on other hosts
@@ -141,16 +139,12 @@ class Delegation:
         if runner is None:
             return
         self.capacity -= runner.workers
-        for pool in [pool for pool, bound in self.pools.items() if bound == home]:
-            del self.pools[pool]
-            self.above.pool_broken(pool, f"node h{runner.number}, to which it is bound, is gone")
         for pool, runners in list(self.far.items()):
+            what = "to which it is bound" if runner in runners else "where its workers were"
             runners[:] = [one for one in runners if one.home != home]
             if not runners:
                 del self.far[pool]
-                self.above.pool_deserted(
-                    pool, f"node h{runner.number}, where its workers were, is gone"
-                )
+                self.above.pool_deserted(pool, f"node h{runner.number}, {what}, is gone")
         for oid, one in list(self.where.items()):
             if one.home == home:
                 self._lost(oid, one.number)
@@ -160,7 +154,7 @@ class Delegation:
         for pool, runners in list(self.far.items()):
             if self.above.is_far_actor(pool):
                 continue
-            leaving = [one for one in runners if one.home == home]
+            leaving = [one for one in runners if one.home == home and one.pool != COMMON_POOL]
             for one in leaving:
                 one.workers = 0
             if leaving and len(leaving) == len(runners):
@@ -170,12 +164,17 @@ class Delegation:
 
     def bind(self, pool: int, number: int) -> bool:
         """All tasks of that pool run on that node; False: it is not there."""
-        for home, runner in self.runners.items():
+        for runner in self.runners.values():
             if runner.number == number:
-                self.pools[pool] = home
+                self.far[pool] = [runner]
                 self.look()
                 return True
         return False
+
+    def bound_to(self, pool: int) -> int | None:
+        """The home of the host to which that pool is bound; None: it is bound to none."""
+        runners = self.far.get(pool)
+        return runners[0].home if runners and runners[0].pool == COMMON_POOL else None
 
     def add_far(
         self, pool: int, home: int, there: int, workers: int, ahead: int, first: Iterable[int] = ()
@@ -191,7 +190,6 @@ class Delegation:
 
     def forget_pool(self, pool: int) -> None:
         """It is closed."""
-        self.pools.pop(pool, None)
         self.far.pop(pool, None)
         self.first.pop(pool, None)
         if pool in self._offered:
@@ -202,7 +200,7 @@ class Delegation:
         """Takes queued tasks for those that have room."""
         if not (self.capacity or self._offered or self.far):
             return
-        for pool in (COMMON_POOL, *self.pools, *self.far):
+        for pool in (COMMON_POOL, *self.far):
             suitable = self._suitable(pool)
             if suitable:
                 # First the offer, then the look: nothing falls between.
@@ -228,13 +226,7 @@ class Delegation:
 
     def _suitable(self, pool: int) -> list[Runner]:
         """Those that have room for a task of that pool."""
-        if pool == COMMON_POOL:
-            found = list(self.runners.values())
-        elif pool in self.far:
-            found = self.far[pool]
-        else:
-            home = self.pools.get(pool, 0)
-            found = [self.runners[home]] if home in self.runners else []
+        found = self.runners.values() if pool == COMMON_POOL else self.far.get(pool, ())
         if self.tasks.idle(pool) or any(runner.free for runner in found):
             # Nothing waits behind another task while somebody could begin it.
             return [runner for runner in found if runner.free]
@@ -375,30 +367,14 @@ class Delegation:
     def _store(self, oid: int, peer: int, message: TaskEnded, holds: list[Any]) -> None:
         if not self._is_with(oid, peer):
             return  # lost meanwhile, and run again
-        payload, failed = message.payload, message.outcome == "failed"
+        payload = message.payload
         assert payload is not None
         self._take_back(oid)
         if message.refs:
             self.send(peer, Release(message.task, 0))
-        at = 0
-        if len(payload) <= _shm.INLINE_BYTES_MAX:
-            self.client.bind_inline(oid, payload, [], [], len(payload), message.refs)
-        else:
-            got = self.results.lease(len(payload), failed)
-            if got is None:
-                error = StoreFullError(f"the result of a task found no room: {len(payload)} bytes")
-                self.results.store_error(oid, error)
-                return
-            at = got
-            self.client.write(at, payload, [], [])
-            self.client.bind(oid, at, len(payload), message.refs)
-        if self.tasks.finish(oid, failed):
-            if message.refs:
-                self.results.untaken[oid] = holds
-            return
-        if at:
-            self.client.give_back(at, oid)
-        self.tasks.settle(oid)
+        encoded = serial.Encoded(payload, [], [], len(payload), holds)
+        full = StoreFullError(f"the result of a task found no room: {len(payload)} bytes")
+        self.results.store_value(oid, encoded, message.outcome == "failed", full)
 
     def _lost(self, oid: int, number: int) -> None:
         self.where.pop(oid, None)

@@ -123,7 +123,8 @@ class FarPools:
     def close(self, pool: int, kill: bool) -> None:
         """The pool's workers elsewhere end, too."""
         for runner in list(self.delegation.far.get(pool, ())):
-            self.send(runner.home, CloseFarPool(runner.pool, kill))
+            if runner.pool:  # else it is bound to that host, and has no workers of its own there
+                self.send(runner.home, CloseFarPool(runner.pool, kill))
 
     # -- the one that has the workers ----------------------------------------------------------
 

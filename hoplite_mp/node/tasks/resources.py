@@ -262,7 +262,8 @@ class Resources:
         pool = self.tasks.pool_of(oid)
         if pool == COMMON_POOL:
             return ANYWHERE
-        return self.delegation.pools.get(pool, GONE)
+        bound = self.delegation.bound_to(pool)
+        return GONE if bound is None else bound
 
     def look(self) -> None:
         """Words in shared memory may have changed: tasks that have ended, workers that are free."""

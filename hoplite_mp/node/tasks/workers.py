@@ -143,15 +143,9 @@ class Workers(Hints):
         return pool.number if self.open(pool) else None
 
     def desert(self, number: int, why: str) -> None:
-        """That pool has no more workers on other hosts."""
+        """No other host runs tasks of that pool any more: if none does here, nobody does."""
         pool = self.pools.get(number)
         if pool is not None and not pool.target and not self.above.is_round(number):
-            self.break_bound(number, why)
-
-    def break_bound(self, number: int, why: str) -> None:
-        """Nobody runs that pool's tasks any more."""
-        pool = self.pools.get(number)
-        if pool is not None:
             pool.broken, pool.host_lost = why, True
             self.fail_queued(pool)
 
