@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from hoplite_mp.client.trace_file import ahead_ns
-from hoplite_mp.node.inspect.questions import Questions
 from hoplite_mp.node.inspect.tracing import best_clock
-from hoplite_mp.protocol.looking import ClockAsked, LookTold
+from hoplite_mp.node.membership.questions import Questions
+from hoplite_mp.protocol.looking import ClockAsked, LookTold, TraceRead
 from tests.node.manual_loop import ManualLoop
 
 
@@ -20,6 +21,10 @@ class Node:
         self.homes = homes
         self.sent: list[tuple[int, Any]] = []
         self.loop = ManualLoop()
+        self.roster = self
+
+    def number_of(self, home: int) -> int:
+        return home * 10
 
     def send_peer(self, home: int, message: Any) -> bool:
         if home in self.homes:
@@ -43,11 +48,11 @@ def test_done_when_the_last_has_answered(node: Node, questions: Questions) -> No
     (one, asked), (two, same) = node.sent
     assert (one, two) == (1, 2)
     assert asked.number == same.number
-    questions.told(2, 20, LookTold(asked.number, 7))
-    questions.told(2, 20, LookTold(asked.number, 8))  # doubled
-    questions.told(3, 30, LookTold(asked.number, 9))  # not asked
+    questions.told(2, LookTold(asked.number, 7))
+    questions.told(2, LookTold(asked.number, 8))  # doubled
+    questions.told(3, LookTold(asked.number, 9))  # not asked
     assert not found
-    questions.told(1, 10, LookTold(asked.number, 6))
+    questions.told(1, LookTold(asked.number, 6))
     (answers,) = found
     assert {home: (a.node, a.message.value) for home, a in answers.items()} == {
         1: (10, 6), 2: (20, 7),
@@ -57,19 +62,34 @@ def test_done_when_the_last_has_answered(node: Node, questions: Questions) -> No
     assert len(found) == 1
 
 
+def test_without_patience_all_are_waited_for(node: Node, questions: Questions) -> None:
+    """Each may be asked something of its own, and who answers late is told apart."""
+    found: list[dict[int, Any]] = []
+    makes = {home: partial(TraceRead, trace=7, offset=home) for home in (1, 2)}
+    questions.ask_each(makes, found.append, None)
+    assert [(home, ask.offset) for home, ask in node.sent] == [(1, 1), (2, 2)]
+    number = node.sent[0][1].number
+    assert questions.told(1, LookTold(number))
+    assert not questions.told(1, LookTold(number))
+    assert not node.loop.timers
+    questions.lose_peer(2)
+    assert [set(answers) for answers in found] == [{1}]
+    assert not questions.told(2, LookTold(number))
+
+
 def test_who_is_silent_or_lost_is_not_waited_for(node: Node, questions: Questions) -> None:
     found: list[dict[int, Any]] = []
     questions.ask([1, 2, 9], ClockAsked, found.append)  # nobody has home 9
     number = node.sent[0][1].number
-    questions.told(1, 10, LookTold(number))
+    questions.told(1, LookTold(number))
     questions.lose_peer(2)
     assert [set(answers) for answers in found] == [{1}]
     questions.ask([1, 2], ClockAsked, found.append)
-    questions.told(2, 20, LookTold(number + 1))
+    questions.told(2, LookTold(number + 1))
     assert len(found) == 1
     node.loop.call_all()
     assert [set(answers) for answers in found] == [{1}, {2}]
-    questions.told(1, 10, LookTold(number + 1))  # too late
+    questions.told(1, LookTold(number + 1))  # too late
     assert len(found) == 2
 
 

@@ -34,7 +34,6 @@ from hoplite_mp.node.objects.locations import Locations
 from hoplite_mp.node.output.far_output import FarOutput
 from hoplite_mp.node.recovery import homes, recovering
 from hoplite_mp.node.tasks import draining
-from hoplite_mp.node.tasks.far_pools import FarPools
 from hoplite_mp.protocol.greetings import Introduction
 from hoplite_mp.protocol.local import DrainNode, GroupWritten, LeavingNodes, Locate, Reply
 from hoplite_mp.protocol.messages import (
@@ -64,9 +63,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.core.rooms import Rooms
     from hoplite_mp.node.ports import Connections, DriverDoor, Engine, Lines
     from hoplite_mp.protocol.local import LanStart, Request, Start
-    from hoplite_mp.protocol.looking import LookTold
     from hoplite_mp.protocol.messages import Member, NodeToManager
-    from hoplite_mp.protocol.peers import CountersNow
     from hoplite_mp.protocol.reports import Report
     from hoplite_mp.transport.conversation import Admission
 
@@ -147,9 +144,6 @@ class Lan:
             self.given,
             look,
         )
-        self.far_pools = FarPools(
-            host, local.delegation, local.guests, local.workers, local.resources
-        )
         self.locations = Locations(host, self.kept)
         self.probing = Probing(local.number, self.peers.send, host.send_manager, host.loop)
         local.exports.elsewhere = self.locations.kept_at
@@ -212,7 +206,13 @@ class Lan:
                 self.recovering,
             ),
             **peer_table.task_table(
-                *both, self.far_pools, local.rounds, local.resources, self.membership
+                *both,
+                local.workers,
+                local.pool_requests,
+                local.rounds,
+                local.resources,
+                self.membership,
+                local.questions,
             ),
             **peer_table.inspection_table(
                 local.counters,
@@ -221,7 +221,7 @@ class Lan:
                 self.far_output,
                 self.probing,
                 self.peers.relays,
-                self._answered,
+                local.questions,
             ),
             Probe: self._probe,
             LastLinesSent: self._last_lines,
@@ -363,8 +363,7 @@ class Lan:
         self.kept.lose_peer(home)
         local.messages.lose_node(number)
         self.draining.lose_peer(home)
-        self.far_pools.lose_peer(home)
-        local.rounds.lose_peer(home)
+        local.workers.lose_peer(home)
         self.far_actors.lose_peer(home)
         self.spares.lose_peer(home, number)
         self.far_output.lose_peer(home)
@@ -416,11 +415,6 @@ class Lan:
 
     def _probe(self, home: int, message: Probe) -> None:
         self.peers.send(home, Probed(message.number))
-
-    def _answered(self, home: int, message: CountersNow | LookTold) -> None:
-        number = self.peers.number_of(home)
-        if number is not None:
-            self.local.questions.told(home, number, message)
 
     def _group_message(self, home: int, message: Any) -> None:
         number = self.peers.number_of(home)

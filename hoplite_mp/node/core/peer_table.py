@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.inspect.tracing import Tracing
     from hoplite_mp.node.inspect.waits import Waits
     from hoplite_mp.node.membership.probing import Probing
+    from hoplite_mp.node.membership.questions import Questions
     from hoplite_mp.node.membership.relays import Relays
     from hoplite_mp.node.objects.exports import Exports
     from hoplite_mp.node.objects.imports import Imports
@@ -25,14 +26,15 @@ if TYPE_CHECKING:
     from hoplite_mp.node.output.far_output import FarOutput
     from hoplite_mp.node.recovery.recovering import Recovering
     from hoplite_mp.node.tasks.delegation import Delegation
-    from hoplite_mp.node.tasks.far_pools import FarPools
     from hoplite_mp.node.tasks.guests import Guests
+    from hoplite_mp.node.tasks.pool_requests import PoolRequests
     from hoplite_mp.node.tasks.resources import Resources
     from hoplite_mp.node.tasks.rounds import Rounds
+    from hoplite_mp.node.tasks.workers import Workers
 
 __all__ = ["Taker", "inspection_table", "object_table", "task_table"]
 
-Taker = Callable[[int, Any], None]  # id of the host that has sent it, the message
+Taker = Callable[[int, Any], object]  # id of the host that has sent it, the message
 
 
 def object_table(
@@ -68,10 +70,12 @@ def object_table(
 def task_table(
     guests: Guests,
     delegation: Delegation,
-    far_pools: FarPools,
+    workers: Workers,
+    pool_requests: PoolRequests,
     rounds: Rounds,
     resources: Resources,
     membership: Membership,
+    questions: Questions,
 ) -> dict[type, Taker]:
     """Tasks and workers of several hosts."""
     return {
@@ -79,13 +83,15 @@ def task_table(
         peers.TaskEnded: delegation.ended,
         peers.CancelTask: lambda home, message: guests.cancel(message.task),
         peers.RecallTasks: lambda home, message: guests.recall(home, message.tasks),
-        peers.OpenFarPool: far_pools.asked,
-        peers.FarPoolOpened: far_pools.opened,
-        peers.CloseFarPool: far_pools.closed,
-        peers.OpenFarRound: rounds.receive,
-        peers.FarRoundOpened: rounds.receive,
-        peers.EndFarRound: rounds.receive,
-        peers.FarRoundEnded: rounds.receive,
+        peers.OpenFarPool: pool_requests.asked,
+        peers.FarPoolOpened: questions.told,
+        peers.CloseFarPool: lambda home, message: workers.close_lent(
+            home, message.pool, message.kill
+        ),
+        peers.OpenFarRound: rounds.asked,
+        peers.FarRoundOpened: rounds.opened,
+        peers.EndFarRound: rounds.end_here,
+        peers.FarRoundEnded: questions.told,
         peers.ResourcesFreed: lambda home, message: resources.freed_there(home),
         peers.AddWorkers: membership.grow,
     }
@@ -98,14 +104,13 @@ def inspection_table(
     far_output: FarOutput,
     probing: Probing,
     relays: Relays,
-    answered: Taker,
+    questions: Questions,
 ) -> dict[type, Taker]:
-    """What people ask of all nodes, lines of workers, and ways between nodes. answered: takes what
-    another node has counted or seen."""
+    """What people ask of all nodes, lines of workers, and ways between nodes."""
     return {
         peers.CountersAsked: counters.asked,
-        peers.CountersNow: answered,
-        looking.LookTold: answered,
+        peers.CountersNow: questions.told,
+        looking.LookTold: questions.told,
         looking.ClockAsked: tracing.clock,
         looking.TraceAsked: tracing.asked,
         looking.TraceRead: tracing.read,

@@ -20,11 +20,11 @@ from hoplite_mp.node.groups import groups
 from hoplite_mp.node.groups.group_waits import group_waits
 from hoplite_mp.node.groups.point_to_point import PointToPoint
 from hoplite_mp.node.inspect.counters import Counters
-from hoplite_mp.node.inspect.questions import Questions
 from hoplite_mp.node.inspect.recording import Recording
 from hoplite_mp.node.inspect.tracing import Tracing
 from hoplite_mp.node.inspect.waits import Waits
 from hoplite_mp.node.life import Life
+from hoplite_mp.node.membership.questions import Questions
 from hoplite_mp.node.objects import imports, leases, places, store
 from hoplite_mp.node.objects.context import HostContext
 from hoplite_mp.node.objects.exports import Exports
@@ -157,7 +157,11 @@ class Rooms:
         about = self.groups, self.messages, client, tasks
         self.waits.add("groups", lambda: group_waits(*about))
         self.waits.add("actors", lambda: actors_here(self.actors))
-        self.rounds = rounds.Rounds(host, self.workers, *both, above)
+        of_pools = self.workers, *both
+        self.rounds = rounds.Rounds(host, *of_pools, self.questions, above)
+        self.pool_requests = pool_requests.PoolRequests(
+            host, self.requests, *of_pools, self.resources, self.questions, above
+        )
         self.pages = Pages(host, start.workers)
         self.standing = standing.StandingRequests(
             host, self.requests, self.life, self.management, above
@@ -171,10 +175,9 @@ class Rooms:
     def _answer(self, host: HostContext, config: Config) -> None:
         """Which room answers which request."""
         requests, above = self.requests, self.above
-        of_pools = self.workers, self.delegation, above
         for room in (
             leases.Leases(host, requests, self.pages, above),
-            pool_requests.PoolRequests(host, requests, *of_pools),
+            self.pool_requests,
             self.import_requests,
             self.standing,
         ):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import errors, ids
 from hoplite_mp.protocol.local import Reply
-from hoplite_mp.protocol.peers import CloseFarPool
 from hoplite_mp.protocol.reports import NodeReturned
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from hoplite_mp.node.tasks.pools import Pool, WorkerInfo
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.actors import BindActor
-    from hoplite_mp.protocol.local import OpenPool
     from hoplite_mp.protocol.messages import NodeJoined
     from hoplite_mp.protocol.peers import PeerMessage
 
@@ -141,12 +139,6 @@ class Upward:
         if self.lan is not None:
             self.lan.recovering.leases(slot)
 
-    def open_far(self, number: int, ask: OpenPool, done: Callable[[str, bool], None]) -> None:
-        if self.lan is None:
-            done("", False)
-        else:
-            self.lan.far_pools.open(number, ask, done)
-
     def tell_workers(self, count: int) -> None:
         if self.lan is not None:
             self.lan.membership.tell_workers(count)
@@ -253,10 +245,6 @@ class Upward:
     def may_leave(self) -> bool:
         return self.lan is not None
 
-    def pool_closed(self, pool: int, kill: bool) -> None:
-        if self.lan is not None:
-            self.lan.far_pools.close(pool, kill)
-
     def pool_forgotten(self, pool: Pool) -> None:
         self.rooms.rounds.forget(pool.number)
         if pool.demand:
@@ -283,10 +271,6 @@ class Upward:
 
     def leaves(self) -> bool:
         return self.rooms.host.roster.leaves
-
-    def close_far_pool(self, home: int, pool: int) -> None:
-        if self.lan is not None:
-            self.lan.far_pools.closed(home, CloseFarPool(pool, False))
 
     # -- node/tasks/draining.py --------------------------------------------------------------------
 

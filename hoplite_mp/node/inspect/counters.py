@@ -14,7 +14,7 @@ from hoplite_mp.protocol.peers import CountersAsked, CountersNow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.inspect.questions import Answer, Questions
+    from hoplite_mp.node.membership.questions import Answer, Questions
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.tasks.sweeper import Sweeper
     from hoplite_mp.node.tasks.workers import Workers

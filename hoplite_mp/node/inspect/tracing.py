@@ -21,8 +21,8 @@ from hoplite_mp.protocol.looking import PIECE_BYTES_MAX, ClockAsked, LookTold, T
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hoplite_mp.node.inspect.questions import Answer, Questions
     from hoplite_mp.node.inspect.recording import Recording
+    from hoplite_mp.node.membership.questions import Answer, Questions
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.protocol.local import Request
 

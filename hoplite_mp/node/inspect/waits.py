@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hoplite_mp.node.collectives.operations import Operations
-    from hoplite_mp.node.inspect.questions import Answer, Questions
     from hoplite_mp.node.inspect.recording import Recording
+    from hoplite_mp.node.membership.questions import Answer, Questions
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.ports import Stacks
     from hoplite_mp.node.tasks.delegation import Delegation

@@ -17,7 +17,7 @@ from hoplite_mp import _tasks, errors, ids, serial
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.node.objects.store import NODE_SLOT
 from hoplite_mp.node.tasks.guests import NO_OBJECT
-from hoplite_mp.protocol.peers import CancelTask, RecallTasks, Release, RunTask
+from hoplite_mp.protocol.peers import CancelTask, CloseFarPool, RecallTasks, Release, RunTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -187,6 +187,12 @@ class Delegation:
         runner = Runner(home, number, workers, there, ahead)
         self.far.setdefault(pool, []).append(runner)
         self.look()
+
+    def close_far(self, pool: int, kill: bool) -> None:
+        """The workers that this pool has on other hosts end."""
+        for runner in list(self.far.get(pool, ())):
+            if runner.pool != COMMON_POOL:
+                self.send(runner.home, CloseFarPool(runner.pool, kill))
 
     def forget_pool(self, pool: int) -> None:
         """It is closed."""

@@ -1,13 +1,21 @@
-"""Workers that processes of this host ask for: pools, more workers, tasks at one node.
+"""Workers that processes of this host, or other nodes, ask for: pools, more workers, tasks at one
+node.
 
-Why it exists: a pool of every host (`far`) is open only when the other hosts have opened theirs.
-It must never know: what the workers run, how other hosts are reached.
+Why it exists: an executor's workers, or the peers of an spmd, may be on any node. Here a pool has a
+number and perhaps some workers; each other node opens one for it, with workers of its own, and runs
+only what this node sends there. The pool is open when all have answered.
+It must never know: what the workers run, how messages travel.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hoplite_mp import ids
+from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.node.tasks.delegation import AHEAD_TASKS
+from hoplite_mp.node.tasks.guests import NO_OBJECT
 from hoplite_mp.node.tasks.pools import Pool
 from hoplite_mp.protocol.local import (
     AddWorkers,
@@ -19,13 +27,17 @@ from hoplite_mp.protocol.local import (
     SetUp,
     SetupFailed,
 )
+from hoplite_mp.protocol.peers import CloseFarPool, FarPoolOpened, OpenFarPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.node.membership.questions import Answer, Questions
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.requests import Handler, Requests
     from hoplite_mp.node.tasks.delegation import Delegation
+    from hoplite_mp.node.tasks.guests import Guests
+    from hoplite_mp.node.tasks.resources import Resources
     from hoplite_mp.node.tasks.workers import Workers
     from hoplite_mp.protocol.local import Request
 
@@ -38,10 +50,6 @@ class Above(Protocol):
     def audience_of(self, slot: int) -> int:
         """Where what workers print is sent, that the process in this slot asks for."""
 
-    def open_far(self, number: int, ask: OpenPool, done: Callable[[str, bool], None]) -> None:
-        """Opens this pool at all other hosts. `done` gets why it could not be, or "", and whether
-        because a host was lost."""
-
     def tell_workers(self, count: int) -> None:
         """This host has so many workers for everybody's tasks."""
 
@@ -50,7 +58,7 @@ class Above(Protocol):
 
 
 class PoolRequests:
-    """Of the processes of one host."""
+    """Of one node."""
 
     def __init__(
         self,
@@ -58,15 +66,24 @@ class PoolRequests:
         requests: Requests,
         workers: Workers,
         delegation: Delegation,
+        guests: Guests,
+        resources: Resources,
+        questions: Questions,
         above: Above,
     ) -> None:
         self.client = host.client
+        self.imports = host.imports
+        self.roster = host.roster
+        self.send_peer = host.send_peer
         self.lines = host.clients
         self.reply = host.reply
         self.replier = host.replier
         self.requests = requests
         self.workers = workers
         self.delegation = delegation
+        self.guests = guests
+        self.resources = resources
+        self.questions = questions
         self.above = above
 
     @property
@@ -116,10 +133,47 @@ class PoolRequests:
             else:
                 reply(Reply(request.number, None if error else number, error))
 
-        if ask.far:
-            self.above.open_far(number, ask, done)
-        else:
-            done("", False)
+        self._open_far(number, ask, done)
+
+    def _open_far(self, pool: int, ask: OpenPool, done: Callable[[str, bool], None]) -> None:
+        """Workers on other nodes for a pool of this host; `done` hears "", or why there are none,
+        and whether that is because a node is lost."""
+        local, members = self.workers.pools[pool], self.roster.by_number
+        gone = next((number for number, _ in ask.far if number not in members), None)
+        if gone is not None:
+            self.workers.close(pool, True)
+            done(f"node h{gone} is gone", True)
+            return
+        setup = ids.pack_id(self.client.home, ask.setup) if ask.setup else NO_OBJECT
+        about = ask.max_tasks, setup, local.audience, ask.env, ask.demand
+        wanted = {members[number].home: workers for number, workers in ask.far}
+
+        def make(workers: int, number: int) -> OpenFarPool:
+            return OpenFarPool(number, workers, *about)
+
+        def opened(found: dict[int, Answer]) -> None:
+            error = ""
+            is_open = self.workers.pools.get(pool) is local and not local.closing
+            for home, answer in found.items():
+                there: FarPoolOpened = answer.message
+                if there.error:
+                    error = there.error
+                elif not is_open:  # its owner has died, or closed it
+                    self.send_peer(home, CloseFarPool(there.pool, True))
+                elif home in self.delegation.runners:
+                    ahead = 0 if ask.exact else AHEAD_TASKS
+                    self.delegation.add_far(pool, home, there.pool, wanted[home], ahead)
+            lost = any(home not in found or home not in self.delegation.runners for home in wanted)
+            if lost:
+                error = "a node was lost while its workers were started"
+            elif not is_open:
+                error = "the pool has been closed while its workers were started"
+            if error and is_open:
+                self.workers.close(pool, True)
+            done(error, lost)
+
+        makes = {home: functools.partial(make, workers) for home, workers in wanted.items()}
+        self.questions.ask_each(makes, opened, None)
 
     def add_workers(self, slot: int, request: Request) -> None:
         """More workers on this node, or on another one."""
@@ -160,3 +214,37 @@ class PoolRequests:
         ask: Any = request.ask
         self.workers.setup_failed(slot, ask.summary, ask.text)
         self.reply(slot, Reply(request.number))
+
+    # -- for other nodes -----------------------------------------------------------------------
+
+    def asked(self, home: int, message: OpenFarPool) -> None:
+        """Another node wants workers of its own here."""
+        if message.setup == NO_OBJECT:
+            self._start(home, message, 0)
+            return
+
+        def ready(holds: list[Any]) -> None:
+            if holds[0] is None:
+                answer = FarPoolOpened(message.number, 0, "its initializer is gone")
+                self.send_peer(home, answer)
+            else:
+                self._start(home, message, holds[0].oid)
+
+        self.imports.ask([message.setup], ready)
+
+    def _start(self, home: int, message: OpenFarPool, setup: int) -> None:
+        if home not in self.roster.by_home:
+            return
+        pool = None
+        able = self.resources.ledger.could_ever(message.demand)
+        if able and not self.roster.leaves:
+            audience = self.guests.audience_here(home, message.audience)
+            about = audience, message.env, message.demand
+            opened = Pool(0, message.workers, NODE_SLOT, message.max_tasks, setup, False, *about)
+            pool = opened.number if self.workers.open(opened) else None
+        error = "" if pool is not None else f"node h{self.client.number} can start no more workers"
+        if pool is None and self.workers.pauses():
+            error += f": {self.workers.trouble}"
+        if pool is not None:
+            self.guests.pools[pool] = home
+        self.send_peer(home, FarPoolOpened(message.number, pool or 0, error))

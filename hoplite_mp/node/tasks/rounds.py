@@ -11,6 +11,7 @@ It must never know: what the tasks do, who waits for them.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,8 +28,7 @@ from hoplite_mp.protocol.peers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from hoplite_mp.node.membership.questions import Answer, Questions
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.tasks.delegation import Delegation
     from hoplite_mp.node.tasks.guests import Guests
@@ -61,15 +61,6 @@ class Round:
     unsent: dict[int, int] = field(default_factory=dict)  # home -> tasks that are to go there
 
 
-@dataclass(slots=True)
-class Opening:
-    """A round that waits for the answers of other nodes."""
-
-    round: Round
-    waiting: set[int]  # homes
-    done: Callable[[], None]
-
-
 class Above(Protocol):
     """What rooms above this one know, or must hear."""
 
@@ -78,9 +69,6 @@ class Above(Protocol):
 
     def leaves(self) -> bool:
         """Is this node leaving the cluster?"""
-
-    def close_far_pool(self, home: int, pool: int) -> None:
-        """A pool of this host is closed, by the host for which it was opened."""
 
 
 class Rounds:
@@ -92,6 +80,7 @@ class Rounds:
         workers: Workers,
         delegation: Delegation,
         guests: Guests,
+        questions: Questions,
         above: Above,
     ) -> None:
         self.loop = host.loop
@@ -104,11 +93,9 @@ class Rounds:
         self.workers = workers
         self.delegation = delegation
         self.guests = guests
+        self.questions = questions
         self.above = above
         self.by_pool: dict[int, Round] = {}
-        self.openings: dict[int, Opening] = {}  # by number
-        self.endings: dict[int, tuple[set[int], Callable[[], None]]] = {}  # homes, who waits
-        self._last = 0
 
     def __contains__(self, pool: int) -> bool:
         return pool in self.by_pool
@@ -126,55 +113,32 @@ class Rounds:
             return
         here = not ask.nodes or self.client.number in ask.nodes
         round = self.by_pool[number] = Round(number, self._roster() if here else set())
-
-        def done() -> None:
-            count = len(round.waiting) + sum(workers for _, workers in round.far.values())
-            reply(Reply(request.number, (number, count)))
-
         others = [
             member.home
             for member in self.roster.by_home.values()
             if member.workers and (not ask.nodes or member.node in ask.nodes)
         ]
-        if not others:
-            done()
-            return
-        self._last += 1
-        opening = self.openings[self._last] = Opening(round, set(others), done)
-        for home in others:
-            if not self._send(home, OpenFarRound(self._last)):
-                opening.waiting.discard(home)
-        self._look(self._last)
-        if ask.timeout_s is not None:
-            late = functools.partial(self._late, self._last, reply, request.number)
-            self.loop.call_later(ask.timeout_s, late)
+        patience = ask.timeout_s
+        deadline = math.inf if patience is None else self.loop.now() + patience
 
-    def _send(self, home: int, message: Any) -> bool:
-        return self.send_peer(home, message)
+        def opened(found: dict[int, Answer]) -> None:
+            there = {home: answer.message for home, answer in found.items()}
+            round.far = {home: (one.pool, one.workers) for home, one in there.items() if one.pool}
+            if self.by_pool.get(number) is not round:  # its caller has died
+                self._close_there(round)
+            elif len(found) < len(others) and self.loop.now() >= deadline:
+                self.workers.close(number, False)
+                reply(Reply(request.number))
+            else:
+                count = len(round.waiting) + sum(workers for _, workers in round.far.values())
+                reply(Reply(request.number, (number, count)))
+
+        self.questions.ask(others, OpenFarRound, opened, patience)
 
     def opened(self, home: int, message: FarRoundOpened) -> None:
         """Another node's answer."""
-        opening = self.openings.get(message.number)
-        wanted = opening is not None and home in opening.waiting
-        if opening is not None and wanted and self.by_pool.get(opening.round.pool) is opening.round:
-            opening.waiting.discard(home)
-            if message.workers:
-                opening.round.far[home] = (message.pool, message.workers)
-            self._look(message.number)
-        elif message.pool:  # too late
-            self._send(home, CloseFarPool(message.pool, False))
-
-    def _look(self, number: int) -> None:
-        opening = self.openings.get(number)
-        if opening is not None and not opening.waiting:
-            del self.openings[number]
-            opening.done()
-
-    def _late(self, number: int, reply: Callable[[Reply], None], asked: int) -> None:
-        opening = self.openings.pop(number, None)
-        if opening is not None:
-            self.workers.close(opening.round.pool, False)
-            reply(Reply(asked))
+        if not self.questions.told(home, message) and message.pool:  # too late
+            self.send_peer(home, CloseFarPool(message.pool, False))
 
     def begin(self, slot: int, request: Request) -> None:
         """All tasks are queued: each node gets its share of them."""
@@ -210,37 +174,11 @@ class Rounds:
         """The caller waits no longer."""
         reply = self.replier(slot)
         round = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
-        self._last += 1
-        number, homes = self._last, set()
+        far = {} if round is None else round.far
+        ends = {home: functools.partial(EndFarRound, pool=pool) for home, (pool, _) in far.items()}
         if round is not None:
-            for home, (there, _) in round.far.items():
-                if self._send(home, EndFarRound(number, there)):
-                    homes.add(home)
             self.workers.close(round.pool, False)
-        self.endings[number] = homes, lambda: reply(Reply(request.number))
-        self.loop.call_later(END_PATIENCE_S, lambda: self._ended(number, homes))
-        self._ended(number, set())
-
-    def _ended(self, number: int, homes: set[int]) -> None:
-        """These know."""
-        waiting, done = self.endings.get(number, (set(), None))
-        waiting -= homes
-        if done is not None and not waiting:
-            del self.endings[number]
-            done()
-
-    def receive(self, home: int, message: Any) -> None:
-        """What another node says of a round."""
-        match message:
-            case OpenFarRound():
-                self.asked(home, message)
-            case FarRoundOpened():
-                self.opened(home, message)
-            case EndFarRound():
-                self.above.close_far_pool(home, message.pool)
-                self._send(home, FarRoundEnded(message.number))
-            case FarRoundEnded():
-                self._ended(message.number, {home})
+        self.questions.ask_each(ends, lambda _: reply(Reply(request.number)), END_PATIENCE_S)
 
     # -- the node of the workers -----------------------------------------------------------------
 
@@ -253,7 +191,12 @@ class Rounds:
             self.by_pool[number] = Round(number, roster, begun=True)
             self.guests.pools[number] = home
         workers = len(roster) if number is not None else 0
-        self._send(home, FarRoundOpened(message.number, number or 0, workers))
+        self.send_peer(home, FarRoundOpened(message.number, number or 0, workers))
+
+    def end_here(self, home: int, message: EndFarRound) -> None:
+        """That node's caller waits no longer."""
+        self.workers.close_lent(home, message.pool, False)
+        self.send_peer(home, FarRoundEnded(message.number))
 
     def arrived(self, pool: int) -> None:
         """A task of another node is queued in that pool."""
@@ -331,13 +274,8 @@ class Rounds:
         if round is None:
             return
         self.guests.withdraw(pool)
-        for home, (there, _) in round.far.items():
-            self._send(home, CloseFarPool(there, False))
+        self._close_there(round)
 
-    def lose_peer(self, home: int) -> None:
-        """That node is gone; tasks that it was given have failed."""
-        for number, opening in list(self.openings.items()):
-            opening.waiting.discard(home)
-            self._look(number)
-        for number in list(self.endings):
-            self._ended(number, {home})
+    def _close_there(self, round: Round) -> None:
+        for home, (pool, _) in round.far.items():
+            self.send_peer(home, CloseFarPool(pool, False))

@@ -49,9 +49,6 @@ class Above(hints.Above, Protocol):
     def is_round(self, pool: int) -> bool:
         """See node/tasks/rounds.py."""
 
-    def pool_closed(self, pool: int, kill: bool) -> None:
-        """Nobody sends it tasks any more."""
-
     def pool_forgotten(self, pool: Pool) -> None:
         """It has no workers any more, and its number may be another pool's soon."""
 
@@ -154,13 +151,24 @@ class Workers(Hints):
         if pool is None:
             return
         pool.closing = True
-        self.above.pool_closed(number, kill)
+        self.delegation.close_far(number, kill)
         self.client.open_pool(number, POOL_CLOSING)
         self.tasks.wake_pool(number)
         if kill:
             for worker in list(pool.workers.values()):
                 self.kill(worker, "closing")
         self.forget_if_empty(pool)
+
+    def close_lent(self, home: int, number: int, kill: bool) -> None:
+        """The other host for whose tasks that pool was opened needs it no more."""
+        if self.guests.pools.get(number) == home:
+            del self.guests.pools[number]
+            self.close(number, kill)
+
+    def lose_peer(self, home: int) -> None:
+        """That host is gone, and nobody else gives anything to the workers that it had here."""
+        for number in [pool for pool, owner in self.guests.pools.items() if owner == home]:
+            self.close_lent(home, number, True)
 
     def close_owned(self, owner: int) -> None:
         """Pools that a dead process had opened: nobody is left who could give them a task."""

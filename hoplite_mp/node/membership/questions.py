@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.protocol.peers import PeerMessage
@@ -46,6 +46,7 @@ class Questions:
 
     def __init__(self, host: HostContext) -> None:
         self.loop = host.loop
+        self.roster = host.roster
         self.send_peer = host.send_peer
         self.open: dict[int, _Question] = {}
         self._next = 1
@@ -55,26 +56,38 @@ class Questions:
         homes: Iterable[int],
         make: Callable[[int], PeerMessage],
         done: Callable[[dict[int, Answer]], None],
-        patience_s: float = PATIENCE_S,
+        patience_s: float | None = PATIENCE_S,
     ) -> None:
-        """Sends `make(number)` to these hosts; `done` gets the answers that came, by home."""
+        """Sends `make(number)` to these hosts; `done` gets the answers that came, by home. patience
+        None: until all have answered, or are lost."""
+        self.ask_each(dict.fromkeys(homes, make), done, patience_s)
+
+    def ask_each(
+        self,
+        makes: Mapping[int, Callable[[int], PeerMessage]],
+        done: Callable[[dict[int, Answer]], None],
+        patience_s: float | None = PATIENCE_S,
+    ) -> None:
+        """The same, with a message of its own for each host. makes: by home."""
         number, self._next = self._next, self._next + 1
-        waiting = set(homes)
+        waiting = set(makes)
         question = self.open[number] = _Question(waiting, done, self.loop.now_ns())
-        for home in list(waiting):
+        for home, make in makes.items():
             if not self.send_peer(home, make(number)):
                 waiting.discard(home)
         self._look(number)
-        if self.open.get(number) is question:
+        if patience_s is not None and self.open.get(number) is question:
             self.loop.call_later(patience_s, lambda: self._end(number))
 
-    def told(self, home: int, node: int, message: Any) -> None:
-        """An answer; its `number` says to what."""
-        question = self.open.get(message.number)
-        if question is not None and home in question.waiting:
-            question.waiting.discard(home)
-            question.found[home] = Answer(node, message, question.asked_ns, self.loop.now_ns())
-            self._look(message.number)
+    def told(self, home: int, message: Any) -> bool:
+        """An answer; its `number` says to what. False: nobody waits for it any more."""
+        question, node = self.open.get(message.number), self.roster.number_of(home)
+        if question is None or home not in question.waiting or node is None:
+            return False
+        question.waiting.discard(home)
+        question.found[home] = Answer(node, message, question.asked_ns, self.loop.now_ns())
+        self._look(message.number)
+        return True
 
     def lose_peer(self, home: int) -> None:
         """That host will not answer."""

@@ -1,0 +1,234 @@
+"""Workers on other hosts for a pool, and for a round: asked for, answered, late, lost, closed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hoplite_mp.node.membership.questions import Questions
+from hoplite_mp.node.roster import Roster
+from hoplite_mp.node.tasks.pool_requests import PoolRequests
+from hoplite_mp.node.tasks.pools import Pool, WorkerInfo
+from hoplite_mp.node.tasks.rounds import Rounds
+from hoplite_mp.protocol.local import OpenPool, Request
+from hoplite_mp.protocol.messages import Member
+from hoplite_mp.protocol.peers import (
+    CloseFarPool,
+    EndFarRound,
+    FarPoolOpened,
+    FarRoundEnded,
+    FarRoundOpened,
+    OpenFarPool,
+    OpenFarRound,
+)
+from hoplite_mp.protocol.rounds import EndRound, OpenRound
+from tests.node.manual_loop import ManualLoop
+
+SLOT = 2  # of the process that asks
+FIRST, SECOND = 11, 22  # homes of nodes 1 and 2
+OTHERS = {FIRST: 1, SECOND: 2}
+
+
+class World:
+    """One node with the rooms that are tested; it has two workers for everybody's tasks."""
+
+    def __init__(self) -> None:
+        self.loop = ManualLoop()
+        self.roster = Roster()
+        for home, number in OTHERS.items():
+            self.roster.add(Member(number, 1, home, 4))
+        self.sent: list[tuple[int, Any]] = []
+        self.replies: list[Any] = []
+        self.far: list[tuple[int, int, int, int, int]] = []
+        self.runners = dict.fromkeys(OTHERS, SimpleNamespace(number=1))
+        common = Pool(0, 2, 1, workers={slot: WorkerInfo(slot, 0) for slot in (5, 6)})
+        self.pools = {0: common}
+        self.unread: list[Any] = []
+        line: Any = SimpleNamespace(
+            loop=self.loop,
+            roster=self.roster,
+            client=SimpleNamespace(number=0, home=77),
+            clients={SLOT: "line"},
+            imports=None,
+            tasks=None,
+            send_peer=self.send,
+            reply=lambda slot, reply: self.replies.append(reply),
+            replier=lambda slot: self.replies.append,
+        )
+        workers: Any = SimpleNamespace(
+            pools=self.pools,
+            open=self.open,
+            open_bound=lambda owner, audience: self.open(Pool(0, 0, owner)) and len(self.pools) - 1,
+            close=self.close,
+            why_none="no worker can be started",
+        )
+        requests: Any = SimpleNamespace(
+            given=[],
+            is_latest=lambda slot, number: True,
+            undo_unread=lambda *undo: self.unread.append(undo),
+        )
+        delegation: Any = SimpleNamespace(
+            runners=self.runners, add_far=lambda *about: self.far.append(about)
+        )
+        guests: Any = SimpleNamespace(pools={}, withdraw=lambda pool: None)
+        above: Any = SimpleNamespace(audience_of=lambda slot: 0, leaves=lambda: False)
+        self.questions = Questions(line)
+        rooms = workers, delegation, guests
+        nobody: Any = None
+        self.requests = PoolRequests(line, requests, *rooms, nobody, self.questions, above)
+        self.rounds = Rounds(line, *rooms, self.questions, above)
+
+    def send(self, home: int, message: Any) -> bool:
+        if home in self.roster.by_home:
+            self.sent.append((home, message))
+        return home in self.roster.by_home
+
+    def open(self, pool: Pool, descriptors: Any = None) -> bool:
+        pool.number = len(self.pools)
+        self.pools[pool.number] = pool
+        return True
+
+    def close(self, number: int, kill: bool) -> None:
+        pool = self.pools.pop(number, None)
+        if pool is not None:
+            pool.closing = True
+            self.rounds.forget(number)
+
+    def lose(self, home: int) -> None:
+        """As core/lan.py does."""
+        self.roster.remove(OTHERS[home])
+        del self.runners[home]
+        self.questions.lose_peer(home)
+
+    def open_far(self, *, exact: bool = False) -> int:
+        """The number under which the two other nodes are asked for 3 and 4 workers."""
+        ask = OpenPool(1, 0, 0, [(1, 3), (2, 4)], exact)
+        self.requests.open(SLOT, Request(1, 0, ask))
+        found = self.taken()
+        assert [(home, ask.workers) for home, ask in found] == [(FIRST, 3), (SECOND, 4)]
+        assert all(isinstance(ask, OpenFarPool) for _, ask in found)
+        return int(found[0][1].number)
+
+    def open_round(self, timeout_s: float | None = None) -> int:
+        """Likewise of a round, in which all workers take part."""
+        self.rounds.open(SLOT, Request(1, 0, OpenRound([], timeout_s)))
+        number = self.taken()[0][1].number
+        return int(number)
+
+    def taken(self) -> list[tuple[int, Any]]:
+        """What has been sent since this was asked last."""
+        found, self.sent = self.sent, []
+        return found
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_pool_is_open_when_all_have_answered(world: World, exact: bool) -> None:
+    number = world.open_far(exact=exact)
+    world.questions.told(SECOND, FarPoolOpened(number, 9))
+    assert not world.replies
+    world.questions.told(FIRST, FarPoolOpened(number, 8))
+    assert [(reply.value, reply.error) for reply in world.replies] == [(1, "")]
+    ahead = 0 if exact else 2
+    assert sorted(world.far) == [(1, FIRST, 8, 3, ahead), (1, SECOND, 9, 4, ahead)]
+    assert world.unread, "who does not read the reply has no use for the pool"
+
+
+def test_one_cannot_open_it(world: World) -> None:
+    number = world.open_far()
+    world.questions.told(FIRST, FarPoolOpened(number, 0, "h1 can start no more workers"))
+    world.questions.told(SECOND, FarPoolOpened(number, 9))
+    assert [(r.value, r.error) for r in world.replies] == [(None, "h1 can start no more workers")]
+    assert world.far == [(1, SECOND, 9, 4, 2)], "closing it closes that one"
+    assert list(world.pools) == [0]
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_one_is_lost_before_it_is_open(world: World, answers: bool) -> None:
+    number = world.open_far()
+    if answers:
+        world.questions.told(SECOND, FarPoolOpened(number, 9))
+    world.lose(SECOND)
+    world.questions.told(FIRST, FarPoolOpened(number, 8))
+    (reply,) = world.replies
+    assert (reply.value, reply.error) == ("a node was lost while its workers were started", "")
+    assert list(world.pools) == [0]
+
+
+def test_its_owner_dies_before_it_is_open(world: World) -> None:
+    number = world.open_far()
+    world.questions.told(FIRST, FarPoolOpened(number, 8))
+    world.close(1, True)
+    world.open(Pool(0, 1, SLOT + 1))  # another one has its number
+    world.questions.told(SECOND, FarPoolOpened(number, 9))
+    assert world.taken() == [(FIRST, CloseFarPool(8, True)), (SECOND, CloseFarPool(9, True))]
+    assert not world.far
+    assert 1 in world.pools
+
+
+def test_on_a_node_that_is_gone_already(world: World) -> None:
+    ask = OpenPool(1, 0, 0, [(1, 3), (7, 4)], False)
+    world.requests.open(SLOT, Request(1, 0, ask))
+    assert [reply.value for reply in world.replies] == ["node h7 is gone"]
+    assert not world.sent
+    assert list(world.pools) == [0]
+
+
+def test_a_round_counts_the_workers_of_all(world: World) -> None:
+    number = world.open_round()
+    world.rounds.opened(FIRST, FarRoundOpened(number, 8, 3))
+    assert not world.replies
+    world.lose(SECOND)
+    assert [reply.value for reply in world.replies] == [(1, 2 + 3)]
+    assert not world.taken()
+
+
+def test_of_a_round_one_is_late(world: World) -> None:
+    """Those that have answered need not wait for the caller, who has given it up."""
+    number = world.open_round(0.5)
+    world.rounds.opened(FIRST, FarRoundOpened(number, 8, 3))
+    world.loop.pass_to(world.loop.now() + 0.5)
+    assert [reply.value for reply in world.replies] == [None]
+    assert world.taken() == [(FIRST, CloseFarPool(8, False))]
+    assert list(world.pools) == [0]
+    world.rounds.opened(SECOND, FarRoundOpened(number, 9, 3))
+    assert world.taken() == [(SECOND, CloseFarPool(9, False))]
+    assert len(world.replies) == 1
+
+
+def test_the_caller_of_a_round_dies_while_it_is_opened(world: World) -> None:
+    number = world.open_round()
+    world.rounds.opened(FIRST, FarRoundOpened(number, 8, 3))
+    world.close(1, False)
+    world.rounds.opened(SECOND, FarRoundOpened(number, 0, 0))
+    assert world.taken() == [(FIRST, CloseFarPool(8, False))]
+    assert not world.replies
+
+
+@pytest.mark.parametrize("ends", ["answers", "lost", "silent"])
+def test_a_round_has_ended_when_all_know(world: World, ends: str) -> None:
+    opened = world.open_round()
+    world.rounds.opened(FIRST, FarRoundOpened(opened, 8, 3))
+    world.rounds.opened(SECOND, FarRoundOpened(opened, 9, 3))
+    world.replies.clear()
+    world.rounds.end(SLOT, Request(2, 0, EndRound(1)))
+    asked = {home: one for home, one in world.taken() if isinstance(one, EndFarRound)}
+    assert {home: one.pool for home, one in asked.items()} == {FIRST: 8, SECOND: 9}
+    world.questions.told(FIRST, FarRoundEnded(asked[FIRST].number))
+    assert not world.replies
+    if ends == "answers":
+        world.questions.told(SECOND, FarRoundEnded(asked[SECOND].number))
+    elif ends == "lost":
+        world.lose(SECOND)
+    else:
+        world.loop.pass_to(world.loop.now() + 1.0)
+    assert len(world.replies) == 1
+    world.rounds.end(SLOT, Request(3, 0, EndRound(1)))  # there is none any more
+    assert len(world.replies) == 2
+    assert OpenFarRound not in map(type, world.taken())
