@@ -65,8 +65,8 @@ MUTANTS = (
     Mutant(
         "sweeper-does-not-retry-guests",
         "hoplite_mp/node/tasks/sweeper.py",
-        'and (header["owner"] not in (slot, NODE_SLOT) or self.above.is_guest(oid))',
-        'and header["owner"] not in (slot, NODE_SLOT)',
+        'if not (wanted or self.above.is_guest(oid)) or not header["retries_left"]:',
+        'if not wanted or not header["retries_left"]:',
         (
             "A task with retries runs again when its worker dies, wherever it runs; here "
             "one that another host has sent fails with WorkerLostError at the first death."

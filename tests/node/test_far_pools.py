@@ -77,7 +77,7 @@ class World:
         self.questions = Questions(line)
         rooms = workers, delegation, guests
         nobody: Any = None
-        self.requests = PoolRequests(line, requests, *rooms, nobody, self.questions, above)
+        self.requests = PoolRequests(line, requests, nobody, *rooms, nobody, self.questions, above)
         self.rounds = Rounds(line, *rooms, self.questions, above)
 
     def send(self, home: int, message: Any) -> bool:

@@ -18,7 +18,6 @@ from hoplite_mp.protocol.resources import (
     ResourcePlaces,
     TakeResources,
 )
-from hoplite_mp.protocol.retries import TryAgain
 from hoplite_mp.protocol.rounds import BeginRound, EndRound, OpenRound, TakeRound
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from hoplite_mp.node.output.output import Output
     from hoplite_mp.node.requests import Handler
     from hoplite_mp.node.tasks.resources import Resources
-    from hoplite_mp.node.tasks.retries import Retries
     from hoplite_mp.node.tasks.rounds import Rounds
 
 __all__ = ["collective_table", "inspection_table", "task_table"]
@@ -71,10 +69,8 @@ def collective_table(
     }
 
 
-def task_table(
-    actors: Actors, retries: Retries, rounds: Rounds, resources: Resources
-) -> dict[type, Handler]:
-    """Actors, tasks that try again, functions for every worker, resources."""
+def task_table(actors: Actors, rounds: Rounds, resources: Resources) -> dict[type, Handler]:
+    """Actors, functions for every worker, resources."""
     return {
         actor_requests.OpenActor: actors.open,
         actor_requests.FindActor: actors.find,
@@ -87,7 +83,6 @@ def task_table(
         actor_requests.ActorStateAsked: actors.state_asked,
         actor_requests.KeepActorState: actors.keep_state,
         actor_requests.BindActor: actors.bind,
-        TryAgain: retries.ask,
         OpenRound: rounds.open,
         BeginRound: rounds.begin,
         EndRound: rounds.end,

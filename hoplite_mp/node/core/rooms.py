@@ -35,7 +35,6 @@ from hoplite_mp.node.requests import Requests
 from hoplite_mp.node.roster import Roster
 from hoplite_mp.node.tasks import delegation, guests, pool_requests, rounds, sweeper, workers
 from hoplite_mp.node.tasks.resources import Resources
-from hoplite_mp.node.tasks.retries import Retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,7 +159,7 @@ class Rooms:
         of_pools = self.workers, *both
         self.rounds = rounds.Rounds(host, *of_pools, self.questions, above)
         self.pool_requests = pool_requests.PoolRequests(
-            host, self.requests, *of_pools, self.resources, self.questions, above
+            host, self.requests, self.sweeper, *of_pools, self.resources, self.questions, above
         )
         self.pages = Pages(host, start.workers)
         self.standing = standing.StandingRequests(
@@ -184,8 +183,7 @@ class Rooms:
             requests.add(room.handlers)
         of_members = self.messages, config.group_members_max
         requests.add(client_table.collective_table(self.operations, self.groups, *of_members))
-        retries = Retries(host, self.sweeper, self.workers)
-        requests.add(client_table.task_table(self.actors, retries, self.rounds, self.resources))
+        requests.add(client_table.task_table(self.actors, self.rounds, self.resources))
         inspects = self.counters, self.tracing, self.waits, self.output
         requests.add(client_table.inspection_table(*inspects, above.driver_name))
         requests.when_forgotten(self.tracing.forget_client)

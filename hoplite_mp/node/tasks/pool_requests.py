@@ -28,6 +28,7 @@ from hoplite_mp.protocol.local import (
     SetupFailed,
 )
 from hoplite_mp.protocol.peers import CloseFarPool, FarPoolOpened, OpenFarPool
+from hoplite_mp.protocol.retries import TryAgain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.tasks.delegation import Delegation
     from hoplite_mp.node.tasks.guests import Guests
     from hoplite_mp.node.tasks.resources import Resources
+    from hoplite_mp.node.tasks.sweeper import Sweeper
     from hoplite_mp.node.tasks.workers import Workers
     from hoplite_mp.protocol.local import Request
 
@@ -64,6 +66,7 @@ class PoolRequests:
         self,
         host: HostContext,
         requests: Requests,
+        sweeper: Sweeper,
         workers: Workers,
         delegation: Delegation,
         guests: Guests,
@@ -79,6 +82,7 @@ class PoolRequests:
         self.reply = host.reply
         self.replier = host.replier
         self.requests = requests
+        self.sweeper = sweeper
         self.workers = workers
         self.delegation = delegation
         self.guests = guests
@@ -97,6 +101,7 @@ class PoolRequests:
             ClosePool: self.close,
             SetUp: self.set_up,
             SetupFailed: self.setup_failed,
+            TryAgain: self.try_again,
         }
 
     def interrupt(self, slot: int, request: Request) -> None:
@@ -214,6 +219,24 @@ class PoolRequests:
         ask: Any = request.ask
         self.workers.setup_failed(slot, ask.summary, ask.text)
         self.reply(slot, Reply(request.number))
+
+    def try_again(self, slot: int, request: Request) -> None:
+        """A task has raised what costs one of its retries, as its worker's death does."""
+        ask: Any = request.ask
+        header = self.client.inspect(ask.task)
+        claimed = (header["id"], header["state"], header["claimant"]) == (ask.task, "CLAIMED", slot)
+        if claimed and ask.failures:
+            granted = ask.failures <= header["retries_left"]
+            self.sweeper.retried += granted
+        else:
+            granted = claimed and self.sweeper.requeue(header, slot)
+        if granted and not ask.failures:
+            pool = self.workers.pools.get(header["pool"])
+            if pool is None or pool.broken:
+                self.workers.fail(ask.task, "its pool is closed" if pool is None else pool.broken)
+            elif not pool.actor:
+                self.workers.post_queued(pool.number, [ask.task])
+        self.reply(slot, Reply(request.number, granted))
 
     # -- for other nodes -----------------------------------------------------------------------
 

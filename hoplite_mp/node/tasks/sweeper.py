@@ -122,14 +122,7 @@ class Sweeper:
         oid = header["id"]
         timed_out = worker is not None and worker.verdict == "timeout" and worker.verdict_oid == oid
         task = header["kind"] == KIND_TASK
-        if (
-            task
-            and not timed_out
-            and (header["owner"] not in (slot, NODE_SLOT) or self.above.is_guest(oid))
-            and header["retries_left"]
-            and self.client.requeue(oid, slot)
-        ):
-            self.retried += 1
+        if task and not timed_out and header["owner"] != slot and self.requeue(header, slot):
             return True
         if self.client.state(oid) == STATE["ABORTED"]:  # cancelled just now
             self.client.settle(oid, slot)
@@ -162,6 +155,16 @@ class Sweeper:
             )
         self.results.store_error(oid, error)
         return False
+
+    def requeue(self, header: dict[str, Any], slot: int) -> bool:
+        """Another try of what that process has claimed, if one is left and somebody waits for it: a
+        task whose submitter is gone is in a table of the node's."""
+        oid, wanted = header["id"], header["owner"] != NODE_SLOT
+        if not (wanted or self.above.is_guest(oid)) or not header["retries_left"]:
+            return False
+        granted = self.client.requeue(oid, slot)
+        self.retried += granted
+        return granted
 
     # -- adopted tables ------------------------------------------------------------------------
 
