@@ -9,14 +9,17 @@ MUTANTS = (
         "group-calls-frees-parts-of-the-dead",
         "hoplite_mp/node/groups/group_calls.py",
         (
-            "                if ask is not None and ask.call == state.calls and state.go "
-            "is not None:\n"
-            "                    state.left += holds  # it may be decided already, with "
-            "that in it\n"
-            "                else:\n"
-            "                    self.results.unpin(holds)"
+            "                if said is not None and said.ask.call == state.calls and "
+            "state.go is not None:\n"
+            "                    state.left += said.holds  # it may be decided already, "
+            "with that in it\n"
+            "                elif said is not None:\n"
+            "                    self.results.unpin(said.holds)"
         ),
-        "                self.results.unpin(holds)",
+        (
+            "                if said is not None:\n"
+            "                    self.results.unpin(said.holds)"
+        ),
         (
             "A member that dies after its part was taken into a call is in the result of "
             "every rank; here the part is let go while the call is decided, and ranks on "
@@ -120,7 +123,7 @@ MUTANTS = (
     Mutant(
         "groups-open-join-dies-with-the-manager",
         "hoplite_mp/node/groups/groups.py",
-        "        yield from self.asked.values()\n",
+        "        yield from (asked for _, asked in self.joining.values())\n",
         "",
         (
             "A process that is joining a Group when the manager dies becomes a member "

@@ -222,11 +222,7 @@ class OneNode:
         self.number = number
         self.clients: set[int] = set()
         self.client = SimpleNamespace(number=number)
-        self.by_number = {
-            n: SimpleNamespace(member=SimpleNamespace(home=n))
-            for n in range(world.count)
-            if n != number
-        }
+        self.by_number = {n: SimpleNamespace(home=n) for n in range(world.count) if n != number}
         self.moving: list[tuple[Any, Callable[[str, str], None]]] = []
         self.moved: set[tuple[int, int]] = set()  # (call, attempt)
         self.parts: dict[int, GroupCall] = {}
@@ -237,8 +233,8 @@ class OneNode:
         self.gave: set[bytes] = set()  # names of large parts of members here
         meter = SimpleNamespace(rates=(0, 0))
         self.forests = SimpleNamespace(meter=meter)
-        self.loop = self
-        self.calls = GroupCalls(self, self, self)  # type: ignore[arg-type]
+        self.loop = self.roster = self
+        self.calls = GroupCalls(self, self)  # type: ignore[arg-type]
 
     # -- as a node -----------------------------------------------------------------------------
 
@@ -248,7 +244,7 @@ class OneNode:
     def send_manager(self, message: Any) -> None:
         self.world.say(self.number, MANAGER, message)
 
-    def send(self, home: int, message: Any) -> None:
+    def send_peer(self, home: int, message: Any) -> None:
         self.world.say(self.number, home, message)
 
     def hear(self, message: Any) -> None:
@@ -315,6 +311,7 @@ class OneNode:
     def unpin(self, holds: list[Any]) -> None:
         for ask in holds:
             self.held.remove(ask)
+        holds.clear()
 
     def _check_held(self, message: Any, mine: Any) -> None:
         """What lies here and is read here must be there still."""

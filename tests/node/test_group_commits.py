@@ -30,9 +30,10 @@ def commit(attempt: int) -> GroupCommit:
 
 def calls_of(results: mock.Mock, *others: int) -> GroupCalls:
     """Of a node that speaks with those others."""
-    peers = mock.Mock(by_number={number: mock.Mock() for number in others})
+    roster = mock.Mock(by_number={number: mock.Mock() for number in others})
     results.commit.return_value = 1, []
-    return GroupCalls(mock.Mock(client=mock.Mock(number=HERE), clients={}), peers, results)
+    host = mock.Mock(client=mock.Mock(number=HERE), clients={}, roster=roster)
+    return GroupCalls(host, results)
 
 
 def begun(calls: GroupCalls, attempt: int) -> State:

@@ -127,7 +127,7 @@ class Lan:
         self.given = GivenBlocks(local.store, host.client, self.links.engine)
         self.forests = Forests(host, self.links, self.kept, self.given)
         self.transfers = Transfers(host, self.links, self.kept, self.forests)
-        self.group_calls = GroupCalls(host, self.peers, GroupResults(host, self.forests))
+        self.group_calls = GroupCalls(host, GroupResults(host, self.forests))
         local.groups.hosts = self.group_calls
         local.places.fetcher = self.transfers
         local.operations.forests = self.forests

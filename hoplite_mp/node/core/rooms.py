@@ -140,10 +140,8 @@ class Rooms:
             self.notes,
             self.number,
         )
-        self.groups = groups.Groups(
-            client, tasks, self.management.send, lines.reply, self.number, above
-        )
-        self.groups.messages = self.messages = PointToPoint(host)
+        self.messages = PointToPoint(host)
+        self.groups = groups.Groups(host, self.messages, above)
         self.questions = Questions(host)
         self.counters = Counters(host, self.questions, self.sweeper, self.workers)
         self.counters.add(self.resources.counts)

@@ -146,13 +146,10 @@ class Upward:
     def grow_far(self, number: int, count: int) -> bool:
         return self.lan is not None and self.lan.membership.grow_far(number, count)
 
-    # -- node/output/output.py, group_tasks.py -----------------------------------------------------
+    # -- node/output/output.py ---------------------------------------------------------------------
 
     def far_audience(self, home: int) -> Audience | None:
         return None if self.lan is None else self.lan.far_output.audience(home)
-
-    def runs_again(self, oid: int) -> bool:
-        return self.lan is not None and oid in self.lan.recovering.remaking.runs
 
     # -- node/tasks/delegation.py ------------------------------------------------------------------
 
@@ -343,6 +340,9 @@ class Upward:
         self.lan.actor_moves.sought(home, identity)
 
     # -- node/groups/groups.py ---------------------------------------------------------------------
+
+    def runs_again(self, oid: int) -> bool:
+        return self.lan is not None and oid in self.lan.recovering.remaking.runs
 
     def task_of(self, slot: int) -> tuple[bytes, int]:
         rooms = self.rooms

@@ -18,7 +18,7 @@ import msgspec
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.node.groups.early import decide_early, fill_in, fits, lacks, wait_s
 from hoplite_mp.node.groups.group_decisions import Outcome, decide
-from hoplite_mp.node.groups.group_state import Going, State
+from hoplite_mp.node.groups.group_state import Going, Said, State
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.group_calls import (
     GroupCommit,
@@ -35,9 +35,8 @@ from hoplite_mp.protocol.messages import GroupAdmitted
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hoplite_mp.node.groups.group_records import Known
     from hoplite_mp.node.groups.group_results import GroupResults
-    from hoplite_mp.node.membership.peers import Peers
+    from hoplite_mp.node.groups.group_state import Known
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.protocol.group_calls import GroupMessage
     from hoplite_mp.protocol.local import GroupCall
@@ -58,12 +57,13 @@ _log = logging.getLogger("hoplite_mp")
 class GroupCalls:
     """All groups with members on several hosts of which some are here."""
 
-    def __init__(self, host: HostContext, peers: Peers, results: GroupResults) -> None:
+    def __init__(self, host: HostContext, results: GroupResults) -> None:
         self.loop = host.loop
         self.client = host.client
+        self.roster = host.roster
+        self.send_peer = host.send_peer
         self.send_manager = host.send_manager
         self.clients = host.clients
-        self.peers = peers
         self.results = results
         self.states: dict[int, State] = {}  # by generation
         # What other nodes said of groups of which the manager's word is still on its way here.
@@ -85,12 +85,11 @@ class GroupCalls:
         members, known = state.members, state.known
         for rank in range(members.size):
             if not (members.alive | members.joining) >> rank & 1:
-                ask = state.said.pop(rank, None)
-                holds = state.holds.pop(rank, [])
-                if ask is not None and ask.call == state.calls and state.go is not None:
-                    state.left += holds  # it may be decided already, with that in it
-                else:
-                    self.results.unpin(holds)
+                said = state.said.pop(rank, None)
+                if said is not None and said.ask.call == state.calls and state.go is not None:
+                    state.left += said.holds  # it may be decided already, with that in it
+                elif said is not None:
+                    self.results.unpin(said.holds)
         # Each node answers for its own ranks; the leading one will hear of the others'.
         here = {rank for rank, node in enumerate(members.nodes) if node == self.client.number}
         state.starts = {rank: call for rank, call in state.starts.items() if rank in here}
@@ -135,16 +134,15 @@ class GroupCalls:
         if state is None:
             return
         self._let_go(state)
-        for holds in state.holds.values():
-            self.results.unpin(holds)
+        for said in state.said.values():
+            self.results.unpin(said.holds)
 
     def _let_go(self, state: State) -> None:
         """Of an attempt, and of what those gave to it who are gone."""
         go, state.go = state.go, None
         if go is not None:
             self.results.drop(go)
-        left, state.left = state.left, []
-        self.results.unpin(left)
+        self.results.unpin(state.left)
 
     # -- what members say ----------------------------------------------------------------------
 
@@ -152,16 +150,17 @@ class GroupCalls:
         """A member of this host has made its next call."""
         state = self.states.get(ask.generation)
         before = None if state is None else state.said.get(ask.rank)
-        if state is None or ask.call < state.calls or (before and before.call == ask.call):
+        if state is None or ask.call < state.calls or (before and before.ask.call == ask.call):
             self.results.refuse(slot, ask)
             return
-        self.results.unpin(state.holds.pop(ask.rank, []))
+        if before is not None:
+            self.results.unpin(before.holds)
+        holds = []
         try:
-            state.holds[ask.rank] = self.results.pin(slot, ask)
+            holds = self.results.pin(slot, ask)
         except (ValueError, StoreFullError) as error:
             ask = msgspec.structs.replace(ask, mistake=str(error), error=error_kind(error))
-        state.said[ask.rank] = ask
-        state.slots[ask.rank] = slot
+        state.said[ask.rank] = Said(ask, slot, holds)
         self._tell(state)
 
     def _tell(self, state: State) -> None:
@@ -182,15 +181,15 @@ class GroupCalls:
     def _asks(self, state: State) -> list[GroupCall] | None:
         """The next call of all members here; None: not all have made it, or there are none."""
         ranks = state.ranks_of(self.client.number)
-        said = [state.said.get(rank) for rank in ranks]
-        asks = [ask for ask in said if ask is not None and ask.call == state.calls]
+        said = [state.said[rank] for rank in ranks if rank in state.said]
+        asks = [one.ask for one in said if one.ask.call == state.calls]
         return asks if asks and len(asks) == len(ranks) else None
 
     def _send(self, state: State, node: int, message: GroupMessage) -> None:
         if node == self.client.number:
             self.receive(node, message)
-        elif node in self.peers.by_number:
-            self.peers.send(self.peers.by_number[node].member.home, message)
+        elif node in self.roster.by_number:
+            self.send_peer(self.roster.by_number[node].home, message)
 
     def _this_last(self, nodes: Iterable[int]) -> list[int]:
         """In this order they are told: this node acts at once, and the others would wait."""
@@ -390,8 +389,7 @@ class GroupCalls:
         if state.go is not None:  # what of it is planned anew goes on
             self.results.drop(state.go, {plan.operation for plan in message.plans})
         if message.attempt >> ATTEMPT_BITS == state.members.version:  # the gone are not in it
-            left, state.left = state.left, []
-            self.results.unpin(left)
+            self.results.unpin(state.left)
         state.go, state.early = message, False
         asks = self._asks(state)
         if asks is not None:
@@ -431,7 +429,7 @@ class GroupCalls:
             if failure:
                 say(failure, error)
             else:  # what only others of this host read was not waited for by any cell
-                self.results.when_written(state.holds.values(), say)
+                self.results.when_written((one.holds for one in state.said.values()), say)
 
         self.results.go(message, done)
 
@@ -452,7 +450,7 @@ class GroupCalls:
             self.results.drop(go)
             go = None
         # A process that has ended gets nothing any more, though the manager may not have said so.
-        slots = {r: slot for r, slot in state.slots.items() if slot in self.clients}
+        slots = {r: one.slot for r, one in state.said.items() if one.slot in self.clients}
         mine = {rank: slots.get(rank, 0) for rank in self._here(state, message)}
         before = state.result
         oid, state.result = self.results.commit(given, go, mine)
@@ -460,12 +458,10 @@ class GroupCalls:
         state.last = message
         state.told = None
         for rank in list(state.said):
-            if state.said[rank].call < state.calls:
-                del state.said[rank]
-                self.results.unpin(state.holds.pop(rank, []))
+            if state.said[rank].ask.call < state.calls:
+                self.results.unpin(state.said.pop(rank).holds)
         state.known.board.commit(message.call, oid)
-        left, state.left = state.left, []
-        self.results.unpin(left)
+        self.results.unpin(state.left)
         del before  # everybody has read the result before this one
         self._tell(state)
         self._lead(state)

@@ -132,10 +132,11 @@ class GroupResults:
         return [hold, got]
 
     def unpin(self, holds: list[Any]) -> None:
-        """The call that they were for is over, or their member is gone."""
+        """The call that they were for is over, or their member is gone: the list is empty then."""
         for hold in holds:
             if isinstance(hold, Given):
                 self.given.let_go(hold)
+        holds.clear()
 
     def when_written(self, holds: Iterable[list[Any]], action: Callable[[], None]) -> None:
         """Calls `action` when members have written all that they give."""

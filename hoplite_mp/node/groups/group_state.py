@@ -1,4 +1,5 @@
-"""One Group as one node knows it: members, their undecided call, what the leading node collects.
+"""One Group as one node knows it: its board; if it is over several hosts, members, their undecided
+call, what the leading node collects.
 
 Why it exists: what is known is apart from what is done about it, so that both can be read.
 It must never know: messages' ways, the store, time.
@@ -10,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hoplite_mp import _tasks
     from hoplite_mp.node.groups.group_decisions import Outcome
-    from hoplite_mp.node.groups.group_records import Known
     from hoplite_mp.planner.topology import Host
     from hoplite_mp.protocol.group_calls import (
         GroupCommit,
@@ -23,7 +24,22 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.local import GroupCall
     from hoplite_mp.protocol.messages import GroupMembers
 
-__all__ = ["Going", "State"]
+__all__ = ["Going", "Known", "Said", "State"]
+
+
+@dataclass(slots=True)
+class Known:
+    """A Group of which a member is on this host."""
+
+    name: str
+    generation: int
+    board: _tasks.Board
+    shown: GroupMembers  # the manager's latest word
+    here: dict[int, tuple[int, int]] = field(default_factory=dict)  # rank -> slot, generation
+    left: set[int] = field(default_factory=set)  # shown as held here, by who has gone
+    died: set[int] = field(default_factory=set)  # those of them who have not left
+    hold: Any = None  # of a committed result whose leader has died
+    held_call: int = 0
 
 
 @dataclass(slots=True)
@@ -38,15 +54,22 @@ class Going:
 
 
 @dataclass(slots=True)
+class Said:
+    """The undecided call of a member here."""
+
+    ask: GroupCall
+    slot: int  # of its process
+    holds: list[Any]  # on what it gives
+
+
+@dataclass(slots=True)
 class State:
-    """One group, as this node knows it."""
+    """One group over several hosts, as this node knows it."""
 
     members: GroupMembers
     known: Known  # its board
     calls: int = 0  # decided ones; the number of the next
-    said: dict[int, GroupCall] = field(default_factory=dict)  # rank -> its undecided call
-    slots: dict[int, int] = field(default_factory=dict)  # rank -> its process
-    holds: dict[int, list[Any]] = field(default_factory=dict)  # rank -> what it gives
+    said: dict[int, Said] = field(default_factory=dict)  # by rank
     left: list[Any] = field(default_factory=list)  # what those gave to the next call who are gone
     told: tuple[int, int] | None = None  # (version, call) of the last GroupPart
     last: GroupCommit | None = None

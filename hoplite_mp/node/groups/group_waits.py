@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hoplite_mp import _shm, _tasks
-    from hoplite_mp.node.groups.group_records import Known
-    from hoplite_mp.node.groups.group_state import State
+    from hoplite_mp.node.groups.group_state import Known, State
     from hoplite_mp.node.groups.groups import Groups
     from hoplite_mp.node.groups.point_to_point import PointToPoint
 
@@ -36,7 +35,7 @@ def group_waits(
         state = None if hosts is None else hosts.states.get(known.generation)
         found: dict[str, Any] = {
             "name": known.name[:NAME_CHARS],
-            "size": known.size,
+            "size": known.shown.size,
             "formed": formed,
             "came": [_member(client.number, tasks, known, state, rank) for rank in members],
             "call": call,
@@ -64,8 +63,8 @@ def _over_hosts(number: int, state: State, found: dict[str, Any]) -> None:
     if it leads, of the others'."""
     found["call"] = state.calls
     found["leader"] = "" if state.leader is None else f"h{state.leader}"
-    made = {rank for rank, ask in state.said.items() if ask.call == state.calls}
-    kinds = {ask.kind for ask in state.said.values() if ask.call == state.calls}
+    said = {rank: one.ask for rank, one in state.said.items() if one.ask.call == state.calls}
+    made, kinds = set(said), {ask.kind for ask in said.values()}
     known = set(state.ranks_of(number))
     if state.leader == number:
         known = set(state.expected())

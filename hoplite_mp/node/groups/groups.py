@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import _shm, _tasks
-from hoplite_mp.node.groups import group_tasks
-from hoplite_mp.node.groups.group_records import Known
-from hoplite_mp.node.groups.group_tasks import GroupTasks
+from hoplite_mp import _tasks, ids
+from hoplite_mp.node.groups.group_state import Known
 from hoplite_mp.node.objects.store import NODE_SLOT
 from hoplite_mp.protocol.local import GroupJoin, GroupLeave, GroupRefusal, Reply
 from hoplite_mp.protocol.messages import (
@@ -26,15 +24,17 @@ from hoplite_mp.protocol.messages import (
     GroupMembers,
     GroupRefused,
     GroupTasksAsked,
+    GroupTasksOver,
     NodeToManager,
 )
 from hoplite_mp.protocol.reports import GroupHeld
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from hoplite_mp.node.groups.group_calls import GroupCalls
     from hoplite_mp.node.groups.point_to_point import PointToPoint
+    from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.protocol.groups import GroupEnd
     from hoplite_mp.protocol.reports import Report
 
@@ -43,8 +43,11 @@ __all__ = ["Groups"]
 ENDS_MAX = 64  # of ended groups that a node tells the next manager of
 
 
-class Above(group_tasks.Above, Protocol):
+class Above(Protocol):
     """What rooms above this one know."""
+
+    def runs_again(self, oid: int) -> bool:
+        """Is that task run again, because its result was lost?"""
 
     def task_of(self, slot: int) -> tuple[bytes, int]:
         """The task that the process in that slot runs, by the id under which all nodes know it, and
@@ -54,48 +57,39 @@ class Above(group_tasks.Above, Protocol):
 class Groups:
     """All boards of this host."""
 
-    def __init__(
-        self,
-        client: _shm.NodeClient,
-        tasks: _tasks.Tasks,
-        send: Callable[[NodeToManager], None],
-        reply: Callable[[int, Reply], None],
-        node: Callable[[], int],
-        above: Above,
-    ) -> None:
-        """node: this node's number."""
-        self.client = client
-        self.tasks = tasks
-        self.send = send
-        self.reply = reply
-        self.node = node
+    def __init__(self, host: HostContext, messages: PointToPoint, above: Above) -> None:
+        self.client = host.client
+        self.tasks = host.tasks
+        self.send = host.send_manager
+        self.reply = host.reply
+        self.messages = messages
         self.above = above
         self.known: dict[int, Known] = {}  # board -> group
-        # request -> (slot, number of its call, name)
-        self.joining: dict[int, tuple[int, int, str]] = {}
-        self.asked: dict[int, GroupJoinRequested] = {}  # the same requests
+        # Of living processes: request -> number of the process's call, what the manager was asked.
+        self.joining: dict[int, tuple[int, GroupJoinRequested]] = {}
         self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
         self.generations = 0  # the highest that was heard of
         # For the next manager: those with members that have died, and those that all have left.
         self.ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
         self.clean_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
-        self.awaited = GroupTasks(client, tasks, send, node, above)
+        # Tasks of this host whose end the manager asks for, because members of a Group wait for
+        # them: -> header, where we park. Few, so all are looked at in each turn.
+        self.awaited: dict[bytes, tuple[int, list[int]]] = {}
         # Why a member here is none any more: slot -> (generation of the group, rank) -> text.
         self.given_up: dict[int, dict[tuple[int, int], str]] = {}
         self.hosts: GroupCalls | None = None  # set when there are other hosts
-        self.messages: PointToPoint | None = None  # set by the node
         self._next = 1
 
     def join(self, ask: GroupJoin, slot: int, number: int, members_max: int) -> None:
         request, self._next = self._next, self._next + 1
-        self.joining[request] = (slot, number, ask.name)
         generation = self.client.client_info(slot)["generation"]
         task, tries = self.above.task_of(slot)
-        self.asked[request] = GroupJoinRequested(
-            request, self.node(), slot, generation, ask.name, ask.size, ask.rank, members_max,
-            task, ask.parent, tuple(ask.founders), tries,
+        asked = GroupJoinRequested(
+            request, self.client.number, slot, generation, ask.name, ask.size, ask.rank,
+            members_max, task, ask.parent, tuple(ask.founders), tries,
         )  # fmt: skip
-        self.send(self.asked[request])
+        self.joining[request] = number, asked
+        self.send(asked)
 
     def leave(self, ask: GroupLeave, slot: int, number: int) -> None:
         """The reply comes when what this member had committed is held for those still reading."""
@@ -106,7 +100,8 @@ class Groups:
                 self._gone(known, ask.rank)
         self.given_up.get(slot, {}).pop((ask.generation, ask.rank), None)
         generation = self.client.client_info(slot)["generation"]
-        self.send(GroupLeft(ask.name, ask.generation, ask.rank, self.node(), slot, generation))
+        about = ask.name, ask.generation, ask.rank, self.client.number
+        self.send(GroupLeft(*about, slot, generation))
 
     def why(self, slot: int, ask: GroupRefusal) -> tuple[bool, str]:
         """Why nobody comes to that member's group: is the member none any more, and the reason; or
@@ -124,25 +119,23 @@ class Groups:
                 self._gone(known, rank)
                 known.died.add(rank)
         self.given_up.pop(slot, None)
-        gone = [request for request, one in self.asked.items() if one.client == slot]
-        for request in gone:
-            del self.asked[request]
+        self.joining = {n: one for n, one in self.joining.items() if one[1].client != slot}
 
     def _gone(self, known: Known, rank: int) -> None:
-        known.leave(rank)
-        if self.messages is not None:
-            self.messages.left(known, rank)
+        """Who held this rank here is gone; the manager has yet to say so."""
+        del known.here[rank]
+        known.left.add(rank)
+        self.messages.left(known, rank)
 
     def report(self) -> Iterator[NodeToManager | Report]:
         """What a manager must know that has not heard of any group."""
         for known in self.known.values():
-            if known.shown is not None:
-                here = tuple((rank, *one) for rank, one in known.here.items())
-                left, died = tuple(sorted(known.left)), tuple(sorted(known.died))
-                yield GroupHeld(self.node(), known.shown, here, left, died)
+            here = tuple((rank, *one) for rank, one in known.here.items())
+            left, died = tuple(sorted(known.left)), tuple(sorted(known.died))
+            yield GroupHeld(self.client.number, known.shown, here, left, died)
         yield from self.ends
         yield from self.clean_ends
-        yield from self.asked.values()
+        yield from (asked for _, asked in self.joining.values())
 
     def receive(self, message: Any) -> bool:
         """A message from the manager; False if it is not about a group."""
@@ -152,56 +145,48 @@ class Groups:
             if known is None or known.generation != message.generation:
                 board = _tasks.Board(self.tasks, message.board)
                 board.reset(message.size, message.generation)
-                known = Known(message.name, message.generation, board, message.size)
+                known = Known(message.name, message.generation, board, message)
                 self.known[message.board] = known
-            known.shown = message
-            known.left = {rank for rank in known.left if message.nodes[rank] == self.node()}
+            known.shown, me = message, self.client.number
+            known.left = {rank for rank in known.left if message.nodes[rank] == me}
             known.died &= known.left
             known.board.set_masks(
                 message.alive, message.joining, message.formed, self.hosts is None
             )
             if self.hosts is not None:
                 self.hosts.changed(message, known)
-            if self.messages is not None:
-                self.messages.changed(message, known)
+            self.messages.changed(message, known)
         elif isinstance(message, GroupJoined):
-            if message.request not in self.joining:
-                return True  # answered already, by the manager before this one
-            slot, number, _ = self.joining.pop(message.request)
-            asked = self.asked.pop(message.request, None)
+            number, asked = self.joining.pop(message.request, (0, None))
+            if asked is None:  # answered by the manager before this one, or its process is gone
+                return True
+            slot, identity = asked.client, (asked.node, asked.client, asked.client_generation)
             known = self.known[message.board]
             known.board.set_client(message.rank, slot)
-            if asked is not None:  # else the process is gone already
-                known.here[message.rank] = slot, asked.client_generation
-            client_generation = 0 if asked is None else asked.client_generation
-            identity = self.node(), slot, client_generation
+            known.here[message.rank] = identity[1:]
             hosts = self.hosts is not None
             place = message.board, message.generation, message.rank, hosts, identity
             self.reply(slot, Reply(number, place))
         elif isinstance(message, GroupRefused):
-            if message.request not in self.joining:
+            number, asked = self.joining.pop(message.request, (0, None))
+            if asked is None:
                 return True
-            slot, number, name = self.joining.pop(message.request)
-            self.asked.pop(message.request, None)
-            if any(known.name == name for known in self.known.values()):
-                self.refused[name] = message.message
-            if message.error == "ended":
-                self.reply(slot, Reply(number, message.message))
-            else:
-                self.reply(slot, Reply(number, None, message.message))
+            if any(known.name == asked.name for known in self.known.values()):
+                self.refused[asked.name] = message.message
+            text, ended = message.message, message.error == "ended"
+            self.reply(asked.client, Reply(number, text) if ended else Reply(number, None, text))
         elif isinstance(message, GroupClosed):
             if message.end is not None:
                 (self.ends if message.end.dead else self.clean_ends).append(message.end)
             closed = self.known.pop(message.board, None)
-            if self.messages is not None:
-                self.messages.closed(message.generation)
+            self.messages.closed(message.generation)
             if closed is not None:
                 self.refused.pop(closed.name, None)
                 if self.hosts is not None:
                     self.hosts.closed(closed.generation)
                 closed.board.set_masks(0, 0, True)
         elif isinstance(message, GroupTasksAsked):
-            self.awaited.ask(message.tasks)
+            self._await(message)
         elif isinstance(message, GroupGivenUp):
             self._give_up(message)
         else:
@@ -221,9 +206,38 @@ class Groups:
         known.board.set_client(rank, NODE_SLOT)
         self.tasks.wake(slot)
 
+    def _await(self, message: GroupTasksAsked) -> None:
+        """The manager is told when each of these tasks is over; of those that are at once. Whether
+        one is, or will be tried again, wherever it runs, only the node knows from whose host it was
+        submitted."""
+        over = []
+        for task in message.tasks:
+            if task in self.awaited:
+                continue
+            home, oid = ids.unpack_id(task)
+            if home != self.client.home or self._is_over(oid):
+                over.append(task)
+            else:  # who finishes it wakes this process; it may have ended before that
+                self.awaited[task] = oid, self.tasks.park([oid])
+        self._say_over(over)
+
+    def _is_over(self, oid: int) -> bool:
+        return self.tasks.done(oid) and not self.above.runs_again(oid)
+
+    def _say_over(self, over: list[bytes]) -> None:
+        """Of these, and of those that are over by now."""
+        for task, (oid, parked) in list(self.awaited.items()):
+            if self._is_over(oid):
+                self.tasks.unpark(parked)
+                del self.awaited[task]
+                over.append(task)
+        if over:
+            self.send(GroupTasksOver(self.client.number, tuple(over)))
+
     def look(self) -> None:
-        """Lets go of a held result when all have begun the next call, so have read it."""
-        self.awaited.look()
+        """Tasks that are over now. And lets go of a held result when all have begun the next call,
+        so have read it."""
+        self._say_over([])
         for known in self.known.values():
             if known.hold is not None:
                 _, alive, joining, _, call, _ = known.board.look()

@@ -33,7 +33,7 @@ from hoplite_mp.protocol.point_to_point import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp.node.groups.group_records import Known
+    from hoplite_mp.node.groups.group_state import Known
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.protocol.local import GroupInbox, GroupReceived, GroupSend, Request
     from hoplite_mp.protocol.messages import GroupMembers
