@@ -194,10 +194,8 @@ class GroupResults:
         blocks = self._blocks(message, go, mine, holds)
         if message.error or not mine:
             pass  # nobody here reads it: the message is kept for those who may have missed it
-        elif message.kind in FOLDING and not message.pieces:
+        elif message.kind in FOLDING:
             data = self._folded(message, go, blocks, mine)
-        elif message.kind in FOLDING and message.pieces[0].payload is None:
-            data = [self._combined(message, blocks, go)]
         else:
             data = self._copied(message, go, blocks, mine, holds)
         mask = mask_of(message.ranks)
@@ -216,6 +214,13 @@ class GroupResults:
         oid = self.client.new(KIND_GROUP, STATE["CLAIMED"], NODE_SLOT, 0)
         return oid, self.client.hold(oid, False)
 
+    def _object(self, payload: int, nbytes: int, holds: list[Any]) -> ObjectRef[Any]:
+        """A written block as an object for members here."""
+        oid, hold = self._new()
+        self.results.store_block(oid, payload, nbytes)
+        holds.append(hold)
+        return ObjectRef(ids.pack_id(self.client.home, oid), hold)
+
     def _blocks(
         self, message: GroupCommit, go: GroupGo | None, mine: dict[int, int], holds: list[Any]
     ) -> dict[int, Any]:
@@ -230,11 +235,8 @@ class GroupResults:
                 if slot and payload in self.store.leases:
                     self.store.leases[payload] = slot
                     found[index] = payload, nbytes
-                    continue
-                oid, hold = self._new()
-                self.results.store_block(oid, payload, nbytes)
-                holds.append(hold)
-                found[index] = ObjectRef(ids.pack_id(self.client.home, oid), hold)
+                else:
+                    found[index] = self._object(payload, nbytes, holds)
         return found
 
     def _takers(
@@ -263,9 +265,12 @@ class GroupResults:
         mine: dict[int, int],
     ) -> Any:
         """[the whole result], or slices by rank; None where nobody wants it."""
-        if message.kind != "reduce_scatter":
-            return [blocks[0]] if 0 in blocks else None
-        return {rank: blocks[rank] for rank in mine if rank in blocks}
+        if message.pieces:  # a small result, or all parts of one that no kernel folds
+            payload = message.pieces[0].payload
+            return [self._combined(message, blocks, go) if payload is None else payload]
+        if message.kind == "reduce_scatter":
+            return {rank: blocks[rank] for rank in mine if rank in blocks}
+        return [blocks[0]] if 0 in blocks else None
 
     def _copied(
         self,
@@ -275,27 +280,19 @@ class GroupResults:
         mine: dict[int, int],
         holds: list[Any],
     ) -> Any:
-        """Payloads and refs by (source, target); for small results of folds one payload."""
-        if message.kind in FOLDING:
-            return [message.pieces[0].payload]
+        """Payloads and refs by (source, target)."""
         found = {}
         for piece in message.pieces:
             got: Any = piece.payload
             given = None if got is not None else self.given.get(piece.object)
-            if given is not None:
-                got = self._shown(given, holds) if _read_here(message, piece, mine) else None
+            if given is not None:  # a block that a member here has written
+                read = _read_here(message, piece, mine)
+                got = self._object(*self.given.keep(given), holds) if read else None
             elif got is None:
                 got = self._piece(piece, go, blocks)
             if got is not None:
                 found[piece.source, piece.target] = got
         return found
-
-    def _shown(self, given: Given, holds: list[Any]) -> ObjectRef[Any]:
-        """A block that a member here has written, as an object for the others here."""
-        oid, hold = self._new()
-        self.results.store_block(oid, *self.given.keep(given))
-        holds.append(hold)
-        return ObjectRef(ids.pack_id(self.client.home, oid), hold)
 
     def _piece(self, piece: Piece, go: GroupGo | None, blocks: dict[int, Any]) -> Any:
         """A large one: of a member here, or what has come."""

@@ -13,11 +13,12 @@ It must never know: values, how a receive is matched, how bytes travel.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp import _shm, ids, serial
+from hoplite_mp import ids, serial
 from hoplite_mp.client.memory import STATE
 from hoplite_mp.node.groups.boxes import Box, End, Letter
 from hoplite_mp.node.groups.group_results import KIND_GROUP
@@ -31,7 +32,7 @@ from hoplite_mp.protocol.point_to_point import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from hoplite_mp.node.groups.group_state import Known
     from hoplite_mp.node.objects.context import HostContext
@@ -91,17 +92,13 @@ class PointToPoint:
                 self._over(group, rank, node, before.version + 1)
         for rank, node in enumerate(members.nodes):
             if node == me and rank not in known.left and rank not in group.boxes:
-                announce = self._announcer(known, rank)
+                announce = functools.partial(known.board.announce, rank)
                 group.boxes[rank] = Box(members.size, members.version, announce)
+        present = sum(1 << r for r, node in enumerate(members.nodes) if node is not None)
         for box in group.boxes.values():
-            present = sum(1 << r for r, node in enumerate(members.nodes) if node is not None)
             box.know(present, formed=members.formed)
-        waiting = self.early.pop(members.generation, [])
-        for node, message in waiting:
+        for node, message in self.early.pop(members.generation, ()):
             self.receive(node, message)
-
-    def _announcer(self, known: Known, rank: int) -> Callable[[], None]:
-        return lambda: known.board.announce(rank)
 
     def _over(self, group: Between, rank: int, node: int, version: int) -> None:
         """The member of that rank, at that node, is gone."""
@@ -113,7 +110,7 @@ class PointToPoint:
             for other in {*members.nodes, *members.former} - {None, me}:
                 end = GroupSourceEnded(members.generation, members.version, rank)
                 self._send(other, end)  # type: ignore[arg-type]
-        elif not self._is_there(node):
+        elif node not in self.roster.by_number:
             self._end(group, rank, node, members.version)
 
     def _end(self, group: Between, rank: int, node: int, version: int) -> None:
@@ -233,9 +230,6 @@ class PointToPoint:
         member = self.roster.by_number.get(node)
         return member is not None and self.send_peer(member.home, message)
 
-    def _is_there(self, node: int) -> bool:
-        return node in self.roster.by_number
-
     def receive(self, node: int, message: Message) -> None:
         """A message of another node."""
         group = self.groups.get(message.generation)
@@ -246,8 +240,7 @@ class PointToPoint:
         if group is None or group.members.version < message.version:
             self._keep_early(node, message)
         elif isinstance(message, GroupSourceEnded):
-            for box in group.boxes.values():
-                box.add(message.rank, node, End(message.rank, message.version))
+            self._end(group, message.rank, node, message.version)
         else:
             self._take(group, node, message)
 
@@ -288,20 +281,11 @@ class PointToPoint:
 
     def _stored(self, payload: bytes) -> Any:
         """A hold on a small message as an object of this host; None: there is no room for it."""
-        block = None
-        if len(payload) > _shm.INLINE_BYTES_MAX:
-            block = self.results.lease(len(payload))
-            if block is None:
-                return None
         oid = self.client.new(KIND_GROUP, STATE["CLAIMED"], NODE_SLOT, 0)
         hold = self.client.hold(oid, False)
-        if block is None:
-            encoded = serial.Encoded(payload, [], [], len(payload), [])
-            self.results.store_value(oid, encoded, False)
-        else:
-            self.client.write(block, payload, [], [])
-            self.results.store_block(oid, block, len(payload))
-        return hold
+        encoded = serial.Encoded(payload, [], [], len(payload), [])
+        self.results.store_value(oid, encoded, False)
+        return None if self.client.state(oid) == STATE["FAILED"] else hold
 
     def _bring(self, box: Box, node: int, letter: Letter) -> None:
         """Fetches a large one while nobody waits for it yet. Without room for it now it is fetched
