@@ -1,0 +1,137 @@
+"""What processes and the manager ask of a host's Groups: requests to join, ends of tasks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from hoplite_mp import ids
+from hoplite_mp.node.groups.group_state import Known
+from hoplite_mp.node.groups.groups import Groups
+from hoplite_mp.protocol.local import GroupJoin
+from hoplite_mp.protocol.messages import (
+    GroupJoined,
+    GroupJoinRequested,
+    GroupMembers,
+    GroupRefused,
+    GroupTasksAsked,
+    GroupTasksOver,
+)
+from tests.protocol.samples import WHOLE
+
+HOME, OTHER_HOME, NUMBER, SLOT = 77, 78, 4, 9
+MEMBERS = GroupMembers("g", 7, 0, 2, 1, 0, False, 1, (5, None), WHOLE)
+
+
+class World:
+    """One node; `over`: tasks that are done, `again`: and will be run once more."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.replies: list[tuple[int, Any]] = []
+        self.over: set[int] = set()
+        self.again: set[int] = set()
+        self.parked: list[int] = []
+        host: Any = SimpleNamespace(
+            client=SimpleNamespace(
+                home=HOME, number=NUMBER, client_info=lambda slot: {"generation": 3}
+            ),
+            tasks=SimpleNamespace(done=self.over.__contains__, park=self.park, unpark=self.unpark),
+            send_manager=self.said.append,
+            reply=lambda slot, reply: self.replies.append((slot, reply)),
+        )
+        above: Any = SimpleNamespace(
+            task_of=lambda slot: (b"", 0), runs_again=self.again.__contains__
+        )
+        self.groups = Groups(host, mock.Mock(), above)
+        self.known = self.groups.known[0] = Known("g", 7, mock.Mock(), MEMBERS)
+
+    def park(self, oids: list[int]) -> list[int]:
+        self.parked += oids
+        return oids
+
+    def unpark(self, oids: list[int]) -> None:
+        for oid in oids:
+            self.parked.remove(oid)
+
+    def join(self) -> int:
+        """The number of the request at the manager."""
+        self.groups.join(GroupJoin("g", 2, None), SLOT, 1, 64)
+        return int(self.said.pop().request)
+
+    def open_joins(self) -> list[Any]:
+        """Those of which a new manager is told."""
+        return [one for one in self.groups.report() if isinstance(one, GroupJoinRequested)]
+
+    def ask(self, *tasks: bytes) -> list[bytes]:
+        """Which of them the manager is told to be over now."""
+        self.groups.receive(GroupTasksAsked(tasks))
+        return self.told()
+
+    def told(self) -> list[bytes]:
+        found = [task for one in self.said for task in one.tasks]
+        assert all(isinstance(one, GroupTasksOver) and one.node == NUMBER for one in self.said)
+        self.said.clear()
+        return found
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_process_that_joins(world: World) -> None:
+    request = world.join()
+    assert [one.request for one in world.open_joins()] == [request]
+    world.groups.receive(GroupJoined(request, "g", 7, 1, 2, 0, False, False))
+    ((slot, reply),) = world.replies
+    assert (slot, reply.number, reply.value) == (SLOT, 1, (0, 7, 1, False, (NUMBER, SLOT, 3)))
+    assert world.known.here == {1: (SLOT, 3)}
+    assert not world.open_joins()
+    world.groups.receive(GroupJoined(request, "g", 7, 1, 2, 0, False, False))  # by the next manager
+    assert len(world.replies) == 1
+
+
+@pytest.mark.parametrize(("error", "value"), [("value", None), ("ended", "no")])
+def test_one_that_is_refused(world: World, error: str, value: str | None) -> None:
+    world.groups.receive(GroupRefused(world.join(), "no", error))
+    ((_, reply),) = world.replies
+    assert (reply.value, reply.error) == (value, "" if value else "no")
+    assert world.groups.refused == {"g": "no"}
+    assert not world.open_joins()
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_the_answer_for_a_process_that_has_died(world: World, joins: bool) -> None:
+    """Its slot may be another one's, which must not take the answer for one to its own question."""
+    request = world.join()
+    world.groups.forget_client(SLOT)
+    assert not world.open_joins()
+    joined = GroupJoined(request, "g", 7, 1, 2, 0, False, False)
+    world.groups.receive(joined if joins else GroupRefused(request, "no"))
+    assert not world.replies
+    assert not world.known.here
+    assert not world.known.board.set_client.called  # type: ignore[attr-defined]
+
+
+def test_tasks_that_members_wait_for(world: World) -> None:
+    """Who is asked of again while one still runs waits with the first; each is told once."""
+    ran, runs, returns, far = (
+        ids.pack_id(home, oid) for home, oid in ((HOME, 1), (HOME, 2), (HOME, 3), (OTHER_HOME, 1))
+    )
+    world.over.update({1, 3})
+    world.again.add(3)
+    assert world.ask(ran, runs, returns, far) == [ran, far]
+    assert world.ask(runs) == []
+    assert sorted(world.parked) == [2, 3]
+    world.groups.look()
+    assert world.told() == []
+    world.over.add(2)
+    assert world.ask(runs) == [runs]
+    world.again.clear()
+    world.groups.look()
+    assert world.told() == [returns]
+    assert not world.parked
