@@ -73,7 +73,7 @@ class World:
             runners=self.runners, add_far=lambda *about: self.far.append(about)
         )
         guests: Any = SimpleNamespace(pools={}, withdraw=lambda pool: None)
-        above: Any = SimpleNamespace(audience_of=lambda slot: 0, leaves=lambda: False)
+        above: Any = SimpleNamespace(audience_of=lambda slot: 0)
         self.questions = Questions(line)
         rooms = workers, delegation, guests
         nobody: Any = None

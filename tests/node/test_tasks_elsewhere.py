@@ -280,8 +280,9 @@ def test_recalled_tasks_run_at_home(network: Network) -> None:
     network.pump()
     running = {runner.number: runner.take_task() for runner in network.sides[1:]}
     for runner in network.sides[1:]:
-        sender.delegation.runners[runner.home].workers = 0  # so that it is not sent again
-        sender.delegation.recall(runner.home, 1 << 10)
+        known = sender.delegation.runners[runner.home]
+        known.workers = 0  # so that it is not sent again
+        sender.delegation.recall(known, 1 << 10)
     network.pump()
     while task := sender.take_task():
         sender.answer(task, "home")

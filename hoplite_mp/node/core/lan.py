@@ -131,7 +131,7 @@ class Lan:
         local.groups.hosts = self.group_calls
         local.places.fetcher = self.transfers
         local.operations.forests = self.forests
-        self.draining = draining.Draining(host, local.guests, above)
+        self.draining = draining.Draining(host, local.guests, local.workers, above)
         self.drivers = Drivers(
             host,
             lines,

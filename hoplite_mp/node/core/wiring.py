@@ -266,9 +266,6 @@ class Upward:
         running = tasks.running(slot)
         return (running and tasks.audience(running)) or self.driver_name(slot)
 
-    def leaves(self) -> bool:
-        return self.rooms.host.roster.leaves
-
     # -- node/tasks/draining.py --------------------------------------------------------------------
 
     def leaves_now(self) -> None:
@@ -278,9 +275,6 @@ class Upward:
 
     def has_calls(self, home: int) -> bool:
         return self.lan is not None and self.lan.far_actors.has_calls(home)
-
-    def is_worker(self, slot: int) -> bool:
-        return slot in self.rooms.workers.all
 
     # -- node/actors/actors.py ---------------------------------------------------------------------
 

@@ -247,7 +247,7 @@ class Delegation:
         idle = self.tasks.idle(COMMON_POOL) + sum(r.free for r in self.runners.values())
         for runner in sorted(ahead, key=lambda r: r.workers - len(r.running)):
             if idle > 0 and not runner.recalled:
-                idle -= self.recall(runner.home, idle)
+                idle -= self.recall(runner, idle)
         return True
 
     def _behind(self, runner: Runner) -> list[int]:
@@ -255,15 +255,10 @@ class Delegation:
         later = list(runner.running)[runner.workers :]
         return [oid for oid in later if self.tasks.pool_of(oid) == COMMON_POOL]
 
-    def bytes_near(self, oid: int) -> dict[int, int]:
-        """How many bytes of that task's arguments each other node holds."""
-        _, args_oid, args, *_ = self.tasks.task(oid)
-        return self._bytes_at(args, args_oid)
-
     def delegate(self, oid: int, suitable: list[Runner]) -> None:
         """A task that this node has claimed goes to one of those."""
         function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
-        near = self._bytes_at(args, args_oid) if len(suitable) > 1 else {}
+        near = self.bytes_near(oid) if len(suitable) > 1 else {}
         # Of equal ones the host that has rested for longest: the results of those that have just
         # ended something are perhaps on their way, and use their links.
         runner = max(suitable, key=lambda r: (near.get(r.number, 0), r.room, -r.ended))
@@ -300,8 +295,9 @@ class Delegation:
         one = self.imports.by_oid.get(oid)
         return ids.pack_id(self.client.home, oid) if one is None else one.object
 
-    def _bytes_at(self, args: bytes, args_oid: int) -> dict[int, int]:
-        """How many bytes of the arguments' objects each other node holds."""
+    def bytes_near(self, oid: int) -> dict[int, int]:
+        """How many bytes of the objects that the task's arguments name each other node holds."""
+        _, args_oid, args, *_ = self.tasks.task(oid)
         if args_oid:
             got = self.client.view(args_oid)
             refs = [] if isinstance(got, int) else serial.read_refs(memoryview(got))
@@ -312,9 +308,9 @@ class Delegation:
             home, oid = ids.unpack_id(ref)
             one = self.imports.by_object.get(ref)
             at = oid if home == self.client.home else (one.oid if one is not None else 0)
-            place = self.places.places.get(at)
-            for number in place.holders if place is not None else ():
-                found[number] = found.get(number, 0) + (place.nbytes if place is not None else 0)
+            if (place := self.places.places.get(at)) is not None:
+                for number in place.holders:
+                    found[number] = found.get(number, 0) + place.nbytes
         return found
 
     # -- the end -------------------------------------------------------------------------------
@@ -410,12 +406,9 @@ class Delegation:
         self.send(runner.home, CancelTask(ids.pack_id(self.client.home, oid)))
         return True
 
-    def recall(self, home: int, most: int) -> int:
+    def recall(self, runner: Runner, most: int) -> int:
         """What that host has not begun may come back; returns how much of it, at most."""
-        runner = self.runners.get(home)
-        tasks = self._behind(runner)[-most:] if runner is not None else []
-        if runner is None or not tasks:
-            return 0
+        tasks = self._behind(runner)[-most:]
         runner.recalled = True
-        self.send(home, RecallTasks([ids.pack_id(self.client.home, oid) for oid in tasks]))
+        self.send(runner.home, RecallTasks([ids.pack_id(self.client.home, oid) for oid in tasks]))
         return len(tasks)

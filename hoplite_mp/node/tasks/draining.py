@@ -19,6 +19,7 @@ from hoplite_mp.protocol.peers import Evacuated, Leaving
 if TYPE_CHECKING:
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.tasks.guests import Guests
+    from hoplite_mp.node.tasks.workers import Workers
 
 __all__ = ["Draining"]
 
@@ -38,14 +39,11 @@ class Above(Protocol):
     def has_calls(self, home: int) -> bool:
         """Are there calls under way from here to actors of that host?"""
 
-    def is_worker(self, slot: int) -> bool:
-        """Is that slot a worker's?"""
-
 
 class Draining:
     """Both sides of it, on one node."""
 
-    def __init__(self, host: HostContext, guests: Guests, above: Above) -> None:
+    def __init__(self, host: HostContext, guests: Guests, workers: Workers, above: Above) -> None:
         self.loop = host.loop
         self.client = host.client
         self.tasks = host.tasks
@@ -55,6 +53,7 @@ class Draining:
         self.send = host.send_peer
         self.send_manager = host.send_manager
         self.guests = guests
+        self.workers = workers
         self.above = above
         self.since_ns = 0
         self.waiting: set[int] = set()  # homes of those who still need something of this node
@@ -108,7 +107,7 @@ class Draining:
         """A driver of this host may go on sending for ever: what it has sent since this node began
         to leave goes with it."""
         owner = header["owner"]
-        if owner == NODE_SLOT or self.above.is_worker(owner):
+        if owner == NODE_SLOT or owner in self.workers.all:
             return True
         return self.tasks.submitted_ns(header["id"]) <= self.since_ns
 

@@ -67,9 +67,6 @@ class Above(Protocol):
     def audience_of(self, slot: int) -> int:
         """Who hears what the client in that slot has others print."""
 
-    def leaves(self) -> bool:
-        """Is this node leaving the cluster?"""
-
 
 class Rounds:
     """All rounds of one node, its own and those of other nodes."""
@@ -206,7 +203,7 @@ class Rounds:
 
     def _roster(self) -> set[int]:
         """The workers of the common pool as of now."""
-        if self.above.leaves():
+        if self.roster.leaves:
             return set()
         workers = self.workers.pools[COMMON_POOL].workers
         return {
