@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from hoplite_mp.client.futures import Future
-from hoplite_mp.client.memory import STATE, deadline_ns
+from hoplite_mp.client.memory import deadline_ns
 from hoplite_mp.collectives import as_refs, keep_copies
+from hoplite_mp.headers import VALUED
 from hoplite_mp.nesting import NESTS, as_ref, in_nest
 from hoplite_mp.nodes import node_id, other_places
 from hoplite_mp.protocol.local import Locate
@@ -26,7 +27,6 @@ __all__ = ["ObjectCalls"]
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
-_HELD = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
 
 
 class ObjectCalls:
@@ -262,6 +262,6 @@ class ObjectCalls:
         memory.check()
         (one,) = as_refs(ref)
         oid = memory.local_id(one)
-        if memory.client.state(oid) not in _HELD:
+        if memory.client.state(oid) not in VALUED:
             return []
         return [node_id(number) for number in self._runtime.channel.call(Locate(oid)).value]

@@ -18,7 +18,18 @@ LINES_MAX = 500
 
 FLOORS = [
     {"ids", "errors", "config", "_version"},
-    {"protocol", "serial", "ref", "_shm", "_tasks", "_reduce", "_engine", "_pages", "rule"},
+    {
+        "protocol",
+        "serial",
+        "ref",
+        "_shm",
+        "_tasks",
+        "_reduce",
+        "_engine",
+        "_pages",
+        "rule",
+        "headers",
+    },
     {"planner", "store", "reduction", "transport", "contributions"},
     {"client"},
     {"supervisor", "manager", "node", "worker", "nodes", "nearby", "stop_request"},

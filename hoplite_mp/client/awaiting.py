@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hoplite_mp import serial
 from hoplite_mp.client.announcing import watch, withdraw
-from hoplite_mp.client.memory import FOREVER_NS, STATE
+from hoplite_mp.client.memory import FOREVER_NS
 from hoplite_mp.client.waiting import BLOCKED_AFTER_NS
+from hoplite_mp.headers import AWAY, is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,8 +44,6 @@ __all__ = [
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-_AWAY = (STATE["SPILLED"], STATE["SPILLING"])
-_CANCELLED = (STATE["CANCELLED"], STATE["ABORTED"])
 _VIEWED = (serial.ARRAY, serial.NUMBER)  # kinds that are read without a copy
 _here = threading.local()
 
@@ -196,9 +195,7 @@ async def value_of(submitter: Submitting, ref: ObjectRef[T]) -> T:
     oid = memory.local_id(ref)
     await ended(submitter, oid)
     memory.check()
-    state = memory.client.state(oid)
-    deleted = state == STATE["ABORTED"] and memory.client.flags(oid)[1]
-    if state in _CANCELLED and not deleted:
+    if is_cancelled(memory.client, oid, memory.client.state(oid)):
         raise asyncio.CancelledError("the task was cancelled")
     if _at_hand(submitter, oid, False):
         return memory.read(oid, FOREVER_NS, False)  # type: ignore[no-any-return]
@@ -212,7 +209,7 @@ def _at_hand(submitter: Submitting, oid: int, writable: bool) -> bool:
         return True  # what is left is in memory, or an error
     got = client.view(oid)
     if isinstance(got, int):
-        return got not in _AWAY
+        return got not in AWAY
     if client.flags(oid)[0]:  # refs inside it may be of other hosts, which are asked
         return False
     mem = memoryview(got)

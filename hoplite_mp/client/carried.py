@@ -20,8 +20,9 @@ import numpy as np
 
 from hoplite_mp import _pages, _shm
 from hoplite_mp.client import written
-from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory, format_bytes
+from hoplite_mp.client.memory import FOREVER_NS, Memory, format_bytes
 from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.headers import STATE
 from hoplite_mp.serial import is_bytes_alone, raw_bytes
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import serial
-from hoplite_mp.client.memory import PENDING, STATE, format_bytes
+from hoplite_mp.client.memory import format_bytes
+from hoplite_mp.headers import AWAY, PENDING, STATE
 from hoplite_mp.serial.layout import BYTES, payload_kind
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ _ENDED = {
     STATE["FREED"]: "gone",
     STATE["FREE"]: "gone",
 }
-_ELSEWHERE = (STATE["SPILLED"], STATE["SPILLING"])
 
 
 def ref_words(runtime: Membership, ref: ObjectRef[Any]) -> str:
@@ -41,7 +41,7 @@ def ref_words(runtime: Membership, ref: ObjectRef[Any]) -> str:
     if state in _ENDED:
         return _ENDED[state]
     where = f"ready on h{runtime.tasks.node_number}"
-    if state in _ELSEWHERE:
+    if state in AWAY:
         # What kind of object it is stands in its bytes, and they are not here.
         size = client.inspect(oid)["size"]
         return f"{format_bytes(size)}, ready on another host or on disk"

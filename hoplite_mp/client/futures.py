@@ -15,8 +15,9 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import serial
-from hoplite_mp.client.memory import FOREVER_NS, STATE, deadline_ns
+from hoplite_mp.client.memory import FOREVER_NS, deadline_ns
 from hoplite_mp.errors import ClosedError
+from hoplite_mp.headers import STATE, is_cancelled
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -180,11 +181,7 @@ class Future(concurrent.futures.Future[T]):
         """
         if self._state is _PENDING:
             client = self._submitter.memory.client
-            state = client.state(self._oid)
-            # deleted while it ran: that is no cancellation
-            return state == STATE["CANCELLED"] or (
-                state == STATE["ABORTED"] and not client.flags(self._oid)[1]
-            )
+            return is_cancelled(client, self._oid, client.state(self._oid))
         return self._state is _CANCELLED
 
     def cancel(self, *, force: bool = False) -> bool:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hoplite_mp.client.memory import STATE, format_bytes
+from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.errors import HopliteError
+from hoplite_mp.headers import AWAY, STATE
 from hoplite_mp.protocol.local import SPILLED_PIECE_BYTES, ReadSpilled
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["keep_results"]
 
 ALIGN = 64  # of buffers in a payload, and so of private memory that takes one
-_AWAY = (STATE["SPILLED"], STATE["SPILLING"])
 
 
 def keep_results(memory: Memory, futures: Iterable[Settles], bytes_max: int) -> None:
@@ -60,7 +60,7 @@ def _pin(memory: Memory, future: Settles) -> bool:
     got = memory.client.view(future._oid)
     if not isinstance(got, int):
         future._kept = memoryview(got)
-    return got not in _AWAY if isinstance(got, int) else True
+    return got not in AWAY if isinstance(got, int) else True
 
 
 def _copy(memory: Memory, future: Settles, size: int, deadline: float) -> bool:

@@ -30,6 +30,7 @@ from hoplite_mp.client.printing import Printer
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.config import SPAN_BYTES_MIN
 from hoplite_mp.errors import ClosedError, ConfigError, HopliteError, ManagerLostError
+from hoplite_mp.headers import DRIVER_SLOT, NODE_SLOT
 from hoplite_mp.protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
 from hoplite_mp.protocol.output import MarkLines
 from hoplite_mp.store.limits import cpu_count, total_bytes
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Host"]
 
-NODE_SLOT, DRIVER_SLOT = 0, 1
 STORE_BYTES_MIN = 64 << 30  # address space, not memory
 STORE_FACTOR = 8  # so that fragments never keep an object out while there is memory
 PROCESSES_BESIDE = 2  # that put small objects, beside the workers: driver and node

@@ -27,6 +27,7 @@ from hoplite_mp.errors import (
     ReduceError,
     StoreFullError,
 )
+from hoplite_mp.headers import CANCELLED, PENDING, STATE, is_cancelled
 from hoplite_mp.protocol.local import (
     ON_ITS_WAY,
     DropForeign,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FOREVER_NS",
-    "STATE",
     "Memory",
     "check_timeout",
     "deadline_ns",
@@ -54,9 +54,6 @@ __all__ = [
 ]
 
 FOREVER_NS = 1 << 62
-STATE = {name: number for number, name in enumerate(_shm.STATES)}
-READY = (STATE["SEALED"], STATE["FAILED"])
-PENDING = (STATE["WAITING"], STATE["QUEUED"], STATE["CLAIMED"])
 PREFIX_BIG = 4096 - _shm.BLOCK_HEAD_BYTES  # the array of c.empty() begins on a page
 PREFIX_SMALL = 256
 SPILLING_LOOK_S = 0.001
@@ -401,10 +398,10 @@ class Memory:
                 time.sleep(SPILLING_LOOK_S)
             elif got == STATE["SPILLED"]:
                 self._restore(oid, deadline)
-            elif got in (STATE["CANCELLED"], STATE["ABORTED"]):
-                if got == STATE["ABORTED"] and self.client.flags(oid)[1]:
-                    raise ObjectLostError(f"{self._named(oid)} was deleted before it was ready")
-                raise CancelledError
+            elif got in CANCELLED:
+                if is_cancelled(self.client, oid, got):
+                    raise CancelledError
+                raise ObjectLostError(f"{self._named(oid)} was deleted before it was ready")
             elif got == STATE["DELETED"]:
                 raise ObjectLostError(f"{self._named(oid)} was deleted")
             else:

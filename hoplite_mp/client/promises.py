@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import serial
-from hoplite_mp.client.memory import STATE
+from hoplite_mp.headers import KIND_PUT, STATE
 
 if TYPE_CHECKING:
     from hoplite_mp.client.runtime import Runtime
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PROCESS_BYTES", "Life", "keep", "life_of", "promise"]
 
-KIND_PUT = 1
 PROCESS_BYTES = 8
 _lock = threading.Lock()
 

@@ -19,10 +19,11 @@ from hoplite_mp.client.describing import ref_words
 from hoplite_mp.client.engines import enter_by_engine
 from hoplite_mp.client.foreign import ForeignRefs, held_too_short
 from hoplite_mp.client.futures import Future
-from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
+from hoplite_mp.client.memory import FOREVER_NS, Memory
 from hoplite_mp.client.queues import HERE
-from hoplite_mp.client.submitter import KIND_OPERATION, Submitter
+from hoplite_mp.client.submitter import Submitter
 from hoplite_mp.errors import ClosedError, HopliteError, ObjectLostError
+from hoplite_mp.headers import CANCELLED, KIND_OPERATION
 from hoplite_mp.protocol.local import BindPool, Collective
 from hoplite_mp.ref import ObjectRef, runtime_hooks
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime", "current_runtime", "runtime_of"]
 
-NODE_SLOT = 0
 _stack: list[Runtime] = []
 _stack_lock = threading.Lock()
 
@@ -178,7 +178,7 @@ class Runtime:
         # It may have been done, or lost, before it had a Future: looked at after it has one, since
         # another thread that has seen the end before that does not know of it.
         if self.tasks.done(oid):
-            future._complete(self.client.state(oid) in (STATE["CANCELLED"], STATE["ABORTED"]))
+            future._complete(self.client.state(oid) in CANCELLED)
         elif self.memory.lost is not None:
             future._settle(False, True, self.memory.lost_again())
         return future

@@ -14,8 +14,9 @@ import threading
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from hoplite_mp import errors, ids, serial
-from hoplite_mp.client.memory import FOREVER_NS, STATE
+from hoplite_mp.client.memory import FOREVER_NS
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
+from hoplite_mp.headers import GONE, STATE
 from hoplite_mp.protocol.local import Import, Imported
 from hoplite_mp.ref import ObjectRef
 
@@ -32,7 +33,7 @@ T = TypeVar("T")
 # the generator raised.
 ITEM, END, RAISED = 0, 1, 2
 _AGAIN: Any = object()
-_LOST = (STATE["FAILED"], STATE["DELETED"], STATE["FREE"], STATE["FREED"])
+_LOST = (STATE["FAILED"], STATE["DELETED"], *GONE)
 
 
 class Plan(NamedTuple):

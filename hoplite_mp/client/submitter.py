@@ -24,7 +24,7 @@ from hoplite_mp.client.keeping import keep_results
 from hoplite_mp.client.kinds import FLAG_ASYNC
 from hoplite_mp.client.last_words import last_resort
 from hoplite_mp.client.losing import abandon
-from hoplite_mp.client.memory import FOREVER_NS, STATE, Memory
+from hoplite_mp.client.memory import FOREVER_NS, Memory
 from hoplite_mp.client.pending import Pending, Settles
 from hoplite_mp.client.queues import HERE, PLACE, Queues
 from hoplite_mp.client.ranking import NO_FLOOR
@@ -35,6 +35,7 @@ from hoplite_mp.errors import (
     ObjectLostError,
     StoreFullError,
 )
+from hoplite_mp.headers import KIND_OPERATION, KIND_TASK, STATE, STORED, VALUED, is_cancelled
 from hoplite_mp.protocol.local import Interrupt
 
 if TYPE_CHECKING:
@@ -43,9 +44,8 @@ if TYPE_CHECKING:
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.ref import ObjectRef
 
-__all__ = ["KIND_OPERATION", "KIND_TASK", "Submitter", "last_resort"]
+__all__ = ["Submitter", "last_resort"]
 
-KIND_TASK, KIND_OPERATION = 2, 3
 # Of a task: not to be run in place by a waiting worker; values of refs are writable copies for it.
 FLAG_OWN_STACK, FLAG_COPY, FLAG_HERE = 1, 2, 4
 NODE_DECIDES = _tasks.RESOURCES_FLAG | FLAG_OWN_STACK  # when it may begin: it needs resources
@@ -274,7 +274,7 @@ class Submitter:
             return  # sent already, or cancelled
         for ref in pending.needs:
             oid = self.memory.local_id(ref)
-            if self.client.state(oid) not in _USABLE:
+            if self.client.state(oid) not in VALUED:
                 try:
                     error = self.memory.error(oid, FOREVER_NS)
                 except CancelledError:  # so is this task, for whoever looks at it
@@ -414,8 +414,8 @@ class Submitter:
         if not self.tasks.done(oid):
             return  # a bit of an earlier life of this header
         state = self.client.state(oid)
-        has_refs, deleted = self.client.flags(oid)
-        if has_refs and state in (*_USABLE, STATE["FAILED"]) and oid in self.pending:
+        has_refs, _ = self.client.flags(oid)
+        if has_refs and state in STORED and oid in self.pending:
             # Held meanwhile: another thread may finish it too, and its Future may be dropped.
             hold = self.client.hold(oid)
             if hold is not None:
@@ -424,8 +424,7 @@ class Submitter:
             del hold
         future = pending.future
         if future is not None:
-            cancelled = state == STATE["CANCELLED"] or (state == STATE["ABORTED"] and not deleted)
-            future._complete(cancelled, state not in _USABLE)
+            future._complete(is_cancelled(self.client, oid, state), state not in VALUED)
         # The last step: what Ctrl-C stops before it is done again by whoever looks at all.
         if self.pending.pop(oid, None) is not None and future is not None:
             self._finished.append(weakref.ref(future))
@@ -489,6 +488,3 @@ class Submitter:
         self.collector.stop()
         if self.readers is not None:
             self.readers.shutdown(wait=False)
-
-
-_USABLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp import _tasks, errors
 from hoplite_mp.client.calls import OwnCalls
-from hoplite_mp.client.memory import FOREVER_NS, STATE
+from hoplite_mp.client.memory import FOREVER_NS
 from hoplite_mp.errors import HopliteTimeoutError
+from hoplite_mp.headers import AWAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,6 @@ __all__ = ["Waiting"]
 BLOCKED_AFTER_NS = 2_000_000
 ALL_AT_ONCE = 256  # objects that are waited for together; all of more are waited for in parts
 TAKEN_LOOKS = 32  # tasks claimed by others that are tried again at each news
-_AWAY = (STATE["SPILLED"], STATE["SPILLING"])
 
 
 class _Needed:
@@ -180,7 +180,7 @@ class Waiting:
             while True:
                 seen = self.tasks.event()
                 self.memory.check()
-                if self.memory.client.state(oid) not in _AWAY:
+                if self.memory.client.state(oid) not in AWAY:
                     return True
                 until = deadline
                 if not counted:

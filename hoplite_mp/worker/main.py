@@ -23,6 +23,7 @@ from hoplite_mp.client.descriptors import lift
 from hoplite_mp.client.memory import FOREVER_NS
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.config import Config
+from hoplite_mp.headers import FIRST_SLOT
 from hoplite_mp.protocol.actors import ActorFailed
 from hoplite_mp.protocol.local import SETUP_FAILED, SetUp, SetupFailed
 from hoplite_mp.worker import actor, checkpoints, warming
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["main", "prepare", "warm_up"]
 
 SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
-FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 
 
 def prepare(worker: Worker, setup: int) -> bool:

@@ -17,10 +17,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks, serial
-from hoplite_mp.client.memory import FOREVER_NS, STATE
+from hoplite_mp.client.memory import FOREVER_NS
 from hoplite_mp.client.streams import END, ITEM, RAISED, Plan
-from hoplite_mp.client.submitter import KIND_OPERATION, NAME_BYTES
+from hoplite_mp.client.submitter import NAME_BYTES
 from hoplite_mp.errors import ClosedError
+from hoplite_mp.headers import GONE, KIND_OPERATION, KIND_STREAM, STATE
 
 if TYPE_CHECKING:
     from hoplite_mp.ref import ObjectRef
@@ -31,7 +32,6 @@ __all__ = ["STREAMED", "Source"]
 STREAMED = object()  # in place of a result: it is written already
 # What an item counts at least for Config.stream_bytes_max: its object and its link cost as much.
 ITEM_BYTES_MIN = 4096
-_GONE = (STATE["FREE"], STATE["FREED"])
 
 
 class Source:
@@ -160,7 +160,7 @@ class Source:
     def _new_link(self) -> ObjectRef[Any]:
         """Pending, claimed by this worker."""
         client = self.memory.client
-        oid = client.new(_tasks.STREAM_LINK, STATE["CLAIMED"], client.slot, 0)
+        oid = client.new(KIND_STREAM, STATE["CLAIMED"], client.slot, 0)
         self.slots.link(
             oid,
             self.name.encode()[:NAME_BYTES],
@@ -197,7 +197,7 @@ class Source:
         client = self.memory.client
         while self.ahead and self.first is None:
             oid, nbytes = self.ahead[0]
-            if client.state(oid) not in _GONE and not self.slots.alone(oid):
+            if client.state(oid) not in GONE and not self.slots.alone(oid):
                 break
             self.ahead.popleft()
             self.bytes_ahead -= nbytes

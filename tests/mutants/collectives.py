@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant(
         "operations-one-deleted-slice-drops-all",
         "hoplite_mp/node/collectives/operations.py",
-        "if all(self.client.state(oid) in _UNWANTED for oid in operation.results):",
-        "if any(self.client.state(oid) in _UNWANTED for oid in operation.results):",
+        "if all(self.client.state(oid) in UNWANTED for oid in operation.results):",
+        "if any(self.client.state(oid) in UNWANTED for oid in operation.results):",
         (
             "A program may delete one slice of a reduce_scatter and read the others; here "
             "the whole operation is dropped, and readers of the other slices hang."
@@ -18,7 +18,7 @@ MUTANTS = (
     Mutant(
         "operations-moved-source-is-an-error",
         "hoplite_mp/node/collectives/operations.py",
-        "moved = bool(gone) and all(self.client.state(oid) in READY for oid in gone)",
+        "moved = bool(gone) and all(self.client.state(oid) in VALUED for oid in gone)",
         "moved = False",
         (
             "A reduction goes on if a source is only no more where it was to be read, but "

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.client.memory import STATE as STATES
 from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.headers import STATE as STATES
 from hoplite_mp.node.objects.kept import KeptCopies
 from hoplite_mp.node.recovery.recovering import Recovering
 from hoplite_mp.planner.machine import Planner

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import serial
-from hoplite_mp.client.memory import STATE
+from hoplite_mp.headers import STATE, VALUED
 from hoplite_mp.node.objects.places import ROOM_LOOK_S
 from hoplite_mp.node.tasks.guests import NO_OBJECT
 from hoplite_mp.planner.resources import Ledger
@@ -272,7 +272,7 @@ class Spares:
         oid = self.imports.local(object_id)
         if not oid or oid in self.places or self.client.hold(oid) is None:
             return 0
-        return oid if self.client.state(oid) in _WHOLE else 0
+        return oid if self.client.state(oid) in VALUED else 0
 
 
 class Bringing:
@@ -347,6 +347,3 @@ def _drop(send: Callable[[int, DropActor], bool], home: int, identity: bytes) ->
 def _call(waiting: list[Callable[[], None]]) -> None:
     for done in waiting:
         done()
-
-
-_WHOLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])

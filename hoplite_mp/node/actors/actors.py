@@ -15,9 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import errors, ids, serial
-from hoplite_mp.client.memory import STATE
+from hoplite_mp.headers import KIND_PUT, NODE_SLOT, STATE
 from hoplite_mp.node.actors.actor_records import Actor, Asker, Client, Opening, Wanted
-from hoplite_mp.node.objects.store import NODE_SLOT
 from hoplite_mp.node.tasks.pools import Pool
 from hoplite_mp.protocol.local import POOL_LEAVING, Reply
 from hoplite_mp.protocol.messages import (
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["POOL_ENDED", "Actors", "ended_calls"]
 
-KIND_IDENTITY = 1  # as of any object that was put
 POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 4
 
 
@@ -153,7 +151,7 @@ class Actors:
         if wanted.only_now and not self.resources.has_room(wanted.demand):
             asker.refused(f"node h{self.client.number} has no room now", True)
             return
-        identity = self.client.new(KIND_IDENTITY, STATE["CLAIMED"], NODE_SLOT, 0)
+        identity = self.client.new(KIND_PUT, STATE["CLAIMED"], NODE_SLOT, 0)
         opening = Opening(asker, wanted, identity)
         opening.holds = [self.client.hold(identity, False), self.client.hold(wanted.setup)]
         if wanted.name:

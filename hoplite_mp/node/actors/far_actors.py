@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import errors, ids, serial
-from hoplite_mp.client.memory import STATE
+from hoplite_mp.headers import NODE_SLOT, UNCLAIMED
 from hoplite_mp.node.actors.actor_records import Wanted
 from hoplite_mp.node.actors.actors import POOL_CLOSING, POOL_ENDED
-from hoplite_mp.node.objects.store import NODE_SLOT
 from hoplite_mp.protocol.local import POOL_LEAVING, Reply
 from hoplite_mp.protocol.peers import (
     ActorBegun,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FarActors"]
 
-UNSENT = (STATE["WAITING"], STATE["QUEUED"])
 NO_IDENTITY = bytes(ids.ID_BYTES)
 # Calls under way to an actor of another host beyond the one that runs. Higher: calls follow each
 # other without a pause on a long way; lower: fewer may have begun when that host is lost.
@@ -232,7 +230,7 @@ class FarActors:
     def look(self) -> None:
         """Closes those actors to which all calls that were made before have been sent."""
         for one in list(self.closing):
-            one.calls = [oid for oid in one.calls if self.client.state(oid) in UNSENT]
+            one.calls = [oid for oid in one.calls if self.client.state(oid) in UNCLAIMED]
             if not one.calls:
                 self.closing.remove(one)
                 if one.home == self.client.home:  # it has begun again here

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _reduce, serial
-from hoplite_mp.client.memory import STATE
+from hoplite_mp.headers import AWAY
 from hoplite_mp.reduction import fold, has_kernel, result_dtype
 from hoplite_mp.ref import ObjectRef
 
@@ -131,7 +131,7 @@ def prepare(
         got = results.client.view(ask.sources[index])
         if not isinstance(got, int):
             views.append(memoryview(got))
-        elif got in (STATE["SPILLED"], STATE["SPILLING"]):
+        elif got in AWAY:
             spilled.append(ask.sources[index])
         else:
             gone.append(index)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids
-from hoplite_mp.client.memory import STATE
+from hoplite_mp.headers import AWAY, NODE_SLOT, STATE
 from hoplite_mp.node.collectives.execute import PlanError, SourcesGone
 from hoplite_mp.node.collectives.filling import fill_blocks
 from hoplite_mp.node.collectives.folding import Folding
@@ -20,7 +20,6 @@ from hoplite_mp.node.collectives.leftovers import Leftovers
 from hoplite_mp.node.collectives.parts import NotNow, Part
 from hoplite_mp.node.membership.meter import Meter
 from hoplite_mp.node.objects.layouts import layout_of
-from hoplite_mp.node.objects.store import NODE_SLOT
 from hoplite_mp.planner.loads import filled_links
 from hoplite_mp.planner.program import program_of
 from hoplite_mp.protocol.fields import FOLDING
@@ -294,7 +293,7 @@ class Forests:
                 continue
             oid = self.imports.local(at[index]) or None
             got: Any = STATE["FREE"] if oid is None else self.client.view(oid)
-            if oid is not None and got in _AWAY:
+            if oid is not None and got in AWAY:
                 if oid in self.places:  # on its way from another host: that has its own end
                     part.until = self.loop.now() + self.config.put_wait_s
                 if self.store.restore(oid) is None:
@@ -302,7 +301,7 @@ class Forests:
                         f"source {index} does not fit into the store beside what is in use"
                     )
                 got = self.client.view(oid)
-                if got in _AWAY:
+                if got in AWAY:
                     raise NotNow(
                         f"source {index} does not fit into the store beside what is in use"
                     )
@@ -474,9 +473,6 @@ class Forests:
                 plan.operation, plan.epoch, self.client.number, reason[:1000], sources, error
             )
         )
-
-
-_AWAY: Any = (STATE["SPILLED"], STATE["SPILLING"])
 
 
 def _heard(_: str, __: str) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp import ids, serial
-from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
+from hoplite_mp.headers import CANCELLED, STATE, UNWANTED, VALUED
 from hoplite_mp.node.collectives.endings import finish, placed
 from hoplite_mp.node.collectives.execute import Execution, PlanError, SourcesGone, prepare
 from hoplite_mp.node.collectives.portions import NotInPortions, Portions
@@ -53,8 +53,6 @@ __all__ = ["Operations"]
 
 # What an operation fails with when too few of its sources are there.
 _FOR_WANT_OF_SOURCES = ("reduce", "source", "lost")
-READY = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
-_UNWANTED = (STATE["ABORTED"], STATE["CANCELLED"], STATE["DELETED"])  # a result, by its caller
 SPACE_RETRY_S = 0.02
 NUMBER_BITS = 40  # of an operation's number; the requesting node's number stands above
 
@@ -153,7 +151,7 @@ class Operations:
             operation.waiting[oid] = [at for at, one in enumerate(ask.sources) if one == oid]
         for index, oid in enumerate(ask.sources):
             if oid not in operation.waiting:
-                (ready if self.client.state(oid) in READY else failed).append(index)
+                (ready if self.client.state(oid) in VALUED else failed).append(index)
         told = [self._about(operation, oid) for oid in (ask.sources[index] for index in ready)]
         in_lan = self.forests is not None
         home = self.client.home
@@ -201,7 +199,7 @@ class Operations:
         state = self.client.state(oid)
         if state == STATE["FAILED"]:
             return "its task failed"
-        if state in (STATE["CANCELLED"], STATE["ABORTED"]):
+        if state in CANCELLED:
             return "it was cancelled"
         return "it was deleted" if state == STATE["DELETED"] else "it is gone"
 
@@ -213,7 +211,7 @@ class Operations:
                 oid for oid in waiting if self.tasks.done(oid) and not self.places.needs_making(oid)
             ]
             for oid in done:
-                ready = self.client.state(oid) in READY
+                ready = self.client.state(oid) in VALUED
                 for index in operation.waiting.pop(oid):
                     if ready:
                         nbytes, layout, holders = self._about(operation, oid)
@@ -221,7 +219,7 @@ class Operations:
                         self.send(SourceReady(operation.number, index, *about))
                     else:
                         self.send(SourceFailed(operation.number, index, self._reason(oid)))
-            if all(self.client.state(oid) in _UNWANTED for oid in operation.results):
+            if all(self.client.state(oid) in UNWANTED for oid in operation.results):
                 self.send(OperationDropped(operation.number))  # deleted while it ran
 
     def refuse(self, results: list[int], why: str) -> None:
@@ -450,7 +448,7 @@ class Operations:
         not there any more where they were to be read. False: neither."""
         ask = operation.ask
         lost = any([self.places.needs_making(oid) for oid in dict.fromkeys(ask.sources)])
-        moved = bool(gone) and all(self.client.state(oid) in READY for oid in gone)
+        moved = bool(gone) and all(self.client.state(oid) in VALUED for oid in gone)
         if not lost and not moved:
             return False
         if ask.deadline_s is not None:

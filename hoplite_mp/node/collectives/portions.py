@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _reduce, serial
-from hoplite_mp.client.memory import STATE
+from hoplite_mp.headers import AWAY
 from hoplite_mp.node.collectives.execute import Execution, SourcesGone, allocate, check, count_of
 from hoplite_mp.reduction import fold, has_kernel, result_dtype
 
@@ -76,13 +76,13 @@ class Portions(Execution):
     def _pin_one(self, index: int) -> memoryview | None:
         oid = self.ask.sources[index]
         got = self.results.client.view(oid)
-        if got in (STATE["SPILLED"], STATE["SPILLING"]):
+        if got in AWAY:
             if self.results.store.restore(oid) is None:
                 return None
             got = self.results.client.view(oid)
         if not isinstance(got, int):
             return memoryview(got)
-        if got in (STATE["SPILLED"], STATE["SPILLING"]):
+        if got in AWAY:
             return None
         raise SourcesGone((index,), [], [])
 

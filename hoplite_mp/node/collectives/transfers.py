@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.headers import NODE_SLOT
 from hoplite_mp.node.membership.links import UNREACHABLE
 from hoplite_mp.node.objects.ground import Ground
-from hoplite_mp.node.objects.store import NODE_SLOT
 from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.planner.loads import filled_links
 from hoplite_mp.planner.program import program_of

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.headers import CLIENT_DRIVER, KIND_TASK
 from hoplite_mp.protocol.foreign import UsersOfNode
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.output import audience_name
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Drivers"]
 
-DRIVER_KIND, TASK_KIND = 1, 2
 # How long a driver that leaves waits for what its tasks have printed on other hosts, at most; and
 # how often it is looked whether all of this host has come: nobody says that a pipe is empty.
 OUTPUT_PATIENCE_S = 0.8
@@ -108,7 +108,7 @@ class Drivers:
         """(slot, its generation, the driver's name, ""), or (-1, 0, 0, why there is none)."""
         if self.roster.leaves:
             return -1, 0, 0, "the node is leaving"
-        slot = self.client.register(0, DRIVER_KIND, 0)
+        slot = self.client.register(0, CLIENT_DRIVER, 0)
         if slot < 0:
             return -1, 0, 0, "every process slot of the host is in use"
         generation = self.client.client_info(slot)["generation"]
@@ -200,7 +200,7 @@ class Drivers:
         """Its tasks that run are interrupted, unless somebody else waits for the result."""
         for header in self.client.concerned(slot):
             oid = header["id"]
-            if header["owner"] != slot or header["kind"] != TASK_KIND:
+            if header["owner"] != slot or header["kind"] != KIND_TASK:
                 continue
             if header["state"] == "CLAIMED" and not set(header["refs"]) - {slot}:
                 claimant = self.tasks.claimant(oid)

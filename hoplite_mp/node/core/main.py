@@ -18,7 +18,8 @@ import msgspec
 from hoplite_mp import _shm, _tasks
 from hoplite_mp.client.channel import PACKET_BYTES_MAX
 from hoplite_mp.config import Config
-from hoplite_mp.node.core.node import NODE_SLOT, Node
+from hoplite_mp.headers import NODE_SLOT
+from hoplite_mp.node.core.node import Node
 from hoplite_mp.node.core.node_ports import NodePorts
 from hoplite_mp.node.core.wiring import Upward
 from hoplite_mp.node.output.output import Output

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.headers import CLIENT_DRIVER, DRIVER_SLOT, NODE_SLOT
 from hoplite_mp.node.core.membership import Alone
 from hoplite_mp.node.core.rooms import Rooms
 
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.local import Request, Start
     from hoplite_mp.protocol.spawning import Exited
 
-__all__ = ["DRIVER_SLOT", "NODE_SLOT", "Node"]
-
-NODE_SLOT, DRIVER_SLOT = 0, 1
+__all__ = ["Node"]
 
 
 class Node:
@@ -54,7 +53,7 @@ class Node:
         """Speaks with the manager from now on. process: the number of the one that the node is in.
         driver: the line of the program that has started this host."""
         start, rooms, ports = self.start, self.rooms, self.ports
-        self.client.register(DRIVER_SLOT, 1, 0)
+        self.client.register(DRIVER_SLOT, CLIENT_DRIVER, 0)
         rooms.store.lease_first_span(DRIVER_SLOT)
         self.tasks.set_pid(DRIVER_SLOT, start.driver_pid)
         self.tasks.set_pid(NODE_SLOT, process)

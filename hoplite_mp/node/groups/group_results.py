@@ -12,13 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids, serial
-from hoplite_mp.client.memory import STATE
 from hoplite_mp.contributions import PREFIXES, TARGETED, mask_of, shortened
 from hoplite_mp.errors import StoreFullError
+from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp.node.groups.group_decisions import combine
 from hoplite_mp.node.objects.given import BLOCK, Given
 from hoplite_mp.node.objects.layouts import payload_layout
-from hoplite_mp.node.objects.store import NODE_SLOT
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.group_calls import GroupPart, Piece
 from hoplite_mp.protocol.messages import Distribute
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.messages import GroupMembers
 
 __all__ = ["GroupResults"]
-
-KIND_GROUP = 3  # of a header that the node makes for members
 
 
 class GroupResults:
@@ -211,7 +208,7 @@ class GroupResults:
         return shortened((mask, *failed, None), 2)
 
     def _new(self) -> tuple[int, Any]:
-        oid = self.client.new(KIND_GROUP, STATE["CLAIMED"], NODE_SLOT, 0)
+        oid = self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0)
         return oid, self.client.hold(oid, False)
 
     def _object(self, payload: int, nbytes: int, holds: list[Any]) -> ObjectRef[Any]:

@@ -11,8 +11,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _tasks, ids
+from hoplite_mp.headers import NODE_SLOT
 from hoplite_mp.node.groups.group_state import Known
-from hoplite_mp.node.objects.store import NODE_SLOT
 from hoplite_mp.protocol.local import GroupJoin, GroupLeave, GroupRefusal, Reply
 from hoplite_mp.protocol.messages import (
     GroupAdmitted,

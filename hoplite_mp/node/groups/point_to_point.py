@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp import ids, serial
-from hoplite_mp.client.memory import STATE
+from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp.node.groups.boxes import Box, End, Letter
-from hoplite_mp.node.groups.group_results import KIND_GROUP
-from hoplite_mp.node.objects.store import NODE_SLOT
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.point_to_point import (
     MESSAGE_INLINE_BYTES_MAX,
@@ -281,7 +279,7 @@ class PointToPoint:
 
     def _stored(self, payload: bytes) -> Any:
         """A hold on a small message as an object of this host; None: there is no room for it."""
-        oid = self.client.new(KIND_GROUP, STATE["CLAIMED"], NODE_SLOT, 0)
+        oid = self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0)
         hold = self.client.hold(oid, False)
         encoded = serial.Encoded(payload, [], [], len(payload), [])
         self.results.store_value(oid, encoded, False)

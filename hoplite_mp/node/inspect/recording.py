@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hoplite_mp import _tasks
-from hoplite_mp.client.memory import STATE
+from hoplite_mp.headers import STATE
 from hoplite_mp.protocol.looking import EVENT, OUTCOMES_OF_EVENTS, TraceDocument
 
 if TYPE_CHECKING:

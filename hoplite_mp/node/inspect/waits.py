@@ -13,8 +13,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp import ids, serial
-from hoplite_mp.client.memory import STATE
-from hoplite_mp.node.objects.imports import KIND_FOREIGN
+from hoplite_mp.headers import (
+    CLIENT_DRIVER,
+    DRIVER_SLOT,
+    GONE,
+    KIND_FOREIGN,
+    KIND_OPERATION,
+    KIND_STREAM,
+    KIND_TASK,
+    NODE_SLOT,
+    PENDING,
+    STATE,
+    VALUED,
+)
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.looking import EVENT, PIECE_BYTES_MAX, DumpAsked, LookTold
 
@@ -40,10 +51,6 @@ NEEDS_MAX = 5  # objects that are named of what one task or collective waits for
 # For nodes whose workers must say where they stand. Higher: slow nodes are heard; lower: one that
 # does not answer is named sooner.
 DUMP_PATIENCE_S = 3.0
-KIND_TASK, KIND_OPERATION, KIND_STREAM = 2, 3, 5
-NODE_SLOT, DRIVER_SLOT = 0, 1
-DRIVER_KIND = 1
-READY = ("SEALED", "SPILLING", "SPILLED")
 MORE = ("transfers", "groups", "actors", "actor calls")  # kinds of other rooms, if they are there
 
 
@@ -294,7 +301,7 @@ class Waits:
         pid = self.tasks.pid(slot)
         if slot == DRIVER_SLOT:
             return f"the driver (pid {pid})"
-        if self.client.client_info(slot)["kind"] == DRIVER_KIND:
+        if self.client.client_info(slot)["kind"] == CLIENT_DRIVER:
             return f"an attached driver (pid {pid})"
         return f"worker {slot} (pid {pid})"
 
@@ -318,16 +325,16 @@ class Waits:
         """The same for one that this host has a header of."""
         header = self.client.inspect(oid)
         state = header["state"]
-        if header["id"] != oid or state in ("FREE", "FREED"):
+        if header["id"] != oid or STATE[state] in GONE:
             return "gone"
-        if state in READY:
+        if STATE[state] in VALUED:
             place = self.places.places.get(oid)
             if place is not None and place.making:
                 return "lost, and is being found or made again"
             if place is None or not place.payload:
                 return ""
             return "ready, its bytes are on their way from another host"
-        if state not in ("WAITING", "QUEUED", "CLAIMED"):
+        if STATE[state] not in PENDING:
             return f"{state.lower()}"
         if header["kind"] == KIND_TASK:
             what = f"the result of {self.tasks.name(oid)}()"

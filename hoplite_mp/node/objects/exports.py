@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids, serial
-from hoplite_mp.client.memory import STATE
+from hoplite_mp.headers import AWAY, is_cancelled
 from hoplite_mp.node.objects.layouts import layout_of, payload_layout
 from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, Described
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.peers import Acquire, MakeAgain, PeerMessage, Release
 
 __all__ = ["Exports"]
-
-_ENDED = (STATE["CANCELLED"], STATE["ABORTED"])
 
 
 @dataclass(slots=True)
@@ -163,10 +161,10 @@ class Exports:
             return Described(object_id, number, "pending")
         got = self.client.view(oid)
         if isinstance(got, int):
-            if got in _ENDED and not (got == STATE["ABORTED"] and self.client.flags(oid)[1]):
+            if is_cancelled(self.client, oid, got):
                 error = serial.encode_error(CancelledError(), "").tobytes()
                 return Described(object_id, number, "failed", len(error), error)
-            if got not in (STATE["SPILLED"], STATE["SPILLING"]):
+            if got not in AWAY:
                 return Described(object_id, number, "gone")
             place = self.places.places.get(oid)
             return Described(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hoplite_mp import ids
-from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.headers import NODE_SLOT
 from hoplite_mp.node.ranges import Ranges
 
 if TYPE_CHECKING:

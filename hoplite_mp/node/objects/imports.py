@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _shm, ids, serial
-from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ObjectLostError
-from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.headers import GONE, KIND_FOREIGN, NODE_SLOT, STATE, UNWRITTEN, VALUED
 from hoplite_mp.protocol.peers import Acquire, Drop, Release
 
 if TYPE_CHECKING:
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.protocol.peers import Described, PeerMessage
 
-__all__ = ["KIND_FOREIGN", "Import", "Imports"]
-
-KIND_FOREIGN = 4
+__all__ = ["Import", "Imports"]
 
 
 @dataclass(slots=True)
@@ -201,7 +198,7 @@ class Imports:
 
     def is_whole(self, one: Import) -> bool:
         """Is the value on this host?"""
-        return self.client.state(one.oid) in _WHOLE and one.oid not in self.places
+        return self.client.state(one.oid) in VALUED and one.oid not in self.places
 
     def home_of(self, object_id: bytes) -> int:
         """Who counts its holders."""
@@ -215,7 +212,7 @@ class Imports:
         one = self.by_number.get(message.number, self.by_object.get(message.object))
         if one is None or (one.object, one.number) != (message.object, message.number):
             return
-        if self.client.state(one.oid) not in _UNWRITTEN:
+        if self.client.state(one.oid) not in UNWRITTEN:
             if self.places.absent(one.oid):
                 self._there_again(one, message)
             else:
@@ -296,7 +293,7 @@ class Imports:
     def freed(self, oid: int) -> None:
         """The node has collected a header of its own; its last holder here may have gone."""
         one = self.by_oid.get(oid)
-        if one is None or self.client.state(oid) not in (STATE["FREE"], STATE["FREED"]):
+        if one is None or self.client.state(oid) not in GONE:
             return
         del self.by_oid[oid]
         self.by_number.pop(one.number, None)
@@ -319,7 +316,3 @@ class Imports:
         one = self.by_oid.get(oid)
         if one is not None:
             self.send(one.home, Drop(one.object))
-
-
-_UNWRITTEN = (STATE["CLAIMED"], STATE["ABORTED"])
-_WHOLE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])

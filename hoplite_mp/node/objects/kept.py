@@ -15,8 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp.client.memory import STATE
-from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.headers import DROPPED, NODE_SLOT, STATE
 from hoplite_mp.protocol.peers import Kept, LetGo
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ class KeptCopies:
         lent = self.lent.get(oid)
         if lent is None:
             hold = self.client.hold(oid) if oid else None
-            if hold is None or self.client.state(oid) in _OVER:
+            if hold is None or self.client.state(oid) in DROPPED:
                 return False
             lent = self.lent[oid] = Lent(hold, object_id)
             self._look_later()
@@ -196,7 +195,7 @@ class KeptCopies:
 
     def _look(self) -> None:
         for oid, lent in list(self.lent.items()):
-            if lent.peers and self.client.state(oid) not in _OVER and not self._only_ours(oid):
+            if lent.peers and self.client.state(oid) not in DROPPED and not self._only_ours(oid):
                 continue
             del self.lent[oid]
             for peer in lent.peers:
@@ -226,6 +225,3 @@ class KeptCopies:
         counts = self.client.private_counts(oid)
         ours = 1 + self.above.extra_holds(oid)
         return counts[0] == ours and self.client.inspect(oid)["refs"] == [NODE_SLOT]
-
-
-_OVER = (STATE["DELETED"], STATE["ABORTED"], STATE["CANCELLED"], STATE["FREE"], STATE["FREED"])

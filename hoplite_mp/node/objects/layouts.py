@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from hoplite_mp import serial
-from hoplite_mp.client.memory import STATE
+from hoplite_mp.headers import AWAY
 from hoplite_mp.protocol.fields import LAYOUT_BYTES_MAX
 from hoplite_mp.reduction import has_kernel
 
@@ -52,7 +52,7 @@ def layout_of(results: Results, places: Places, oid: int) -> bytes:
     place = places.places.get(oid)
     if place is not None:
         return place.layout
-    if got not in (STATE["SPILLED"], STATE["SPILLING"]):
+    if got not in AWAY:
         return b""
     head = results.store.read_spilled(oid, 0, HEAD_BYTES_MAX)
     return b"" if head is None else payload_layout(memoryview(head))

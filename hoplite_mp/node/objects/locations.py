@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from hoplite_mp.client.memory import STATE
+from hoplite_mp.headers import VALUED
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.peers import Locate, Located
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.kept import KeptCopies
 
 __all__ = ["Locations"]
-
-_HERE = (STATE["SEALED"], STATE["SPILLING"], STATE["SPILLED"])
 
 
 class _Asked(NamedTuple):
@@ -62,7 +60,7 @@ class Locations:
     def holders(self, oid: int) -> tuple[int, ...]:
         """Numbers of the nodes that hold the whole value, as far as this node knows."""
         place = self.places.places.get(oid)
-        here = (self.client.number,) if self.client.state(oid) in _HERE else ()
+        here = (self.client.number,) if self.client.state(oid) in VALUED else ()
         found = here if place is None else place.holders
         return tuple(sorted({*found, *self.kept_at(oid)}))
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import serial
-from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ObjectLostError, StoreFullError
+from hoplite_mp.headers import AWAY, NODE_SLOT
 from hoplite_mp.node.objects.ground import Ground
-from hoplite_mp.node.objects.store import NODE_SLOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -335,7 +334,7 @@ class Places:
                 gone.append(oid)
         found = []
         for oid in gone:
-            if oid in self.places and self.client.state(oid) in _AWAY:
+            if oid in self.places and self.client.state(oid) in AWAY:
                 continue
             place = self.drop(oid)
             if place is not None:
@@ -375,6 +374,3 @@ def _close(place: Place) -> None:
         done()
     if place.released is not None:
         place.released()
-
-
-_AWAY: Any = (STATE["SPILLED"], STATE["SPILLING"])

@@ -11,14 +11,14 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks, ids, serial
-from hoplite_mp.client.memory import STATE
-from hoplite_mp.node.objects.store import NODE_SLOT, Store
+from hoplite_mp.headers import CANCELLED, NODE_SLOT
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.config import Config
+    from hoplite_mp.node.objects.store import Store
 
 __all__ = ["Results"]
 
@@ -108,7 +108,7 @@ class Results:
     def raw_error(self, oid: int) -> serial.Encoded | None:
         """What a failed source failed with, as an error payload; None if that is not known."""
         state = self.client.state(oid)
-        if state in (STATE["CANCELLED"], STATE["ABORTED"]):
+        if state in CANCELLED:
             return serial.encode_error(CancelledError(), "")
         got = self.client.view(oid)
         if isinstance(got, int) or len(got) > ERROR_BYTES_MAX:

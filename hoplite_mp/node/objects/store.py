@@ -14,7 +14,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import _shm
-from hoplite_mp.client.memory import STATE, format_bytes
+from hoplite_mp.client.memory import format_bytes
+from hoplite_mp.headers import FLAG_INLINE, NODE_SLOT, STATE
 from hoplite_mp.store.arena import Arena
 from hoplite_mp.store.limits import available_bytes, total_bytes
 
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
 
     Candidate = tuple[int, int, int, int]  # when it was last used, its id, payload offset, bytes
 
-__all__ = ["NODE_SLOT", "Store"]
+__all__ = ["Store"]
 
-NODE_SLOT = 0
 ADOPTED = -1
 LEASED = (1 << 64) - 1
 HEAD = _shm.BLOCK_HEAD_BYTES
@@ -444,7 +444,7 @@ class Store:
         pinned: dict[int, int] = {}
         queued = 0
         for header in self.client.scan():
-            if not header["block"] or header["flags"] & 1:
+            if not header["block"] or header["flags"] & FLAG_INLINE:
                 continue
             if header["pins"]:
                 slot = header["pins"][0]

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import ids
-from hoplite_mp.client.memory import STATE
 from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.headers import UNWRITTEN
 from hoplite_mp.node.recovery.holdings import Holdings, Lost, is_kept
 from hoplite_mp.protocol.homes import HOLDINGS_MAX
 from hoplite_mp.protocol.messages import (
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.peers import PeerMessage
 
 __all__ = ["Homes"]
-
-_UNWRITTEN = (STATE["CLAIMED"], STATE["ABORTED"])
 
 
 class Above(Protocol):
@@ -182,7 +180,7 @@ class Homes:
         if place is not None and place.payload:  # who brings it says whether it can be had
             hold = self.client.hold(one.oid)
             place.waiting.append(lambda: _drop(hold))
-        elif self.client.state(one.oid) in _UNWRITTEN:
+        elif self.client.state(one.oid) in UNWRITTEN:
             self.imports.fail(one, why)
         else:
             self.places.fail(one.oid, ObjectLostError(f"object {one.object.hex()} is lost: {why}"))

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids, serial
-from hoplite_mp.client.memory import STATE
+from hoplite_mp.headers import FLAG_REFS, KIND_TASK, NODE_SLOT, STATE, VALUELESS
 from hoplite_mp.node.objects.layouts import layout_of
-from hoplite_mp.node.objects.store import NODE_SLOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +44,6 @@ FULL_LOOK_S = 0.05
 ENTRY_BYTES = 1024
 # A result of that size or less is held as it is: to forget it would save little.
 SMALL_BYTES_MAX = 4096
-KIND_TASK = 2
 
 
 @dataclass(slots=True)
@@ -183,7 +181,7 @@ class Lineage:
                         ahead.append(part)
 
     def _is_over(self, oid: int) -> bool:
-        return self.client.state(oid) in _OVER
+        return self.client.state(oid) in VALUELESS
 
     def holds(self, oid: int) -> int:
         """How many holds of this file are on it."""
@@ -225,7 +223,7 @@ class Lineage:
         if self.client.private_counts(oid) != (1, 0):
             return False
         header = self.client.inspect(oid)
-        wanted = bool(header["pins"] or header["flags"] & _REFS)
+        wanted = bool(header["pins"] or header["flags"] & FLAG_REFS)
         return not wanted and header["refs"] == [NODE_SLOT]
 
     def _let_bytes_go(self, oid: int) -> None:
@@ -251,9 +249,4 @@ class Lineage:
         self.places.places[oid].why = f"object {object_id.hex()} is lost: {_UNWANTED}"
 
 
-_OVER = (
-    STATE["FREE"], STATE["FREED"], STATE["DELETED"], STATE["CANCELLED"], STATE["ABORTED"],
-    STATE["FAILED"],
-)  # fmt: skip
-_REFS = 2
 _UNWANTED = "nobody held a ref to it any more"

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks, serial
-from hoplite_mp.client.memory import STATE, format_bytes
+from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.client.submitter import FLAG_HERE
 from hoplite_mp.errors import ObjectLostError
+from hoplite_mp.headers import FLAG_INLINE, KIND_TASK, STATE
 from hoplite_mp.protocol.peers import MakeAgain
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Remaking"]
 
-KIND_TASK, FLAG_INLINE = 2, 1
 # Between two questions about one object, and how many there are: its home may hear of a death
 # later than this host. Together they must outlast the time in which a silent host is given up.
 ASK_S = 0.05

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.headers import KIND_TASK, NODE_SLOT, PENDING, STATE
 from hoplite_mp.protocol.messages import NodeLeaving
 from hoplite_mp.protocol.peers import Evacuated, Leaving
 
@@ -26,8 +26,6 @@ __all__ = ["Draining"]
 # Until the next look at tasks that run and bytes that are on their way. Lower costs a look at all
 # headers that often, for as long as it drains; higher is what a removal takes longer.
 LOOK_S = 0.05
-PENDING = ("WAITING", "QUEUED", "CLAIMED")
-TASK_KIND = 2
 
 
 class Above(Protocol):
@@ -99,8 +97,9 @@ class Draining:
     def _works(self) -> bool:
         """Are there tasks of processes of this host that are not done?"""
         return any(
-            header["kind"] == TASK_KIND and header["state"] in PENDING and self._counts(header)
+            self._counts(header)
             for header in self.client.scan()
+            if header["kind"] == KIND_TASK and STATE[header["state"]] in PENDING
         )
 
     def _counts(self, header: dict[str, Any]) -> bool:

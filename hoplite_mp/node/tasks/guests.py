@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _tasks, errors, ids, serial
-from hoplite_mp.client.memory import STATE
+from hoplite_mp.headers import AWAY, KIND_TASK, NODE_SLOT, STATE
 from hoplite_mp.node.objects.layouts import layout_of, payload_layout
-from hoplite_mp.node.objects.store import NODE_SLOT
 from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, TaskEnded
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_OBJECT", "Guests"]
 
-KIND_TASK, POOL = 2, 0
+POOL = 0
 RANKED_FLAG: int = _tasks.RANKED_FLAG
 POOL_CLOSING = 2
 NO_OBJECT = bytes(ids.ID_BYTES)
@@ -280,7 +279,7 @@ class Guests:
         oid = guest.oid
         got = self.client.view(oid)
         if isinstance(got, int):
-            if got in (STATE["SPILLED"], STATE["SPILLING"]):
+            if got in AWAY:
                 nbytes, refs = self.client.inspect(oid)["size"], self.client.flags(oid)[0]
                 layout = layout_of(self.results, self.imports.places, oid)
                 return TaskEnded(guest.task, "ready", nbytes, refs, None, layout)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import _tasks
-from hoplite_mp.client.memory import STATE
 from hoplite_mp.client.submitter import FLAG_HERE
+from hoplite_mp.headers import UNCLAIMED
 
 if TYPE_CHECKING:
     from hoplite_mp.node.objects.context import HostContext
@@ -23,7 +23,6 @@ __all__ = ["Hints"]
 
 # After a ring or a bag was full: until one hint is tried again, and until all of a pool are.
 POST_AGAIN_S, POST_ALL_AGAIN_S = 0.05, 0.5
-UNSENT = (STATE["WAITING"], STATE["QUEUED"])
 
 
 class Above(Protocol):
@@ -91,7 +90,7 @@ class Hints:
 
     def announce(self, oid: int, here: bool) -> None:
         """Posts the hint as soon as there is room for it."""
-        if self.client.state(oid) in UNSENT and not self.post(oid, here):
+        if self.client.state(oid) in UNCLAIMED and not self.post(oid, here):
             self.loop.call_later(POST_AGAIN_S, lambda: self.announce(oid, here))
 
     def post_queued(self, pool: int, tasks: list[int] | None = None) -> None:

@@ -13,7 +13,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import ids
-from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.headers import NODE_SLOT
 from hoplite_mp.node.tasks.delegation import AHEAD_TASKS
 from hoplite_mp.node.tasks.guests import NO_OBJECT
 from hoplite_mp.node.tasks.pools import Pool

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks
-from hoplite_mp.client.memory import STATE
 from hoplite_mp.client.submitter import FLAG_HERE
+from hoplite_mp.headers import STATE, UNCLAIMED, UNFINISHED
 from hoplite_mp.planner.resources import Ledger, Row, Rows, demand_words, parse_amounts
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.peers import ResourcesFreed
@@ -43,8 +43,6 @@ WORKERS_MAX = 200
 # How many tasks are given resources here beyond those that a worker is free for. Higher: workers
 # wait less often for the node; lower: less is held by tasks that have not begun.
 AHEAD_TASKS = 2
-UNSENT = (STATE["WAITING"], STATE["QUEUED"])
-UNDER_WAY = (*UNSENT, STATE["CLAIMED"], STATE["ABORTED"])
 
 
 @dataclass(slots=True)
@@ -268,7 +266,7 @@ class Resources:
     def look(self) -> None:
         """Words in shared memory may have changed: tasks that have ended, workers that are free."""
         for oid, held in list(self.held.items()):
-            if not held.slot and self.client.state(oid) not in UNDER_WAY:
+            if not held.slot and self.client.state(oid) not in UNFINISHED:
                 self._release(oid)
         self.serve()
 
@@ -302,7 +300,7 @@ class Resources:
         skip: set[Any] = set()
         while (row := self.rows.first(skip)) is not None:
             who = row.members[0][1]
-            if isinstance(who, int) and self.client.state(who) not in UNSENT:
+            if isinstance(who, int) and self.client.state(who) not in UNCLAIMED:
                 self._waits_no_more(who)  # cancelled, or its submitter has died
                 continue
             if not (self._start(row, who) if isinstance(who, tuple) else turn.begin(row, who)):

@@ -15,8 +15,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp.client.memory import STATE
-from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.headers import NODE_SLOT, STATE
 from hoplite_mp.node.tasks.delegation import Runner
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.peers import (

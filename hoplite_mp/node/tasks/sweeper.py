@@ -11,10 +11,18 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import _shm, errors, serial
-from hoplite_mp.client.memory import STATE, format_bytes
+from hoplite_mp import errors, serial
+from hoplite_mp.client.memory import format_bytes
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
-from hoplite_mp.node.objects.store import NODE_SLOT
+from hoplite_mp.headers import (
+    FLAG_REFS,
+    KIND_STREAM,
+    KIND_TASK,
+    NODE_SLOT,
+    STATE,
+    STORED,
+    UNCLAIMED,
+)
 from hoplite_mp.protocol.local import LINE_LOST
 from hoplite_mp.store.limits import available_bytes, total_bytes
 
@@ -23,10 +31,6 @@ if TYPE_CHECKING:
     from hoplite_mp.node.tasks.pools import WorkerInfo
 
 __all__ = ["Sweeper", "how_it_ended", "is_ending", "memory_in_use"]
-
-FLAG_REFS = 2
-KIND_TASK, KIND_STREAM = 2, 5
-PENDING_NAMES = ("WAITING", "QUEUED")
 
 
 class Above(Protocol):
@@ -76,7 +80,7 @@ class Sweeper:
     def _keep_inner(self, header: dict[str, Any], slot: int) -> None:
         """Refs inside what stays are held by the node, before the dead one's bits go."""
         oid = header["id"]
-        if not header["flags"] & FLAG_REFS or header["state"] not in _STORED:
+        if not header["flags"] & FLAG_REFS or STATE[header["state"]] not in STORED:
             return
         adopted = header["owner"] == slot
         if adopted and oid not in self.inner:
@@ -106,13 +110,13 @@ class Sweeper:
             self.client.settle(oid, slot)
         elif state == "CLAIMED" and claimed:
             return self._settle_claim(header, slot, worker, code)
-        elif state in PENDING_NAMES and orphan:
+        elif STATE[state] in UNCLAIMED and orphan:
             if self.client.take_over(oid, slot):
                 name = self.client.task_name(oid)
                 self.results.store_error(
                     oid, ObjectLostError(f"the process that submitted {name}() has died")
                 )
-        elif claimed and state in _DONE:
+        elif claimed and STATE[state] in _DONE:
             self.client.announce(oid)
         return False
 
@@ -179,14 +183,13 @@ class Sweeper:
     def completed(self, oids: list[int]) -> None:
         """Tasks of dead submitters that have been finished: their refs inside are the node's."""
         for oid in oids:
-            stored = _shm.STATES[self.client.state(oid)] in _STORED
+            stored = self.client.state(oid) in STORED
             if stored and oid not in self.inner and self.client.flags(oid)[0]:
                 self.inner[oid] = self._inner_refs(oid)
                 self.tasks.set_taken(oid)
 
 
-_STORED = ("SEALED", "SPILLING", "SPILLED", "FAILED")
-_DONE = ("SEALED", "FAILED", "CANCELLED", "DELETED", "SPILLED", "SPILLING")
+_DONE = (*STORED, STATE["CANCELLED"], STATE["DELETED"])
 
 
 def how_it_ended(code: int, worker: WorkerInfo | None = None) -> str:

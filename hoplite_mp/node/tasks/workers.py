@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import errors
 from hoplite_mp.client.kinds import FLAG_ASYNC
+from hoplite_mp.headers import CLIENT_WORKER
 from hoplite_mp.node.tasks import hints
 from hoplite_mp.node.tasks.hints import Hints
 from hoplite_mp.node.tasks.pools import Pool, WorkerInfo
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Workers"]
 
-WORKER_KIND = 2
 POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
 POOLS_MAX = 256
 LOOK_AGAIN_S = 0.5
@@ -118,7 +118,7 @@ class Workers(Hints):
         self.pools[0] = pool
         self.client.open_pool(0, POOL_OPEN)
         for slot in slots:
-            self.client.register(slot, WORKER_KIND, 0)
+            self.client.register(slot, CLIENT_WORKER, 0)
             pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0, born=self.loop.now())
 
     def grow(self, count: int) -> int:
@@ -237,7 +237,7 @@ class Workers(Hints):
         """Its slot; -1: it cannot be started now. assigned: indices of resources, for life."""
         if self.pauses():
             return -1
-        slot = self.client.register(0, WORKER_KIND, pool.number)
+        slot = self.client.register(0, CLIENT_WORKER, pool.number)
         if slot < 0:
             return -1  # every client slot of the host is taken: what runs goes on
         ask = Spawn(

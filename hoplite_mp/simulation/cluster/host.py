@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks
 from hoplite_mp.client.runtime import Runtime
-from hoplite_mp.node.core.node import DRIVER_SLOT, NODE_SLOT, Node
+from hoplite_mp.headers import DRIVER_SLOT, FIRST_SLOT, NODE_SLOT
+from hoplite_mp.node.core.node import Node
 from hoplite_mp.node.core.node_ports import NodePorts
 from hoplite_mp.node.core.wiring import Upward
 from hoplite_mp.node.output.output import Output
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 __all__ = ["Host"]
 
 KEY = b"k" * 32
-FIRST_SLOT = 2  # of workers
 FIRST_PID = 10_000  # of programs
 LEAVE_S = 0.001  # between the end of a program's line, and of the program
 

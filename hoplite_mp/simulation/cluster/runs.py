@@ -13,6 +13,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.headers import KIND_PUT
 from hoplite_mp.simulation.cluster.clock import virtual_time
 from hoplite_mp.simulation.cluster.faults import Faults
 from hoplite_mp.simulation.cluster.scarce import RESOURCE
@@ -46,7 +47,6 @@ UNEQUAL = 125e6, 125e6, 31e6, 62e6, 1.25e9, 4e6
 # So many runs have a standby.
 SHARED = 0.35
 COLLECT_LOOKS, COLLECT_RUNS = 4, 16  # a collection takes a millisecond
-KIND_PUT = 1
 FUNCTION_BYTES_MAX = 1024
 SECONDS_MAX = 200.0  # a run that is longer goes round in a circle
 # After the last program: until everybody has learned of every death, and has tidied up. Where the
