@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Import", "Imports"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Import:
-    """One object of another host."""
+    """One header here that stands for an object of another host."""
 
     object: bytes
     home: int
@@ -39,6 +39,9 @@ class Import:
     kept: bool = False  # by a hold of the node's, whether processes hold it or not
     moved: int = -1  # number of the node after whose death another home was named
     waiting: list[Callable[[], None]] = field(default_factory=list)
+    # All headers here that stand for the same object, in a list that they share. The first one is
+    # found by the object's id; the others are those that somebody still holds.
+    same: list[Import] = field(default_factory=list, repr=False)
 
 
 class Above(Protocol):
@@ -68,10 +71,7 @@ class Imports:
         self.places = places
         self.send = send  # to the node whose host has this home id; False: there is none
         self.by_object: dict[bytes, Import] = {}
-        # Further headers of the same objects, which somebody still holds.
-        self.doubles: dict[bytes, list[Import]] = {}
         self.by_oid: dict[int, Import] = {}
-        self.by_number: dict[int, Import] = {}  # those that their home counts
         self._next = 1
         results.local = self.local
 
@@ -119,24 +119,20 @@ class Imports:
 
     def lead(self, one: Import) -> None:
         """Of all headers here that stand for its object, this is the one that is found by it."""
-        before = self.by_object.get(one.object)
+        one.same = self.by_object.get(one.object, one).same
         self.by_object[one.object] = self.by_oid[one.oid] = one
-        others = [other for other in self.doubles.pop(one.object, []) if other is not one]
-        if before is not None and before is not one:
-            others.append(before)
-        if others:
-            self.doubles[one.object] = others
+        if one in one.same:
+            one.same.remove(one)
+        one.same.insert(0, one)
 
     def all_of(self, object_id: bytes) -> list[Import]:
         """All headers here that stand for that object."""
         one = self.by_object.get(object_id)
-        return [] if one is None else [one, *self.doubles.get(object_id, ())]
+        return [] if one is None else [*one.same]
 
     def _acquire(self, one: Import) -> None:
         """Tells the home that it is held here; its answer is on the way from now on."""
-        self.by_number.pop(one.number, None)
         one.number, self._next = self._next, self._next + 1
-        self.by_number[one.number] = one
         one.described = False
         if not self.send(one.home, Acquire(one.object, one.number)) and not self.above.homeless(
             one
@@ -159,7 +155,6 @@ class Imports:
         if one is None or not one.number or not one.described:
             return False
         self.send(one.home, Release(one.object, one.number))
-        self.by_number.pop(one.number, None)
         one.number = 0
         return True
 
@@ -209,8 +204,9 @@ class Imports:
 
     def described(self, message: Described) -> None:
         """How an object of ours stands at its home: at once, and when a pending one is done."""
-        one = self.by_number.get(message.number, self.by_object.get(message.object))
-        if one is None or (one.object, one.number) != (message.object, message.number):
+        headers = self.all_of(message.object)
+        one = next((one for one in headers if one.number == message.number), None)
+        if one is None:
             return
         if self.client.state(one.oid) not in UNWRITTEN:
             if self.places.absent(one.oid):
@@ -296,20 +292,14 @@ class Imports:
         if one is None or self.client.state(oid) not in GONE:
             return
         del self.by_oid[oid]
-        self.by_number.pop(one.number, None)
-        self._remove(one)
+        one.same.remove(one)
+        if one.same:
+            self.by_object[one.object] = one.same[0]
+        else:
+            del self.by_object[one.object]
         self.places.drop(oid)
         if one.number or not one.kept:
             self.send(one.home, Release(one.object, one.number))
-
-    def _remove(self, one: Import) -> None:
-        others = [other for other in self.doubles.pop(one.object, []) if other is not one]
-        if self.by_object[one.object] is one:
-            del self.by_object[one.object]
-            if others:
-                self.by_object[one.object] = others.pop()
-        if others:
-            self.doubles[one.object] = others
 
     def drop(self, oid: int) -> None:
         """Somebody here has deleted it."""
