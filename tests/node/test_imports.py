@@ -49,7 +49,7 @@ def clean(network: Network) -> None:
         assert not side.imports.by_object
         assert not side.imports.by_oid
         assert not side.exports.exports
-        assert not side.exports.pending
+        assert not any(side.exports._watched.values())
         assert not side.places.places
 
 
@@ -99,6 +99,31 @@ def test_a_big_value_is_fetched_when_it_is_wanted(network: Network, home: Side, 
     away.bring()
     assert heard == [1, 2]
     assert (away.value(hold) == BIG).all()
+    del mine, hold
+    clean(network)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_payload_for_which_there_is_no_room(
+    network: Network, home: Side, away: Side, failed: bool
+) -> None:
+    """A value stays where it is until it is asked for; an error is told in a few words."""
+    object_id, mine = home.pending()
+    (hold,) = away_hold(network, away, object_id)
+    home.finish(object_id, ValueError("x" * 1000) if failed else "x" * 1000)
+    lease, away.results.lease = away.results.lease, lambda *about: None  # type: ignore[method-assign]
+    home.look()
+    network.pump()
+    away.results.lease = lease  # type: ignore[method-assign]
+    if failed:
+        found = away.value(hold)
+        assert isinstance(found, ObjectLostError)
+        assert "its error found no room here" in str(found)
+    else:
+        assert away.value(hold) == "SPILLED"
+        assert away.places.want(hold.oid, lambda: None)
+        away.bring()
+        assert away.value(hold) == "x" * 1000
     del mine, hold
     clean(network)
 

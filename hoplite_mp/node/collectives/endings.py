@@ -40,10 +40,7 @@ def finish(
         if ask.kind == "reduce_scatter":
             holders = (holders[index],)
         _, own, nbytes = result_head(ask.op, layout, len(ask.results), index, message.contributors)
-        if forests.client.finish_elsewhere(oid, nbytes, False):
-            forests.places.add(oid, forests.public(oid), nbytes, holders, own)
-        else:
-            forests.results.tasks.settle(oid)
+        forests.places.complete(oid, forests.public(oid), nbytes, holders, own)
 
 
 def placed(forests: Forests, ask: Collective, message: Commit) -> None:

@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import ids, serial
+from hoplite_mp import serial
 from hoplite_mp.headers import AWAY, is_cancelled
 from hoplite_mp.node.objects.layouts import layout_of, payload_layout
 from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, Described
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Exports"]
 
+NO_BUCKET = -1  # of those of which no process says that they are done: looked at in each turn
+
 
 @dataclass(slots=True)
 class Export:
@@ -35,6 +37,7 @@ class Export:
     object: bytes
     hold: Any
     importers: set[tuple[int, int]] = field(default_factory=set)  # (home of the host, number)
+    watched: list[int] = field(default_factory=list)  # in these buckets, while it is not done
 
 
 class Exports:
@@ -57,19 +60,12 @@ class Exports:
         self.node = node  # this node's number
         self.elsewhere = elsewhere
         # Where an object lies that this host counts the holders of; 0: it is another's.
-        self.own: Callable[[bytes], int] = self._made_here
+        self.own: Callable[[bytes], int] = results.made_here
         self.exports: dict[int, Export] = {}
-        self.pending: dict[int, list[int]] = {}  # not done yet -> where this process is parked
-        # The same by bucket, in which a process says what has become done; those of tables of the
-        # node's own stand in none, and are looked at in each turn: they are few.
-        self._parked: dict[int, set[int]] = {}
-        self._unparked: set[int] = set()
+        # What is not done yet, by the bucket in which a process says what has become done.
+        self._watched: dict[int, set[int]] = {}
         # Lost -> who wants it all the same: (home of the host, object, number).
         self.again: dict[int, set[tuple[int, bytes, int]]] = {}
-
-    def _made_here(self, object_id: bytes) -> int:
-        home, oid = ids.unpack_id(object_id)
-        return oid if home == self.client.home else 0
 
     def acquire(self, peer: int, message: Acquire) -> None:
         """A host holds one of our objects from now on."""
@@ -86,12 +82,8 @@ class Exports:
                 return False
             export = self.exports[oid] = Export(oid, object_id, hold)
         export.importers.add((peer, number))
-        if not self.tasks.done(oid) and oid not in self.pending:
-            buckets = self.pending[oid] = self.tasks.park([oid])  # then it is looked at again
-            for at in [self._parked.setdefault(one, set()) for one in buckets] or [self._unparked]:
-                at.add(oid)
-            if self.tasks.done(oid):  # perhaps before it was parked: nobody will say so
-                self._unparked.add(oid)
+        if not export.watched and not self.tasks.done(oid):
+            self._watch(export)
         self.send(peer, self.describe(oid, object_id, number))
         return True
 
@@ -130,25 +122,32 @@ class Exports:
         if export.importers:
             return
         del self.exports[export.oid]
-        self._forget_pending(export.oid)
+        self._unwatch(export)
 
-    def _forget_pending(self, oid: int) -> None:
-        buckets = self.pending.pop(oid, [])
-        self._unparked.discard(oid)
+    def _watch(self, export: Export) -> None:
+        export.watched = self.tasks.park([export.oid])
+        # Of a table of the node's own nobody says so, nor if it was done before it was parked.
+        if not export.watched or self.tasks.done(export.oid):
+            export.watched.append(NO_BUCKET)
+        for bucket in export.watched:
+            self._watched.setdefault(bucket, set()).add(export.oid)
+
+    def _unwatch(self, export: Export) -> None:
+        buckets, export.watched = export.watched, []
         for bucket in buckets:
-            self._parked[bucket].discard(oid)
-        self.tasks.unpark(buckets)
+            self._watched[bucket].discard(export.oid)
+        self.tasks.unpark([bucket for bucket in buckets if bucket != NO_BUCKET])
 
     def look(self) -> None:
         """Something has become done: were others waiting for it?"""
-        found = [oid for oid in self._unparked if self.tasks.done(oid)]
-        for bucket in self.tasks.take_parked_news():
-            found += [oid for oid in self._parked.get(bucket, ()) if self.tasks.done(oid)]
+        found: list[int] = []
+        for bucket in (NO_BUCKET, *self.tasks.take_parked_news()):
+            found += [oid for oid in self._watched.get(bucket, ()) if self.tasks.done(oid)]
         for oid in found:
-            if oid not in self.pending:
+            export = self.exports.get(oid)
+            if export is None or not export.watched:
                 continue  # what was sent to others has ended it
-            self._forget_pending(oid)
-            export = self.exports[oid]
+            self._unwatch(export)
             for peer, number in list(export.importers):  # one that takes nothing may go meanwhile
                 self.send(peer, self.describe(oid, export.object, number))
         for oid in [oid for oid in self.again if not self.places.needs_making(oid)]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import _shm, ids, serial
+from hoplite_mp import ids, serial
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.headers import GONE, KIND_FOREIGN, NODE_SLOT, STATE, UNWRITTEN, VALUED
 from hoplite_mp.protocol.peers import Acquire, Drop, Release
@@ -67,7 +67,6 @@ class Imports:
         self.results = results
         self.above = above
         self.client = results.client
-        self.tasks = results.tasks
         self.places = places
         self.send = send  # to the node whose host has this home id; False: there is none
         self.by_object: dict[bytes, Import] = {}
@@ -238,35 +237,18 @@ class Imports:
 
     def _ready(self, one: Import, message: Described) -> None:
         if message.payload is None or not self.store(one, message.payload, False):
-            if self.client.finish_elsewhere(one.oid, message.nbytes, False):
-                self.places.add(
-                    one.oid, message.object, message.nbytes, message.holders, message.layout
-                )
-            else:
-                self.tasks.settle(one.oid)
+            self.places.complete(
+                one.oid, message.object, message.nbytes, message.holders, message.layout
+            )
 
     def store(self, one: Import, payload: bytes, failed: bool) -> bool:
         """Writes the value of a header that is CLAIMED. False: there is no room for it now (an
         error is then told in a few words)."""
-        at = 0
-        if len(payload) > _shm.INLINE_BYTES_MAX:
-            got = self.results.lease(len(payload), failed)
-            if got is not None:
-                at = got
-            elif failed:
-                lost = ObjectLostError("its error found no room here")
-                payload = serial.encode_short_error(lost, "", _shm.INLINE_BYTES_MAX).tobytes()
-            else:
-                return False
-        if not at:
-            self.client.bind_inline(one.oid, payload, [], [], len(payload), False)
-        else:
-            self.client.write(at, payload, [], [])
-            self.client.bind(one.oid, at, len(payload), False)
-        if not self.tasks.finish(one.oid, failed):
-            if at:
-                self.client.give_back(at, one.oid)
-            self.tasks.settle(one.oid)
+        encoded = serial.Encoded(payload, [], [], len(payload), [])
+        if not failed:
+            return self.results.store_if_room(one.oid, encoded, False)
+        lost = ObjectLostError("its error found no room here")
+        self.results.store_value(one.oid, encoded, True, lost)
         return True
 
     def fail(self, one: Import, why: str) -> None:

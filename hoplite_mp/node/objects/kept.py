@@ -64,7 +64,6 @@ class KeptCopies:
     ) -> None:
         self.results = results
         self.client = results.client
-        self.tasks = results.tasks
         self.imports = imports
         self.places = places
         self.send = send
@@ -83,10 +82,7 @@ class KeptCopies:
         elsewhere and can be asked for. 0: it is of this host, and gone."""
         oid = self._header(object_id)
         if oid and self.client.state(oid) == STATE["CLAIMED"] and self._is_foreign(object_id):
-            if self.client.finish_elsewhere(oid, nbytes, False):
-                self.places.add(oid, object_id, nbytes, holders, layout)
-            else:
-                self.tasks.settle(oid)
+            self.places.complete(oid, object_id, nbytes, holders, layout)
         return oid
 
     def keep(self, object_id: bytes, nbytes: int) -> None:

@@ -105,15 +105,27 @@ class Places:
     def __contains__(self, oid: int) -> bool:
         return oid in self.places
 
-    def add(
+    def complete(
         self,
         oid: int,
         object_id: bytes,
         nbytes: int,
         holders: tuple[int, ...],
         layout: bytes = b"",
+        refs: bool = False,
+    ) -> bool:
+        """A header that is CLAIMED is done: these nodes have its value. False: it was cancelled."""
+        done = self.client.finish_elsewhere(oid, nbytes, refs)
+        if done:
+            self.add(oid, object_id, nbytes, holders, layout)
+        else:
+            self.results.tasks.settle(oid)
+        return done
+
+    def add(
+        self, oid: int, object_id: bytes, nbytes: int, holders: tuple[int, ...], layout: bytes
     ) -> None:
-        """A header that finish_elsewhere() has just completed."""
+        """A header that is SPILLED, though not on the disk."""
         self.places[oid] = Place(object_id, nbytes, holders, layout=layout)
         before = self._at.get(oid >> INDEX_SHIFT, oid)
         if before != oid:  # that header is another object's now

@@ -37,9 +37,10 @@ class Results:
         self.config = config
         self.untaken: dict[int, list[Any]] = {}  # results whose refs the owner must take over
         # Where an object of any host lies on this one; 0: nowhere.
-        self.local: Callable[[bytes], int] = self._made_here
+        self.local: Callable[[bytes], int] = self.made_here
 
-    def _made_here(self, object_id: bytes) -> int:
+    def made_here(self, object_id: bytes) -> int:
+        """Where an object of this host lies; 0: it is of another one."""
         home, oid = ids.unpack_id(object_id)
         return oid if home == self.client.home else 0
 
@@ -68,6 +69,17 @@ class Results:
         """A small payload (None, or an error); an error without room is cut rather than lost.
         `error`: what is inside it, if that is known. `instead`: a value that fits into the header,
         stored if there is no room for this one."""
+        if self.store_if_room(oid, encoded, failed):
+            return
+        if instead is not None:
+            self.store_value(oid, instead(), False)
+            return
+        brief = serial.encode_short_error(error or MemoryError(), "", _shm.INLINE_BYTES_MAX)
+        self.store_value(oid, brief, True)
+
+    def store_if_room(self, oid: int, encoded: serial.Encoded, failed: bool) -> bool:
+        """Writes a payload and finishes the header. False: there is no room, and the header is as
+        it was."""
         refs = bool(encoded.refs)
         payload = 0
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
@@ -76,30 +88,28 @@ class Results:
             )
         else:
             got = self.lease(encoded.nbytes, failed)
-            if got is None and instead is not None:
-                self.store_value(oid, instead(), False)
-                return
             if got is None:
-                brief = serial.encode_short_error(error or MemoryError(), "", _shm.INLINE_BYTES_MAX)
-                self.store_value(oid, brief, True)
-                return
+                return False
             payload = got
             self.client.write(payload, encoded.head, encoded.buffers, encoded.offsets)
             self.client.bind(oid, payload, encoded.nbytes, refs)
-        if self.tasks.finish(oid, failed):
-            if refs:
-                self.untaken[oid] = list(encoded.refs)
-            return
-        if payload:
-            self.client.give_back(payload, oid)
-        self.tasks.settle(oid)
+        if self._finish(oid, payload, failed) and refs:
+            self.untaken[oid] = list(encoded.refs)
+        return True
 
     def store_block(self, oid: int, payload: int, nbytes: int) -> None:
         """A block that is written already."""
         self.client.bind(oid, payload, nbytes, False)
-        if not self.tasks.finish(oid, False):
+        self._finish(oid, payload, False)
+
+    def _finish(self, oid: int, payload: int, failed: bool) -> bool:
+        """False: nobody wants it any more, and the block is free."""
+        if self.tasks.finish(oid, failed):
+            return True
+        if payload:
             self.client.give_back(payload, oid)
-            self.tasks.settle(oid)
+        self.tasks.settle(oid)
+        return False
 
     def store_error(self, oid: int, error: BaseException, text: str = "") -> None:
         """`text`: the traceback of what it comes from, if that was raised in a worker."""

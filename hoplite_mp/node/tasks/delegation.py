@@ -359,11 +359,10 @@ class Delegation:
     def _elsewhere(self, oid: int, peer: int, message: TaskEnded) -> None:
         runner = self._take_back(oid)
         self.above.ends_elsewhere(oid)
-        if self.client.finish_elsewhere(oid, message.nbytes, message.refs):
-            self.places.add(oid, message.task, message.nbytes, (runner.number,), message.layout)
+        about = message.task, message.nbytes, (runner.number,), message.layout, message.refs
+        if self.places.complete(oid, *about):
             self.places.places[oid].released = lambda: self.send(peer, Release(message.task, 0))
         else:
-            self.tasks.settle(oid)
             self.send(peer, Release(message.task, 0))
 
     def _store(self, oid: int, peer: int, message: TaskEnded, holds: list[Any]) -> None:
