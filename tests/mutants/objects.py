@@ -55,9 +55,9 @@ MUTANTS = (
     ),
     Mutant(
         "kept-lent-to-the-last-host-only",
-        "hoplite_mp/node/objects/kept.py",
-        "lent.peers.update({*hosts} - {self.client.home})",
-        "lent.peers = {*hosts} - {self.client.home}",
+        "hoplite_mp/node/objects/exports.py",
+        "export.copies.update({*hosts} - {self.client.home})",
+        "export.copies = {*hosts} - {self.client.home}",
         (
             "When nobody wants an object any more, all copies that collectives have left "
             "on other hosts go; here only the host that reported last is told, and the "
@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     Mutant(
         "kept-overlooks-processes",
-        "hoplite_mp/node/objects/kept.py",
+        "hoplite_mp/node/objects/exports.py",
         'return counts[0] == ours and self.client.inspect(oid)["refs"] == [NODE_SLOT]',
         "return counts[0] == ours",
         (

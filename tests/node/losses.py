@@ -76,7 +76,7 @@ class LossSide(Side):
         self.pools_gone: dict[int, str] = {}
         self.missing: dict[int, Any] = {}  # lost to this host alone, so far
         self.kept = KeptCopies(
-            self.results, self.imports, self.places, self.send, self.loop, self.upward
+            self.results, self.imports, self.exports, self.places, self.send, self.loop
         )
         node = SimpleNamespace(
             results=self.results,
@@ -96,7 +96,6 @@ class LossSide(Side):
         lan = SimpleNamespace(
             kept=self.kept,
             peers=peers,
-            locations=SimpleNamespace(kept_at=self.kept_at),
             guests=self.guests,
             delegation=self.delegation,
             members=network.members,
@@ -116,7 +115,6 @@ class LossSide(Side):
             lan.missing,
             SimpleNamespace(demand_of=lambda oid: (), wait=lambda oid, demand: None),  # type: ignore[arg-type]
             self.queue_for,
-            self.kept_at,
             self.upward,
         )
         recovering, up = self.recovering, self.upward
@@ -125,7 +123,7 @@ class LossSide(Side):
         up.is_guest = recovering.is_run_here
         self.upward.ends_elsewhere = self.recovering.keep
         self.upward.target_of = self.recovering.target_of
-        self.exports.elsewhere = self.kept_at
+        self.exports.roster = self.host.roster
         self._imports_freed = self.imports.freed
         self.imports.freed = self._freed  # type: ignore[method-assign]
 
@@ -134,10 +132,6 @@ class LossSide(Side):
         self._imports_freed(oid)
         if one is not None and oid not in self.imports.by_oid:
             self.recovering.freed(one)
-
-    def kept_at(self, oid: int) -> tuple[int, ...]:
-        homes = self.losses.homes
-        return tuple(homes[home] for home in self.kept.peers_of(oid) if home in homes)
 
     def queue_for(self, pool: int, here: bool) -> int | str:
         if pool in self.pools_gone:
@@ -151,11 +145,10 @@ class LossSide(Side):
             case Release():
                 if not self.guests.release(peer, message):
                     self.recovering.released(peer, message)
-                    self.kept.released(peer, message)
             case MakeAgain():
                 self.exports.make_again(peer, message)
             case Kept():
-                self.kept.kept(peer, message)
+                self.exports.kept(peer, message)
             case LetGo():
                 self.kept.let_go(message.object)
             case CopiesAsked() | CopiesTold():

@@ -15,6 +15,7 @@ from hoplite_mp import _tasks, ids, serial
 from hoplite_mp.node.objects.exports import Exports
 from hoplite_mp.node.objects.imports import Imports
 from hoplite_mp.node.objects.places import Place, Places
+from hoplite_mp.node.roster import Roster
 from hoplite_mp.node.tasks.delegation import Delegation
 from hoplite_mp.node.tasks.guests import Guests
 from hoplite_mp.protocol.peers import (
@@ -66,7 +67,16 @@ class Side(Host):
         self.places = Places(self.results, self.loop, self.upward)
         self.places.fetcher = self
         self.imports = Imports(self.results, self.places, self.send, self.upward)
-        self.exports = Exports(self.results, self.places, self.send, lambda: number)
+        self.roster = Roster()
+        self.exports = Exports(
+            self.results,
+            self.places,
+            self.send,
+            lambda: number,
+            self.loop,
+            self.roster,
+            self.upward,
+        )
         self.delegation = Delegation(
             self.results, self.imports, self.places, self.send, self.upward
         )

@@ -248,7 +248,7 @@ def a_result(side: Side) -> tuple[int, int, bytes]:
 def test_a_result_that_is_asked_for_where_it_is_made(side: Side) -> None:
     """The home says that it is done, and here, before the commit has come: who reads it waits for
     that, instead of being told that nobody holds it."""
-    kept = KeptCopies(side.results, side.imports, side.places, side.send, side.loop, side.upward)
+    kept = KeptCopies(side.results, side.imports, side.exports, side.places, side.send, side.loop)
     payload, nbytes, expected = a_result(side)
     object_id = ids.pack_id(side.network.sides[0].home, 1 << 32 | 5)
     oid = kept.expect(object_id, nbytes, (1,))

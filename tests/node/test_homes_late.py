@@ -393,7 +393,7 @@ def test_a_broadcast_goes_on_from_who_has_it(network: LossNetwork, when: str, as
     network.settle()
     assert receiver.node.state(there) == STATE["SEALED"]
     at = keeper.imports.own(object_id)
-    assert asked or keeper.kept.peers_of(at) == (receiver.home,)
+    assert asked or keeper.exports.exports[at].copies == {receiver.home}
     if asked:
         assert (receiver.read(found[0]) == BIG).all()
         found.clear()
@@ -471,7 +471,32 @@ def test_a_copy_that_is_placed_after_the_death_goes_with_the_last_ref(
     network.settle()
     late.keep(object_id, keeper)
     network.settle()
-    assert keeper.kept.peers_of(keeper.imports.own(object_id)) == (late.home,)
+    assert keeper.exports.exports[keeper.imports.own(object_id)].copies == {late.home}
+    del hold, mine
+    clean(network)
+    assert not network.planner.homes.named
+
+
+def test_a_copy_is_told_to_a_home_that_has_not_heard_yet_that_it_is_one(
+    network: LossNetwork,
+) -> None:
+    """The manager's word comes to the one that keeps a copy first: it stays, and is counted."""
+    home, keeper, second, reader = network.living
+    object_id, mine = home.put(BIG)
+    keeper.keep(object_id, home)
+    second.keep(object_id, home)
+    network.pump()
+    (hold,) = away_hold(network, reader, object_id)
+    network.held_back = []
+    network.lose(home)
+    held, network.held_back = network.held_back, None
+    network.say([one for one in held if one[0] != keeper.number])
+    network.pump()
+    network.say([one for one in held if one[0] == keeper.number])
+    network.settle()
+    assert network.planner.homes.named[object_id] == keeper.number
+    assert [*second.kept.holds] == [object_id]
+    assert keeper.exports.copies_of(keeper.imports.own(object_id)) == (second.number,)
     del hold, mine
     clean(network)
     assert not network.planner.homes.named

@@ -28,8 +28,8 @@ from hoplite_mp.node.membership.links import Links
 from hoplite_mp.node.membership.missing import Missing
 from hoplite_mp.node.membership.peers import Peers
 from hoplite_mp.node.membership.probing import Probing
-from hoplite_mp.node.objects import kept
 from hoplite_mp.node.objects.given import GivenBlocks
+from hoplite_mp.node.objects.kept import KeptCopies
 from hoplite_mp.node.objects.locations import Locations
 from hoplite_mp.node.output.far_output import FarOutput
 from hoplite_mp.node.recovery import homes, recovering
@@ -79,7 +79,6 @@ class Above(
     draining.Above,
     far_actors.Above,
     homes.Above,
-    kept.Above,
     rooms.Above,
     Protocol,
 ):
@@ -120,8 +119,8 @@ class Lan:
             self.peers.home_of,
             lambda slot: bool(host.tasks.running(slot)),
         )
-        self.kept = kept.KeptCopies(
-            local.results, local.imports, local.places, self.peers.send, host.loop, above
+        self.kept = KeptCopies(
+            local.results, local.imports, local.exports, local.places, self.peers.send, host.loop
         )
         self.links = Links(host, self.peers, engine)
         self.given = GivenBlocks(local.store, host.client, self.links.engine)
@@ -144,9 +143,8 @@ class Lan:
             self.given,
             look,
         )
-        self.locations = Locations(host, self.kept)
+        self.locations = Locations(host)
         self.probing = Probing(local.number, self.peers.send, host.send_manager, host.loop)
-        local.exports.elsewhere = self.locations.kept_at
         self.recovering = recovering.Recovering(
             host,
             self.kept,
@@ -154,7 +152,6 @@ class Lan:
             self.missing,
             local.resources,
             local.workers.queue_for,
-            self.locations.kept_at,
             above,
         )
         owners = self.recovering.homes

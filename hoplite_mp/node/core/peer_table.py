@@ -50,7 +50,6 @@ def object_table(
     def releases(home: int, message: peers.Release) -> None:
         if not guests.release(home, message):
             recovering.released(home, message)
-            kept.released(home, message)
 
     return {
         peers.Acquire: exports.acquire,
@@ -58,7 +57,7 @@ def object_table(
         peers.MakeAgain: exports.make_again,
         peers.Drop: lambda home, message: exports.drop(message.object),
         peers.Described: lambda home, message: imports.described(message),
-        peers.Kept: kept.kept,
+        peers.Kept: exports.kept,
         peers.LetGo: lambda home, message: kept.let_go(message.object),
         peers.Locate: locations.locate,
         peers.Located: lambda home, message: locations.located(message),

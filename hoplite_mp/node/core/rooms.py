@@ -25,9 +25,8 @@ from hoplite_mp.node.inspect.tracing import Tracing
 from hoplite_mp.node.inspect.waits import Waits
 from hoplite_mp.node.life import Life
 from hoplite_mp.node.membership.questions import Questions
-from hoplite_mp.node.objects import imports, leases, places, store
+from hoplite_mp.node.objects import exports, imports, leases, places, store
 from hoplite_mp.node.objects.context import HostContext
-from hoplite_mp.node.objects.exports import Exports
 from hoplite_mp.node.objects.import_requests import ImportRequests
 from hoplite_mp.node.objects.pages import Pages
 from hoplite_mp.node.objects.results import Results
@@ -55,6 +54,7 @@ class Above(
     delegation.Above,
     groups.Above,
     guests.Above,
+    exports.Above,
     imports.Above,
     leases.Above,
     management.Above,
@@ -105,7 +105,10 @@ class Rooms:
         self.sweeper = sweeper.Sweeper(self.results, above)
         self.places = places.Places(self.results, loop, above)
         self.imports = imports.Imports(self.results, self.places, above.send_peer, above)
-        self.exports = Exports(self.results, self.places, above.send_peer, self.number)
+        roster = Roster()
+        self.exports = exports.Exports(
+            self.results, self.places, above.send_peer, self.number, loop, roster, above
+        )
         self.host = host = HostContext(
             config,
             loop,
@@ -117,7 +120,7 @@ class Rooms:
             self.places,
             self.imports,
             self.exports,
-            Roster(),
+            roster,
             self.management.send,
             above.send_peer,
             lines.by_slot,

@@ -1,8 +1,12 @@
-"""Objects of this host that other hosts hold.
+"""Objects of this host that other hosts hold, or whose nodes keep copies of them.
 
 Why it exists: the home of an object counts which hosts hold it, one entry for each import, and
 keeps it with a hold of its own. A pending object is watched, and every importer told when it is
 done: with the payload if that is small and at hand, else with the nodes that have the bytes.
+Copies that nodes keep of their own accord (node/objects/kept.py) do not count: when nobody in the
+cluster holds the object any more, they are told to let go. That is found out by looking, as long as
+there are copies, whether this file's is the only hold left: no process can take one from then on
+but through this node.
 It must never know: how messages travel, what importers do.
 """
 
@@ -10,34 +14,47 @@ from __future__ import annotations
 
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import serial
-from hoplite_mp.headers import AWAY, is_cancelled
+from hoplite_mp.headers import AWAY, DROPPED, NODE_SLOT, is_cancelled
 from hoplite_mp.node.objects.layouts import layout_of, payload_layout
-from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, Described
+from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, Described, LetGo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from hoplite_mp.node.objects.places import Places
     from hoplite_mp.node.objects.results import Results
-    from hoplite_mp.protocol.peers import Acquire, MakeAgain, PeerMessage, Release
+    from hoplite_mp.node.ports import Loop
+    from hoplite_mp.node.roster import Roster
+    from hoplite_mp.protocol.peers import Acquire, Kept, MakeAgain, PeerMessage, Release
 
-__all__ = ["Exports"]
+__all__ = ["KEPT_LOOK_S", "Exports"]
 
+# How often it is looked whether an object that is kept is still wanted. Higher: memory of copies
+# that nobody wants is free later; lower: more looks (a few us for each such object).
+KEPT_LOOK_S = 0.25
 NO_BUCKET = -1  # of those of which no process says that they are done: looked at in each turn
 
 
 @dataclass(slots=True)
 class Export:
-    """One object that other hosts hold."""
+    """One object that other hosts hold, or whose nodes keep a copy of it."""
 
     oid: int
     object: bytes
     hold: Any
     importers: set[tuple[int, int]] = field(default_factory=set)  # (home of the host, number)
+    copies: set[int] = field(default_factory=set)  # homes of hosts whose nodes keep one
     watched: list[int] = field(default_factory=list)  # in these buckets, while it is not done
+
+
+class Above(Protocol):
+    """What rooms above this one know."""
+
+    def extra_holds(self, oid: int) -> int:
+        """How many holds on an object are there for other reasons than that somebody wants it?"""
 
 
 class Exports:
@@ -49,19 +66,23 @@ class Exports:
         places: Places,
         send: Callable[[int, PeerMessage], bool],
         node: Callable[[], int],
-        elsewhere: Callable[[int], tuple[int, ...]] = lambda oid: (),
+        loop: Loop,
+        roster: Roster,
+        above: Above,
     ) -> None:
-        """elsewhere: numbers of other nodes that keep a copy of an object of this host."""
         self.results = results
         self.client = results.client
         self.tasks = results.tasks
         self.places = places
         self.send = send
         self.node = node  # this node's number
-        self.elsewhere = elsewhere
+        self.loop = loop
+        self.roster = roster
+        self.above = above
         # Where an object lies that this host counts the holders of; 0: it is another's.
         self.own: Callable[[bytes], int] = results.made_here
         self.exports: dict[int, Export] = {}
+        self._copied: dict[int, Export] = {}  # those with copies, which are looked at
         # What is not done yet, by the bucket in which a process says what has become done.
         self._watched: dict[int, set[int]] = {}
         # Lost -> who wants it all the same: (home of the host, object, number).
@@ -74,23 +95,32 @@ class Exports:
 
     def count(self, object_id: bytes, peer: int, number: int) -> bool:
         """That host holds it by that number, and is told how it stands. False: it is gone."""
+        export = self._export(object_id)
+        if export is None:
+            return False
+        export.importers.add((peer, number))
+        if not export.watched and not self.tasks.done(export.oid):
+            self._watch(export)
+        self.send(peer, self.describe(export.oid, object_id, number))
+        return True
+
+    def _export(self, object_id: bytes) -> Export | None:
         oid = self.own(object_id)
         export = self.exports.get(oid)
         if export is None:
             hold = self.client.hold(oid) if oid else None
-            if hold is None:
-                return False
-            export = self.exports[oid] = Export(oid, object_id, hold)
-        export.importers.add((peer, number))
-        if not export.watched and not self.tasks.done(oid):
-            self._watch(export)
-        self.send(peer, self.describe(oid, object_id, number))
-        return True
+            if hold is not None:
+                export = self.exports[oid] = Export(oid, object_id, hold)
+        return export
 
     def release(self, peer: int, message: Release) -> bool:
-        """Nobody holds it there any more. False: nobody did."""
+        """Nobody holds it there any more; a copy that is kept all the same is told again. False:
+        nobody did."""
         export = self.exports.get(self.own(message.object))
-        if export is None or (peer, message.number) not in export.importers:
+        if export is None:
+            return False
+        export.copies.discard(peer)
+        if (peer, message.number) not in export.importers:
             return False
         export.importers.discard((peer, message.number))
         self._forget_if_unused(export)
@@ -116,13 +146,63 @@ class Exports:
         """That host is gone, and with it what it held."""
         for export in list(self.exports.values()):
             export.importers = {one for one in export.importers if one[0] != peer}
+            export.copies.discard(peer)
             self._forget_if_unused(export)
 
     def _forget_if_unused(self, export: Export) -> None:
-        if export.importers:
-            return
-        del self.exports[export.oid]
-        self._unwatch(export)
+        if not export.importers:
+            self._unwatch(export)
+            if export.oid not in self._copied:
+                self.exports.pop(export.oid, None)
+
+    # -- copies --------------------------------------------------------------------------------
+
+    def kept(self, peer: int, message: Kept) -> None:
+        """Another node keeps a copy of an object of this host."""
+        if not self.lend(message.object, message.hosts or (peer,)):
+            self.send(peer, LetGo(message.object))
+
+    def lend(self, object_id: bytes, hosts: Iterable[int]) -> bool:
+        """Hosts with these homes keep a copy of an object of this one; False: it is gone."""
+        export = self._export(object_id)
+        if export is None:
+            return False
+        if export.oid not in self._copied:
+            if self.client.state(export.oid) in DROPPED:
+                self._forget_if_unused(export)
+                return False
+            if not self._copied:
+                self.loop.call_later(KEPT_LOOK_S, self._look_at_copies)
+            self._copied[export.oid] = export
+        export.copies.update({*hosts} - {self.client.home})
+        return True
+
+    def copies_of(self, oid: int) -> tuple[int, ...]:
+        """Numbers of the nodes that keep a copy of an object of this host."""
+        export = self.exports.get(oid)
+        found = map(self.roster.number_of, () if export is None else export.copies)
+        return tuple(number for number in found if number is not None)
+
+    def _look_at_copies(self) -> None:
+        for oid, export in list(self._copied.items()):
+            wanted = export.importers or not self.only_ours(oid)
+            if wanted and export.copies and self.client.state(oid) not in DROPPED:
+                continue
+            del self._copied[oid]
+            copies, export.copies = export.copies, set()
+            for peer in copies:
+                self.send(peer, LetGo(export.object))
+            self._forget_if_unused(export)
+        if self._copied:
+            self.loop.call_later(KEPT_LOOK_S, self._look_at_copies)
+
+    def only_ours(self, oid: int) -> bool:
+        """Does one hold of the node's keep it, and nothing else?"""
+        ours = 1 + self.above.extra_holds(oid)
+        counts = self.client.private_counts(oid)
+        return counts[0] == ours and self.client.inspect(oid)["refs"] == [NODE_SLOT]
+
+    # -- pending objects -----------------------------------------------------------------------
 
     def _watch(self, export: Export) -> None:
         export.watched = self.tasks.park([export.oid])
@@ -188,4 +268,4 @@ class Exports:
         )
 
     def _holders(self, oid: int) -> tuple[int, ...]:
-        return (self.node(), *self.elsewhere(oid))
+        return (self.node(), *self.copies_of(oid))

@@ -2,65 +2,44 @@
 
 Why it exists: `to=` and broadcast put values on hosts where nobody holds a ref yet. Such a copy is
 kept by a hold of its node, and does not count at its home: when nobody in the cluster holds the
-object any more, the home says LetGo, and the copies go. A process that asks for the object of a
-kept copy makes it an import like any other, as long as it holds it.
-
-Both sides look, while there is something to look at, whether theirs is the only hold left: no
-process can take one from then on but through this node.
+object any more, the home says LetGo (node/objects/exports.py), and the copies go. A process that
+asks for the object of a kept copy makes it an import like any other, as long as it holds it: this
+side, too, looks whether its own is the only hold left.
 It must never know: how bytes came here, who asked for the copies.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.headers import DROPPED, NODE_SLOT, STATE
-from hoplite_mp.protocol.peers import Kept, LetGo
+from hoplite_mp.headers import STATE
+from hoplite_mp.node.objects.exports import KEPT_LOOK_S
+from hoplite_mp.protocol.peers import Kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
+    from hoplite_mp.node.objects.exports import Exports
     from hoplite_mp.node.objects.imports import Imports
     from hoplite_mp.node.objects.places import Places
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.node.ports import Loop
-    from hoplite_mp.protocol.peers import PeerMessage, Release
+    from hoplite_mp.protocol.peers import PeerMessage
 
-__all__ = ["KEPT_LOOK_S", "KeptCopies"]
-
-# How often it is looked whether a kept object is still wanted. Higher: memory of copies that nobody
-# wants is free later; lower: more looks (a few us for each kept object).
-KEPT_LOOK_S = 0.25
-
-
-@dataclass(slots=True)
-class Lent:
-    """An object of this host that other nodes keep copies of."""
-
-    hold: Any
-    object: bytes
-    peers: set[int] = field(default_factory=set)  # homes of the hosts
-
-
-class Above(Protocol):
-    """What rooms above this one know, or must hear."""
-
-    def extra_holds(self, oid: int) -> int:
-        """How many holds on an object are there for other reasons than that somebody wants it?"""
+__all__ = ["KeptCopies"]
 
 
 class KeptCopies:
-    """What this node keeps of others, and what others keep of it."""
+    """What this node keeps of others."""
 
     def __init__(
         self,
         results: Results,
         imports: Imports,
+        exports: Exports,
         places: Places,
         send: Callable[[int, PeerMessage], bool],
         loop: Loop,
-        above: Above,
     ) -> None:
         self.results = results
         self.client = results.client
@@ -68,12 +47,9 @@ class KeptCopies:
         self.places = places
         self.send = send
         self.loop = loop
-        self.above = above
-        self.holds: dict[bytes, Any] = {}  # objects of others
-        self.lent: dict[int, Lent] = {}  # objects of this host
+        self.exports = exports
+        self.holds: dict[bytes, Any] = {}
         self._looking = False
-
-    # -- copies here ---------------------------------------------------------------------------
 
     def expect(
         self, object_id: bytes, nbytes: int, holders: tuple[int, ...], layout: bytes = b""
@@ -114,7 +90,7 @@ class KeptCopies:
         """Tells the object's home, which may be this host."""
         home = self.imports.home_of(message.object)
         if home == self.client.home:
-            self.kept(home, message)
+            self.exports.kept(home, message)
         else:
             self.send(home, message)
 
@@ -137,43 +113,10 @@ class KeptCopies:
     def only_kept(self, object_id: bytes) -> bool:
         """Is nobody here who wants it?"""
         hold = self.holds.get(object_id)
-        return hold is not None and self._only_ours(hold.oid)
-
-    # -- copies elsewhere ----------------------------------------------------------------------
-
-    def kept(self, peer: int, message: Kept) -> None:
-        """Another node keeps a copy of an object of this host."""
-        if not self.lend(message.object, message.hosts or (peer,)):
-            self.send(peer, LetGo(message.object))
-
-    def lend(self, object_id: bytes, hosts: Iterable[int]) -> bool:
-        """Hosts with these homes keep a copy of an object of this one; False: it is gone."""
-        oid = self.imports.own(object_id)
-        lent = self.lent.get(oid)
-        if lent is None:
-            hold = self.client.hold(oid) if oid else None
-            if hold is None or self.client.state(oid) in DROPPED:
-                return False
-            lent = self.lent[oid] = Lent(hold, object_id)
-            self._look_later()
-        lent.peers.update({*hosts} - {self.client.home})
-        return True
-
-    def released(self, peer: int, message: Release) -> None:
-        """No process there holds it any more; a copy that is kept all the same is told again."""
-        lent = self.lent.get(self.imports.own(message.object))
-        if lent is not None:
-            lent.peers.discard(peer)
-
-    def peers_of(self, oid: int) -> tuple[int, ...]:
-        """Homes of the hosts that keep a copy of an object of this one."""
-        lent = self.lent.get(oid)
-        return () if lent is None else tuple(lent.peers)
+        return hold is not None and self.exports.only_ours(hold.oid)
 
     def lose_peer(self, peer: int) -> None:
-        """That host is gone, with its copies and its objects."""
-        for lent in self.lent.values():
-            lent.peers.discard(peer)
+        """That host is gone, with its objects."""
         for object_id in [one for one in self.holds if self.imports.home_of(one) == peer]:
             del self.holds[object_id]
 
@@ -190,23 +133,17 @@ class KeptCopies:
             self.loop.call_later(KEPT_LOOK_S, self._look)
 
     def _look(self) -> None:
-        for oid, lent in list(self.lent.items()):
-            if lent.peers and self.client.state(oid) not in DROPPED and not self._only_ours(oid):
-                continue
-            del self.lent[oid]
-            for peer in lent.peers:
-                self.send(peer, LetGo(lent.object))
         for object_id, hold in list(self.holds.items()):
             if object_id not in self.holds:
                 continue  # its home has turned out to be gone
-            if not self._only_ours(hold.oid):
+            if not self.exports.only_ours(hold.oid):
                 continue
             was_counted = self.imports.release_kept(hold.oid)
             if self._never_came(hold.oid):
                 del self.holds[object_id]  # and nobody waits for it
             elif was_counted:
                 self.tell(object_id, self.client.inspect(hold.oid)["size"])
-        self._looking = bool(self.lent or self.holds)
+        self._looking = bool(self.holds)
         if self._looking:
             self.loop.call_later(KEPT_LOOK_S, self._look)
 
@@ -215,9 +152,3 @@ class KeptCopies:
         place = self.places.places.get(oid)
         nowhere = place is not None and not place.payload
         return nowhere or self.client.state(oid) == STATE["FAILED"]
-
-    def _only_ours(self, oid: int) -> bool:
-        """Is this file's the last hold on it?"""
-        counts = self.client.private_counts(oid)
-        ours = 1 + self.above.extra_holds(oid)
-        return counts[0] == ours and self.client.inspect(oid)["refs"] == [NODE_SLOT]

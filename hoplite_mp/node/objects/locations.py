@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.objects.context import HostContext
-    from hoplite_mp.node.objects.kept import KeptCopies
 
 __all__ = ["Locations"]
 
@@ -34,15 +33,14 @@ class _Asked(NamedTuple):
 class Locations:
     """Questions of this host's processes, and of other nodes about its objects."""
 
-    def __init__(self, host: HostContext, kept: KeptCopies) -> None:
+    def __init__(self, host: HostContext) -> None:
         self.client = host.client
         self.places = host.places
         self.imports = host.imports
+        self.exports = host.exports
         self.reply = host.reply
         self.replier = host.replier
-        self.roster = host.roster
         self.send_peer = host.send_peer
-        self.kept = kept
         self.asked: dict[int, _Asked] = {}  # by number
         self._next = 1
 
@@ -62,12 +60,7 @@ class Locations:
         place = self.places.places.get(oid)
         here = (self.client.number,) if self.client.state(oid) in VALUED else ()
         found = here if place is None else place.holders
-        return tuple(sorted({*found, *self.kept_at(oid)}))
-
-    def kept_at(self, oid: int) -> tuple[int, ...]:
-        """Numbers of the nodes that have a copy of an object of this host."""
-        found = map(self.roster.number_of, self.kept.peers_of(oid))
-        return tuple(number for number in found if number is not None)
+        return tuple(sorted({*found, *self.exports.copies_of(oid)}))
 
     def locate(self, peer: int, message: Locate) -> None:
         """Another node asks about an object of this host."""

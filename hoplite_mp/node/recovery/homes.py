@@ -232,7 +232,7 @@ class Homes:
             if node != self.node() and peer is not None and not gone:
                 self.exports.count(object_id, peer, number)
         homes = [self.home_at(node) for node in copies]
-        self.kept.lend(object_id, [home for home in homes if home is not None])
+        self.exports.lend(object_id, [home for home in homes if home is not None])
         self.imports.answer(mine)
         for one in ours:
             if one is not mine and one.number:

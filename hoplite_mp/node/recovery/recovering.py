@@ -45,10 +45,9 @@ class Recovering:
         missing: Missing,
         resources: Resources,
         queue: Callable[[int, bool], int | str],
-        copies_of: Callable[[int], tuple[int, ...]],
         above: Above,
     ) -> None:
-        """queue, copies_of: as of Remaking."""
+        """queue: as of Remaking."""
         self.client = host.client
         self.tasks = host.tasks
         self.places = host.places
@@ -93,7 +92,7 @@ class Recovering:
             queue,
             self.homes,
             host.roster,
-            copies_of,
+            host.exports.copies_of,
             resources.wait,
         )
         host.places.maker = self.remaking
