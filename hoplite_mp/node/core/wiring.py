@@ -78,7 +78,7 @@ class Upward:
         lan = self.lan
         return lan is not None and lan.recovering.homes.homeless(one)
 
-    # -- node/recovery/homes.py, exports.py -----------------------------------------------------------
+    # -- node/recovery/homes.py, exports.py --------------------------------------------------------
 
     def extra_holds(self, oid: int) -> int:
         return 0 if self.lan is None else self.lan.recovering.lineage.holds(oid)
