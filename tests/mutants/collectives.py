@@ -53,9 +53,9 @@ MUTANTS = (
     ),
     Mutant(
         "transfers-gaps-count-as-come",
-        "hoplite_mp/node/collectives/transfers.py",
-        "found.add(first, begin + self.watermark(cell))",
-        "found.add(begin, begin + self.watermark(cell))",
+        "hoplite_mp/node/collectives/parts.py",
+        "found.add(first, begin + watermark(cell))",
+        "found.add(begin, begin + watermark(cell))",
         (
             "A copy that was planned anew after deaths holds every byte of its object; "
             "here a gap in front of a later piece counts as filled, and the copy keeps a "
@@ -76,9 +76,9 @@ MUTANTS = (
         "transfers-served-copy-is-not-pinned",
         "hoplite_mp/node/collectives/transfers.py",
         (
-            "            if any(other.ground is transfer.ground for other in "
+            "            if any(other.ground is part.ground for other in "
             "self.by_epoch.values()):\n"
-            "                transfer.ground.keep.append(self.client.view(oid))\n"
+            "                part.ground.keep.append(self.client.view(oid))\n"
         ),
         "",
         (
@@ -91,10 +91,10 @@ MUTANTS = (
         "transfers-taken-back-in-silence",
         "hoplite_mp/node/collectives/transfers.py",
         (
-            "        self._forget_come(object_id)\n"
+            "        del self.fetching[object_id]\n"
             "        self.send_manager(CopyDropped(self.client.number, object_id))"
         ),
-        "        self._forget_come(object_id)",
+        "        del self.fetching[object_id]",
         (
             "A host that gave up a fetch may ask for the object again; here the manager "
             "goes on believing that the first fetch runs, ignores the second request, and "
@@ -105,10 +105,10 @@ MUTANTS = (
         "filling-does-not-follow-the-writer",
         "hoplite_mp/node/collectives/filling.py",
         (
-            "    cell = make(part, key, part.views[index], begin, nbytes, come)\n"
+            "    cell = cells.make(part, key, part.views[index], begin, nbytes, there)\n"
             "    part.follow(index, cell, begin, nbytes)\n"
         ),
-        "    make(part, key, part.views[index], begin, nbytes, come)\n",
+        "    cells.make(part, key, part.views[index], begin, nbytes, there)\n",
         (
             "A large value that a member is still writing is sent as it grows; here the "
             "cell stays where it was when the plan came, and the call of the Group hangs."

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from hoplite_mp import ids, serial
-from hoplite_mp.node.collectives.transfers import PULL_TRIES_MAX, Transfers
+from hoplite_mp.node.collectives.plan_cells import PULL_TRIES_MAX, PlanCells
+from hoplite_mp.node.collectives.transfers import Transfers
 from hoplite_mp.node.membership.links import UNREACHABLE
 from hoplite_mp.node.objects.ground import Ground
 from hoplite_mp.node.objects.kept import KeptCopies
+from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.protocol import messages as m
 from tests.node.manual_loop import ManualLoop
 from tests.node.pair import Network, Side
@@ -71,10 +73,12 @@ class OneNode:
             store=SimpleNamespace(lease=lambda nbytes, slot: 3),
         )
         node.places.give_up = self.give_up
+        node.results = SimpleNamespace(client=node.client)
         self.pulled: list[tuple[Any, ...]] = []
         links = SimpleNamespace(
             engine=self.engine,
             close=lambda cell, ground: self.closed.append(cell),
+            moved=lambda near: (0, 0),
             pull=lambda *about: self.pulled.append(about[:3]),
             peers=SimpleNamespace(
                 by_number={0: None},
@@ -89,12 +93,10 @@ class OneNode:
             imports=SimpleNamespace(home_of=lambda object_id: 1000),
         )
         self.makes = lambda object_id: False
-        forests = SimpleNamespace(
-            meter=SimpleNamespace(begin=lambda filled: None, end=lambda: None),
-            makes=lambda object_id: self.makes(object_id),
-        )
+        forests = SimpleNamespace(makes=lambda object_id: self.makes(object_id))
         self.places = node.places.places
-        self.transfers = Transfers(node, links, kept, forests)  # type: ignore[arg-type]
+        self.cells = PlanCells(node, links)  # type: ignore[arg-type]
+        self.transfers = Transfers(node, self.cells, kept, forests)  # type: ignore[arg-type]
 
     def give_up(self, oid: int) -> None:
         self.given_up.append(oid)
@@ -146,7 +148,7 @@ def test_a_parent_that_lives_is_asked_again(withdrawn: bool) -> None:
     asked = (1, 0, (1 << 63, 5, 0, 0))
     assert one.pulled == [asked]
     for tries in range(PULL_TRIES_MAX):
-        one.transfers.failed(1, "reset")
+        one.cells.failed(1, "reset")
         assert one.said == []
         if withdrawn:
             one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
@@ -155,10 +157,10 @@ def test_a_parent_that_lives_is_asked_again(withdrawn: bool) -> None:
             assert one.pulled == [asked]
             return
         assert one.pulled == [asked] * (tries + 2)
-    one.transfers.failed(1, "reset")
+    one.cells.failed(1, "reset")
     assert one.said == [m.FetchFailed(1, OBJECT, 5, 0, "reset")]
-    one.transfers.tries.clear()
-    one.transfers.failed(1, UNREACHABLE)
+    one.transfers.by_epoch[5].tries.clear()
+    one.cells.failed(1, UNREACHABLE)
     assert one.said[1:] == [m.FetchFailed(1, OBJECT, 5, 0, UNREACHABLE)]
 
 
@@ -178,7 +180,13 @@ LONE = m.Distribute(1 << 63, OBJECT, 5, NBYTES, (0,), (1,), (m.Stripe(0, 0, m.SH
 
 def a_place() -> Any:
     return SimpleNamespace(
-        object=OBJECT, payload=0, nbytes=NBYTES, ground=Ground(), holders=(0,), waiting=[]
+        object=OBJECT,
+        payload=0,
+        nbytes=NBYTES,
+        ground=Ground(),
+        come=Ranges(),
+        holders=(0,),
+        waiting=[],
     )
 
 
@@ -210,7 +218,7 @@ def test_a_plan_that_takes_the_place_of_another() -> None:
     one.transfers.distribute(msgspec.structs.replace(LONE, epoch=6))
     one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
     assert len(one.said) == 1
-    assert [transfer.plan.epoch for transfer in one.transfers.by_epoch.values()] == [6]
+    assert [part.plan.epoch for part in one.transfers.by_epoch.values()] == [6]
 
 
 def test_another_header_asks_for_the_same_object() -> None:

@@ -1,12 +1,13 @@
-"""Cells of plans that only copy, into fresh blocks of this node.
+"""Cells of plans that only copy, into blocks of this node that no object has yet.
 
-Why it exists: a Group's large copies belong to one call: they are not known under the ids of the
-objects that they are copies of, so they need no header before they are whole.
+Why it exists: a copy of one object, by whomever it was asked for, and a Group's large copies are
+filled alike: in stripes, of which only those bytes are pulled that no earlier plan has brought.
 It must never know: who wants them, what becomes of the blocks.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.node.collectives.parts import NotNow
@@ -15,24 +16,23 @@ from hoplite_mp.protocol.messages import Distribute
 from hoplite_mp.protocol.stripes import copy_offset
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.collectives.folding import MakeCell
     from hoplite_mp.node.collectives.parts import Part
+    from hoplite_mp.node.collectives.plan_cells import PlanCells
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.node.ports import Key
-    from hoplite_mp.planner.program import Pull
     from hoplite_mp.protocol.messages import ExecuteReduce
 
 __all__ = ["fill_blocks"]
 
 
-def fill_blocks(results: Results, part: Part, make: MakeCell) -> None:
+def fill_blocks(results: Results, part: Part, cells: PlanCells) -> None:
     """Makes all cells; the pulls are queued. NotNow: there is no room yet. Blocks of what comes
     are `part.blocks`, by the plan's index of the member; 0 for the one object of a Distribute."""
     plan = part.plan
     if isinstance(plan, Distribute):
-        _spread(results, part, make, plan)
+        _spread(results, part, cells, plan)
     else:
-        _gather(results, part, make, plan)
+        _gather(results, part, cells, plan)
 
 
 def _block(results: Results, part: Part, index: int, object_id: bytes, nbytes: int) -> Any:
@@ -44,59 +44,72 @@ def _block(results: Results, part: Part, index: int, object_id: bytes, nbytes: i
             raise NotNow(
                 "the object that arrives does not fit into the store beside what is in use"
             )
-        part.blocks[index] = payload, nbytes
+        part.blocks[index] = payload, nbytes if begun is None else begun.nbytes
         part.come[object_id] = Ranges() if begun is None else begun.come
-    return results.client.memory(part.blocks[index][0], nbytes)
+    return results.client.memory(*part.blocks[index])
 
 
 def _pulled(
     part: Part,
-    make: MakeCell,
+    cells: PlanCells,
     object_id: bytes,
     memory: Any,
     stripe: tuple[int, int],
     shown: Key | None,
     pull: tuple[int, Key],
-) -> None:
-    """What is missing of a stripe, from its first gap on."""
+) -> list[int]:
+    """What is missing of a stripe, one cell for each gap. Others read it as the cell of the gap, if
+    a single pull fills the stripe, else as one of its own that follows."""
     begin, end = stripe
-    there = part.come[object_id].reach(begin, end)
-    cell = make(part, shown, memory, begin, end - begin, there)
-    if there < end - begin:
-        part.fills[cell] = object_id, begin, begin + there
+    come = part.come[object_id]
+    gaps = come.gaps(begin, end)
+    if shown and not (len(gaps) == 1 and gaps[0][1] == end):
+        cell = cells.make(part, shown, memory, begin, end - begin, come.reach(begin, end))
+        if gaps:
+            part.followed[cell] = begin, end
+        shown = None
+    made = []
+    for first, last in gaps:
+        cell = cells.make(part, shown, memory, begin, last - begin, first - begin)
+        part.fills[cell] = object_id, begin, first
         part.pulls[cell] = pull
-        part.queue.append(cell)
         part.missing.add(cell)
+        made.append(cell)
+    return made
 
 
-def _own(part: Part, make: MakeCell, index: int, key: Key | None, begin: int, nbytes: int) -> None:
+def _own(
+    part: Part, cells: PlanCells, index: int, key: Key | None, begin: int, nbytes: int
+) -> None:
     """A cell over bytes of a member that is here."""
-    come = part.written(index, begin, nbytes)
-    cell = make(part, key, part.views[index], begin, nbytes, come)
+    there = part.written(index, begin, nbytes)
+    cell = cells.make(part, key, part.views[index], begin, nbytes, there)
     part.follow(index, cell, begin, nbytes)
 
 
-def _spread(results: Results, part: Part, make: MakeCell, plan: Distribute) -> None:
+def _spread(results: Results, part: Part, cells: PlanCells, plan: Distribute) -> None:
     program = part.program
-    receives = results.client.number in plan.receivers
-    memory = _block(results, part, 0, plan.object, plan.nbytes) if receives else part.views[0]
-    pulled: dict[int, Pull] = {pull.cell.stripe: pull for pull in program.pulls}
+    memory: Any = None
+    queued: dict[int, list[int]] = {}  # stripe -> cells; pulls begin in the order of the program
+    if 0 not in part.views:
+        memory = _block(results, part, 0, plan.object, plan.nbytes)
+        queued = {pull.cell.stripe: [] for pull in program.pulls}
+    parents = {pull.cell.stripe: pull.parent for pull in program.pulls}
     served = {serve.cell.stripe for serve in program.serves}
     for index, stripe in enumerate(plan.stripes):
-        if index not in pulled and index not in served:
-            continue
         begin = copy_offset(plan.nbytes, stripe.begin_share)
         end = copy_offset(plan.nbytes, stripe.end_share)
         key = (plan.operation, plan.epoch, index, 0)
         shown = key if index in served else None
-        if index in pulled:
-            pull = pulled[index].parent, key
-            _pulled(part, make, plan.object, memory, (begin, end), shown, pull)
-        else:
-            _own(part, make, 0, shown, begin, end - begin)
+        if index in queued:
+            pull = parents[index], key
+            queued[index] = _pulled(part, cells, plan.object, memory, (begin, end), shown, pull)
+        elif shown:
+            _own(part, cells, 0, shown, begin, end - begin)
+    part.queue += chain.from_iterable(queued.values())
 
 
-def _gather(results: Results, part: Part, make: MakeCell, plan: ExecuteReduce) -> None:
+def _gather(results: Results, part: Part, cells: PlanCells, plan: ExecuteReduce) -> None:
     program = part.program
     # First all room, then the cells: whoever comes back for room makes no cell twice.
     blocks = {
@@ -108,10 +121,12 @@ def _gather(results: Results, part: Part, make: MakeCell, plan: ExecuteReduce) -
         index = serve.cell.stripe
         member = plan.members[index]
         key = (plan.operation, plan.epoch, index, serve.cell.part)
-        _own(part, make, member, key, 0, len(part.views[member]))
+        _own(part, cells, member, key, 0, len(part.views[member]))
     for pull in program.pulls:
         index = pull.cell.stripe
         key = (plan.operation, plan.epoch, index, pull.cell.part)
         whole = 0, plan.sizes[index]
         memory = blocks[pull.cell]
-        _pulled(part, make, plan.objects[index], memory, whole, None, (pull.parent, key))
+        part.queue += _pulled(
+            part, cells, plan.objects[index], memory, whole, None, (pull.parent, key)
+        )

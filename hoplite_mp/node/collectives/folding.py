@@ -7,7 +7,7 @@ It must never know: messages, what happens when something fails.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from hoplite_mp.planner.program import Cell, members_in
 
 if TYPE_CHECKING:
     from hoplite_mp.node.collectives.parts import Part
-    from hoplite_mp.node.membership.links import Links, Wanting
+    from hoplite_mp.node.collectives.plan_cells import PlanCells
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.node.ports import Key
     from hoplite_mp.protocol.messages import ExecuteReduce
@@ -27,34 +27,26 @@ if TYPE_CHECKING:
 __all__ = ["Folding"]
 
 
-class MakeCell(Protocol):
-    """Makes a cell of the engine for a part, and remembers it."""
-
-    def __call__(
-        self, part: Part, key: Key | None, memory: Any, begin: int, nbytes: int, filled: bool | int
-    ) -> int: ...
-
-
 class Folding:
     """One part's fold, from its plan to the cells. PlanError: it cannot be done."""
 
-    def __init__(self, results: Results, part: Part, plan: ExecuteReduce, make: MakeCell) -> None:
+    def __init__(self, results: Results, part: Part, plan: ExecuteReduce, cells: PlanCells) -> None:
         self.results = results
         self.config = results.config
         self.client = results.client
         self.part = part
         self.plan = plan
-        self.make = make
+        self.cells = cells
         self.shares = Shares(plan, part.program)
         self.arrays: dict[int, tuple[Any, int]] = {}  # members here: elements, and where they begin
 
-    def begin(self, links: Links, wanting: Wanting) -> None:
+    def begin(self) -> None:
         """Makes all cells; the pulls are queued. NotNow: there is no room yet."""
         self._lease()
-        self._fold(links, wanting)
+        self._fold()
 
     def cell(self, key: Key | None, memory: Any, begin: int, nbytes: int, filled: bool) -> int:
-        return self.make(self.part, key, memory, begin, nbytes, filled)
+        return self.cells.make(self.part, key, memory, begin, nbytes, filled)
 
     def member_cell(self, key: Key | None, index: int, stripe: int) -> int:
         """A stripe of a member that is here."""
@@ -62,7 +54,7 @@ class Folding:
         size = self.shares.member_itemsize
         begin, end = (element * size for element in self.shares.elements(stripe))
         come = self.part.written(index, at + begin, end - begin)
-        cell = self.make(self.part, key, memory, begin, end - begin, come)
+        cell = self.cells.make(self.part, key, memory, begin, end - begin, come)
         self.part.follow(index, cell, at + begin, end - begin)
         return cell
 
@@ -84,7 +76,7 @@ class Folding:
             self.part.blocks[index] = payload, nbytes
             self.client.write(payload, head, [], [])
 
-    def _fold(self, links: Links, wanting: Wanting) -> None:
+    def _fold(self) -> None:
         plan, program = self.plan, self.part.program
         served = {serve.cell for serve in program.serves}
         pulled = {pull.cell for pull in program.pulls}
@@ -135,9 +127,8 @@ class Folding:
             sources = [found[source] for source in fold.sources]
             if not nbytes:
                 continue
-            links.wanting[found[cell]] = wanting
-            self.part.missing.add(found[cell])
-            links.engine.fold(
+            self.cells.fold(
+                self.part,
                 found[cell],
                 sources,
                 plan.op,
@@ -150,7 +141,7 @@ class Folding:
                 ],
                 self.shares.is_final(cell),
             )
-        come = links.engine.watermark
+        come = self.cells.engine.watermark
         pulls = [found[pull.cell] for pull in program.pulls]
         self.part.queue = [cell for cell in pulls if come(cell) < max(1, self.part.sizes[cell])]
         self.part.missing.update(self.part.queue)

@@ -18,16 +18,15 @@ from hoplite_mp.node.collectives.filling import fill_blocks
 from hoplite_mp.node.collectives.folding import Folding
 from hoplite_mp.node.collectives.leftovers import Leftovers
 from hoplite_mp.node.collectives.parts import NotNow, Part
-from hoplite_mp.node.membership.meter import Meter
+from hoplite_mp.node.collectives.plan_cells import NOBODY
 from hoplite_mp.node.objects.layouts import layout_of
-from hoplite_mp.planner.loads import filled_links
+from hoplite_mp.node.objects.places import ROOM_LOOK_S
 from hoplite_mp.planner.program import program_of
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
     Distribute,
     ExecuteReduce,
     ExecutionFailed,
-    HostMeasured,
     StripesComplete,
 )
 from hoplite_mp.protocol.reports import ReduceHeld
@@ -35,13 +34,12 @@ from hoplite_mp.protocol.reports import ReduceHeld
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp.node.membership.links import Links
+    from hoplite_mp.node.collectives.plan_cells import PlanCells
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.given import Given, GivenBlocks
-    from hoplite_mp.node.objects.ground import Ground
     from hoplite_mp.node.objects.kept import KeptCopies
     from hoplite_mp.node.objects.places import Place
-    from hoplite_mp.node.ports import Key
+    from hoplite_mp.node.ranges import Ranges
     from hoplite_mp.planner.program import Program
     from hoplite_mp.protocol.group_calls import Plan
     from hoplite_mp.protocol.messages import Commit
@@ -49,18 +47,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Forests"]
 
-SPACE_RETRY_S = 0.02
-# A pull that failed although its node lives is tried again, so often and after so long: a
-# connection may break without an end of either side.
-PULL_RETRY_S = 0.1
-PULL_TRIES_MAX = 20
-
 
 class Forests:
     """All parts of this node. Numbers of nodes are those of the plan."""
 
     def __init__(
-        self, host: HostContext, links: Links, kept: KeptCopies, given: GivenBlocks
+        self, host: HostContext, cells: PlanCells, kept: KeptCopies, given: GivenBlocks
     ) -> None:
         self.config = host.config
         self.loop = host.loop
@@ -70,13 +62,12 @@ class Forests:
         self.send_manager = host.send_manager
         self.client = host.client
         self.results = host.results
-        self.links = links
-        self.engine = links.engine
+        self.cells = cells
+        self.links = cells.links
         self.kept = kept
         self.given = given
-        self.meter = Meter(lambda: links.moved(near=False), host.loop, tell=self._measured)
+        self.meter = cells.meter
         self.parts: dict[int, Part] = {}  # by operation
-        self.by_cell: dict[int, Part] = {}
 
     # -- the manager's word --------------------------------------------------------------------
 
@@ -107,8 +98,9 @@ class Forests:
         part = Part(
             plan,
             program,
-            loop.now() + self.config.put_wait_s,
+            self,
             loop.now_ns(),
+            loop.now() + self.config.put_wait_s,
             left=self._end(plan.operation),
             done=done,
         )
@@ -176,16 +168,8 @@ class Forests:
         for oid in list(part.copies.values()):  # others may wait for what does not come this way
             self.places.let_go(oid)
         del self.parts[operation]
-        stay = {slot.cell for slot in part.slots.values()}
-        left = part.leave(self.engine.watermark)
-        for cell, ground in part.cells.items():
-            if cell not in stay:
-                self.links.close(cell, ground)
-            self.by_cell.pop(cell, None)
-        part.cells = {}
+        left = self.cells.end(part)
         self._note(part)
-        if part.measured:
-            self.meter.end()
         for given in part.given.values():
             self._leave(part, given)
         for payload in (*part.scratch, *(payload for payload, _ in part.blocks.values())):
@@ -210,7 +194,7 @@ class Forests:
 
     def _leave(self, part: Part, given: Given) -> None:
         """The cells of this part are closed; its memory is in use for a moment longer."""
-        for cell in [cell for cell in given.cells if self.by_cell.get(cell) is None]:
+        for cell in [cell for cell in given.cells if cell not in self.cells.by_cell]:
             del given.cells[cell]
         part.ground.when_free(lambda: self.given.leave(given))
 
@@ -221,21 +205,8 @@ class Forests:
         for part in list(self.parts.values()):
             for cell in [cell for cell, other in part.copies.items() if other == oid]:
                 del part.copies[cell]
-                self._give_up(part, cell)
-
-    def _give_up(self, part: Part, cell: int) -> None:
-        ground = part.cells.pop(cell)
-        part.missing.discard(cell)
-        part.running.discard(cell)
-        if cell in part.queue:
-            part.queue.remove(cell)
-        self.links.close(cell, ground)
-        del self.by_cell[cell]
-        self.loop.call_later(0.0, lambda: self._look(part))
-
-    def _measured(self, up: int, down: int) -> None:
-        """What moves has shown how fast this host's links are."""
-        self.send_manager(HostMeasured(self.client.number, float(up) or None, float(down) or None))
+                self.cells.give_up(part, cell)
+                self.loop.call_later(0.0, partial(self._go_on, part))
 
     # -- the beginning -------------------------------------------------------------------------
 
@@ -246,16 +217,16 @@ class Forests:
         try:
             self._pin(part)
             if isinstance(plan, Distribute) or (part.done and plan.kind not in FOLDING):
-                fill_blocks(self.results, part, self._cell)
+                fill_blocks(self.results, part, self.cells)
             elif plan.kind in FOLDING:
-                Folding(self.results, part, plan, self._cell).begin(self.links, self)
+                Folding(self.results, part, plan, self.cells).begin()
             else:
                 self._copy(part, plan)
         except NotNow as why:
             if self.loop.now() > part.until:
                 self._fail(part, f"{why}; {self.store.full_message()}", (), "full")
             else:
-                self.loop.call_later(SPACE_RETRY_S, lambda: self._begin(part))
+                self.loop.call_later(ROOM_LOOK_S, lambda: self._begin(part))
             return
         except SourcesGone as gone:
             self._fail(part, str(gone), gone.indices)
@@ -264,12 +235,8 @@ class Forests:
             self._fail(part, str(error), ())
             return
         part.begun = True
-        self.by_cell.update(dict.fromkeys(part.cells, part))  # those too that the part before made
         part.left.discard(self.links, self.client.give_back)
-        if part.pulls or part.program.serves:
-            part.measured = True
-            self.meter.begin(filled_links(plan, self.client.number))
-        self._pull_more(part)
+        self.cells.begin(part)
         self._look(part)
 
     def _pin(self, part: Part) -> None:
@@ -312,22 +279,6 @@ class Forests:
         if gone:
             raise SourcesGone(tuple(sorted(gone)), [], [])
 
-    def _cell(
-        self,
-        part: Part,
-        key: Key | None,
-        memory: Any,
-        begin: int,
-        nbytes: int,
-        filled: bool | int,
-        ground: Ground | None = None,
-    ) -> int:
-        cell = self.engine.cell(key, memory, begin, nbytes, filled)
-        part.cells[cell] = ground or part.ground
-        part.sizes[cell] = nbytes
-        self.by_cell[cell] = part
-        return cell
-
     # -- copies --------------------------------------------------------------------------------
 
     def _copy(self, part: Part, plan: ExecuteReduce) -> None:
@@ -340,7 +291,7 @@ class Forests:
             if key not in part.known:
                 part.known.add(key)
                 view = part.views[plan.members[serve.cell.stripe]]
-                self._cell(part, key, view, 0, view.nbytes, True)
+                self.cells.make(part, key, view, 0, view.nbytes, True)
         for pull in program.pulls:
             cell = pull.cell
             key = (plan.operation, plan.epoch, cell.stripe, cell.part)
@@ -356,7 +307,7 @@ class Forests:
             if place.payload:  # it is being brought already
                 part.known.add(key)
                 part.waiting += 1
-                place.waiting.append(partial(self._arrived, part, oid))
+                place.waiting.append(partial(self._brought, part, oid))
                 continue
             payload = self.store.lease(nbytes, NODE_SLOT)
             if payload is None:
@@ -364,13 +315,13 @@ class Forests:
             part.known.add(key)
             place.payload, place.filler = payload, self
             memory = self.client.memory(payload, nbytes)
-            made = self._cell(part, None, memory, 0, nbytes, False, place.ground)
+            made = self.cells.make(part, None, memory, 0, nbytes, False, place.ground)
             part.copies[made] = oid
             part.pulls[made] = cell.node, key
             part.queue.append(made)
             part.missing.add(made)
 
-    def _arrived(self, part: Part, oid: int) -> None:
+    def _brought(self, part: Part, oid: int) -> None:
         """Who was bringing it has ended."""
         part.waiting -= 1
         if self.client.state(oid) != STATE["FAILED"]:
@@ -378,72 +329,34 @@ class Forests:
         elif self.parts.get(part.plan.operation) is part:
             self._fail(part, "a copy that was on its way is lost", (), "lost")
 
-    # -- what the links say --------------------------------------------------------------------
+    # -- how cells fare ------------------------------------------------------------------------
 
-    def _pull_more(self, part: Part) -> None:
-        """As many pulls at a time as the program allows."""
-        most = part.program.inbound_max or len(part.queue)
-        while part.queue and len(part.running) < max(1, most):
-            cell = part.queue.pop(0)
-            part.running.add(cell)
-            node, key = part.pulls[cell]
-            self.links.pull(cell, node, key, self)
-
-    def filled(self, cell: int) -> None:
-        """A cell of ours is full."""
-        part = self.by_cell.get(cell)
-        if part is None:
-            return
-        part.missing.discard(cell)
-        part.running.discard(cell)
+    def filled(self, part: Part, cell: int) -> None:
+        """All bytes of a cell are there."""
         oid = part.copies.pop(cell, None)
         if oid is not None and oid in self.places:
             place = self.places.places[oid]
             self.places.arrived(oid)
             self.kept.tell(place.object, place.nbytes)
-        self._pull_more(part)
+        self._go_on(part)
+
+    def _go_on(self, part: Part) -> None:
+        """One cell less is on its way."""
+        self.cells.pull_more(part)
         self._look(part)
 
-    def describe(self, cell: int) -> dict[str, Any]:
-        """For people: a copy of which object, or a part of which operation."""
-        part = self.by_cell.get(cell)
-        if part is None:
-            return {}
-        plan = part.plan
-        found: dict[str, Any] = {
-            "operation": plan.operation,
-            "epoch": plan.epoch,
-            "bytes": part.sizes.get(cell, 0),
-        }
-        place = self.places.places.get(part.copies.get(cell, 0))
-        if isinstance(plan, Distribute):
-            found["object"] = plan.object
-        else:
-            found["kind"] = plan.kind
-            if place is not None:
-                found["object"] = place.object
-        return found
-
-    def failed(self, cell: int, reason: str) -> None:
-        """A pull has ended early. If its node is gone, another plan is on its way."""
-        part = self.by_cell.get(cell)
-        if part is None:
-            return
-        node, key = part.pulls.get(cell, (-1, None))
-        if node not in self.links.peers.by_number or key is None:
-            if node < 0:
-                self._fail(part, f"a fold has ended: {reason}", (), "lost")
-            return
-        part.tries[cell] = part.tries.get(cell, 0) + 1
-        if part.tries[cell] > PULL_TRIES_MAX:
+    def failed(self, part: Part, node: int, reason: str) -> None:
+        """A cell will not be filled. If its node is gone, another plan is on its way."""
+        if node == NOBODY:
+            self._fail(part, f"a fold has ended: {reason}", (), "lost")
+        elif node in self.links.peers.by_number:
             self._fail(part, f"nothing comes from node h{node}: {reason}", (), "lost")
-            return
 
-        def again() -> None:
-            if self.by_cell.get(cell) is part and node in self.links.peers.by_number:
-                self.links.pull(cell, node, key, self)
-
-        self.loop.call_later(PULL_RETRY_S, again)
+    def arrived(self, part: Part) -> Ranges | None:
+        """Which bytes of a Group's copy are here, while some are missing."""
+        if not part.missing:
+            return None
+        return part.arrived(part.copied.object, self.cells.engine.watermark)
 
     def _look(self, part: Part) -> None:
         plan = part.plan

@@ -1,18 +1,20 @@
 """One plan of several nodes, as far as one of them takes part: what it keeps until the end.
 
-Why it exists: whoever makes cells for a plan and whoever watches them share this.
+Why it exists: whoever makes cells for a plan and whoever watches them share this, be it the plan of
+a copy or of a collective.
 It must never know: how cells are made, when a plan is over.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp.node.collectives.leftovers import Copy, Leftovers
 from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import Distribute
+from hoplite_mp.protocol.operations import COPY_OPERATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,28 +33,45 @@ class NotNow(Exception):
     """There is no room, or a source is on its way from disk or from another host."""
 
 
+class Above(Protocol):
+    """Who carries out a plan, and hears how its cells fare."""
+
+    def filled(self, part: Part, cell: int) -> None:
+        """All bytes of a cell are there."""
+
+    def failed(self, part: Part, node: int, reason: str) -> None:
+        """Nothing comes from that node as things stand; NOBODY: a fold has ended early."""
+
+    def arrived(self, part: Part) -> Ranges | None:
+        """Which bytes of the block that `part.followed` lies in are here; None: all, for good."""
+
+
 @dataclass(slots=True)
 class Part:
     """One plan, as far as this node takes part."""
 
     plan: Plan
     program: Program
-    until: float  # when to give up waiting for room
+    above: Above
     begun_ns: int  # when this node heard of the plan
+    until: float = 0.0  # when to give up waiting for room
     views: dict[int, memoryview] = field(default_factory=dict)  # members here, pinned
+    growing: bool = False  # the one in `views` is still being received, by another plan
     given: dict[int, Given] = field(default_factory=dict)  # those that are still being written
     left: Leftovers = field(default_factory=Leftovers)  # by the part before, not yet taken
     slots: dict[SlotName, Slot] = field(default_factory=dict)  # contributions that are pulled
     come: dict[bytes, Ranges] = field(default_factory=dict)  # of blocks, when they were taken
     # Cell -> the object in whose block it lies, and the bytes where it begins, and fills from.
     fills: dict[int, tuple[bytes, int, int]] = field(default_factory=dict)
+    # Cells that others read, and that grow with what comes by other cells: [begin, end).
+    followed: dict[int, tuple[int, int]] = field(default_factory=dict)
     cells: dict[int, Ground] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)  # cell -> bytes
     missing: set[int] = field(default_factory=set)  # cells that are not full yet
     pulls: dict[int, tuple[int, Key]] = field(default_factory=dict)  # cell -> (node, key)
     queue: list[int] = field(default_factory=list)  # pulls that are to begin later
     running: set[int] = field(default_factory=set)  # pulls under way
-    tries: dict[int, int] = field(default_factory=dict)
+    tries: dict[int, int] = field(default_factory=dict)  # cell -> pulls of it that have failed
     blocks: dict[int, tuple[int, int]] = field(default_factory=dict)  # result -> (payload, bytes)
     copies: dict[int, int] = field(default_factory=dict)  # cell -> the header that it fills
     known: set[Key] = field(default_factory=set)  # copies that are dealt with
@@ -69,22 +88,45 @@ class Part:
         """Shared with the part before."""
         return self.left.ground
 
+    @property
+    def is_copy(self) -> bool:
+        """Is it the manager's, about one object that other nodes might give as well?"""
+        return self.plan.operation >= COPY_OPERATION
+
+    @property
+    def copied(self) -> Distribute:
+        """The plan, of a part which knows that it copies one object."""
+        assert isinstance(self.plan, Distribute)
+        return self.plan
+
+    @property
+    def receives(self) -> bool:
+        """Is the object of a Distribute on its way to this node by this plan?"""
+        return bool(self.blocks)
+
+    def arrived(self, object_id: bytes, watermark: Callable[[int], int]) -> Ranges:
+        """Which bytes are here of an object that comes."""
+        found = self.come.get(object_id, Ranges()).copy()
+        for cell, (one, begin, first) in self.fills.items():
+            if one == object_id:
+                found.add(first, begin + watermark(cell))
+        return found
+
     def leave(self, watermark: Callable[[int], int]) -> Leftovers:
         """What the part after this one may go on with. Blocks of copies are no more this one's."""
         left = Leftovers(self.ground, self.left.slots | self.slots, dict(self.left.copies))
         names = self.block_objects()
         for index in [index for index in self.blocks if index in names]:
             payload, nbytes = self.blocks.pop(index)
-            arrived = self.come.get(names[index], Ranges()).copy()
-            for cell, (object_id, begin, first) in self.fills.items():
-                if object_id == names[index]:
-                    arrived.add(first, begin + watermark(cell))
+            arrived = self.arrived(names[index], watermark)
             left.copies[names[index]] = Copy(payload, nbytes, arrived)
         self.slots, self.left = {}, Leftovers(self.ground)
         return left
 
     def written(self, index: int, begin: int, nbytes: int) -> bool | int:
         """Which bytes of a member here are there: True for all, or how many from `begin` on."""
+        if self.growing:
+            return 0
         given = self.given.get(index)
         return True if given is None else given.written.reach(begin, begin + nbytes)
 
@@ -104,5 +146,7 @@ class Part:
 
     def follow(self, index: int, cell: int, begin: int, nbytes: int) -> None:
         """The cell lies in those bytes of a member here, and advances with them."""
+        if self.growing:
+            self.followed[cell] = begin, begin + nbytes
         if index in self.given:
             self.given[index].cells[cell] = begin, nbytes

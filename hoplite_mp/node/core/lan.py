@@ -16,7 +16,7 @@ from hoplite_mp.node.actors import actor_spares, far_actors
 from hoplite_mp.node.actors.actor_looks import calls_from_here
 from hoplite_mp.node.actors.actor_moves import ActorMoves
 from hoplite_mp.node.collectives.forests import Forests
-from hoplite_mp.node.collectives.transfer_waits import transfer_waits
+from hoplite_mp.node.collectives.plan_cells import PlanCells
 from hoplite_mp.node.collectives.transfers import Transfers
 from hoplite_mp.node.core import peer_table, rooms
 from hoplite_mp.node.core.drivers import Drivers
@@ -124,8 +124,9 @@ class Lan:
         )
         self.links = Links(host, self.peers, engine)
         self.given = GivenBlocks(local.store, host.client, self.links.engine)
-        self.forests = Forests(host, self.links, self.kept, self.given)
-        self.transfers = Transfers(host, self.links, self.kept, self.forests)
+        cells = PlanCells(host, self.links)
+        self.forests = Forests(host, cells, self.kept, self.given)
+        self.transfers = Transfers(host, cells, self.kept, self.forests)
         self.group_calls = GroupCalls(host, GroupResults(host, self.forests))
         local.groups.hosts = self.group_calls
         local.places.fetcher = self.transfers
@@ -162,7 +163,7 @@ class Lan:
             host, local.actors, self.far_actors, self.spares, *of_tasks, owners
         )
         local.counters.add(self._counts)
-        local.waits.add("transfers", lambda: transfer_waits(self.links, self.transfers))
+        local.waits.add("transfers", self.transfers.waits)
         local.waits.add("actor calls", lambda: calls_from_here(self.far_actors))
         self._takers = self._table()
         local.requests.add(self.membership.handlers)

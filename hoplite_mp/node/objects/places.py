@@ -18,6 +18,7 @@ from hoplite_mp import serial
 from hoplite_mp.errors import ObjectLostError, StoreFullError
 from hoplite_mp.headers import AWAY, NODE_SLOT
 from hoplite_mp.node.objects.ground import Ground
+from hoplite_mp.node.ranges import Ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,7 @@ class Place:
     layout: bytes = b""  # see node/objects/layouts.py
     filler: Filler | None = None  # who fills the block, while there is one
     ground: Ground = field(default_factory=Ground)  # of the block
+    come: Ranges = field(default_factory=Ranges)  # in the block, by plans that are over
     why: str = ""  # nobody holds it
     making: bool = False  # the maker has been asked
     asked: int = 0  # how often the maker has tried to find it
@@ -256,7 +258,7 @@ class Places:
             filler.forget(oid, place)
         if payload:
             place.ground.when_free(lambda: self.store.free(payload))
-            place.ground = Ground()
+            place.ground, place.come = Ground(), Ranges()
 
     def restore(self, oid: int) -> bool | None:
         """As Store.restore: None: it is on its way, or will be when there is room."""

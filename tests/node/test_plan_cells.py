@@ -1,0 +1,205 @@
+"""Cells of plans: which pulls begin, when they are tried again, what a plan takes over."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hoplite_mp import ids
+from hoplite_mp.node.collectives.filling import fill_blocks
+from hoplite_mp.node.collectives.forests import Forests
+from hoplite_mp.node.collectives.leftovers import Copy, Leftovers
+from hoplite_mp.node.collectives.parts import Part
+from hoplite_mp.node.collectives.plan_cells import NOBODY, PULL_TRIES_MAX, PlanCells
+from hoplite_mp.node.membership.links import UNREACHABLE
+from hoplite_mp.node.ranges import Ranges
+from hoplite_mp.planner.program import INBOUND_PARENTS_MAX, program_of
+from hoplite_mp.protocol import messages as m
+from tests.node.manual_loop import ManualLoop
+
+OBJECT = ids.pack_id(1000, 7)
+NBYTES = 100_000
+GROUP = 1 << 62  # its operations are of no other node that could give the bytes as well
+
+
+class Engine:
+    """Cells whose watermarks are set by the test."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Any, ...]] = []
+        self.come: dict[int, int] = {}
+
+    def cell(self, key: Any, memory: Any, begin: int, nbytes: int, filled: Any) -> int:
+        self.made.append((key, begin, nbytes, filled))
+        number = len(self.made)
+        self.come[number] = nbytes if filled is True else int(filled)
+        return number
+
+    def watermark(self, cell: int) -> int:
+        return self.come[cell]
+
+    def advance(self, cell: int, come: int) -> None:
+        self.come[cell] = come
+
+
+class Node1:
+    """Node 1 of several, as far as cells need one; it is told how they fare."""
+
+    def __init__(self) -> None:
+        self.loop = ManualLoop()
+        self.engine = Engine()
+        self.pulled: list[tuple[Any, ...]] = []
+        self.closed: list[int] = []
+        self.failures: list[tuple[int, str]] = []
+        self.host: Any = SimpleNamespace(
+            config=None,
+            client=SimpleNamespace(
+                number=1, memory=lambda payload, nbytes: memoryview(bytearray(nbytes))
+            ),
+            loop=self.loop,
+            places=SimpleNamespace(places={}),
+            send_manager=None,
+            store=None,
+            imports=None,
+            results=None,
+        )
+        self.host.results = SimpleNamespace(client=self.host.client, lease=lambda nbytes: 3)
+        links: Any = SimpleNamespace(
+            engine=self.engine,
+            close=lambda cell, ground: self.closed.append(cell),
+            moved=lambda near: (0, 0),
+            pull=lambda *about: self.pulled.append(about[:3]),
+            peers=SimpleNamespace(by_number={0: None, 2: None}),
+        )
+        self.cells = PlanCells(self.host, links)
+
+    def part(self, plan: Any) -> Part:
+        return Part(plan, program_of(plan, 1), self, 0)
+
+    def filled(self, part: Part, cell: int) -> None:
+        raise NotImplementedError
+
+    def failed(self, part: Part, node: int, reason: str) -> None:
+        self.failures.append((node, reason))
+
+    def arrived(self, part: Part) -> Ranges | None:
+        plan = part.copied
+        return part.arrived(plan.object, self.engine.watermark) if part.missing else None
+
+
+def a_copy(operation: int, rule: str = "stripes") -> m.Distribute:
+    stripes = (m.Stripe(0, 0, m.SHARES),)
+    receivers = (1,) if rule == "stripes" else (1, 2)
+    return m.Distribute(operation, OBJECT, 5, NBYTES, (0,), receivers, stripes, rule)
+
+
+@pytest.mark.parametrize("operation", [GROUP, 1 << 63])
+def test_only_what_is_missing_is_pulled(operation: int) -> None:
+    """Of a copy that is planned anew with holes in it; whoever reads it from here reads one cell,
+    which grows with those that fill the holes."""
+    one = Node1()
+    come = Ranges([(0, 10), (20, 30)])
+    plan = a_copy(operation, "tree:1")
+    part = one.part(plan)
+    part.left = Leftovers(copies={OBJECT: Copy(3, NBYTES, come)})
+    fill_blocks(one.host.results, part, one.cells)
+    one.cells.begin(part)
+    key = (operation, 5, 0, 0)
+    assert one.engine.made == [
+        (key, 0, NBYTES, 10),
+        (None, 0, 20, 10),
+        (None, 0, NBYTES, 30),
+    ]
+    assert one.pulled == [(2, 0, key), (3, 0, key)]
+    one.engine.come[3] = 50
+    one.loop.call_all()
+    assert one.engine.come[1] == 10  # the first hole is still there
+    one.engine.come[2] = 20
+    one.loop.call_all()
+    assert one.engine.come[1] == 50
+    left = one.cells.end(part)
+    assert left.copies[OBJECT].come.found == [(0, 50)]
+    assert one.closed == [1, 2, 3]
+    one.loop.call_all()
+    assert not one.loop.timers or one.engine.come[1] == 50
+
+
+@pytest.mark.parametrize("operation", [GROUP, 1 << 63])
+def test_a_pull_is_tried_again(operation: int) -> None:
+    """As often for a Group as for a copy, but only a copy has other nodes that might be reached."""
+    one = Node1()
+    part = one.part(a_copy(operation))
+    fill_blocks(one.host.results, part, one.cells)
+    one.cells.begin(part)
+    asked = (1, 0, (operation, 5, 0, 0))
+    for tries in range(PULL_TRIES_MAX):
+        one.cells.failed(1, "reset")
+        one.loop.call_all()
+        assert one.pulled == [asked] * (tries + 2)
+    assert one.failures == []
+    one.cells.failed(1, "reset")
+    assert one.failures == [(0, "reset")]
+    part.tries.clear()
+    one.cells.failed(1, UNREACHABLE)
+    assert one.failures[1:] == ([] if operation == GROUP else [(0, UNREACHABLE)])
+
+
+def test_a_pull_is_not_tried_again_when_its_plan_is_over() -> None:
+    one = Node1()
+    part = one.part(a_copy(GROUP))
+    fill_blocks(one.host.results, part, one.cells)
+    one.cells.begin(part)
+    one.cells.failed(1, "reset")
+    one.cells.end(part)
+    one.loop.call_all()
+    assert len(one.pulled) == 1
+
+
+def test_a_fold_that_ends_early_is_not_tried_again() -> None:
+    one = Node1()
+    part = one.part(a_copy(GROUP))
+    cell = one.cells.make(part, None, memoryview(bytearray(8)), 0, 8, False)
+    one.cells.failed(cell, "a source was closed")
+    assert one.failures == [(NOBODY, "a source was closed")]
+
+
+def test_pulls_that_wait_for_their_turn_begin_when_others_are_given_up() -> None:
+    """All those under way may be deleted at once: the others waited for ever."""
+    one = Node1()
+    count = INBOUND_PARENTS_MAX + 2
+    members = tuple(range(count))
+    plan = m.ExecuteReduce(
+        9,
+        1,
+        members,
+        members,
+        (),
+        "any",
+        "gather",
+        "sum",
+        1,
+        tuple(ids.pack_id(1000, 8 + index) for index in members),
+        (0,) * count,
+        (1,),
+        sizes=(8,) * count,
+    )
+    kept: Any = None
+    given: Any = None
+    forests = Forests(one.host, one.cells, kept, given)
+    part = Part(plan, program_of(plan, 1), forests, 0)
+    forests.parts[9] = part
+    for pull in part.program.pulls:
+        cell = one.cells.make(part, None, memoryview(bytearray(8)), 0, 8, False)
+        part.copies[cell] = 100 + cell
+        part.pulls[cell] = pull.parent, (9, 1, pull.cell.stripe, 0)
+        part.queue.append(cell)
+        part.missing.add(cell)
+    one.cells.begin(part)
+    assert [cell for cell, *_ in one.pulled] == [1, 2, 3, 4]
+    place: Any = None
+    for cell in (1, 2, 3, 4):
+        forests.forget(100 + cell, place)
+    one.loop.call_all()
+    assert [cell for cell, *_ in one.pulled] == [1, 2, 3, 4, 5, 6]
