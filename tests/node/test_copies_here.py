@@ -73,7 +73,7 @@ class OneNode:
             store=SimpleNamespace(lease=lambda nbytes, slot: 3),
         )
         node.places.give_up = self.give_up
-        node.results = SimpleNamespace(client=node.client)
+        node.results = SimpleNamespace(client=node.client, pin=node.client.view)
         self.pulled: list[tuple[Any, ...]] = []
         links = SimpleNamespace(
             engine=self.engine,

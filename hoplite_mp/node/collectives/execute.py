@@ -42,17 +42,13 @@ class PlanError(Exception):
 
 
 class SourcesGone(Exception):
-    """Members that are not there: `indices` for good, `spilled` until they are read back."""
+    """Members that are not there for good."""
 
-    def __init__(
-        self, indices: tuple[int, ...], spilled: list[int], pins: list[memoryview]
-    ) -> None:
+    def __init__(self, indices: tuple[int, ...]) -> None:
         named = ", ".join(map(str, indices[:NAMED_MAX]))
         more = f" and {len(indices) - NAMED_MAX} more" if len(indices) > NAMED_MAX else ""
         super().__init__(f"sources {named}{more} are not there any more")
         self.indices = indices
-        self.spilled = spilled
-        self.pins = pins  # the members that are there: not to be spilled for the others
 
 
 class Execution:
@@ -124,22 +120,18 @@ def prepare(
     results: Results, ask: Collective, plan: ExecuteReduce, slices: int
 ) -> Execution | None:
     """Pins and checks the members and allocates the results; None: no room now."""
-    views: list[memoryview] = []
-    gone: list[int] = []
-    spilled: list[int] = []
-    for index in plan.order:
-        got = results.client.view(ask.sources[index])
-        if not isinstance(got, int):
-            views.append(memoryview(got))
-        elif got in AWAY:
-            spilled.append(ask.sources[index])
-        else:
-            gone.append(index)
-    if gone or spilled:
-        raise SourcesGone(tuple(sorted(gone)), spilled, views)
-    execution = Execution(results, ask.op, views)
+    # Members that are there are pinned first, lest they are spilled to make room for the others.
+    found = {index: results.client.view(ask.sources[index]) for index in plan.order}
+    gone = [index for index, got in found.items() if isinstance(got, int) and got not in AWAY]
+    if gone:
+        raise SourcesGone(tuple(sorted(gone)))
+    execution = Execution(results, ask.op, [])
     first = None
-    for index, view in zip(plan.order, views, strict=True):
+    for index in plan.order:
+        view = results.pin(ask.sources[index])
+        if view is None or isinstance(view, int):
+            return None
+        execution.views.append(view)
         execution.infos.append(check(results, ask, index, view, plan.order[0], first))
         first = execution.infos[0]
     return allocate(execution, ask, plan, slices)

@@ -9,10 +9,10 @@ It must never know: who decided the plan, which call asked for it, what user cla
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hoplite_mp import ids
-from hoplite_mp.headers import AWAY, NODE_SLOT, STATE
+from hoplite_mp.headers import NODE_SLOT, STATE
 from hoplite_mp.node.collectives.execute import PlanError, SourcesGone
 from hoplite_mp.node.collectives.filling import fill_blocks
 from hoplite_mp.node.collectives.folding import Folding
@@ -258,26 +258,18 @@ class Forests:
                 part.given[index] = given
                 given.users += 1
                 continue
-            oid = self.imports.local(at[index]) or None
-            got: Any = STATE["FREE"] if oid is None else self.client.view(oid)
-            if oid is not None and got in AWAY:
+            oid = self.imports.local(at[index])
+            got = self.results.pin(oid) if oid else STATE["FREE"]
+            if got is None:
                 if oid in self.places:  # on its way from another host: that has its own end
                     part.until = self.loop.now() + self.config.put_wait_s
-                if self.store.restore(oid) is None:
-                    raise NotNow(
-                        f"source {index} does not fit into the store beside what is in use"
-                    )
-                got = self.client.view(oid)
-                if got in AWAY:
-                    raise NotNow(
-                        f"source {index} does not fit into the store beside what is in use"
-                    )
+                raise NotNow(f"source {index} does not fit into the store beside what is in use")
             if isinstance(got, int):
                 gone.append(index)
             else:
-                part.views[index] = memoryview(got)
+                part.views[index] = got
         if gone:
-            raise SourcesGone(tuple(sorted(gone)), [], [])
+            raise SourcesGone(tuple(sorted(gone)))
 
     # -- copies --------------------------------------------------------------------------------
 

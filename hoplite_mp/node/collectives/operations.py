@@ -283,7 +283,8 @@ class Operations:
         execution: Execution | None = None
         try:
             if operation.portions is None:
-                execution = self._all_at_once(operation, plan)
+                slices = len(operation.results)
+                execution = prepare(self.results, operation.ask, plan, slices)
             if execution is None:
                 execution = self._portion(operation, plan)
         except SourcesGone as gone:
@@ -305,23 +306,6 @@ class Operations:
             functools.partial(self._run, execution),
             functools.partial(self._ran, operation.number, plan.epoch, execution),
         )
-
-    def _all_at_once(self, operation: Operation, plan: ExecuteReduce) -> Execution | None:
-        """All members pinned; None: there is no room for them and the result."""
-        ask, slices = operation.ask, len(operation.results)
-        try:
-            return prepare(self.results, ask, plan, slices)
-        except SourcesGone as gone:
-            if gone.indices:
-                raise
-            for oid in dict.fromkeys(gone.spilled):
-                if self.results.store.restore(oid) is None:
-                    return None
-                got = self.client.view(oid)
-                if isinstance(got, int):
-                    return None
-                gone.pins.append(memoryview(got))
-            return prepare(self.results, ask, plan, slices)
 
     def _portion(self, operation: Operation, plan: ExecuteReduce) -> Execution | None:
         """As many of the next members as fit; None: not even one does."""

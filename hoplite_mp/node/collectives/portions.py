@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _reduce, serial
-from hoplite_mp.headers import AWAY
 from hoplite_mp.node.collectives.execute import Execution, SourcesGone, allocate, check, count_of
 from hoplite_mp.reduction import fold, has_kernel, result_dtype
 
@@ -61,9 +60,11 @@ class Portions(Execution):
         for index in self.plan.order[self.at :]:
             if self.views and left < self.infos[-1].nbytes:
                 break
-            view = self._pin_one(index)
+            view = self.results.pin(self.ask.sources[index])
             if view is None:
                 break
+            if isinstance(view, int):
+                raise SourcesGone((index,))
             info = check(self.results, self.ask, index, view, self.plan.order[0], self.first)
             left -= info.nbytes
             self.views.append(view)
@@ -72,19 +73,6 @@ class Portions(Execution):
                 self.drop()
                 return False
         return bool(self.views)
-
-    def _pin_one(self, index: int) -> memoryview | None:
-        oid = self.ask.sources[index]
-        got = self.results.client.view(oid)
-        if got in AWAY:
-            if self.results.store.restore(oid) is None:
-                return None
-            got = self.results.client.view(oid)
-        if not isinstance(got, int):
-            return memoryview(got)
-        if got in AWAY:
-            return None
-        raise SourcesGone((index,), [], [])
 
     def _begin(self, first: serial.ArrayInfo) -> bool:
         """Allocates the result, and the accumulator where it is wider; False: no room now."""

@@ -155,10 +155,11 @@ class Transfers:
             part.views[0] = self.client.memory(*older.blocks[0])
             part.growing = True
             return True
-        source = self._source(plan)
-        if source is None:  # it is not here any more
-            return False
-        part.views[0] = source
+        oid = self.imports.local(plan.object)
+        got = self.results.pin(oid) if oid else None
+        if got is None or isinstance(got, int) or got.nbytes != plan.nbytes:
+            return False  # it is not here any more, or an error is in its place
+        part.views[0] = got
         return True
 
     def _expect(self, plan: Distribute) -> bool:
@@ -222,17 +223,6 @@ class Transfers:
                 if part.receives and part.copied.object == object_id:
                     return part
         return None
-
-    def _source(self, plan: Distribute) -> Any:
-        """The whole object, pinned; None if it is not here, or an error is in its place."""
-        oid = self.imports.local(plan.object) or None
-        if oid is None:
-            return None
-        got = self.client.view(oid)
-        if isinstance(got, int) and self.store.restore(oid):
-            got = self.client.view(oid)
-        mem = None if isinstance(got, int) else memoryview(got)
-        return mem if mem is not None and mem.nbytes == plan.nbytes else None
 
     def withdraw(self, message: Withdraw) -> None:
         """That plan is over. If it was bringing the object, and the manager has not said another

@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks, ids, serial
-from hoplite_mp.headers import CANCELLED, NODE_SLOT
+from hoplite_mp.headers import AWAY, CANCELLED, NODE_SLOT
 from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -51,6 +51,19 @@ class Results:
 
     def ref(self, oid: int) -> ObjectRef[Any]:
         return ObjectRef(ids.pack_id(self.client.home, oid), self.client.hold(oid))
+
+    def pin(self, oid: int) -> memoryview | int | None:
+        """The payload of an object, which is not spilled while that view lives; one on the disk is
+        read back first. None: there is no room for it now, or it is on its way from another host.
+        An int: there is no value; the header's state."""
+        got = self.client.view(oid)
+        if got in AWAY:
+            if self.store.restore(oid) is None:
+                return None
+            got = self.client.view(oid)
+        if got in AWAY:
+            return None
+        return got if isinstance(got, int) else memoryview(got)
 
     def lease(self, nbytes: int, failed: bool = False) -> int | None:
         """`failed`: it is an error, for which some room is kept."""
