@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant(
         "operations-one-deleted-slice-drops-all",
         "hoplite_mp/node/collectives/operations.py",
-        "if all(self.client.state(oid) in UNWANTED for oid in operation.results):",
-        "if any(self.client.state(oid) in UNWANTED for oid in operation.results):",
+        "if all(self.client.state(oid) in UNWANTED for oid in operation.ask.results):",
+        "if any(self.client.state(oid) in UNWANTED for oid in operation.ask.results):",
         (
             "A program may delete one slice of a reduce_scatter and read the others; here "
             "the whole operation is dropped, and readers of the other slices hang."

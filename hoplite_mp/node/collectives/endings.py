@@ -34,13 +34,13 @@ def finish(
         if index in blocks:
             forests.results.store_block(oid, *blocks[index])
             if ask.kind != "reduce_scatter":  # there each has one of its own
-                _say_kept(forests, forests.public(oid), message.destinations)
+                _say_kept(forests, forests.imports.public(oid), message.destinations)
             continue
         holders = message.destinations
         if ask.kind == "reduce_scatter":
             holders = (holders[index],)
         _, own, nbytes = result_head(ask.op, layout, len(ask.results), index, message.contributors)
-        forests.places.complete(oid, forests.public(oid), nbytes, holders, own)
+        forests.places.complete(oid, forests.imports.public(oid), nbytes, holders, own)
 
 
 def placed(forests: Forests, ask: Collective, message: Commit) -> None:
@@ -53,7 +53,7 @@ def placed(forests: Forests, ask: Collective, message: Commit) -> None:
         if ask.kind == "alltoall":
             place = message.destinations[index % len(message.destinations)]
             at = [place] if place in others else []
-        _say_kept(forests, forests.public(ask.sources[index]), at)
+        _say_kept(forests, forests.imports.public(ask.sources[index]), at)
 
 
 def _say_kept(forests: Forests, object_id: bytes, nodes: Iterable[int]) -> None:

@@ -116,9 +116,7 @@ def address_of(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
-def prepare(
-    results: Results, ask: Collective, plan: ExecuteReduce, slices: int
-) -> Execution | None:
+def prepare(results: Results, ask: Collective, plan: ExecuteReduce) -> Execution | None:
     """Pins and checks the members and allocates the results; None: no room now."""
     # Members that are there are pinned first, lest they are spilled to make room for the others.
     found = {index: results.client.view(ask.sources[index]) for index in plan.order}
@@ -134,7 +132,7 @@ def prepare(
         execution.views.append(view)
         execution.infos.append(check(results, ask, index, view, plan.order[0], first))
         first = execution.infos[0]
-    return allocate(execution, ask, plan, slices)
+    return allocate(execution, ask, plan)
 
 
 def check(
@@ -178,10 +176,9 @@ def _no_array(index: int, ref: ObjectRef[Any]) -> str:
     return f"source {index} ({ref}) is neither an array nor a number: it cannot be reduced"
 
 
-def allocate(
-    execution: Execution, ask: Collective, plan: ExecuteReduce, slices: int
-) -> Execution | None:
+def allocate(execution: Execution, ask: Collective, plan: ExecuteReduce) -> Execution | None:
     """Leases the results' blocks and writes their heads; None: no room now."""
+    slices = len(ask.results)
     first = execution.infos[0]
     try:
         dtype = result_dtype(ask.op, first.dtype_name)

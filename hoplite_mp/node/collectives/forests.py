@@ -11,7 +11,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hoplite_mp import ids
 from hoplite_mp.headers import NODE_SLOT, STATE
 from hoplite_mp.node.collectives.execute import PlanError, SourcesGone
 from hoplite_mp.node.collectives.filling import fill_blocks
@@ -142,11 +141,6 @@ class Forests:
                 yield ReduceHeld(self.client.number, part.plan, part.reported)
 
     # -- what this node knows of objects -------------------------------------------------------
-
-    def public(self, oid: int) -> bytes:
-        """The id under which all nodes know an object."""
-        one = self.imports.by_oid.get(oid)
-        return ids.pack_id(self.client.home, oid) if one is None else one.object
 
     def about(self, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
         """(bytes, layout, nodes that hold it) of a ready object."""

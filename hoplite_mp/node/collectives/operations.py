@@ -9,7 +9,7 @@ It must never know: how membership is decided, what user classes are (it never u
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,6 +21,7 @@ from hoplite_mp.node.collectives.endings import finish, placed
 from hoplite_mp.node.collectives.execute import Execution, PlanError, SourcesGone, prepare
 from hoplite_mp.node.collectives.portions import NotInPortions, Portions
 from hoplite_mp.node.objects.layouts import can_fold
+from hoplite_mp.node.objects.places import ROOM_LOOK_S
 from hoplite_mp.planner.program import participants, waits_for
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
@@ -39,13 +40,10 @@ from hoplite_mp.protocol.messages import (
 from hoplite_mp.protocol.reports import ReduceHeld
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from hoplite_mp.node.collectives.forests import Forests
-    from hoplite_mp.node.notes import Notes
-    from hoplite_mp.node.objects.places import Places
-    from hoplite_mp.node.objects.results import Results
-    from hoplite_mp.node.ports import Loop
+    from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.protocol.local import Collective
     from hoplite_mp.protocol.reports import Report
 
@@ -53,7 +51,6 @@ __all__ = ["Operations"]
 
 # What an operation fails with when too few of its sources are there.
 _FOR_WANT_OF_SOURCES = ("reduce", "source", "lost")
-SPACE_RETRY_S = 0.02
 NUMBER_BITS = 40  # of an operation's number; the requesting node's number stands above
 
 
@@ -72,7 +69,6 @@ class Operation:
     space_deadline: float = 0.0
     plan: ExecuteReduce | None = None
     executed: ExecuteReduce | None = None  # the latest plan that is this node's alone
-    results: list[int] = field(default_factory=list)
     layout: bytes = b""  # of a source; all are alike
     slot: int = 0  # of the caller
     asked_ns: int = 0
@@ -83,27 +79,19 @@ class Operation:
 class Operations:
     """All collectives that this node takes part in."""
 
-    def __init__(
-        self,
-        results: Results,
-        places: Places,
-        send: Callable[[NodeToManager], None],
-        threads: int,
-        loop: Loop,
-        notes: Notes,
-        node: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """node: this node's number, which is not known before it has joined."""
-        self.results = results
-        self.places = places
-        self.client = results.client
-        self.tasks = results.tasks
-        self.send = send
-        self.loop = loop
+    def __init__(self, host: HostContext, threads: int) -> None:
+        self.config = host.config
+        self.results = host.results
+        self.store = host.store
+        self.places = host.places
+        self.imports = host.imports
+        self.client = host.client
+        self.tasks = host.tasks
+        self.send = host.send_manager
+        self.loop = host.loop
         self.threads = threads
-        self.node = node
         self.forests: Forests | None = None  # set when there is a network
-        self.notes = notes
+        self.notes = host.notes
         self.operations: dict[int, Operation] = {}
         self._next = 1
 
@@ -116,14 +104,13 @@ class Operations:
 
     def begin(self, ask: Collective, slot: int) -> None:
         """Results that the node has claimed. It holds sources and results from here on."""
-        number, self._next = self.node() << NUMBER_BITS | self._next, self._next + 1
+        number, self._next = self.client.number << NUMBER_BITS | self._next, self._next + 1
         holds = [self.client.hold(oid) for oid in dict.fromkeys((*ask.sources, *ask.results))]
         waiting: dict[int, list[int]] = {}
         for index, oid in enumerate(ask.sources):
             if not self.tasks.done(oid) or self.places.needs_making(oid):
                 waiting.setdefault(oid, []).append(index)
         operation = Operation(number, ask, holds, waiting, self.tasks.park(list(waiting)))
-        operation.results = list(ask.results)
         operation.slot, operation.asked_ns = slot, self.loop.now_ns()
         self.operations[number] = operation
         for message in self._request(operation):
@@ -136,7 +123,7 @@ class Operations:
             yield from self._request(operation)
             if operation.executed is not None:
                 reported = operation.execution is not None
-                yield ReduceHeld(self.node(), operation.executed, reported)
+                yield ReduceHeld(self.client.number, operation.executed, reported)
 
     def _request(self, operation: Operation) -> Iterator[NodeToManager]:
         """As things stand now."""
@@ -155,17 +142,14 @@ class Operations:
         told = [self._about(operation, oid) for oid in (ask.sources[index] for index in ready)]
         in_lan = self.forests is not None
         home = self.client.home
-        deadline_s = ask.deadline_s
-        if deadline_s is not None:
-            deadline_s = max(0.0, deadline_s - (self.loop.now_ns() - operation.asked_ns) / 1e9)
         yield ReduceRequested(
             operation.number,
-            self.node(),
+            self.client.number,
             operation.slot,
-            tuple(self.public(oid) for oid in ask.sources),
+            tuple(self.imports.public(oid) for oid in ask.sources),
             ask.op,
             ask.num,
-            deadline_s,
+            self._deadline_s(operation),
             ask.reproducible,
             tuple(ids.pack_id(home, oid) for oid in ask.results),
             ask.kind,
@@ -178,21 +162,22 @@ class Operations:
         for index in failed:
             yield SourceFailed(operation.number, index, self._reason(ask.sources[index]))
 
-    def public(self, oid: int) -> bytes:
-        """The id under which all nodes know it."""
-        if self.forests is None:
-            return ids.pack_id(self.client.home, oid)
-        return self.forests.public(oid)
+    def _deadline_s(self, operation: Operation) -> float | None:
+        """What is left of it."""
+        whole_s = operation.ask.deadline_s
+        if whole_s is None:
+            return None
+        return max(0.0, whole_s - (self.loop.now_ns() - operation.asked_ns) / 1e9)
 
     def _about(self, operation: Operation, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
         """(bytes, layout, nodes that hold it) of a ready source, as far as others need to know."""
         if self.forests is None:
-            return 0, b"", (self.node(),)
+            return 0, b"", (self.client.number,)
         nbytes, layout, holders = self.forests.about(oid)
         ask = operation.ask
         operation.layout = operation.layout or layout
         if ask.kind in FOLDING and not can_fold(ask.op, layout):
-            holders = (self.node(),)  # it is fetched here, where NumPy can fold it
+            holders = (self.client.number,)  # it is fetched here, where NumPy can fold it
         return nbytes, layout, holders
 
     def _reason(self, oid: int) -> str:
@@ -219,7 +204,7 @@ class Operations:
                         self.send(SourceReady(operation.number, index, *about))
                     else:
                         self.send(SourceFailed(operation.number, index, self._reason(oid)))
-            if all(self.client.state(oid) in UNWANTED for oid in operation.results):
+            if all(self.client.state(oid) in UNWANTED for oid in operation.ask.results):
                 self.send(OperationDropped(operation.number))  # deleted while it ran
 
     def refuse(self, results: list[int], why: str) -> None:
@@ -246,7 +231,7 @@ class Operations:
                 self.forests.drop(message.operation)
             operation = self.operations.get(message.operation)
             if operation is not None:
-                for oid in operation.results:
+                for oid in operation.ask.results:
                     self.tasks.settle(oid)
                 self._note(operation, "dropped")
                 self.end(operation)
@@ -268,12 +253,12 @@ class Operations:
                 operation.execution = None
         if self.forests is not None:
             self.forests.drop(plan.operation)
-            if operation is None or set(participants(plan)) != {self.node()}:
+            if operation is None or set(participants(plan)) != {self.client.number}:
                 self.forests.execute(plan)
                 return
         if operation is not None:
             operation.plan = operation.executed = plan
-            operation.space_deadline = self.loop.now() + self.results.config.put_wait_s
+            operation.space_deadline = self.loop.now() + self.config.put_wait_s
             self.execute(operation)
 
     def execute(self, operation: Operation) -> None:
@@ -283,8 +268,7 @@ class Operations:
         execution: Execution | None = None
         try:
             if operation.portions is None:
-                slices = len(operation.results)
-                execution = prepare(self.results, operation.ask, plan, slices)
+                execution = prepare(self.results, operation.ask, plan)
             if execution is None:
                 execution = self._portion(operation, plan)
         except SourcesGone as gone:
@@ -311,16 +295,16 @@ class Operations:
         """As many of the next members as fit; None: not even one does."""
         portions = operation.portions
         if portions is None:
-            portions = Portions(self.results, operation.ask, plan, len(operation.results))
+            portions = Portions(self.results, operation.ask, plan)
         if not portions.pin():
             return None
         operation.portions = portions
-        operation.space_deadline = self.loop.now() + self.results.config.put_wait_s
+        operation.space_deadline = self.loop.now() + self.config.put_wait_s
         return portions
 
     def _no_room(self, operation: Operation, why: str) -> None:
         if self.loop.now() > operation.space_deadline:
-            why = f"{why}; {self.results.store.full_message()}"
+            why = f"{why}; {self.store.full_message()}"
             self._failed(operation, why, (), "full")
 
     def _drop_portions(self, operation: Operation) -> None:
@@ -333,9 +317,8 @@ class Operations:
     ) -> None:
         operation.plan = None
         self._drop_portions(operation)
-        self.send(
-            ExecutionFailed(operation.number, operation.epoch, self.node(), reason, sources, error)
-        )
+        about = operation.number, operation.epoch, self.client.number
+        self.send(ExecutionFailed(*about, reason, sources, error))
 
     def _run(self, execution: Execution) -> BaseException | None:
         """In a thread: everything bulky is without the GIL. Returns what has gone wrong."""
@@ -358,7 +341,7 @@ class Operations:
         elif failure is None:
             operation.portions = None
             operation.execution = execution
-            self.send(StripesComplete(number, epoch, self.node()))
+            self.send(StripesComplete(number, epoch, self.client.number))
         else:
             execution.drop()
             self._failed(operation, f"{type(failure).__name__}: {failure}", ())
@@ -370,7 +353,7 @@ class Operations:
             if operation.plan is not None:
                 self.execute(operation)
                 if operation.plan is not None:
-                    again = self.loop.now() + SPACE_RETRY_S
+                    again = self.loop.now() + ROOM_LOOK_S
         return again
 
     # -- the end -------------------------------------------------------------------------------
@@ -399,12 +382,12 @@ class Operations:
             return
         execution = operation.execution
         if execution is not None:
-            for oid, (payload, nbytes) in zip(operation.results, execution.take(), strict=True):
+            for oid, (payload, nbytes) in zip(operation.ask.results, execution.take(), strict=True):
                 self.results.store_block(oid, payload, nbytes)
         elif operation.ask.kind not in FOLDING:  # what was to be copied is where it should be
             if self.forests is not None:
                 placed(self.forests, operation.ask, message)
-            for oid in operation.results:
+            for oid in operation.ask.results:
                 self.results.store_value(oid, serial.encode(None), False)
         else:
             assert self.forests is not None
@@ -422,7 +405,7 @@ class Operations:
                 self.places.lose_holder(oid, node)
             if self._begin_again(operation, gone):
                 return
-        for oid in operation.results:
+        for oid in operation.ask.results:
             self.results.store_value(oid, self._error(operation, message), True)
         self._note(operation, "failed")
         self.end(operation)
@@ -435,9 +418,7 @@ class Operations:
         moved = bool(gone) and all(self.client.state(oid) in VALUED for oid in gone)
         if not lost and not moved:
             return False
-        if ask.deadline_s is not None:
-            passed = (self.loop.now_ns() - operation.asked_ns) / 1e9
-            ask = msgspec.structs.replace(ask, deadline_s=max(0.0, ask.deadline_s - passed))
+        ask = msgspec.structs.replace(ask, deadline_s=self._deadline_s(operation))
         self._note(operation, "begun again")
         self.begin(ask, operation.slot)  # which holds everything, before the other lets go
         self.end(operation)

@@ -36,11 +36,10 @@ class NotInPortions(Exception):
 class Portions(Execution):
     """`pin` and `run` in turns until `done`; the result is allocated with the first portion."""
 
-    def __init__(self, results: Results, ask: Collective, plan: ExecuteReduce, slices: int) -> None:
+    def __init__(self, results: Results, ask: Collective, plan: ExecuteReduce) -> None:
         super().__init__(results, ask.op, [])
         self.ask = ask
         self.plan = plan
-        self.slices = slices
         self.at = 0  # sources that are folded
         self.first: serial.ArrayInfo | None = None
         self.order = "C"
@@ -85,7 +84,7 @@ class Portions(Execution):
         elif kernel is not None and self.op == "mean" and np.dtype(kernel).kind in "biu":
             self.wide = np.dtype(np.float64)  # as wide as the result
         self.parts, self.targets = [], []
-        if allocate(self, self.ask, self.plan, self.slices) is None:
+        if allocate(self, self.ask, self.plan) is None:
             return False
         if kernel is None and result_dtype(self.op, name) != name:
             self.drop()
@@ -99,7 +98,7 @@ class Portions(Execution):
                 return False
             self.accumulator = payload
         self.first = first
-        self.order = first.order if self.slices == 1 else "C"
+        self.order = first.order if len(self.ask.results) == 1 else "C"
         return True
 
     def let_go(self) -> None:

@@ -134,15 +134,7 @@ class Rooms:
         self.workers = workers.Workers(host, processes, *both, above)
         self.resources = Resources(host, self.delegation, self.workers)
         self.actors = actors.Actors(host, self.workers, self.guests, self.resources, above)
-        self.operations = Operations(
-            self.results,
-            self.places,
-            self.management.send,
-            config.reduce_threads or start.cores,
-            loop,
-            self.notes,
-            self.number,
-        )
+        self.operations = Operations(host, config.reduce_threads or start.cores)
         self.messages = PointToPoint(host)
         self.groups = groups.Groups(host, self.messages, above)
         self.questions = Questions(host)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import errors, ids
+from hoplite_mp import errors
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.reports import NodeReturned
 
@@ -44,7 +44,7 @@ class Upward:
     # -- node/notes.py, store.py, sweeper.py, places.py, imports.py ----------------------------
 
     def public(self, oid: int) -> bytes:
-        return self.rooms.operations.public(oid)
+        return self.rooms.imports.public(oid)
 
     def restore_elsewhere(self, oid: int) -> bool | None:
         return self.rooms.places.restore(oid)
@@ -343,8 +343,5 @@ class Upward:
         oid = rooms.host.tasks.running(slot)
         if not oid:
             return b"", 0
-        one = rooms.imports.by_oid.get(oid)  # it comes from another host
-        task = self.target_of(oid) or (
-            one.object if one else ids.pack_id(rooms.host.client.home, oid)
-        )
+        task = self.target_of(oid) or rooms.imports.public(oid)
         return task, rooms.host.client.inspect(oid)["tries"]

@@ -180,7 +180,7 @@ class Waits:
         }
 
     def _id(self, oid: int) -> str:
-        return self.operations.public(oid).hex()
+        return self.imports.public(oid).hex()
 
     def _waiting(self, oid: int) -> dict[str, Any]:
         """A task that its submitter has not sent yet: some of its arguments are not there."""

@@ -162,6 +162,11 @@ class Imports:
         that processes have waited with so far is told by the home, as others are."""
         self.lead(Import(object_id, ids.unpack_id(object_id)[0], 0, oid, None, True))
 
+    def public(self, oid: int) -> bytes:
+        """The id under which all hosts know an object that has a header here."""
+        one = self.by_oid.get(oid)
+        return ids.pack_id(self.client.home, oid) if one is None else one.object
+
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
         """The payload of that object, if this host has it under another header than that one: a
         process has held a ref to a task that was then sent here."""
