@@ -103,12 +103,9 @@ MUTANTS = (
     ),
     Mutant(
         "filling-does-not-follow-the-writer",
-        "hoplite_mp/node/collectives/filling.py",
-        (
-            "    cell = cells.make(part, key, part.views[index], begin, nbytes, there)\n"
-            "    part.follow(index, cell, begin, nbytes)\n"
-        ),
-        "    cells.make(part, key, part.views[index], begin, nbytes, there)\n",
+        "hoplite_mp/node/collectives/plan_cells.py",
+        ("        part.follow(index, cell, at + begin, nbytes)\n"),
+        "",
         (
             "A large value that a member is still writing is sent as it grows; here the "
             "cell stays where it was when the plan came, and the call of the Group hangs."

@@ -7,6 +7,7 @@ It must never know: epochs, who decides, who reads the result.
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,10 +26,10 @@ __all__ = [
     "Execution",
     "PlanError",
     "SourcesGone",
+    "address_of",
     "allocate",
     "check",
     "check_alike",
-    "count_of",
     "prepare",
     "slices_of",
 ]
@@ -71,8 +72,9 @@ class Execution:
         if not self.flat or name is None:
             self._with_numpy()
             return
-        itemsize = first.nbytes // max(1, count_of(first.shape))
-        base = [address_of(v) + i.offset for v, i in zip(self.views, self.infos, strict=True)]
+        itemsize = first.nbytes // max(1, prod(first.shape))
+        begins = [address_of(np.frombuffer(view, np.uint8)) for view in self.views]
+        base = [at + info.offset for at, info in zip(begins, self.infos, strict=True)]
         for (begin, end), target in zip(self.parts, self.targets, strict=True):
             sources = [address + begin * itemsize for address in base]
             destination = self.results.client.store_address + target
@@ -105,15 +107,9 @@ class Execution:
         self.blocks = []
 
 
-def count_of(shape: tuple[int, ...]) -> int:
-    count = 1
-    for n in shape:
-        count *= n
-    return count
-
-
-def address_of(view: memoryview) -> int:
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Where its elements begin."""
+    return int(array.__array_interface__["data"][0])
 
 
 def prepare(results: Results, ask: Collective, plan: ExecuteReduce) -> Execution | None:
@@ -188,7 +184,7 @@ def allocate(execution: Execution, ask: Collective, plan: ExecuteReduce) -> Exec
     execution.flat = all(info.order == order for info in execution.infos)
     order = order if execution.flat else "C"
     shapes = slices_of(first.shape, slices)
-    row = count_of(first.shape[1:]) if first.shape else 1
+    row = prod(first.shape[1:]) if first.shape else 1
     begin = 0
     for shape in shapes:
         head, offset, nbytes = serial.encode_array_head(dtype, shape, order, plan.members)
@@ -199,7 +195,7 @@ def allocate(execution: Execution, ask: Collective, plan: ExecuteReduce) -> Exec
         execution.blocks.append((payload, nbytes))
         execution.results.client.write(payload, head, [], [])
         execution.targets.append(payload + offset)
-        count = count_of(shape) if slices == 1 else shape[0] * row
+        count = prod(shape) if slices == 1 else shape[0] * row
         execution.parts.append((begin, begin + count))
         begin += count
     return execution

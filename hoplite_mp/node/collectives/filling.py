@@ -78,15 +78,6 @@ def _pulled(
     return made
 
 
-def _own(
-    part: Part, cells: PlanCells, index: int, key: Key | None, begin: int, nbytes: int
-) -> None:
-    """A cell over bytes of a member that is here."""
-    there = part.written(index, begin, nbytes)
-    cell = cells.make(part, key, part.views[index], begin, nbytes, there)
-    part.follow(index, cell, begin, nbytes)
-
-
 def _spread(results: Results, part: Part, cells: PlanCells, plan: Distribute) -> None:
     program = part.program
     memory: Any = None
@@ -105,7 +96,7 @@ def _spread(results: Results, part: Part, cells: PlanCells, plan: Distribute) ->
             pull = parents[index], key
             queued[index] = _pulled(part, cells, plan.object, memory, (begin, end), shown, pull)
         elif shown:
-            _own(part, cells, 0, shown, begin, end - begin)
+            cells.own(part, shown, 0, part.views[0], begin, end - begin)
     part.queue += chain.from_iterable(queued.values())
 
 
@@ -118,15 +109,11 @@ def _gather(results: Results, part: Part, cells: PlanCells, plan: ExecuteReduce)
         for index in [pull.cell.stripe]
     }
     for serve in program.serves:
-        index = serve.cell.stripe
-        member = plan.members[index]
-        key = (plan.operation, plan.epoch, index, serve.cell.part)
-        _own(part, cells, member, key, 0, len(part.views[member]))
+        member = plan.members[serve.cell.stripe]
+        view = part.views[member]
+        cells.own(part, part.key(serve.cell), member, view, 0, len(view))
     for pull in program.pulls:
         index = pull.cell.stripe
-        key = (plan.operation, plan.epoch, index, pull.cell.part)
-        whole = 0, plan.sizes[index]
-        memory = blocks[pull.cell]
-        part.queue += _pulled(
-            part, cells, plan.objects[index], memory, whole, None, (pull.parent, key)
-        )
+        memory, whole = blocks[pull.cell], (0, plan.sizes[index])
+        wanted = pull.parent, part.key(pull.cell)
+        part.queue += _pulled(part, cells, plan.objects[index], memory, whole, None, wanted)

@@ -45,18 +45,16 @@ class Folding:
         self._lease()
         self._fold()
 
-    def cell(self, key: Key | None, memory: Any, begin: int, nbytes: int, filled: bool) -> int:
-        return self.cells.make(self.part, key, memory, begin, nbytes, filled)
+    def cell(self, key: Key | None, memory: Any, begin: int, nbytes: int) -> int:
+        """One that is to be filled."""
+        return self.cells.make(self.part, key, memory, begin, nbytes, False)
 
     def member_cell(self, key: Key | None, index: int, stripe: int) -> int:
         """A stripe of a member that is here."""
         memory, at = self.arrays[index]
         size = self.shares.member_itemsize
         begin, end = (element * size for element in self.shares.elements(stripe))
-        come = self.part.written(index, at + begin, end - begin)
-        cell = self.cells.make(self.part, key, memory, begin, end - begin, come)
-        self.part.follow(index, cell, at + begin, end - begin)
-        return cell
+        return self.cells.own(self.part, key, index, memory, begin, end - begin, at)
 
     def _lease(self) -> None:
         """Blocks for the results that belong here, with their heads."""
@@ -91,9 +89,7 @@ class Folding:
         found: dict[Cell, int] = {}
 
         def key(cell: Cell) -> Key | None:
-            if cell not in served:
-                return None
-            return plan.operation, plan.epoch, cell.stripe, cell.part
+            return self.part.key(cell) if cell in served else None
 
         self.arrays = self._arrays()
         members = dict(program.given)
@@ -106,13 +102,10 @@ class Folding:
                 memory, begin, nbytes = self._memory(
                     name if name in result else cell, {cell, name} & result
                 )
-                found[cell] = self.cell(key(name), memory, begin, nbytes, False)
+                found[cell] = self.cell(key(name), memory, begin, nbytes)
             else:
                 found[cell] = self._slot(cell)
-            self.part.pulls[found[cell]] = (
-                cell.node,
-                (plan.operation, plan.epoch, cell.stripe, cell.part),
-            )
+            self.part.pulls[found[cell]] = cell.node, self.part.key(cell)
         for fold in program.folds:
             cell = fold.cell
             if cell in alias:
@@ -123,7 +116,7 @@ class Folding:
                 found[cell] = self.member_cell(key(cell), members[first], cell.stripe)
                 continue
             memory, begin, nbytes = self._memory(cell, {cell} & result)
-            found[cell] = self.cell(key(cell), memory, begin, nbytes, False)
+            found[cell] = self.cell(key(cell), memory, begin, nbytes)
             sources = [found[source] for source in fold.sources]
             if not nbytes:
                 continue
@@ -152,10 +145,9 @@ class Folding:
         nbytes = (bounds[1] - bounds[0]) * self.shares.itemsize(cell)
         name = slot_name(self.plan, cell, bounds)
         slot = None if name is None else self.part.left.slots.pop(name, None)
-        if slot is None or slot.nbytes != nbytes:
+        if slot is None:
             payload, memory = self._scratch(nbytes)
-            number = self.cell(None, memory, 0, nbytes, False)
-            slot = Slot(number, nbytes, payload, memory)
+            slot = Slot(self.cell(None, memory, 0, nbytes), payload)
         self.part.cells[slot.cell] = self.part.ground
         self.part.sizes[slot.cell] = nbytes
         if name is not None:

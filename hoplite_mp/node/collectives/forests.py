@@ -18,7 +18,6 @@ from hoplite_mp.node.collectives.folding import Folding
 from hoplite_mp.node.collectives.leftovers import Leftovers
 from hoplite_mp.node.collectives.parts import NotNow, Part
 from hoplite_mp.node.collectives.plan_cells import NOBODY
-from hoplite_mp.node.objects.layouts import layout_of
 from hoplite_mp.node.objects.places import ROOM_LOOK_S
 from hoplite_mp.planner.program import program_of
 from hoplite_mp.protocol.fields import FOLDING
@@ -140,15 +139,7 @@ class Forests:
             if part.done is None and isinstance(part.plan, ExecuteReduce):
                 yield ReduceHeld(self.client.number, part.plan, part.reported)
 
-    # -- what this node knows of objects -------------------------------------------------------
-
-    def about(self, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
-        """(bytes, layout, nodes that hold it) of a ready object."""
-        place = self.places.places.get(oid)
-        layout = layout_of(self.results, self.places, oid)
-        if place is not None:
-            return place.nbytes, layout, place.holders
-        return self.client.inspect(oid)["size"], layout, (self.client.number,)
+    # -- the end -------------------------------------------------------------------------------
 
     def drop(self, operation: int) -> None:
         """Nobody needs that part any more."""
@@ -273,14 +264,14 @@ class Forests:
             if cell.node == self.client.number:  # what has been here before stays from now on
                 self.kept.keep(plan.objects[cell.stripe], plan.sizes[cell.stripe])
         for serve in program.serves:
-            key = (plan.operation, plan.epoch, serve.cell.stripe, serve.cell.part)
+            key = part.key(serve.cell)
             if key not in part.known:
                 part.known.add(key)
                 view = part.views[plan.members[serve.cell.stripe]]
                 self.cells.make(part, key, view, 0, view.nbytes, True)
         for pull in program.pulls:
             cell = pull.cell
-            key = (plan.operation, plan.epoch, cell.stripe, cell.part)
+            key = part.key(cell)
             if key in part.known:
                 continue
             object_id, nbytes = plan.objects[cell.stripe], plan.sizes[cell.stripe]

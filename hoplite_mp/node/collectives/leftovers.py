@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hoplite_mp.node.objects.ground import Ground
 from hoplite_mp.planner.program import CONTRIBUTION, MEMBER
@@ -44,9 +44,7 @@ class Slot:
     """One contribution that has come, or is coming."""
 
     cell: int
-    nbytes: int
     payload: int  # of the store; 0: memory of its own
-    memory: Any
 
 
 @dataclass(slots=True)

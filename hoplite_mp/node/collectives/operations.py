@@ -20,7 +20,7 @@ from hoplite_mp.headers import CANCELLED, STATE, UNWANTED, VALUED
 from hoplite_mp.node.collectives.endings import finish, placed
 from hoplite_mp.node.collectives.execute import Execution, PlanError, SourcesGone, prepare
 from hoplite_mp.node.collectives.portions import NotInPortions, Portions
-from hoplite_mp.node.objects.layouts import can_fold
+from hoplite_mp.node.objects.layouts import can_fold, layout_of
 from hoplite_mp.node.objects.places import ROOM_LOOK_S
 from hoplite_mp.planner.program import participants, waits_for
 from hoplite_mp.protocol.fields import FOLDING
@@ -173,7 +173,10 @@ class Operations:
         """(bytes, layout, nodes that hold it) of a ready source, as far as others need to know."""
         if self.forests is None:
             return 0, b"", (self.client.number,)
-        nbytes, layout, holders = self.forests.about(oid)
+        place = self.places.places.get(oid)
+        nbytes = self.client.inspect(oid)["size"] if place is None else place.nbytes
+        holders = (self.client.number,) if place is None else place.holders
+        layout = layout_of(self.results, self.places, oid)
         ask = operation.ask
         operation.layout = operation.layout or layout
         if ask.kind in FOLDING and not can_fold(ask.op, layout):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.given import Given
     from hoplite_mp.node.objects.ground import Ground
     from hoplite_mp.node.ports import Key
-    from hoplite_mp.planner.program import Program
+    from hoplite_mp.planner.program import Cell, Program
     from hoplite_mp.protocol.group_calls import Plan
 
 __all__ = ["NotNow", "Part"]
@@ -87,6 +87,10 @@ class Part:
     def ground(self) -> Ground:
         """Shared with the part before."""
         return self.left.ground
+
+    def key(self, cell: Cell) -> Key:
+        """Under which a node asks for a cell, and another one serves it."""
+        return self.plan.operation, self.plan.epoch, cell.stripe, cell.part
 
     @property
     def is_copy(self) -> bool:

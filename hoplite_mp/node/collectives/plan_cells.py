@@ -73,6 +73,23 @@ class PlanCells:
         self.by_cell[cell] = part
         return cell
 
+    def own(
+        self,
+        part: Part,
+        key: Key | None,
+        index: int,
+        memory: Any,
+        begin: int,
+        nbytes: int,
+        at: int = 0,
+    ) -> int:
+        """A cell over bytes of a member that is here, as far as they are written; `at`: where in
+        the member that memory begins."""
+        there = part.written(index, at + begin, nbytes)
+        cell = self.make(part, key, memory, begin, nbytes, there)
+        part.follow(index, cell, at + begin, nbytes)
+        return cell
+
     def fold(
         self,
         part: Part,

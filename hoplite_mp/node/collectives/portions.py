@@ -9,12 +9,13 @@ It must never know: epochs, who decides, who reads the result.
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp import _reduce, serial
-from hoplite_mp.node.collectives.execute import Execution, SourcesGone, allocate, check, count_of
+from hoplite_mp.node.collectives.execute import Execution, SourcesGone, address_of, allocate, check
 from hoplite_mp.reduction import fold, has_kernel, result_dtype
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Portions(Execution):
         """Allocates the result, and the accumulator where it is wider; False: no room now."""
         name = first.dtype_name
         kernel = has_kernel(self.op, name)
-        count = count_of(first.shape)
+        count = prod(first.shape)
         half = kernel in ("float16", "bfloat16")
         if half:
             self.wide = np.dtype(np.float32)
@@ -133,7 +134,7 @@ class Portions(Execution):
         """A source's items in the order of the result's."""
         name = info.dtype_name
         dtype = np.dtype(np.uint16) if name == "bfloat16" else serial.named_dtype(name)
-        array: Array = np.frombuffer(view, dtype, count_of(info.shape), info.offset)
+        array: Array = np.frombuffer(view, dtype, prod(info.shape), info.offset)
         if info.order == self.order:
             return array
         return array.reshape(info.shape, order=_as_order(info.order)).ravel(_as_order(self.order))
@@ -145,7 +146,7 @@ class Portions(Execution):
         op = "sum" if self.op == "mean" else self.op
         for (begin, end), target in zip(self.parts, self.targets, strict=True):
             destination = self.results.client.store_address + target
-            addresses = [_address(source) + begin * source.itemsize for source in sources]
+            addresses = [address_of(source) + begin * source.itemsize for source in sources]
             if self.at:
                 addresses.insert(0, destination)
             _reduce.reduce_addresses(op, kernel, addresses, destination, end - begin, threads)
@@ -161,7 +162,7 @@ class Portions(Execution):
                     if self.at + number == 0:
                         into[...] = part
                         continue
-                    places = [_address(into), _address(part)]
+                    places = [address_of(into), address_of(part)]
                     _reduce.reduce_addresses(
                         op, self.wide.name, places, places[0], len(part), threads
                     )
@@ -206,10 +207,6 @@ class Portions(Execution):
 
 def _as_order(order: str) -> Any:
     return order
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def _widen(part: Array, kernel: str, wide: np.dtype[Any]) -> Array:

@@ -8,12 +8,13 @@ It must never know: where bytes lie, who moves them.
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hoplite_mp import _engine, serial
-from hoplite_mp.node.collectives.execute import PlanError, count_of, slices_of
+from hoplite_mp.node.collectives.execute import PlanError, slices_of
 from hoplite_mp.node.objects.layouts import parse_layout, payload_layout
 from hoplite_mp.planner.program import RESULT, Cell, Program, finisher, members_in
 from hoplite_mp.reduction import has_kernel, result_dtype
@@ -59,14 +60,14 @@ class Shares:
         self.result_name = result_dtype(plan.op, self.dtype_name)
         result = has_kernel(plan.op, self.result_name)
         self.result = kernel if result is None else result
-        self.count = count_of(self.shape)
+        self.count = prod(self.shape)
         slices = max(1, len(plan.results))
         self.shapes = slices_of(self.shape, slices)
         self._bounds: list[tuple[int, int]] = []
         begin = 0
         for shape in self.shapes if plan.kind == "reduce_scatter" else ():
-            self._bounds.append((begin, begin + count_of(shape)))
-            begin += count_of(shape)
+            self._bounds.append((begin, begin + prod(shape)))
+            begin += prod(shape)
 
     def head(self, index: int) -> tuple[bytes, int, int]:
         """Of result `index`: (the payload's head, place of the elements, all bytes)."""
