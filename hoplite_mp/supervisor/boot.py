@@ -1,8 +1,7 @@
 """The first file that the supervisor's process runs, as a script.
 
-Why it exists: the process is to import the package that has started it, and so few modules of it
-that node and manager can be forked at once: they import what they need on another core, while this
-process imports numpy for the workers.
+Why it exists: the process is to import the package that has started it, whatever sys.path leads
+to, and of it only what its children share: node and manager import the rest by themselves.
 It must never know: what the supervisor does.
 """
 

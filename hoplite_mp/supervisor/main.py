@@ -1,9 +1,9 @@
 """The supervisor: a single-threaded template that forks node, manager and workers, and reaps them.
 
-Why it exists: numpy is imported once, here, and every worker is a fork of 1 ms; a parent that runs
-no user code and holds no lock can always fork, wait and kill. It decides nothing: the node says
-when to fork, and learns of every end. When the driver, the node or the manager is gone, or the
-driver says so, it ends the host.
+Why it exists: numpy is imported once, here, for the node too, and every worker is a fork of 1 ms; a
+parent that runs no user code and holds no lock can always fork, wait and kill. It decides nothing:
+the node says when to fork, and learns of every end. When the driver, the node or the manager is
+gone, or the driver says so, it ends the host.
 It must never know: tasks, objects, retries. Its children's entry points it knows by name only.
 """
 
@@ -104,9 +104,11 @@ class Supervisor:
             signal.set_wakeup_fd(-1)
             for thing in close:
                 thing.close() if hasattr(thing, "close") else os.close(thing)
-            gc.enable()
             module, main_of = entry
-            code = getattr(importlib.import_module(module), main_of)(*args) or 0
+            run = getattr(importlib.import_module(module), main_of)
+            gc.freeze()  # modules are no garbage: no collection is to look through them
+            gc.enable()
+            code = run(*args) or 0
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
         except BaseException:
@@ -118,9 +120,8 @@ class Supervisor:
         return 0
 
     def start_services(self) -> None:
-        """Node and manager first: they import what they need on another core, while numpy is
-        imported here for the workers. The first workers' lines are made here too, so that these
-        need not wait for the node."""
+        """Node and manager, which import the rest of what they need on other cores. The first
+        workers' lines are made here too, so that these need not wait for the node."""
         s = self.start
         lan = s.lan
         manages = lan is None or not lan.manager
@@ -475,9 +476,9 @@ def main(start: Start) -> None:
     try:
         for name in BLAS_VARIABLES:
             os.environ[name] = "1"  # or numpy's BLAS starts threads, and a fork loses them
-        supervisor.start_services()
         for module in PRELOAD:
             importlib.import_module(module)
+        supervisor.start_services()
         for name in BLAS_VARIABLES:
             os.environ.pop(name, None)
         importlib.import_module(WORKER_MAIN[0]).warm_up()
