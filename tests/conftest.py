@@ -12,6 +12,7 @@ of the run says so.
 """
 
 import ctypes
+import gc
 import os
 import signal
 import time
@@ -76,6 +77,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files out (`--dist loadfile --no-loadscope-reorder`) then end at about the same time."""
     tests = Counter(item.path for item in items)
     items.sort(key=lambda item: tests[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests are no garbage: `gc.collect()`, which many of them call, passes over what
+    was there before the first one."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> str:
