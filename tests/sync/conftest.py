@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from typing import TYPE_CHECKING
 
 import psutil
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 WORKERS = 2
 PROCESSES = WORKERS + 2  # and node and manager
+POLL_S = 0.02  # each look takes milliseconds of a processor, and an actor about a second to go
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,9 @@ def c(cluster: Cluster) -> Iterator[Cluster]:
 
     def gone() -> bool:
         gc.collect()  # a Future's error holds the frames in which it was raised, and they hold it
-        return len(supervisor.children()) <= PROCESSES
+        if len(supervisor.children()) <= PROCESSES:
+            return True
+        time.sleep(POLL_S)
+        return False
 
     eventually(gone)
