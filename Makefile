@@ -20,7 +20,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test bench bench-lan bench-deaths bench-applications bench-engines peers engines \
-        test-engines test-engines-short docs build debug sanitize tsan soak steady seeds mutants test-wheel clean
+        test-engines test-engines-short docs build debug sanitize tsan soak steady seeds mutants mutation-sample \
+        test-wheel clean
 
 help:
 	@echo "make demo      the main job on this host, on real data"
@@ -42,6 +43,7 @@ help:
 	@echo "make soak      the tests that run for minutes"
 	@echo "make seeds     50 000 simulated runs under faults, with a ledger for each commit"
 	@echo "make mutants   mistakes in shipped lines, each of which the simulation has to see"
+	@echo "make mutation-sample  small changes at 300 places that chance chooses, each of which a test has to see"
 	@echo "make steady    the whole suite six times on this commit, three of them on a busy machine"
 	@echo "make test-wheel  the wheel in empty environments, with every Python that is found here"
 	@echo "make clean     remove everything that was built, keep $(VENV), $(PEERS), $(ENGINES)"
@@ -136,12 +138,17 @@ soak: $(VENV)/.installed-dev
 steady: $(VENV)/.installed-dev
 	$(BIN)/python tests/steady.py
 
-# Both go on where they were stopped.
+# These three go on where they were stopped.
 seeds: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.seeds
 
 mutants: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.mutants.play
+
+# In one process at the lowest priority: the planner's half takes a quarter of an hour, the node's hours.
+mutation-sample: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet 'cosmic-ray>=8.7'
+	$(BIN)/python -m tests.mutants.sample
 
 test-wheel: $(VENV)/.installed-dev
 	$(BIN)/python tests/wheel.py
