@@ -69,9 +69,6 @@ def cut(shares: Iterable[tuple[int, float]]) -> tuple[Stripe, ...]:
         if end > begin:
             stripes.append(Stripe(owner, begin, end))
             begin = end
-    last = stripes[-1]
-    if begin < SHARES:  # what rounding left
-        stripes[-1] = Stripe(last.owner, last.begin_share, SHARES)
     return tuple(stripes)
 
 

@@ -166,8 +166,7 @@ def participants(plan: Distribute | ExecuteReduce) -> list[int]:
                 if stripe.owner in receivers
             )
             return list(dict.fromkeys((*feeding, *plan.receivers, *owners)))
-        first = plan.sources[:1] if plan.rule != "parents" else ()
-        return list(dict.fromkeys((*first, *plan.receivers, *rows)))
+        return list(dict.fromkeys((*plan.sources[:1], *plan.receivers, *rows)))
     owners = (stripe.owner for stripe in plan.stripes)
     return list(dict.fromkeys((*plan.holders, *plan.destinations, *owners)))
 

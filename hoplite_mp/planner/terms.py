@@ -53,11 +53,8 @@ class Tenure:
     """What a manager knows of its right to decide. `at`: its own host's node, which never votes for
     another as long as its manager lives."""
 
-    def __init__(
-        self, term: int, at: int, lease_s: float, lists: tuple[Hosts, ...] = (), bound: float = 0.0
-    ) -> None:
-        """lists: those that are in force, of the manager before this one; `bound`: since when their
-        nodes are known to follow, if they were told to."""
+    def __init__(self, term: int, at: int, lease_s: float, lists: tuple[Hosts, ...] = ()) -> None:
+        """lists: those that are in force, of the manager before this one."""
         self.term = term
         self.at = at
         self.lists = sorted(lists)

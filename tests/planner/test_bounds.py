@@ -196,6 +196,28 @@ def test_leaving_nodes_own_nothing() -> None:
     assert 3 not in forest.owners(best.stripes)
 
 
+def test_an_object_of_three_stripes_has_three_owners() -> None:
+    """The source has most to send: it owns one, and two of its receivers the others."""
+    topology = Topology()
+    topology.measure_host(0, 1e9, 1e9)
+    for node in range(1, 5):
+        topology.measure_host(node, 1e8, 1e9)
+    best = forest.spread(3 * forest.STRIPE_BYTES_MIN, 0, range(1, 5), topology)
+    assert best.shape == "stripes"
+    assert forest.owners(best.stripes) == {0, 1, 2}
+
+
+def test_only_who_owns_something_sends_results() -> None:
+    """Three contributions travel, and the results of two owners: that many streams are counted."""
+    topology = Topology()
+    hosts = topology.hosts(range(3))
+    sent = dict.fromkeys(range(3), 1)
+    best = forest.reduction("allreduce", NBYTES, sent, (0, 1, 2), topology, leaving={2})
+    transfer_s = cost.folding_s(NBYTES, hosts, [1] * 3, [True] * 3, [0.5, 0.5, 0.0])
+    latency_s = topology.latency_s(range(3))
+    assert best.seconds == pytest.approx(cost.one_hop_s(transfer_s, 3 + 2, latency_s), rel=1e-7)
+
+
 def test_reproducible_says_what_it_costs() -> None:
     sent = {0: 4, 1: 4}
     plain = forest.reduction("allreduce", NBYTES, sent, (0, 1), Topology())
@@ -248,6 +270,20 @@ def test_packed_trees_are_near_the_best() -> None:
     rows = tuple(parents for _, parents in packed.trees)[: len(stripes)]
     plan = m.Distribute(1 << 63, ID, 1, NBYTES, (0,), (1, 2, 3), stripes, "parents", rows)
     assert {pull.parent for pull in program_of(plan, 3).pulls} <= {0, 1, 2}
+
+
+def test_trees_are_packed_within_the_rate_of_the_slowest_receiver() -> None:
+    wanted = PackingWanted((0, 1, 2), up=(1e8, 1e8, 1e8), down=(1e8, 1e7, 1e8), pairs=())
+    assert 0.8e7 <= pack(wanted).rate <= 1.001e7
+
+
+def test_the_heaviest_trees_are_kept() -> None:
+    """Of the root's two edges one is ten times as fast: hardly anything goes along the other."""
+    wanted = PackingWanted((0, 1, 2), (1e8,) * 3, (1e8,) * 3, pairs=((0, 1, 1e8), (0, 2, 2e6)))
+    packed = pack(wanted)
+    assert [parents for _, parents in packed.trees] == [(0, 1)]
+    weights = [weight for weight, _ in pack(PackingWanted.between(range(4), two_switches())).trees]
+    assert weights == sorted(weights, reverse=True)
 
 
 def test_arborescences_against_all_trees() -> None:

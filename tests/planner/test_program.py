@@ -160,6 +160,8 @@ def test_calls_of_groups_need_no_manager() -> None:
     assert group_call(members, 17, "reduce", "sum", root=3).destinations == (2,)
     with pytest.raises(ValueError, match="no living rank 2"):
         group_call(members, 17, "reduce", "sum", root=2)
+    # Of a call without a root it does not matter who has died.
+    assert group_call(members, 17, "allreduce", "sum", root=2).members == (0, 1, 3)
 
 
 def test_repair_leaves_the_stripes_of_the_living_where_they_are() -> None:

@@ -11,6 +11,7 @@ from hoplite_mp.planner.membership import Membership
 from hoplite_mp.planner.operation import TRANSITIONS, State
 from hoplite_mp.planner.plan import _DRAWN, Plan
 from hoplite_mp.protocol import messages as m
+from hoplite_mp.protocol.membership import Member
 from hoplite_mp.protocol.reports import Report
 from tests.protocol.samples import ID, SAMPLES
 
@@ -52,6 +53,15 @@ def test_lives_of_nodes() -> None:
     assert nodes.join(m.NodeJoined(77, 3, 1)).node == 0  # its home, so its number
     assert nodes.nodes == (1, 0)
     assert nodes.join(m.NodeJoined(99, 0, 1)).node == 2  # numbers are never used again
+
+
+def test_the_next_manager_gives_no_number_twice() -> None:
+    """Neither one that a member has, nor one of a node that is gone."""
+    for known, first in ((1, 3), (5, 5)):
+        nodes = Membership()
+        nodes.restore([Member(0, 1, 77, 1), Member(2, 1, 88, 1)], known)
+        assert nodes.number_of(88) == 2
+        assert nodes.number_of(99) == first
 
 
 def test_uses_of_client_slots() -> None:

@@ -1,0 +1,103 @@
+"""Details of plans for copies that a scenario would say less directly."""
+
+from __future__ import annotations
+
+import pytest
+
+from hoplite_mp.planner.broadcast import Copies
+from hoplite_mp.planner.membership import Membership
+from hoplite_mp.planner.topology import Topology
+from hoplite_mp.protocol import messages as m
+from tests.planner.scenario import letter_id
+
+A, B = letter_id("a"), letter_id("b")
+NBYTES = 64 << 20
+
+
+class Cluster:
+    """Copies between so many nodes, of which node 0, or whoever is named, holds everything."""
+
+    def __init__(self, nodes: int) -> None:
+        self.topology = Topology()
+        self.membership = Membership()
+        for node in range(nodes):
+            self.membership.join(m.NodeJoined(700 + node, 1, 1))
+        self.copies = Copies(self.membership, self.topology)
+
+    def fetch(
+        self,
+        node: int,
+        nbytes: int = NBYTES,
+        holders: tuple[int, ...] = (0,),
+        object_id: bytes = A,
+    ) -> m.Distribute:
+        sends = self.copies.fetch(m.FetchRequested(node, object_id, nbytes, holders), 0.0)
+        (plan,) = {one for _, one in sends if isinstance(one, m.Distribute)}
+        return plan
+
+    def spread(self, *nodes: int) -> m.Distribute:
+        sends, _ = self.copies.spread(A, NBYTES, (0,), nodes, 0.0)
+        (plan,) = {one for _, one in sends if isinstance(one, m.Distribute)}
+        return plan
+
+
+def test_a_late_receiver_has_the_cuts_of_parents_that_still_receive() -> None:
+    """Each of its stripes can then be sent while one stripe of its parent arrives."""
+    cluster = Cluster(5)
+    before = cluster.spread(1, 2, 3)
+    late = cluster.fetch(4)
+    assert len({stripe.owner for stripe in late.stripes}) > 1
+    ends = {stripe.end_share for stripe in late.stripes}
+    assert {stripe.end_share for stripe in before.stripes} <= ends
+
+
+def test_nothing_over_a_link_of_no_latency_takes_no_time() -> None:
+    cluster = Cluster(2)
+    cluster.topology.measure_link(0, 1, 0.0, None)
+    plan = cluster.fetch(1, nbytes=0)
+    assert (plan.nbytes, plan.receivers) == (0, (1,))
+
+
+def test_a_small_object_comes_from_the_holder_with_the_faster_link() -> None:
+    """So small that it takes less than a second from either."""
+    cluster = Cluster(3)
+    cluster.topology.measure_host(0, 2e7, 1e8)
+    cluster.topology.measure_host(1, 1e8, 1e8)
+    plan = cluster.fetch(2, nbytes=1 << 20, holders=(0, 1))
+    assert {stripe.owner for stripe in plan.stripes} == {1}
+
+
+def test_a_busy_holder_gives_a_fair_part_of_its_link() -> None:
+    """It sends one object at its whole rate already: two of them get half of it each."""
+    cluster = Cluster(3)
+    cluster.topology.measure_host(0, 1e8, 1e8)
+    cluster.fetch(1, nbytes=10**8)
+    plan = cluster.fetch(2, nbytes=10**8, object_id=B)
+    (transfer,) = cluster.copies.entries[B].transfers.values()
+    assert (transfer.plan, plan.sources) == (plan, (0,))
+    assert transfer.ends_at == pytest.approx(2.0, rel=0.01)
+
+
+def test_holders_that_are_alike_serve_in_turn() -> None:
+    cluster = Cluster(3)
+    parents = []
+    for _ in range(6):
+        plan = cluster.fetch(2, holders=(0, 1))
+        parents += [stripe.owner for stripe in plan.stripes]
+        cluster.copies.complete(m.FetchComplete(2, A, plan.epoch))
+        cluster.copies.dropped(m.CopyDropped(2, A), 0.0)
+    assert parents == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_after_a_death_the_others_keep_their_stripes_unless_they_leave(leaving: bool) -> None:
+    cluster = Cluster(5)
+    before = cluster.spread(1, 2, 3, 4)
+    if leaving:
+        cluster.membership.leaving.add(2)
+    cluster.membership.lose(4)
+    sends = cluster.copies.lose(4, 0.0)
+    (after,) = {one for _, one in sends if isinstance(one, m.Distribute)}
+    keeping = {1, 3} if leaving else {1, 2, 3}
+    assert {stripe.owner for stripe in after.stripes} == keeping
+    assert {stripe for stripe in before.stripes if stripe.owner in keeping} < set(after.stripes)
