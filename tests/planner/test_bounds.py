@@ -167,6 +167,46 @@ def test_the_general_shares_agree_with_the_closed_form() -> None:
         assert sum(shares) == pytest.approx(1)
 
 
+def test_shares_of_a_fold_whose_members_travel_one_by_one() -> None:
+    """Host 0 sends one member, host 2 two, and host 1, which is as slow as host 2, has the result.
+    With half of it folded by host 2 itself, 1.5 times the object crosses the slow links."""
+    hosts = [Host(4e8, 4e8), Host(1e8, 1e8), Host(1e8, 1e8)]
+    wanted = [False, True, False]
+    seconds, shares = cost.folding(10**8, hosts, [1, 0, 2], wanted, [True] * 3)
+    assert seconds <= 1.5001
+    assert seconds == cost.folding_s(10**8, hosts, [1, 0, 2], wanted, shares)
+
+
+def test_a_broadcast_to_nobody() -> None:
+    """Of a Group whose members are all on one host."""
+    assert cost.broadcast(NBYTES, 1e8, []) == (0.0, 0.0, [])
+
+
+def test_the_model_of_a_tree() -> None:
+    """A root, 4 below it and so on: with 21 others it is 3 deep. Each node sends to 4 children."""
+    children = 4 * cost.STREAM_S
+    assert cost.tree_s(21, 4, 0, 1e8, 1e-3) == pytest.approx(3 * (1e-3 + children))
+    nbytes = 10**8
+    block_s = cost.BLOCK_BYTES_MAX / 1e8
+    setup_s = 3 * (1e-3 + children + 4 * block_s)
+    assert cost.tree_s(21, 4, nbytes, 1e8, 1e-3) == pytest.approx(setup_s + 4 * nbytes / 1e8)
+    both = cost.tree_s(21, 4, nbytes, 1e8, 1e-3, both_ways=True)
+    assert both == pytest.approx(2 * setup_s + 5 * nbytes / 1e8)
+
+
+def test_who_folds_alone_receives_from_all_others() -> None:
+    hosts = [Host(1e8, 2e7)] * 4
+    shares = [1.0, 0.0, 0.0, 0.0]
+    wanted = [True, False, False, False]
+    assert cost.folding_s(10**8, hosts, [1] * 4, wanted, shares) == pytest.approx(3 * 5.0)
+    # Of two members on its own host none has to travel.
+    assert cost.folding_s(10**8, hosts, [2, 1, 1, 1], wanted, shares) == pytest.approx(3 * 5.0)
+    # With others that want the result it sends that to each of them.
+    everybody = [True] * 4
+    fast = [Host(1e8, 1e9)] * 4
+    assert cost.folding_s(10**8, fast, [1] * 4, everybody, shares) == pytest.approx(3.0)
+
+
 def test_small_objects_and_many_nodes_get_few_streams() -> None:
     topology = Topology()
     small = forest.spread(1024, 0, range(1, 4), topology)
@@ -295,6 +335,11 @@ def test_arborescences_against_all_trees() -> None:
         parents = arborescence(count, lengths)
         found = sum(lengths[parent, child] for child, parent in enumerate(parents, 1))
         assert found == pytest.approx(shortest_by_trying(count, lengths))
+
+
+def test_a_vertex_that_nothing_reaches() -> None:
+    with pytest.raises(ValueError, match="2 vertices have no edge"):
+        arborescence(4, {(0, 1): 1.0})
 
 
 def shortest_by_trying(count: int, lengths: dict[tuple[int, int], float]) -> float:

@@ -101,3 +101,17 @@ def test_after_a_death_the_others_keep_their_stripes_unless_they_leave(leaving: 
     keeping = {1, 3} if leaving else {1, 2, 3}
     assert {stripe.owner for stripe in after.stripes} == keeping
     assert {stripe for stripe in before.stripes if stripe.owner in keeping} < set(after.stripes)
+
+
+def test_after_a_death_stripes_are_kept_rather_than_trees_packed() -> None:
+    """Also where links are no star: what has come came along the stripes."""
+    cluster = Cluster(5)
+    cluster.topology.measure_link(1, 2, 1e-4, 1e7)
+    before = cluster.spread(1, 2, 3, 4)
+    (asked,) = cluster.copies.trees.wanted
+    assert asked.nodes == (0, 1, 2, 3, 4)
+    cluster.membership.lose(4)
+    after = {one for _, one in cluster.copies.lose(4, 0.0) if isinstance(one, m.Distribute)}
+    assert {plan.rule for plan in after} == {"stripes"}
+    assert all({*before.stripes[:3]} < {*plan.stripes} for plan in after)
+    assert cluster.copies.trees.wanted == [asked]

@@ -176,6 +176,19 @@ def test_12_the_destination_may_die_and_nothing_is_kept() -> None:
     assert not cluster.planner.copies.entries
 
 
+def test_a_copy_for_a_host_that_is_gone_is_refused_if_there_is_no_other() -> None:
+    def refused(*to: int, kind: str) -> bool:
+        cluster = Cluster(3)
+        cluster.say(m.NodeLost(2, 1))
+        message = m.ReduceRequested(1, 0, 1, (A, B), "sum", 2, kind=kind, to=to)
+        return any(isinstance(one, m.OperationFailed) for _, one in cluster.say(message))
+
+    assert refused(2, kind="allreduce")
+    assert not refused(1, 2, kind="allreduce")
+    assert refused(2, kind="reduce")
+    assert not refused(1, kind="reduce")
+
+
 def test_a_host_that_is_gone_leaves_no_measurements() -> None:
     topology = Topology()
     topology.measure_link(0, 1, 5e-3, 1e6)

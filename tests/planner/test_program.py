@@ -16,9 +16,10 @@ from hoplite_mp.planner.program import (
     tree_parent,
     waits_for,
 )
-from hoplite_mp.planner.repair import repaired
+from hoplite_mp.planner.repair import repaired, widest
 from hoplite_mp.planner.topology import Topology
 from hoplite_mp.protocol import messages as m
+from hoplite_mp.protocol.operations import GROUP_OPERATION
 from tests.planner.edges import check_edges
 
 ID = bytes(16)
@@ -162,6 +163,18 @@ def test_calls_of_groups_need_no_manager() -> None:
         group_call(members, 17, "reduce", "sum", root=2)
     # Of a call without a root it does not matter who has died.
     assert group_call(members, 17, "allreduce", "sum", root=2).members == (0, 1, 3)
+
+
+def test_the_number_of_a_groups_call() -> None:
+    """What the nodes of its members compute without asking: the generation, and the call."""
+    members = m.GroupMembers("g", (1 << 30) + 5, 0, 1, 1, 0, True, 3, (0,), forest.cut([(0, 1)]))
+    for call in (17, (1 << 32) + 17):  # both are cut to what there is room for
+        plan = group_call(members, call, "allreduce", "sum")
+        assert plan.operation == GROUP_OPERATION + (5 << 32) + 17
+
+
+def test_the_widest_owner_may_own_several_stripes() -> None:
+    assert widest(forest.cut([(0, 3), (1, 4), (0, 3)])) == round(0.6 * m.SHARES)
 
 
 def test_repair_leaves_the_stripes_of_the_living_where_they_are() -> None:

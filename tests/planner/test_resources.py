@@ -34,6 +34,20 @@ def test_amounts_are_exact() -> None:
     assert demand_words((("a", 5000), ("b", UNITS))) == "a 0.5, b 1"
 
 
+def test_whole_amounts_are_written_without_a_point() -> None:
+    assert amounts_text(amounts_of({"a": 2.0, "b": 0.5})) == "a=2,b=0.5"
+
+
+def test_everybody_of_a_row_in_order_of_rank() -> None:
+    rows = Rows()
+    for who, rank in (("a", 3), ("b", 1), ("c", 2)):
+        rows.add(who, (), None, rank)
+    (row,) = rows.rows.values()
+    assert rows.everybody(row) == ["b", "c", "a"]
+    rows.remove("c")
+    assert rows.everybody(row) == ["b", "a"]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"gpu": -1}, {"gpu": True}, {"gpu": "1"}, {"gpu": float("nan")}, {"gpu": 1e-6}, {"gpu": 1e13},

@@ -11,6 +11,7 @@ from hoplite_mp.planner.membership import Membership
 from hoplite_mp.planner.operation import TRANSITIONS, State
 from hoplite_mp.planner.plan import _DRAWN, Plan
 from hoplite_mp.protocol import messages as m
+from hoplite_mp.protocol.fields import NODES_MAX
 from hoplite_mp.protocol.membership import Member
 from hoplite_mp.protocol.reports import Report
 from tests.protocol.samples import ID, SAMPLES
@@ -26,6 +27,19 @@ def test_every_message_is_handled_and_every_answer_can_be_drawn() -> None:
     assert text.count("-> node 0: ") == len(answers)
     assert text.endswith("wake at 2.5")
     assert Plan().as_text() == "nothing"
+
+
+def test_where_an_object_is_at_home_is_drawn() -> None:
+    sends = (
+        (0, m.HomeTold(ID, 3)),
+        (0, m.HomeTold(ID, NODES_MAX)),
+        (0, m.HomesNamed(2, (ID, ID[::-1]), (1, NODES_MAX), ((), ()), ((), ()), False)),
+    )
+    lines = Plan(sends).as_text().splitlines()
+    assert lines[0].endswith(": node 3")
+    assert lines[1].endswith(": nobody")
+    assert "after node 2" in lines[2]
+    assert [line.split(" at ")[1] for line in lines[3:]] == ["node 1", "nobody"]
 
 
 def test_every_transition_belongs_to_a_state() -> None:
