@@ -210,7 +210,9 @@ class Groups:
                     identity = Identity(one.node, client, generation)
                     task = _task_of(shown, rank)
                     tries = shown.tries[rank] if rank < len(shown.tries) else 0
-                    self._take(group, rank, Member(identity, NO_REQUEST, standing, task, tries))
+                    member = Member(identity, NO_REQUEST, standing, task, tries)
+                    member.since = shown.since_of(rank)
+                    self._take(group, rank, member)
             group.left = group.left or not set(one.left) <= set(one.died)
             for rank in one.died:
                 group.die(_task_of(shown, rank))
@@ -262,6 +264,7 @@ class Groups:
                 if its == node and rank not in group.members and join.rank in (None, rank):
                     identity = Identity(join.node, join.client, join.client_generation)
                     member = Member(identity, join.request, Standing.ALIVE, join.task, join.tries)
+                    member.since = group.shown.since_of(rank)
                     self._take(group, rank, member)
                     unread.remove(join)
                     found = True
@@ -351,6 +354,8 @@ class Groups:
         if shown and _shown(shown) == now_shown:
             return []
         group.versions += 1
+        for member in group.members.values():
+            member.since = member.since or group.versions
         group.shown = GroupMembers(
             name=group.name,
             generation=group.generation,
@@ -370,6 +375,10 @@ class Groups:
             ),
             tries=tuple(
                 group.members[rank].tries if rank in group.members else 0
+                for rank in range(group.size)
+            ),
+            since=tuple(
+                group.members[rank].since if rank in group.members else 0
                 for rank in range(group.size)
             ),
             past=group.end,

@@ -62,7 +62,8 @@ ON_ADMIT = {Standing.JOINING: Standing.ALIVE}
 
 @dataclass(slots=True)
 class Member:
-    """Who holds a rank; `request` recognises a doubled call. `mates`: whom it came back to."""
+    """Who holds a rank; `request` recognises a doubled call. `mates`: whom it came back to.
+    `since`: the first version of the members that shows it; 0: none does yet."""
 
     identity: Identity
     request: int
@@ -70,6 +71,7 @@ class Member:
     task: bytes = NO_TASK
     tries: int = 0
     mates: Mates = None
+    since: int = 0
 
     @property
     def run(self) -> Run:

@@ -223,6 +223,9 @@ class GroupMembers(Message, frozen=True):
     For the next manager: the members' `tasks` and their `tries` by rank, `past`, what it would
     remember of the group if this were its end, whether any member has `left` rather than died,
     `parent` and `founders` as in GroupJoinRequested, and which founders have `come`, as bits.
+    `since`: the version that was the first to show the member of each rank, 0 for a rank that
+    nobody holds. Messages of earlier versions were for the member before it, and a node may miss
+    the version itself, because the manager dies before it has told everybody.
     """
 
     name: str
@@ -244,6 +247,7 @@ class GroupMembers(Message, frozen=True):
     founders: tuple[Founder, ...] = ()
     come: int = 0
     tries: tuple[int, ...] = ()
+    since: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         text("name", self.name, NAME_CHARS_MAX)
@@ -253,6 +257,7 @@ class GroupMembers(Message, frozen=True):
         between("size", self.size, 1, RANKS_MAX)
         _tasks("tasks", self.tasks, self.size)
         numbers("tries", self.tries, NUMBER_MAX)
+        numbers("since", self.since, NUMBER_MAX)
         between("alive", self.alive, 0, (1 << self.size) - 1)
         between("joining", self.joining, 0, (1 << self.size) - 1)
         if self.alive & self.joining:
@@ -267,6 +272,10 @@ class GroupMembers(Message, frozen=True):
                 between(f"nodes[{rank}]", node, 0, NODES_MAX - 1)
             elif node is not None:
                 raise ValueError(f"nodes[{rank}] must be None, nobody holds that rank: {node!r}")
+
+    def since_of(self, rank: int) -> int:
+        """The version that was the first to show who holds that rank."""
+        return self.since[rank] if rank < len(self.since) else self.version
 
     @property
     def leader(self) -> int | None:

@@ -81,6 +81,30 @@ def test_a_node_has_heard_nothing_of_a_group_that_others_know_to_be_whole(
     assert (answer.rank, answer.formed, answer.admitted) == (1, True, True)
     shown = [one for node, one in sends if node == 1 and isinstance(one, m.GroupMembers)]
     assert (shown[-1].alive, shown[-1].joining, shown[-1].formed) == (0b11, 0, True)
+    # Others have sent it messages since then, which are for it and not for one before it.
+    assert shown[-1].version > whole.version == shown[-1].since_of(1)
+
+
+def test_who_holds_a_rank_since_when() -> None:
+    """A newcomer is told from the member before it, also by the next manager."""
+    cluster = Cluster()
+    first = cluster.group()
+    assert first.since_of(0) <= first.since_of(1) <= first.version
+    cluster.say(m.ClientLost(1, 5, 1))
+    cluster.say(m.GroupJoinRequested(1, 1, 6, 1, "g", 2, 1))
+    shown = cluster.latest(m.GroupMembers)
+    assert shown.since_of(0) == first.since_of(0)
+    assert shown.since_of(1) == shown.version > first.version
+    cluster.die()
+    reports = nothing() | {
+        0: (r.GroupHeld(0, shown, ((0, 5, 1),)),),
+        1: (r.GroupHeld(1, shown, ((1, 6, 1),)),),
+    }
+    assert cluster.back(reports) == []
+    cluster.say(m.ClientLost(0, 5, 1))
+    later = cluster.latest(m.GroupMembers)
+    assert later.version > shown.version
+    assert later.since_of(1) == shown.since_of(1)
 
 
 def test_a_member_that_comes_back_on_a_host_that_has_heard_nothing() -> None:

@@ -91,7 +91,7 @@ class PointToPoint:
         for rank, node in enumerate(members.nodes):
             if node == me and rank not in known.left and rank not in group.boxes:
                 announce = functools.partial(known.board.announce, rank)
-                group.boxes[rank] = Box(members.size, members.version, announce)
+                group.boxes[rank] = Box(members.size, members.since_of(rank), announce)
         present = sum(1 << r for r, node in enumerate(members.nodes) if node is not None)
         for box in group.boxes.values():
             box.know(present, formed=members.formed)
