@@ -199,7 +199,7 @@ class Probe(Message, frozen=True):
     number: int
 
     def __post_init__(self) -> None:
-        between("number", self.number, 0, _U16_MAX)
+        counts(number=self.number)
 
 
 class Probed(Message, frozen=True):
@@ -208,7 +208,7 @@ class Probed(Message, frozen=True):
     number: int
 
     def __post_init__(self) -> None:
-        between("number", self.number, 0, _U16_MAX)
+        counts(number=self.number)
 
 
 class RelayAsked(Message, frozen=True):

@@ -117,13 +117,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "inquiries-wait-for-the-dead",
-        "hoplite_mp/node/recovery/inquiries.py",
-        ("        for number in list(self._open):\n            self._answer(number, home)\n"),
-        "",
+        "questions-wait-for-the-dead",
+        "hoplite_mp/node/questions.py",
+        "            self._end(number, None)\n\n    def _end",
+        "            pass\n\n    def _end",
         (
-            "A host that dies is not waited for before a lost result is made again; here "
-            "its answer stays outstanding for ever, and so does the result."
+            "A host that dies is not waited for, before a lost result is made again as little "
+            "as elsewhere; here its answer stays outstanding for ever, and so does the result."
         ),
     ),
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.headers import STATE as STATES
 from hoplite_mp.node.objects.kept import KeptCopies
+from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.recovery.recovering import Recovering
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.protocol.messages import HomesNamed, HomeTold, Member, NodeJoined, NodeLost
@@ -103,10 +104,13 @@ class LossSide(Side):
         )
         self.rooms: Any = node
         self.lan: Any = lan
+        roster: Any = LossRoster(network, self.home)
+        self.questions = Questions(self.loop, roster, self.send)
         self.host: Any = SimpleNamespace(
             **{name: getattr(node, name) for name in FIELDS},
             send_peer=self.send,
-            roster=LossRoster(network, self.home),
+            roster=roster,
+            questions=self.questions,
         )
         self.recovering = lan.recovering = Recovering(
             self.host,
@@ -151,8 +155,10 @@ class LossSide(Side):
                 self.exports.kept(peer, message)
             case LetGo():
                 self.kept.let_go(message.object)
-            case CopiesAsked() | CopiesTold():
-                self.recovering.heard(peer, message)
+            case CopiesAsked():
+                self.recovering.inquiries.asked(peer, message)
+            case CopiesTold():
+                self.questions.told(peer, message)
             case _:
                 super().take(peer, message)
 
@@ -161,6 +167,7 @@ class LossSide(Side):
         self.delegation.lose_runner(member.home)
         self.guests.lose_peer(member.home)
         self.kept.lose_peer(member.home)
+        self.questions.lose_peer(member.home)
         self.exports.lose_peer(member.home)
         self.places.lose_node(member.node)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.node.membership.questions import Questions
+from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.roster import Roster
 from hoplite_mp.node.tasks.pool_requests import PoolRequests
 from hoplite_mp.node.tasks.pools import Pool, WorkerInfo
@@ -46,6 +46,8 @@ class World:
         common = Pool(0, 2, 1, workers={slot: WorkerInfo(slot, 0) for slot in (5, 6)})
         self.pools = {0: common}
         self.unread: list[Any] = []
+        self.asked: dict[int, int] = {}  # home -> the number of its question
+        self.questions = Questions(self.loop, self.roster, self.send)
         line: Any = SimpleNamespace(
             loop=self.loop,
             roster=self.roster,
@@ -54,6 +56,7 @@ class World:
             imports=None,
             tasks=None,
             send_peer=self.send,
+            questions=self.questions,
             reply=lambda slot, reply: self.replies.append(reply),
             replier=lambda slot: self.replies.append,
         )
@@ -74,11 +77,10 @@ class World:
         )
         guests: Any = SimpleNamespace(pools={}, withdraw=lambda pool: None)
         above: Any = SimpleNamespace(audience_of=lambda slot: 0)
-        self.questions = Questions(line)
         rooms = workers, delegation, guests
         nobody: Any = None
-        self.requests = PoolRequests(line, requests, nobody, *rooms, nobody, self.questions, above)
-        self.rounds = Rounds(line, *rooms, self.questions, above)
+        self.requests = PoolRequests(line, requests, nobody, *rooms, nobody, above)
+        self.rounds = Rounds(line, *rooms, above)
 
     def send(self, home: int, message: Any) -> bool:
         if home in self.roster.by_home:
@@ -102,20 +104,27 @@ class World:
         del self.runners[home]
         self.questions.lose_peer(home)
 
-    def open_far(self, *, exact: bool = False) -> int:
-        """The number under which the two other nodes are asked for 3 and 4 workers."""
+    def open_far(self, *, exact: bool = False) -> None:
+        """The two other nodes are asked for 3 and 4 workers."""
         ask = OpenPool(1, 0, 0, [(1, 3), (2, 4)], exact)
         self.requests.open(SLOT, Request(1, 0, ask))
         found = self.taken()
         assert [(home, ask.workers) for home, ask in found] == [(FIRST, 3), (SECOND, 4)]
         assert all(isinstance(ask, OpenFarPool) for _, ask in found)
-        return int(found[0][1].number)
+        self.asked = {home: ask.number for home, ask in found}
 
-    def open_round(self, timeout_s: float | None = None) -> int:
+    def open_round(self, timeout_s: float | None = None) -> None:
         """Likewise of a round, in which all workers take part."""
         self.rounds.open(SLOT, Request(1, 0, OpenRound([], timeout_s)))
-        number = self.taken()[0][1].number
-        return int(number)
+        self.asked = {home: ask.number for home, ask in self.taken()}
+
+    def pool_opened(self, home: int, *about: Any) -> None:
+        """That node answers."""
+        self.questions.told(home, FarPoolOpened(self.asked[home], *about))
+
+    def round_opened(self, home: int, *about: Any) -> None:
+        """Likewise of a round."""
+        self.rounds.opened(home, FarRoundOpened(self.asked[home], *about))
 
     def taken(self) -> list[tuple[int, Any]]:
         """What has been sent since this was asked last."""
@@ -130,10 +139,10 @@ def world() -> World:
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_pool_is_open_when_all_have_answered(world: World, exact: bool) -> None:
-    number = world.open_far(exact=exact)
-    world.questions.told(SECOND, FarPoolOpened(number, 9))
+    world.open_far(exact=exact)
+    world.pool_opened(SECOND, 9)
     assert not world.replies
-    world.questions.told(FIRST, FarPoolOpened(number, 8))
+    world.pool_opened(FIRST, 8)
     assert [(reply.value, reply.error) for reply in world.replies] == [(1, "")]
     ahead = 0 if exact else 2
     assert sorted(world.far) == [(1, FIRST, 8, 3, ahead), (1, SECOND, 9, 4, ahead)]
@@ -141,9 +150,9 @@ def test_a_pool_is_open_when_all_have_answered(world: World, exact: bool) -> Non
 
 
 def test_one_cannot_open_it(world: World) -> None:
-    number = world.open_far()
-    world.questions.told(FIRST, FarPoolOpened(number, 0, "h1 can start no more workers"))
-    world.questions.told(SECOND, FarPoolOpened(number, 9))
+    world.open_far()
+    world.pool_opened(FIRST, 0, "h1 can start no more workers")
+    world.pool_opened(SECOND, 9)
     assert [(r.value, r.error) for r in world.replies] == [(None, "h1 can start no more workers")]
     assert world.far == [(1, SECOND, 9, 4, 2)], "closing it closes that one"
     assert list(world.pools) == [0]
@@ -151,22 +160,22 @@ def test_one_cannot_open_it(world: World) -> None:
 
 @pytest.mark.parametrize("answers", [False, True])
 def test_one_is_lost_before_it_is_open(world: World, answers: bool) -> None:
-    number = world.open_far()
+    world.open_far()
     if answers:
-        world.questions.told(SECOND, FarPoolOpened(number, 9))
+        world.pool_opened(SECOND, 9)
     world.lose(SECOND)
-    world.questions.told(FIRST, FarPoolOpened(number, 8))
+    world.pool_opened(FIRST, 8)
     (reply,) = world.replies
     assert (reply.value, reply.error) == ("a node was lost while its workers were started", "")
     assert list(world.pools) == [0]
 
 
 def test_its_owner_dies_before_it_is_open(world: World) -> None:
-    number = world.open_far()
-    world.questions.told(FIRST, FarPoolOpened(number, 8))
+    world.open_far()
+    world.pool_opened(FIRST, 8)
     world.close(1, True)
     world.open(Pool(0, 1, SLOT + 1))  # another one has its number
-    world.questions.told(SECOND, FarPoolOpened(number, 9))
+    world.pool_opened(SECOND, 9)
     assert world.taken() == [(FIRST, CloseFarPool(8, True)), (SECOND, CloseFarPool(9, True))]
     assert not world.far
     assert 1 in world.pools
@@ -181,8 +190,8 @@ def test_on_a_node_that_is_gone_already(world: World) -> None:
 
 
 def test_a_round_counts_the_workers_of_all(world: World) -> None:
-    number = world.open_round()
-    world.rounds.opened(FIRST, FarRoundOpened(number, 8, 3))
+    world.open_round()
+    world.round_opened(FIRST, 8, 3)
     assert not world.replies
     world.lose(SECOND)
     assert [reply.value for reply in world.replies] == [(1, 2 + 3)]
@@ -191,31 +200,31 @@ def test_a_round_counts_the_workers_of_all(world: World) -> None:
 
 def test_of_a_round_one_is_late(world: World) -> None:
     """Those that have answered need not wait for the caller, who has given it up."""
-    number = world.open_round(0.5)
-    world.rounds.opened(FIRST, FarRoundOpened(number, 8, 3))
+    world.open_round(0.5)
+    world.round_opened(FIRST, 8, 3)
     world.loop.pass_to(world.loop.now() + 0.5)
     assert [reply.value for reply in world.replies] == [None]
     assert world.taken() == [(FIRST, CloseFarPool(8, False))]
     assert list(world.pools) == [0]
-    world.rounds.opened(SECOND, FarRoundOpened(number, 9, 3))
+    world.round_opened(SECOND, 9, 3)
     assert world.taken() == [(SECOND, CloseFarPool(9, False))]
     assert len(world.replies) == 1
 
 
 def test_the_caller_of_a_round_dies_while_it_is_opened(world: World) -> None:
-    number = world.open_round()
-    world.rounds.opened(FIRST, FarRoundOpened(number, 8, 3))
+    world.open_round()
+    world.round_opened(FIRST, 8, 3)
     world.close(1, False)
-    world.rounds.opened(SECOND, FarRoundOpened(number, 0, 0))
+    world.round_opened(SECOND, 0, 0)
     assert world.taken() == [(FIRST, CloseFarPool(8, False))]
     assert not world.replies
 
 
 @pytest.mark.parametrize("ends", ["answers", "lost", "silent"])
 def test_a_round_has_ended_when_all_know(world: World, ends: str) -> None:
-    opened = world.open_round()
-    world.rounds.opened(FIRST, FarRoundOpened(opened, 8, 3))
-    world.rounds.opened(SECOND, FarRoundOpened(opened, 9, 3))
+    world.open_round()
+    world.round_opened(FIRST, 8, 3)
+    world.round_opened(SECOND, 9, 3)
     world.replies.clear()
     world.rounds.end(SLOT, Request(2, 0, EndRound(1)))
     asked = {home: one for home, one in world.taken() if isinstance(one, EndFarRound)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hoplite_mp.node.membership.probing import PEERS_MAX, ROUNDS, Probing
+from hoplite_mp.node.membership.probing import PEERS_MAX, Probing
+from hoplite_mp.node.questions import Questions
+from hoplite_mp.node.roster import Roster
 from hoplite_mp.protocol.messages import LinkMeasured, Member
 from hoplite_mp.protocol.peers import Probe, Probed
 from tests.node.manual_loop import ManualLoop
@@ -19,7 +21,11 @@ class Network:
         self.loop = ManualLoop()
         self.sent: list[tuple[int, Probe]] = []
         self.told: list[LinkMeasured] = []
-        self.probing = Probing(lambda: 9, self.send, self.told.append, self.loop)
+        roster = Roster()
+        for node in range(1, 30):
+            roster.add(member(node))
+        self.questions = Questions(self.loop, roster, self.send)
+        self.probing = Probing(lambda: 9, self.questions, self.told.append)
 
     def send(self, home: int, message: object) -> bool:
         assert isinstance(message, Probe)
@@ -29,7 +35,7 @@ class Network:
     def answer(self, after_s: float) -> None:
         (home, probe), *self.sent = self.sent
         self.loop.pass_time(after_s)
-        self.probing.answered(home, Probed(probe.number))
+        self.questions.told(home, Probed(probe.number))
 
 
 def test_the_quickest_counts_but_not_the_first() -> None:
@@ -41,7 +47,7 @@ def test_the_quickest_counts_but_not_the_first() -> None:
     assert (told.node, told.peer) == (9, 1)
     assert abs(told.latency_s - 0.5e-3) < 1e-9
     assert not network.sent
-    assert not network.probing.asked
+    assert not network.questions.open
 
 
 def test_some_are_asked_each_by_itself() -> None:
@@ -56,9 +62,9 @@ def test_some_are_asked_each_by_itself() -> None:
 def test_a_node_that_goes_and_answers_that_nobody_waits_for() -> None:
     network = Network()
     network.probing.begin([member(1), member(2)])
-    network.probing.lose_peer(1001)
-    network.probing.answered(1001, Probed(0))
-    network.probing.answered(1002, Probed(ROUNDS))
+    network.questions.lose_peer(1001)
+    network.questions.told(1001, Probed(network.sent[0][1].number))
+    network.questions.told(1002, Probed(99))
     network.sent = [one for one in network.sent if one[0] == 1002]
     while network.sent:
         network.answer(1e-3)

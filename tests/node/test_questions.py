@@ -9,7 +9,7 @@ import pytest
 
 from hoplite_mp.client.trace_file import ahead_ns
 from hoplite_mp.node.inspect.tracing import best_clock
-from hoplite_mp.node.membership.questions import Questions
+from hoplite_mp.node.questions import Questions
 from hoplite_mp.protocol.looking import ClockAsked, LookTold, TraceRead
 from tests.node.manual_loop import ManualLoop
 
@@ -21,12 +21,12 @@ class Node:
         self.homes = homes
         self.sent: list[tuple[int, Any]] = []
         self.loop = ManualLoop()
-        self.roster = self
+        self.questions = Questions(self.loop, self, self.send)  # type: ignore[arg-type]
 
-    def number_of(self, home: int) -> int:
-        return home * 10
+    def number_of(self, home: int) -> int | None:
+        return 10 * home if home in self.homes else None
 
-    def send_peer(self, home: int, message: Any) -> bool:
+    def send(self, home: int, message: Any) -> bool:
         if home in self.homes:
             self.sent.append((home, message))
         return home in self.homes
@@ -39,20 +39,20 @@ def node() -> Node:
 
 @pytest.fixture
 def questions(node: Node) -> Questions:
-    return Questions(node)  # type: ignore[arg-type]
+    return node.questions
 
 
 def test_done_when_the_last_has_answered(node: Node, questions: Questions) -> None:
     found: list[dict[int, Any]] = []
-    questions.ask([1, 2], ClockAsked, found.append)
-    (one, asked), (two, same) = node.sent
+    questions.ask_all([1, 2], ClockAsked, found.append)
+    (one, asked), (two, other) = node.sent
     assert (one, two) == (1, 2)
-    assert asked.number == same.number
-    questions.told(2, LookTold(asked.number, 7))
-    questions.told(2, LookTold(asked.number, 8))  # doubled
-    questions.told(3, LookTold(asked.number, 9))  # not asked
+    assert questions.told(2, LookTold(other.number, 7))
+    assert not questions.told(2, LookTold(other.number, 8))  # doubled
+    assert not questions.told(3, LookTold(asked.number, 9))  # not asked
+    assert not questions.told(2, LookTold(asked.number, 9))  # another one was
     assert not found
-    questions.told(1, LookTold(asked.number, 6))
+    assert questions.told(1, LookTold(asked.number, 6))
     (answers,) = found
     assert {home: (a.node, a.message.value) for home, a in answers.items()} == {
         1: (10, 6), 2: (20, 7),
@@ -66,37 +66,71 @@ def test_without_patience_all_are_waited_for(node: Node, questions: Questions) -
     """Each may be asked something of its own, and who answers late is told apart."""
     found: list[dict[int, Any]] = []
     makes = {home: partial(TraceRead, trace=7, offset=home) for home in (1, 2)}
-    questions.ask_each(makes, found.append, None)
+    questions.ask_each(makes, found.append)
     assert [(home, ask.offset) for home, ask in node.sent] == [(1, 1), (2, 2)]
-    number = node.sent[0][1].number
-    assert questions.told(1, LookTold(number))
-    assert not questions.told(1, LookTold(number))
+    (_, first), (_, second) = node.sent
+    assert questions.told(1, LookTold(first.number))
+    assert not questions.told(1, LookTold(first.number))
     assert not node.loop.timers
     questions.lose_peer(2)
     assert [set(answers) for answers in found] == [{1}]
-    assert not questions.told(2, LookTold(number))
+    assert not questions.told(2, LookTold(second.number))
 
 
 def test_who_is_silent_or_lost_is_not_waited_for(node: Node, questions: Questions) -> None:
     found: list[dict[int, Any]] = []
-    questions.ask([1, 2, 9], ClockAsked, found.append)  # nobody has home 9
-    number = node.sent[0][1].number
-    questions.told(1, LookTold(number))
+    questions.ask_all([1, 2, 9], ClockAsked, found.append)  # nobody has home 9
+    questions.told(1, LookTold(node.sent[0][1].number))
     questions.lose_peer(2)
     assert [set(answers) for answers in found] == [{1}]
-    questions.ask([1, 2], ClockAsked, found.append)
-    questions.told(2, LookTold(number + 1))
+    questions.ask_all([1, 2], ClockAsked, found.append, 2.0)
+    (_, asked), (_, other) = node.sent[-2:]
+    questions.told(2, LookTold(other.number))
     assert len(found) == 1
     node.loop.call_all()
     assert [set(answers) for answers in found] == [{1}, {2}]
-    questions.told(1, LookTold(number + 1))  # too late
+    assert not questions.told(1, LookTold(asked.number))  # too late
     assert len(found) == 2
+    assert not questions.open
+
+
+def test_one_host_answers_or_is_lost(node: Node, questions: Questions) -> None:
+    """Without a deadline it is waited for as long as it lives."""
+    found: list[Any] = []
+    for home in (1, 2, 9):
+        questions.ask(home, ClockAsked, found.append)
+    assert found == [None]  # nobody has home 9
+    node.loop.pass_time(1000.0)
+    (_, asked), _ = node.sent
+    questions.told(1, LookTold(asked.number, 7))
+    questions.lose_peer(2)
+    assert found[1].message.value == 7
+    assert found[1].came_ns - found[1].asked_ns == 1000 * 10**9
+    assert found[2] is None
+    assert not questions.open
+
+
+def test_the_host_is_lost_while_it_is_asked(node: Node, questions: Questions) -> None:
+    """The loss is told once, and the others are waited for."""
+    found: list[dict[int, Any]] = []
+    send = questions.send
+
+    def break_first(home: int, message: Any) -> bool:
+        if home == 1:
+            questions.lose_peer(home)
+        return send(home, message) and home != 1
+
+    questions.send = break_first
+    questions.ask_all([1, 2], ClockAsked, found.append)
+    assert not found
+    questions.told(2, LookTold(node.sent[-1][1].number))
+    assert [set(answers) for answers in found] == [{2}]
 
 
 def test_nobody_to_ask(questions: Questions) -> None:
     found: list[dict[int, Any]] = []
-    questions.ask([], ClockAsked, found.append)
-    questions.ask([8, 9], ClockAsked, found.append)
+    questions.ask_all([], ClockAsked, found.append)
+    questions.ask_all([8, 9], ClockAsked, found.append)
     assert found == [{}, {}]
 
 

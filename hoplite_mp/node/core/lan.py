@@ -145,7 +145,7 @@ class Lan:
             look,
         )
         self.locations = Locations(host)
-        self.probing = Probing(local.number, self.peers.send, host.send_manager, host.loop)
+        self.probing = Probing(local.number, local.questions, host.send_manager)
         self.recovering = recovering.Recovering(
             host,
             self.kept,
@@ -210,18 +210,16 @@ class Lan:
                 local.rounds,
                 local.resources,
                 self.membership,
-                local.questions,
             ),
             **peer_table.inspection_table(
                 local.counters,
                 local.tracing,
                 local.waits,
                 self.far_output,
-                self.probing,
                 self.peers.relays,
-                local.questions,
             ),
-            Probe: self._probe,
+            **dict.fromkeys(peer_table.ANSWERS, local.questions.told),
+            Probe: lambda home, message: self.peers.send(home, Probed(message.number)),
             LastLinesSent: self._last_lines,
             WorkersNow: lambda home, message: self._have_workers(home, message.count),
             RemoveNode: lambda home, message: self.draining.begin(),
@@ -365,8 +363,6 @@ class Lan:
         self.far_actors.lose_peer(home)
         self.spares.lose_peer(home, number)
         self.far_output.lose_peer(home)
-        self.locations.lose_peer(home)
-        self.probing.lose_peer(home)
         local.tracing.went(home, number, member.workers)
         local.questions.lose_peer(home)
         local.exports.lose_peer(home)
@@ -410,9 +406,6 @@ class Lan:
             number = self.peers.number_of(home)  # it is of a call of a Group
             if number is not None:
                 self.group_calls.receive(number, message)
-
-    def _probe(self, home: int, message: Probe) -> None:
-        self.peers.send(home, Probed(message.number))
 
     def _group_message(self, home: int, message: Any) -> None:
         number = self.peers.number_of(home)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hoplite_mp.node.inspect.counters import Counters
     from hoplite_mp.node.inspect.tracing import Tracing
     from hoplite_mp.node.inspect.waits import Waits
-    from hoplite_mp.node.membership.probing import Probing
-    from hoplite_mp.node.membership.questions import Questions
     from hoplite_mp.node.membership.relays import Relays
     from hoplite_mp.node.objects.exports import Exports
     from hoplite_mp.node.objects.imports import Imports
@@ -32,9 +30,19 @@ if TYPE_CHECKING:
     from hoplite_mp.node.tasks.rounds import Rounds
     from hoplite_mp.node.tasks.workers import Workers
 
-__all__ = ["Taker", "inspection_table", "object_table", "task_table"]
+__all__ = ["ANSWERS", "Taker", "inspection_table", "object_table", "task_table"]
 
 Taker = Callable[[int, Any], object]  # id of the host that has sent it, the message
+# What has the number of a question, and goes to the room that has asked.
+ANSWERS = (
+    looking.LookTold,
+    peers.CopiesTold,
+    peers.CountersNow,
+    peers.FarPoolOpened,
+    peers.FarRoundEnded,
+    peers.Located,
+    peers.Probed,
+)
 
 
 def object_table(
@@ -60,9 +68,7 @@ def object_table(
         peers.Kept: exports.kept,
         peers.LetGo: lambda home, message: kept.let_go(message.object),
         peers.Locate: locations.locate,
-        peers.Located: lambda home, message: locations.located(message),
-        peers.CopiesAsked: recovering.heard,
-        peers.CopiesTold: recovering.heard,
+        peers.CopiesAsked: recovering.inquiries.asked,
     }
 
 
@@ -74,7 +80,6 @@ def task_table(
     rounds: Rounds,
     resources: Resources,
     membership: Membership,
-    questions: Questions,
 ) -> dict[type, Taker]:
     """Tasks and workers of several hosts."""
     return {
@@ -83,14 +88,12 @@ def task_table(
         peers.CancelTask: lambda home, message: guests.cancel(message.task),
         peers.RecallTasks: lambda home, message: guests.recall(home, message.tasks),
         peers.OpenFarPool: pool_requests.asked,
-        peers.FarPoolOpened: questions.told,
         peers.CloseFarPool: lambda home, message: workers.close_lent(
             home, message.pool, message.kill
         ),
         peers.OpenFarRound: rounds.asked,
         peers.FarRoundOpened: rounds.opened,
         peers.EndFarRound: rounds.end_here,
-        peers.FarRoundEnded: questions.told,
         peers.ResourcesFreed: lambda home, message: resources.freed_there(home),
         peers.AddWorkers: membership.grow,
     }
@@ -101,15 +104,11 @@ def inspection_table(
     tracing: Tracing,
     waits: Waits,
     far_output: FarOutput,
-    probing: Probing,
     relays: Relays,
-    questions: Questions,
 ) -> dict[type, Taker]:
     """What people ask of all nodes, lines of workers, and ways between nodes."""
     return {
         peers.CountersAsked: counters.asked,
-        peers.CountersNow: questions.told,
-        looking.LookTold: questions.told,
         looking.ClockAsked: tracing.clock,
         looking.TraceAsked: tracing.asked,
         looking.TraceRead: tracing.read,
@@ -117,7 +116,6 @@ def inspection_table(
         peers.Printed: far_output.printed,
         peers.PrintedTaken: far_output.taken,
         peers.LastLinesAsked: far_output.last_lines_asked,
-        peers.Probed: probing.answered,
         peers.RelayAsked: relays.asked,
         peers.RelayOpened: relays.opened,
     }

@@ -24,12 +24,12 @@ from hoplite_mp.node.inspect.recording import Recording
 from hoplite_mp.node.inspect.tracing import Tracing
 from hoplite_mp.node.inspect.waits import Waits
 from hoplite_mp.node.life import Life
-from hoplite_mp.node.membership.questions import Questions
 from hoplite_mp.node.objects import exports, imports, leases, places, store
 from hoplite_mp.node.objects.context import HostContext
 from hoplite_mp.node.objects.import_requests import ImportRequests
 from hoplite_mp.node.objects.pages import Pages
 from hoplite_mp.node.objects.results import Results
+from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.requests import Requests
 from hoplite_mp.node.roster import Roster
 from hoplite_mp.node.tasks import delegation, guests, pool_requests, rounds, sweeper, workers
@@ -109,6 +109,7 @@ class Rooms:
         self.exports = exports.Exports(
             self.results, self.places, above.send_peer, self.number, loop, roster, above
         )
+        self.questions = Questions(loop, roster, above.send_peer)
         self.host = host = HostContext(
             config,
             loop,
@@ -121,6 +122,7 @@ class Rooms:
             self.imports,
             self.exports,
             roster,
+            self.questions,
             self.management.send,
             above.send_peer,
             lines.by_slot,
@@ -137,22 +139,19 @@ class Rooms:
         self.operations = Operations(host, config.reduce_threads or start.cores)
         self.messages = PointToPoint(host)
         self.groups = groups.Groups(host, self.messages, above)
-        self.questions = Questions(host)
-        self.counters = Counters(host, self.questions, self.sweeper, self.workers)
+        self.counters = Counters(host, self.sweeper, self.workers)
         self.counters.add(self.resources.counts)
         self.recording = Recording(host, self._track_name)
-        self.tracing = Tracing(host, self.questions, self.recording)
+        self.tracing = Tracing(host, self.recording)
         looked_at = self.workers, *both, self.operations
-        self.waits = Waits(
-            host, self.questions, self.recording, *looked_at, ports.stacks(self.workers)
-        )
+        self.waits = Waits(host, self.recording, *looked_at, ports.stacks(self.workers))
         about = self.groups, self.messages, client, tasks
         self.waits.add("groups", lambda: group_waits(*about))
         self.waits.add("actors", lambda: actors_here(self.actors))
         of_pools = self.workers, *both
-        self.rounds = rounds.Rounds(host, *of_pools, self.questions, above)
+        self.rounds = rounds.Rounds(host, *of_pools, above)
         self.pool_requests = pool_requests.PoolRequests(
-            host, self.requests, self.sweeper, *of_pools, self.resources, self.questions, above
+            host, self.requests, self.sweeper, *of_pools, self.resources, above
         )
         self.pages = Pages(host, start.workers)
         self.standing = standing.StandingRequests(

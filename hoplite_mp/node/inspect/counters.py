@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hoplite_mp.node.questions import PATIENCE_S
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.peers import CountersAsked, CountersNow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.membership.questions import Answer, Questions
     from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.questions import Answer
     from hoplite_mp.node.tasks.sweeper import Sweeper
     from hoplite_mp.node.tasks.workers import Workers
 
@@ -25,15 +26,13 @@ __all__ = ["Counters"]
 class Counters:
     """Counts of this node, and questions for those of all."""
 
-    def __init__(
-        self, host: HostContext, questions: Questions, sweeper: Sweeper, workers: Workers
-    ) -> None:
+    def __init__(self, host: HostContext, sweeper: Sweeper, workers: Workers) -> None:
         self.client = host.client
         self.store = host.store
         self.roster = host.roster
         self.send_peer = host.send_peer
         self.replier = host.replier
-        self.questions = questions
+        self.questions = host.questions
         self.sweeper = sweeper
         self.workers = workers
         self._more: list[Callable[[], dict[str, int]]] = []
@@ -79,7 +78,7 @@ class Counters:
                 counted[answer.node] = answer.message.counts
             reply(Reply(number, sorted(counted.items())))
 
-        self.questions.ask(self.roster.homes, CountersAsked, done)
+        self.questions.ask_all(self.roster.homes, CountersAsked, done, PATIENCE_S)
 
     def asked(self, home: int, message: CountersAsked) -> None:
         """Another node wants to know."""

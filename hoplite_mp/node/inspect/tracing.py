@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp.node.questions import PATIENCE_S
 from hoplite_mp.protocol.local import Reply
 from hoplite_mp.protocol.looking import PIECE_BYTES_MAX, ClockAsked, LookTold, TraceAsked, TraceRead
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hoplite_mp.node.inspect.recording import Recording
-    from hoplite_mp.node.membership.questions import Answer, Questions
     from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.questions import Answer
     from hoplite_mp.protocol.local import Request
 
 __all__ = ["Clock", "Tracing", "best_clock"]
@@ -64,13 +65,13 @@ class _Owned:
 class Tracing:
     """The trace that this node takes part in, if there is one."""
 
-    def __init__(self, host: HostContext, questions: Questions, recording: Recording) -> None:
+    def __init__(self, host: HostContext, recording: Recording) -> None:
         self.loop = host.loop
         self.client = host.client
         self.roster = host.roster
         self.send_peer = host.send_peer
         self.replier = host.replier
-        self.questions = questions
+        self.questions = host.questions
         self.recording = recording
         self.owned: _Owned | None = None  # by a process of this host
         self.trace = 0  # its number, whoever owns it; 0: there is none
@@ -146,9 +147,9 @@ class Tracing:
             say(None)
         else:
             self.questions.ask(
-                [owned.nodes[ask.node]],
+                owned.nodes[ask.node],
                 lambda number: TraceRead(number, ask.trace, ask.offset),
-                lambda found: say(next((a.message.data for a in found.values()), None)),
+                lambda answer: say(None if answer is None else answer.message.data),
                 END_PATIENCE_S,
             )
 
@@ -260,7 +261,7 @@ class Tracing:
         def make(number: int) -> TraceAsked:
             return TraceAsked(number, owned.trace, step)
 
-        self.questions.ask(homes, make, done, END_PATIENCE_S)
+        self.questions.ask_all(homes, make, done, END_PATIENCE_S)
 
     def _speaker(self, slot: int, request: Request) -> Callable[[Any], None]:
         """Answers that request, unless its process has died meanwhile."""
@@ -282,11 +283,11 @@ class Tracing:
                 known = best.get(home)
                 best[home] = best_clock(known, answer.asked_ns, answer.came_ns, there)
             if left and found:
-                self.questions.ask(list(found), ClockAsked, came)
+                self.questions.ask_all(found, ClockAsked, came, PATIENCE_S)
             else:
                 done(best)
 
-        self.questions.ask(list(homes), ClockAsked, came)
+        self.questions.ask_all(homes, ClockAsked, came, PATIENCE_S)
 
 
 def _nothing() -> None:

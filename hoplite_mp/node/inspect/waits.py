@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.collectives.operations import Operations
     from hoplite_mp.node.inspect.recording import Recording
-    from hoplite_mp.node.membership.questions import Answer, Questions
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.ports import Stacks
+    from hoplite_mp.node.questions import Answer
     from hoplite_mp.node.tasks.delegation import Delegation
     from hoplite_mp.node.tasks.guests import Guests
     from hoplite_mp.node.tasks.workers import Workers
@@ -60,7 +60,6 @@ class Waits:
     def __init__(
         self,
         host: HostContext,
-        questions: Questions,
         recording: Recording,
         workers: Workers,
         delegation: Delegation,
@@ -77,7 +76,7 @@ class Waits:
         self.roster = host.roster
         self.reply = host.reply
         self.send_peer = host.send_peer
-        self.questions = questions
+        self.questions = host.questions
         self.recording = recording
         self.workers = workers
         self.delegation = delegation
@@ -117,7 +116,7 @@ class Waits:
         def make(number: int) -> DumpAsked:
             return DumpAsked(number, stacks)
 
-        self.questions.ask(numbers, make, done, DUMP_PATIENCE_S)
+        self.questions.ask_all(numbers, make, done, DUMP_PATIENCE_S)
 
     def piece(self, slot: int, request: Request) -> None:
         """A part of a node's answer."""

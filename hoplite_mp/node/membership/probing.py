@@ -9,19 +9,17 @@ It must never know: what the manager does with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hoplite_mp.protocol.messages import LinkMeasured
-from hoplite_mp.protocol.peers import Probe, Probed
+from hoplite_mp.protocol.peers import Probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from hoplite_mp.node.ports import Loop
+    from hoplite_mp.node.questions import Answer, Questions
     from hoplite_mp.protocol.messages import Member
-    from hoplite_mp.protocol.peers import PeerMessage
 
 __all__ = ["Probing"]
 
@@ -31,56 +29,32 @@ PEERS_MAX = 8
 ROUNDS = 4
 
 
-@dataclass(slots=True)
-class _Probed:
-    node: int
-    rounds: int = 0
-    sent_at: float = 0.0
-    quickest_s: float = float("inf")
-
-
 class Probing:
     """The probes of one node."""
 
     def __init__(
-        self,
-        number: Callable[[], int],
-        send: Callable[[int, PeerMessage], bool],
-        tell: Callable[[Any], None],
-        loop: Loop,
+        self, number: Callable[[], int], questions: Questions, tell: Callable[[Any], None]
     ) -> None:
-        """number: of this node. send: to the node of that home. tell: the manager."""
+        """number: of this node. tell: the manager."""
         self.number = number
-        self.send = send
+        self.questions = questions
         self.tell = tell
-        self.loop = loop
-        self.asked: dict[int, _Probed] = {}  # home -> what has been found so far
 
     def begin(self, members: Iterable[Member]) -> None:
         """This node has joined these; the last ones are the most likely to know few others."""
         for member in list(members)[-PEERS_MAX:]:
-            self.asked[member.home] = _Probed(member.node)
-            self._ask(member.home)
+            self._ask(member.home, ())
 
-    def _ask(self, home: int) -> None:
-        probed = self.asked[home]
-        probed.sent_at = self.loop.now()
-        self.send(home, Probe(probed.rounds))
+    def _ask(self, home: int, trips_ns: tuple[int, ...]) -> None:
+        """trips_ns: of the messages before."""
 
-    def answered(self, home: int, message: Probed) -> None:
-        """Another node's answer."""
-        probed = self.asked.get(home)
-        if probed is None or message.number != probed.rounds:
-            return
-        if probed.rounds:
-            probed.quickest_s = min(probed.quickest_s, self.loop.now() - probed.sent_at)
-        probed.rounds += 1
-        if probed.rounds < ROUNDS:
-            self._ask(home)
-            return
-        del self.asked[home]
-        self.tell(LinkMeasured(self.number(), probed.node, probed.quickest_s / 2))
+        def answered(answer: Answer | None) -> None:
+            if answer is None:
+                return  # that host is gone
+            trips = *trips_ns, answer.came_ns - answer.asked_ns
+            if len(trips) < ROUNDS:
+                self._ask(home, trips)
+            else:
+                self.tell(LinkMeasured(self.number(), answer.node, min(trips[1:]) / 2e9))
 
-    def lose_peer(self, home: int) -> None:
-        """It will not answer."""
-        self.asked.pop(home, None)
+        self.questions.ask(home, Probe, answered)

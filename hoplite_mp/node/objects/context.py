@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.node.objects.store import Store
     from hoplite_mp.node.ports import Loop
+    from hoplite_mp.node.questions import Questions
     from hoplite_mp.node.roster import Roster
     from hoplite_mp.protocol.local import Reply
     from hoplite_mp.protocol.peers import PeerMessage
@@ -45,6 +46,7 @@ class HostContext:
     imports: Imports
     exports: Exports
     roster: Roster
+    questions: Questions
     # A message to the manager.
     send_manager: Callable[[Any], None]
     # A message to the node of the host with that id; False: there is none.

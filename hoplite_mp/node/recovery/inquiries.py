@@ -10,6 +10,7 @@ It must never know: why a value is lost, how it is made again.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from hoplite_mp.protocol.peers import OBJECTS_ASKED_MAX, CopiesAsked, CopiesTold
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.imports import Imports
     from hoplite_mp.node.objects.kept import KeptCopies
     from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.questions import Questions
     from hoplite_mp.protocol.peers import PeerMessage
 
 __all__ = ["Inquiries"]
@@ -33,6 +35,7 @@ class Inquiries:
         imports: Imports,
         places: Places,
         kept: KeptCopies,
+        questions: Questions,
         send: Callable[[int, PeerMessage], bool],
         homes: Callable[[], Iterable[int]],
         doubtful: Callable[[], bool],
@@ -43,19 +46,20 @@ class Inquiries:
         self.places = places
         self.client = imports.client
         self.kept = kept
+        self.questions = questions
         self.send = send
         self.homes = homes
         self.doubtful = doubtful
-        self._number = 1  # of the next question
+        self._round = 1  # the number of the next `flush`
         self._objects: list[bytes] = []  # what it is about
-        self._open: dict[int, set[int]] = {}  # question -> hosts that have not answered
+        self._open: set[int] = set()  # rounds that not all hosts have answered
 
     # -- what this node asks -------------------------------------------------------------------
 
     def about(self, object_id: bytes) -> int:
-        """Asks at the next `flush`; returns the number of the question."""
+        """Asks at the next `flush`; returns the number of that round."""
         self._objects.append(object_id)
-        number = self._number
+        number = self._round
         if len(self._objects) == OBJECTS_ASKED_MAX:
             self.flush()
         return number
@@ -64,29 +68,17 @@ class Inquiries:
         """One message to each host, whatever has come together."""
         if self._objects:
             objects, self._objects = tuple(self._objects), []
-            number, self._number = self._number, self._number + 1
-            asked = {home for home in self.homes() if self.send(home, CopiesAsked(objects, number))}
-            if asked:
-                self._open[number] = asked
+            number, self._round = self._round, self._round + 1
+            self._open.add(number)
+            self.questions.ask_all(
+                self.homes(),
+                functools.partial(CopiesAsked, objects),
+                lambda found: self._open.discard(number),
+            )
 
     def answered(self, number: int) -> bool:
         """Have all hosts said what they have, or died?"""
-        return number < self._number and number not in self._open and not self.doubtful()
-
-    def told(self, home: int, message: CopiesTold) -> None:
-        """That host has said before what it has."""
-        self._answer(message.number, home)
-
-    def lose_peer(self, home: int) -> None:
-        """That host is gone, with its copies."""
-        for number in list(self._open):
-            self._answer(number, home)
-
-    def _answer(self, number: int, home: int) -> None:
-        waiting = self._open.get(number, set())
-        waiting.discard(home)
-        if not waiting:
-            self._open.pop(number, None)
+        return number < self._round and number not in self._open and not self.doubtful()
 
     # -- what this node answers ----------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from hoplite_mp.node.recovery.inquiries import Inquiries
 from hoplite_mp.node.recovery.lineage import Lineage
 from hoplite_mp.node.recovery.remaking import Remaking
 from hoplite_mp.protocol.messages import HomesNamed, HomeTold
-from hoplite_mp.protocol.peers import CopiesAsked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.tasks.guests import Guests
     from hoplite_mp.node.tasks.resources import Resources
     from hoplite_mp.protocol.messages import Member
-    from hoplite_mp.protocol.peers import CopiesTold, Release
+    from hoplite_mp.protocol.peers import Release
 
 __all__ = ["Recovering"]
 
@@ -77,6 +76,7 @@ class Recovering:
             host.imports,
             host.places,
             kept,
+            host.questions,
             host.send_peer,
             lambda: host.roster.homes,
             lambda: bool(missing.members),
@@ -142,7 +142,6 @@ class Recovering:
     def begin(self, member: Member) -> None:
         """That host is gone, before anything of it is let go."""
         self.homes.begin(member.home, member.node)
-        self.inquiries.lose_peer(member.home)
 
     def report(self, number: int) -> None:
         """The manager has heard of it, too."""
@@ -154,13 +153,6 @@ class Recovering:
             return False
         self.homes.receive(message)
         return True
-
-    def heard(self, peer: int, message: CopiesAsked | CopiesTold) -> None:
-        """Who is about to replace a value asks whether it is here, or is answered."""
-        if isinstance(message, CopiesAsked):
-            self.inquiries.asked(peer, message)
-        else:
-            self.inquiries.told(peer, message)
 
     def released(self, peer: int, message: Release) -> None:
         """Another host lets go of an object of this one, and of its copy."""

@@ -33,8 +33,8 @@ from hoplite_mp.protocol.retries import TryAgain
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.membership.questions import Answer, Questions
     from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.questions import Answer
     from hoplite_mp.node.requests import Handler, Requests
     from hoplite_mp.node.tasks.delegation import Delegation
     from hoplite_mp.node.tasks.guests import Guests
@@ -71,7 +71,6 @@ class PoolRequests:
         delegation: Delegation,
         guests: Guests,
         resources: Resources,
-        questions: Questions,
         above: Above,
     ) -> None:
         self.client = host.client
@@ -87,7 +86,7 @@ class PoolRequests:
         self.delegation = delegation
         self.guests = guests
         self.resources = resources
-        self.questions = questions
+        self.questions = host.questions
         self.above = above
 
     @property
@@ -178,7 +177,7 @@ class PoolRequests:
             done(error, lost)
 
         makes = {home: functools.partial(make, workers) for home, workers in wanted.items()}
-        self.questions.ask_each(makes, opened, None)
+        self.questions.ask_each(makes, opened)
 
     def add_workers(self, slot: int, request: Request) -> None:
         """More workers on this node, or on another one."""

@@ -27,8 +27,8 @@ from hoplite_mp.protocol.peers import (
 )
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.membership.questions import Answer, Questions
     from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.questions import Answer
     from hoplite_mp.node.tasks.delegation import Delegation
     from hoplite_mp.node.tasks.guests import Guests
     from hoplite_mp.node.tasks.workers import Workers
@@ -76,7 +76,6 @@ class Rounds:
         workers: Workers,
         delegation: Delegation,
         guests: Guests,
-        questions: Questions,
         above: Above,
     ) -> None:
         self.loop = host.loop
@@ -89,7 +88,7 @@ class Rounds:
         self.workers = workers
         self.delegation = delegation
         self.guests = guests
-        self.questions = questions
+        self.questions = host.questions
         self.above = above
         self.by_pool: dict[int, Round] = {}
 
@@ -129,7 +128,7 @@ class Rounds:
                 count = len(round.waiting) + sum(workers for _, workers in round.far.values())
                 reply(Reply(request.number, (number, count)))
 
-        self.questions.ask(others, OpenFarRound, opened, patience)
+        self.questions.ask_all(others, OpenFarRound, opened, patience)
 
     def opened(self, home: int, message: FarRoundOpened) -> None:
         """Another node's answer."""

@@ -1,0 +1,124 @@
+"""Questions to other nodes, each answered by one message that has the number of the question.
+
+Why it exists: many rooms ask other hosts something and wait. A host that is lost must not be waited
+for by any of them, so what waits is in one table, and the loss of a host ends all that it was
+asked. Some questions have a deadline as well: a host that hangs must not make the others look so.
+It must never know: what is asked, what becomes of the answers.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from hoplite_mp.node.ports import Loop
+    from hoplite_mp.node.roster import Roster
+    from hoplite_mp.protocol.peers import PeerMessage
+
+__all__ = ["PATIENCE_S", "Answer", "Questions"]
+
+# How long other nodes may take to answer what people ask. Higher: slow hosts are heard; lower: who
+# asks waits less for one that does not answer.
+PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of one node. Times are those of this host's monotonic clock."""
+
+    node: int
+    message: Any
+    asked_ns: int
+    came_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    home: int  # of the host that is asked
+    done: Callable[[Answer | None], None]
+    asked_ns: int
+
+
+class Questions:
+    """All that this node has asked and not heard the answer to."""
+
+    def __init__(
+        self, loop: Loop, roster: Roster, send: Callable[[int, PeerMessage], bool]
+    ) -> None:
+        self.loop = loop
+        self.roster = roster
+        self.send = send
+        self.open: dict[int, _Question] = {}  # by number
+        self._last = 0
+
+    def ask(
+        self,
+        home: int,
+        make: Callable[[int], PeerMessage],
+        done: Callable[[Answer | None], None],
+        patience_s: float | None = None,
+    ) -> None:
+        """Sends `make(number)` to that host; `done` gets its answer, or None: it is lost, or has
+        not answered for so long."""
+        self._last += 1
+        number = self._last
+        self.open[number] = _Question(home, done, self.loop.now_ns())
+        if not self.send(home, make(number)):
+            self._end(number, None)
+        elif patience_s is not None:
+            self.loop.call_later(patience_s, lambda: self._end(number, None))
+
+    def ask_all(
+        self,
+        homes: Iterable[int],
+        make: Callable[[int], PeerMessage],
+        done: Callable[[dict[int, Answer]], None],
+        patience_s: float | None = None,
+    ) -> None:
+        """The same of several hosts: `done` gets the answers that came, by home, when nobody is
+        waited for any more."""
+        self.ask_each(dict.fromkeys(homes, make), done, patience_s)
+
+    def ask_each(
+        self,
+        makes: Mapping[int, Callable[[int], PeerMessage]],
+        done: Callable[[dict[int, Answer]], None],
+        patience_s: float | None = None,
+    ) -> None:
+        """The same, with a message of its own for each host. makes: by home."""
+        waiting = set(makes)
+        found: dict[int, Answer] = {}
+
+        def came(home: int, answer: Answer | None) -> None:
+            waiting.discard(home)
+            if answer is not None:
+                found[home] = answer
+            if not waiting:
+                done(found)
+
+        if not waiting:
+            done(found)
+        for home, make in makes.items():
+            self.ask(home, make, functools.partial(came, home), patience_s)
+
+    def told(self, home: int, message: Any) -> bool:
+        """That host answers. False: nobody waits for it."""
+        question, node = self.open.get(message.number), self.roster.number_of(home)
+        if question is None or question.home != home or node is None:
+            return False
+        self._end(message.number, Answer(node, message, question.asked_ns, self.loop.now_ns()))
+        return True
+
+    def lose_peer(self, home: int) -> None:
+        """That host will not answer."""
+        for number in [number for number, one in self.open.items() if one.home == home]:
+            self._end(number, None)
+
+    def _end(self, number: int, answer: Answer | None) -> None:
+        question = self.open.pop(number, None)
+        if question is not None:
+            question.done(answer)
