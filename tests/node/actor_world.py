@@ -14,6 +14,7 @@ from hoplite_mp.node.actors.far_actors import FarActors
 from hoplite_mp.node.tasks.pools import Pool
 from hoplite_mp.protocol.actors import ActorRestarts, BindActor
 from hoplite_mp.protocol.local import Request
+from hoplite_mp.protocol.peers import ActorBegun, RestartsTold
 from tests.node.losses import LossNetwork, LossSide
 
 __all__ = ["ActorNetwork", "ActorSide"]
@@ -81,7 +82,9 @@ class ActorSide(LossSide):
 
     def take(self, peer: int, message: Any) -> None:
         lan = self.lan
-        if not (lan.far_actors.receive(peer, message) or lan.spares.receive(peer, message)):
+        if isinstance(message, (ActorBegun, RestartsTold)):
+            self.questions.told(peer, message)
+        elif not (lan.far_actors.receive(peer, message) or lan.spares.receive(peer, message)):
             super().take(peer, message)
 
     def lose_member(self, member: Any) -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from hoplite_mp.node.actors.actor_records import Wanted
 from hoplite_mp.node.actors.far_actors import FarActors
+from hoplite_mp.node.questions import Questions
 from hoplite_mp.protocol.actors import BindActor
 from tests.node.actor_world import ActorNetwork
+from tests.node.manual_loop import ManualLoop
 
 HOME, NODE = 1001, 1
 
@@ -30,6 +32,7 @@ class Host:
             reply=lambda slot, reply: self.replies.append(reply),
             send_peer=lambda home, message: False,
         )
+        host.questions = Questions(ManualLoop(), host.roster, host.send_peer)
         actors: Any = SimpleNamespace(of=lambda identity: None, public=lambda oid: b"i" * 16)
         workers: Any = SimpleNamespace(open_bound=self.open_bound, why_none="no pool is free")
         none: Any = SimpleNamespace(runners={})
@@ -57,8 +60,8 @@ def test_an_identity_that_is_gone_takes_no_pool() -> None:
 def test_a_node_to_which_there_is_no_link_is_gone_at_once() -> None:
     host = Host()
     host.far.begin(host, Wanted(1 << 40, b"", "Counter", "", 0, False, False, 0), NODE)
-    assert host.refusals == ["node h1 is gone"]
-    assert host.far.asking == {}
+    assert host.refusals == ["its host was lost while the actor was to begin there"]
+    assert not host.far.questions.open
 
 
 @pytest.mark.parametrize("begun", [False, True])

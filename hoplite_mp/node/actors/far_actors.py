@@ -8,6 +8,7 @@ It must never know: what calls do, how messages travel.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.actors.actors import Actors
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.imports import Import
+    from hoplite_mp.node.questions import Answer
     from hoplite_mp.node.recovery.homes import Homes
     from hoplite_mp.node.tasks.delegation import Delegation
     from hoplite_mp.node.tasks.guests import Guests
@@ -124,20 +126,20 @@ class FarActors:
         self.roster = host.roster
         self.reply = host.reply
         self.send = host.send_peer
+        self.questions = host.questions
         self.actors = actors
         self.workers = workers
         self.delegation = delegation
         self.guests = guests
         self.homes = homes
         self.above = above
-        self.asking: dict[int, tuple[int, Asker]] = {}  # by number -> home, who waits
-        self.counting: dict[int, tuple[int, Client, int]] = {}  # -> home, who waits, identity
+        # Identity of an actor whose host is lost -> who waits for the number of its restarts.
+        self.counting: dict[int, list[Client]] = {}
         self.ends: dict[int, bool] = {}  # identity -> a process here has ended it: by kill?
         self.given: dict[tuple[int, int], Any] = {}  # holds until the other host has its own
         self.by_identity: dict[int, int] = {}  # -> pool
         self.bound: dict[int, Bound] = {}  # by pool
         self.closing: list[Closing] = []
-        self._last = 0
 
     # -- for processes of this host --------------------------------------------------------------
 
@@ -147,31 +149,32 @@ class FarActors:
         if member is None:
             asker.refused(f"node h{node} is gone", True)
             return
-        self._last += 1
-        self.asking[self._last] = (member.home, asker)
-        ask = BeginActor(
-            self._last,
-            self.actors.public(wanted.setup),
-            wanted.about,
-            wanted.class_name,
-            wanted.name,
-            wanted.restarts,
-            wanted.get_if_exists,
-            wanted.detached,
-            wanted.audience,
-            wanted.places,
-            wanted.env,
-            wanted.demand,
-            wanted.only_now,
-        )
-        if not self.send(member.home, ask) and self.asking.pop(ask.number, None) is not None:
-            asker.refused(f"node h{node} is gone", True)  # although the manager has not said so yet
 
-    def begun(self, home: int, message: ActorBegun) -> None:
-        """The answer of the node that was asked."""
-        _, asker = self.asking.pop(message.number, (0, None))
-        if asker is None:
+        def make(number: int) -> BeginActor:
+            return BeginActor(
+                number,
+                self.actors.public(wanted.setup),
+                wanted.about,
+                wanted.class_name,
+                wanted.name,
+                wanted.restarts,
+                wanted.get_if_exists,
+                wanted.detached,
+                wanted.audience,
+                wanted.places,
+                wanted.env,
+                wanted.demand,
+                wanted.only_now,
+            )
+
+        self.questions.ask(member.home, make, functools.partial(self._begun, member.home, asker))
+
+    def _begun(self, home: int, asker: Asker, answer: Answer | None) -> None:
+        """What the node says that was asked."""
+        if answer is None:
+            asker.refused("its host was lost while the actor was to begin there", True)
             return
+        message: ActorBegun = answer.message
         if message.identity == NO_IDENTITY:
             asker.refused(message.error, message.gone)
             return
@@ -246,21 +249,20 @@ class FarActors:
 
     def ask_restarts(self, asker: Client, identity: int) -> None:
         one = self.imports.by_oid.get(identity)
-        self._last += 1
         if one is None:
-            self.reply(asker.slot, Reply(asker.number, 0))
+            asker.told(0)
             return
-        self.counting[self._last] = (one.home, asker, identity)
-        if not self.send(one.home, RestartsAsked(self._last, one.object)):
-            self._lose_counting(one.home)
+        home, object_id = one.home, one.object
 
-    def _lose_counting(self, home: int) -> None:
-        """Nobody there says how often an actor has begun again; its next host will."""
-        open_ = self.homes.is_open(home)
-        for number, (asked, client, _) in list(self.counting.items()):
-            if asked == home and not open_:
-                del self.counting[number]
-                self.reply(client.slot, Reply(client.number, 0))
+        def told(answer: Answer | None) -> None:
+            if answer is not None:
+                asker.told(answer.message.restarts)
+            elif self.homes.is_open(home):  # the next host of the actor says it
+                self.counting.setdefault(identity, []).append(asker)
+            else:
+                asker.told(0)
+
+        self.questions.ask(home, lambda number: RestartsAsked(number, object_id), told)
 
     def fail_calls(self, pool: int) -> None:
         """A call was posted to an actor whose host is gone."""
@@ -305,8 +307,8 @@ class FarActors:
         if self._ends(one, closes):
             self.actors.end_here(one.oid, self.ends[one.oid])
         actor = self.actors.by_identity.get(one.oid)
-        for client in self._counted(one):
-            self.reply(client.slot, Reply(client.number, actor.restarts if actor else 0))
+        for client in self.counting.pop(one.oid, ()):
+            client.told(actor.restarts if actor else 0)
         pool = self.by_identity.get(one.oid)
         if pool is not None and self.bound[pool].ended is None:
             self._end(pool, self.bound[pool], NO_SPARE)
@@ -315,7 +317,7 @@ class FarActors:
         """Another host has, perhaps."""
         if self._ends(one, closes):
             self.send(one.home, EndActorThere(one.object, self.ends[one.oid]))
-        for client in self._counted(one):
+        for client in self.counting.pop(one.oid, ()):
             self.ask_restarts(client, one.oid)
         pool = self.by_identity.get(one.oid)
         if pool is not None and self.bound[pool].ended is None:
@@ -324,11 +326,6 @@ class FarActors:
     def _ends(self, one: Import, closes: bool) -> bool:
         """Is its end to be told to its new host, other than behind calls that are still here?"""
         return one.oid in self.ends and (self.ends[one.oid] or not closes)
-
-    def _counted(self, one: Import) -> list[Client]:
-        """Who waits for the number of its restarts."""
-        found = [n for n, (_, _, identity) in self.counting.items() if identity == one.oid]
-        return [self.counting.pop(number)[1] for number in found]
 
     def _seek(self, pool: int, bound: Bound) -> None:
         """Asks the host that counts the holders now where calls are to go."""
@@ -422,8 +419,6 @@ class FarActors:
         match message:
             case BeginActor():
                 self.asked(home, message)
-            case ActorBegun():
-                self.begun(home, message)
             case ActorHeld():
                 self.given.pop((home, message.number), None)
             case EndActorThere():
@@ -432,10 +427,6 @@ class FarActors:
                 self.above.when_known(message.identity, lambda: self._tell_restarts(home, message))
             case ActorFound():
                 self._found(home, message)
-            case RestartsTold():
-                _, asker, _ = self.counting.pop(message.number, (0, None, 0))
-                if asker is not None:
-                    self.reply(asker.slot, Reply(asker.number, message.restarts))
             case _:
                 return False
         return True
@@ -451,10 +442,5 @@ class FarActors:
     def lose_peer(self, home: int) -> None:
         """That host is gone."""
         self.closing = [one for one in self.closing if one.home != home or self._moves(one)]
-        for number, (asked, asker) in list(self.asking.items()):
-            if asked == home:
-                del self.asking[number]
-                asker.refused("its host was lost while the actor was to begin there", True)
-        self._lose_counting(home)
         for key in [key for key in self.given if key[0] == home]:
             del self.given[key]

@@ -36,12 +36,14 @@ Taker = Callable[[int, Any], object]  # id of the host that has sent it, the mes
 # What has the number of a question, and goes to the room that has asked.
 ANSWERS = (
     looking.LookTold,
+    peers.ActorBegun,
     peers.CopiesTold,
     peers.CountersNow,
     peers.FarPoolOpened,
     peers.FarRoundEnded,
     peers.Located,
     peers.Probed,
+    peers.RestartsTold,
 )
 
 
