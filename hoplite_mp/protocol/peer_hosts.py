@@ -215,18 +215,19 @@ class RelayAsked(Message, frozen=True):
     """The sender cannot reach the node of the host with that home id: does the receiver? Answered
     by RelayOpened."""
 
+    number: int
     host: int
 
     def __post_init__(self) -> None:
-        counts(host=self.host)
+        counts(number=self.number, host=self.host)
 
 
 class RelayOpened(Message, frozen=True):
     """A port of the sender's that leads to that node; 0: it does not reach it either."""
 
-    host: int
+    number: int
     port: int
 
     def __post_init__(self) -> None:
-        counts(host=self.host)
+        counts(number=self.number)
         between("port", self.port, 0, _U16_MAX)

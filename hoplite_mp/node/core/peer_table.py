@@ -43,6 +43,7 @@ ANSWERS = (
     peers.FarRoundEnded,
     peers.Located,
     peers.Probed,
+    peers.RelayOpened,
     peers.RestartsTold,
 )
 
@@ -119,5 +120,4 @@ def inspection_table(
         peers.PrintedTaken: far_output.taken,
         peers.LastLinesAsked: far_output.last_lines_asked,
         peers.RelayAsked: relays.asked,
-        peers.RelayOpened: relays.opened,
     }

@@ -154,7 +154,7 @@ class Peers:
         self.unknown: dict[int, list[tuple[Admission, Callable[[Peer, Admission], None]]]] = {}
         self.own: set[str] = set()  # addresses of this host, without ports
         self.listens_at = ""  # where others come in, without a port
-        self.relays = Relays(host.loop, host.roster, connections, self)
+        self.relays = Relays(host, connections, self)
 
     def came(self, member: Member) -> None:
         """A node has joined; this one itself as well."""

@@ -11,6 +11,7 @@ It must never know: what the connections are for.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,8 +22,9 @@ from hoplite_mp.transport.addresses import endpoint_of, parse_address
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.ports import Connections, LentPort, Loop
-    from hoplite_mp.node.roster import Roster
+    from hoplite_mp.node.objects.context import HostContext
+    from hoplite_mp.node.ports import Connections, LentPort
+    from hoplite_mp.node.questions import Answer
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.protocol.peers import PeerMessage
     from hoplite_mp.transport.addresses import Endpoint
@@ -37,13 +39,12 @@ ASKED_MAX = 3
 _log = logging.getLogger("hoplite_mp")
 
 
+@dataclass(eq=False, slots=True)
 class _Search:
-    """For a way to one node. `asked` is the one whose answer is awaited."""
+    """For a way to one node. candidates: homes of those that are still to be asked."""
 
-    def __init__(self, candidates: list[int]) -> None:
-        self.candidates = candidates
-        self.asked = 0
-        self.waiting: list[Callable[[list[Endpoint]], None]] = []
+    candidates: list[int]
+    waiting: list[Callable[[list[Endpoint]], None]]
 
 
 class Above(Protocol):
@@ -59,15 +60,17 @@ class Above(Protocol):
 class Relays:
     """The ways of this node over others, and the ports that it lends."""
 
-    def __init__(self, loop: Loop, roster: Roster, connections: Connections, above: Above) -> None:
-        self.loop = loop
-        self.roster = roster
+    def __init__(self, host: HostContext, connections: Connections, above: Above) -> None:
+        self.loop = host.loop
+        self.roster = host.roster
+        self.questions = host.questions
         self.connections = connections
         self.above = above
         self.ways: dict[int, tuple[int, list[Endpoint]]] = {}  # home -> home of who lends, where
         self.searches: dict[int, _Search] = {}
         self.forwards: dict[int, LentPort] = {}  # by the home of the node behind
-        self.trying: dict[int, list[int]] = {}  # home -> homes that asked for a way to it
+        # Home -> homes that asked for a way to it, and the numbers of their questions.
+        self.trying: dict[int, list[tuple[int, int]]] = {}
 
     # -- a way for this node -------------------------------------------------------------------
 
@@ -82,45 +85,37 @@ class Relays:
             others = [home for home in self.roster.by_home if home != member.home]
             unreached = self.ways.keys() | self.searches.keys()
             candidates = [home for home in others if home not in unreached][:ASKED_MAX]
-            search = self.searches[member.home] = _Search(candidates)
-            search.waiting.append(done)
+            search = self.searches[member.home] = _Search(candidates, [done])
             self._ask(member.home, search)
         else:
             search.waiting.append(done)
 
     def _ask(self, home: int, search: _Search) -> None:
         """The next of those who may know one."""
-        while search.candidates:
-            search.asked = search.candidates.pop(0)
-            if self.above.send(search.asked, RelayAsked(home)):
-                self.loop.call_later(ANSWER_S, partial(self._silent, home, search, search.asked))
-                return
-        self._end(home, [])
-
-    def _silent(self, home: int, search: _Search, asked: int) -> None:
-        if self.searches.get(home) is search and search.asked == asked:
-            self._ask(home, search)
-
-    def opened(self, lender: int, message: RelayOpened) -> None:
-        """A node's answer."""
-        search = self.searches.get(message.host)
-        peer = self.roster.by_home.get(lender)
-        if search is None or search.asked != lender or peer is None:
+        if not search.candidates:
+            self._end(home, [])
             return
-        if not message.port:
-            self._ask(message.host, search)
-            return
-        way = [at._replace(port=message.port) for at in map(parse_address, peer.addresses)]
+        lender = search.candidates.pop(0)
+
+        def answered(answer: Answer | None) -> None:
+            if self.searches.get(home) is not search:
+                return  # that node is gone
+            if answer is None or not answer.message.port:
+                self._ask(home, search)
+            else:
+                self._opened(home, lender, answer.message.port)
+
+        self.questions.ask(lender, lambda number: RelayAsked(number, home), answered, ANSWER_S)
+
+    def _opened(self, home: int, lender: int, port: int) -> None:
+        """That port of another node leads there."""
+        behind, peer = self.roster.by_home[home], self.roster.by_home[lender]
+        way = [at._replace(port=port) for at in map(parse_address, peer.addresses)]
         found = endpoints_of(tuple(map(str, way)))
-        self.ways[message.host] = lender, found
-        behind = self.roster.by_home.get(message.host)
-        if behind is not None:
-            _log.warning(
-                "node h%d is reached over node h%d: no connection leads there from this host",
-                behind.node,
-                peer.node,
-            )
-        self._end(message.host, found)
+        self.ways[home] = lender, found
+        words = "node h%d is reached over node h%d: no connection leads there from this host"
+        _log.warning(words, behind.node, peer.node)
+        self._end(home, found)
 
     def _end(self, home: int, found: list[Endpoint]) -> None:
         for done in self.searches.pop(home).waiting:
@@ -130,24 +125,24 @@ class Relays:
 
     def asked(self, asker: int, message: RelayAsked) -> None:
         """A node does not reach that one: does this one? Looked up in a thread."""
-        home = message.host
+        home, number = message.host, message.number
         peer = self.roster.by_home.get(home)
         if peer is None or home in self.ways or home in self.searches:
-            self.above.send(asker, RelayOpened(home, 0))
+            self.above.send(asker, RelayOpened(number, 0))
         elif home in self.forwards:
-            self.above.send(asker, RelayOpened(home, self.forwards[home].port))
+            self.above.send(asker, RelayOpened(number, self.forwards[home].port))
         elif home in self.trying:
-            self.trying[home].append(asker)
+            self.trying[home].append((asker, number))
         else:
             endpoints = endpoints_of(peer.addresses)
             look = partial(self.connections.is_reached, endpoints)
             self.loop.run_in_thread(look, partial(self._tried, home))
-            self.trying[home] = [asker]  # what the thread finds comes in a later turn
+            self.trying[home] = [(asker, number)]  # what the thread finds comes in a later turn
 
     def _tried(self, home: int, reached: bool) -> None:
         port = self._lend(home) if reached else 0
-        for asker in self.trying.pop(home, ()):
-            self.above.send(asker, RelayOpened(home, port))
+        for asker, number in self.trying.pop(home, ()):
+            self.above.send(asker, RelayOpened(number, port))
 
     def _lend(self, home: int) -> int:
         """A port that leads to that node; 0: there is none."""
@@ -175,9 +170,6 @@ class Relays:
             forward.close()
         if home in self.searches:
             self._end(home, [])
-        for behind, search in list(self.searches.items()):
-            if search.asked == home:
-                self._ask(behind, search)
 
 
 def endpoints_of(addresses: tuple[str, ...]) -> list[Endpoint]:

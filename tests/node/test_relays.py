@@ -1,0 +1,132 @@
+"""Ways over other nodes: who is asked for one, and what is done when that one is of no help."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hoplite_mp.node.membership.relays import ANSWER_S, ASKED_MAX, Relays
+from hoplite_mp.node.questions import Questions
+from hoplite_mp.node.roster import Roster
+from hoplite_mp.protocol.messages import Member
+from hoplite_mp.protocol.peers import RelayAsked, RelayOpened
+from tests.node.manual_loop import ManualLoop
+
+FAR = 1009  # the home of the node that cannot be reached
+
+
+def member(node: int) -> Member:
+    return Member(node, 1, 1000 + node, 2, f"host{node}", (f"10.0.0.{node}:1",), 1 << 30)
+
+
+class Side:
+    """A node that knows nine others, its lent ports, and what it sends."""
+
+    def __init__(self) -> None:
+        self.loop = ManualLoop()
+        self.roster = Roster()
+        for node in range(1, 10):
+            self.roster.add(member(node))
+        self.sent: list[tuple[int, Any]] = []
+        self.found: list[list[Any]] = []
+        self.lent: list[int] = []
+        self.reached = True
+        self.questions = Questions(self.loop, self.roster, self.send)
+        connections: Any = SimpleNamespace(
+            is_reached=lambda endpoints: self.reached, lend=self.lend
+        )
+        host: Any = SimpleNamespace(loop=self.loop, roster=self.roster, questions=self.questions)
+        self.relays = Relays(host, connections, self)
+
+    def send(self, home: int, message: Any) -> bool:
+        if home in self.roster.by_home:
+            self.sent.append((home, message))
+        return home in self.roster.by_home
+
+    def is_member(self, host: str) -> bool:
+        return True
+
+    def lend(self, endpoints: Any, may: Any) -> Any:
+        self.lent.append(7000 + len(self.lent))
+        return SimpleNamespace(port=self.lent[-1], close=self.lent.clear)
+
+    def find(self) -> None:
+        self.relays.find(self.roster.by_home[FAR], self.found.append)
+
+    def answer(self, port: int) -> int:
+        """Of the one that was asked last."""
+        home, asked = self.sent[-1]
+        assert asked == RelayAsked(asked.number, FAR)
+        self.questions.told(home, RelayOpened(asked.number, port))
+        return home
+
+    def lose(self, home: int) -> None:
+        self.roster.remove(home - 1000)
+        self.relays.lose_peer(home)
+        self.questions.lose_peer(home)
+
+
+@pytest.fixture
+def side() -> Side:
+    return Side()
+
+
+def test_the_second_one_has_a_way(side: Side) -> None:
+    side.find()
+    side.find()  # somebody else waits for the same way
+    assert [home for home, _ in side.sent] == [1001]
+    side.answer(0)
+    assert side.answer(7001) == 1002
+    assert side.found[0] == side.found[1] == side.relays.way(FAR)
+    (end,) = side.relays.way(FAR)
+    assert end.sockaddr[:2] == ("10.0.0.2", 7001)
+    side.lose(1002)
+    assert side.relays.way(FAR) == []
+
+
+def test_nobody_has_one(side: Side) -> None:
+    side.find()
+    assert [side.answer(0) for _ in range(ASKED_MAX)] == [1001, 1002, 1003]
+    assert side.found == [[]]
+
+
+def test_who_is_silent_or_lost_is_not_waited_for(side: Side) -> None:
+    side.find()
+    _, late = side.sent[-1]
+    side.loop.pass_time(ANSWER_S)
+    assert side.sent[-1][0] == 1002
+    assert not side.questions.told(1001, RelayOpened(late.number, 7001))
+    side.lose(1002)
+    assert side.answer(7003) == 1003
+    assert len(side.found[0]) == 1
+
+
+def test_the_node_that_is_looked_for_is_lost(side: Side) -> None:
+    side.find()
+    side.lose(FAR)
+    assert side.found == [[]]
+    side.answer(7001)
+    assert side.relays.way(FAR) == []
+    assert len(side.found) == 1
+
+
+def test_a_port_is_lent_once_to_all(side: Side) -> None:
+    for asker, number in ((1001, 5), (1002, 6)):
+        side.relays.asked(asker, RelayAsked(number, FAR))
+    side.loop.call_all()
+    side.relays.asked(1003, RelayAsked(7, FAR))
+    assert side.sent == [(1000 + n, RelayOpened(4 + n, 7000)) for n in (1, 2, 3)]
+    side.lose(FAR)
+    assert side.lent == []
+
+
+def test_who_looks_for_a_way_itself_or_does_not_get_there_has_none(side: Side) -> None:
+    side.reached = False
+    side.relays.asked(1002, RelayAsked(5, FAR))
+    side.loop.call_all()
+    assert side.sent == [(1002, RelayOpened(5, 0))]
+    side.find()
+    side.relays.asked(1002, RelayAsked(6, FAR))
+    assert side.sent[-1] == (1002, RelayOpened(6, 0))
