@@ -17,14 +17,15 @@ import socket
 from typing import TYPE_CHECKING
 
 from hoplite_mp.client.channel import dump, seqpacket_pair
+from hoplite_mp.node.shell.doors import open_door
 from hoplite_mp.protocol.local import Attached, NotAttached
-from hoplite_mp.transport.door import Door
 from hoplite_mp.transport.rendezvous import Meeting, peer_of
 
 if TYPE_CHECKING:
     from hoplite_mp.node.ports import AttachedDrivers, Loop
     from hoplite_mp.protocol.greetings import Introduction
     from hoplite_mp.protocol.local import LanStart, Start
+    from hoplite_mp.transport.conversation import Admission
 
 __all__ = ["DriverDoor"]
 
@@ -42,7 +43,6 @@ class DriverDoor:
         self.start = start
         self.lan = lan
         self.meeting: Meeting | None = None
-        self.door: Door | None = None
         self._tried = False
 
     def open(self, drivers: AttachedDrivers, cluster: bytes, mine: Introduction) -> None:
@@ -56,42 +56,22 @@ class DriverDoor:
             again = functools.partial(self.open, drivers, cluster, mine)
             self.loop.call_later(NAME_AGAIN_S, again)
             return
-        self.door = Door(
-            self.meeting.socket,
-            key=self.lan.key,
-            service="node",
-            cluster=cluster,
-            mine=mine,
-            certificate=None,  # no byte leaves this host
-            handshake_timeout_s=self.lan.handshake_timeout_s,
-            unauthenticated_max=self.lan.unauthenticated_max,
-        )
-        self.loop.watch(self.door.fileno(), functools.partial(self._admit, drivers))
+        roles = {"driver": functools.partial(self._admit, drivers)}
+        certificate = None  # no byte leaves this host
+        at = self.loop, self.lan, self.meeting.socket
+        open_door(*at, cluster, certificate, mine, roles)
 
     def close(self) -> None:
         if self.meeting is not None:
             self.meeting.close()
 
-    def _admit(self, drivers: AttachedDrivers) -> None:
-        assert self.door is not None
-        for admission in self.door.turn(self.loop.now()):
-            if admission.role != "driver":
-                admission.stream.close()
-                continue
-            sock = admission.stream.detach()
-            try:
-                self._attach(drivers, sock)
-            except OSError as error:  # it has gone again, or no descriptor is left
-                _log.info("a driver could not be attached: %s", error)
-                sock.close()
-        if self.door.deadline is not None:
-            left = max(0.0, self.door.deadline - self.loop.now())
-            self.loop.call_later(left, functools.partial(self._admit_again, drivers))
-
-    def _admit_again(self, drivers: AttachedDrivers) -> None:
-        deadline = None if self.door is None else self.door.deadline
-        if deadline is not None and deadline <= self.loop.now():
-            self._admit(drivers)
+    def _admit(self, drivers: AttachedDrivers, admission: Admission) -> None:
+        sock = admission.stream.detach()
+        try:
+            self._attach(drivers, sock)
+        except OSError as error:  # it has gone again, or no descriptor is left
+            _log.info("a driver could not be attached: %s", error)
+            sock.close()
 
     def _attach(self, drivers: AttachedDrivers, life: socket.socket) -> None:
         """One that has proved that it has the token gets a slot, and what belongs to it."""

@@ -8,10 +8,11 @@ It must never know: what is said over a connection.
 from __future__ import annotations
 
 import contextlib
+import socket
 from typing import TYPE_CHECKING
 
+from hoplite_mp.node.shell.doors import open_door
 from hoplite_mp.node.shell.forward import Forward, reach
-from hoplite_mp.node.shell.peer_door import PeerDoor
 from hoplite_mp.transport.addresses import own_addresses
 from hoplite_mp.transport.caller import Caller
 from hoplite_mp.transport.listen import listen
@@ -34,7 +35,7 @@ class TcpConnections:
     def __init__(self, loop: Loop, start: LanStart) -> None:
         self._loop = loop
         self._start = start
-        self._door: PeerDoor | None = None
+        self._address = ""  # of this host, where others come in
 
     def call(
         self,
@@ -70,10 +71,13 @@ class TcpConnections:
         mine: Introduction,
         roles: Mapping[str, Callable[[Admission], None]],
     ) -> str:
-        door = self._door = PeerDoor(
-            self._loop, self._start, cluster, certificate, mine, dict(roles)
-        )
-        return door.address
+        from hoplite_mp.transport.certificates import Certificate
+
+        listener = socket.socket(fileno=self._start.peer_fd)
+        proof = Certificate(certificate) if certificate else None
+        door = open_door(self._loop, self._start, listener, cluster, proof, mine, roles)
+        self._address = door.address.host
+        return self._address
 
     def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:
         sock = reach(endpoints)
@@ -82,8 +86,7 @@ class TcpConnections:
         return sock is not None
 
     def lend(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool]) -> Forward:
-        address = "" if self._door is None else self._door.address
-        listener = listen(address, range(*self._start.ports))
+        listener = listen(self._address, range(*self._start.ports))
         with contextlib.ExitStack() as stack:
             stack.callback(listener.close)
             forward = Forward(listener, endpoints, may)
