@@ -104,7 +104,7 @@ class Side:
         self.driver.close()
         for fd in list(self.output.pipes):
             self.output.drain(fd)
-        self.output.driver.sock.close()
+        self.output.drivers[0][1].sock.close()
 
 
 class Pipes:
@@ -204,7 +204,7 @@ def test_a_driver_that_does_not_read_bounds_what_is_on_the_way(sides: Any) -> No
     # Beyond that: two pieces of one read, the pipe, and what the kernel gives the socket.
     assert len(written) < words.FAR_BYTES_MAX + (1 << 19)
     found: list[bytes] = []
-    while (got := second.read()) or first.output.held or second.output.driver.backlog:
+    while (got := second.read()) or first.output.held or second.output.drivers[0][1].backlog:
         found += [text + b"\n" for _, _, text in got]
         pump(both, 1)
     pump(both)

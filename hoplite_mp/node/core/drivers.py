@@ -180,7 +180,7 @@ class Drivers:
     def _finish_output(self, driver: Driver, until: float) -> None:
         """The last lines of one that leaves come for a moment; then its output ends."""
         output, far = self.output, self.far_output
-        if driver.name not in output.attached:
+        if driver.name not in output.drivers:
             return
         if self.loop.now() < until and (
             not output.has_all(driver.name) or far.is_asking(driver.name)

@@ -133,7 +133,7 @@ class FarOutput:
     def printed(self, home: int, message: Printed) -> None:
         """Lines of that node's workers."""
         name = message.audience
-        if name and name not in self.output.attached:  # it has left
+        if name not in self.output.drivers:  # it has left
             self.send(home, PrintedTaken(bytes_of(message.lines), name))
             return
         speaker = self.speakers.get((home, name))

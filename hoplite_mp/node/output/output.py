@@ -77,15 +77,13 @@ class Output:
         self.number = number
         self.patience_s = patience_s
         self.line_bytes_max = config.output_line_bytes_max
-        self.driver = DriverSocket(sock, loop)
-        self.own = Audience(self._to_driver, BACKLOG_BYTES_MAX, patience_s)
         self.above = above
-        # Drivers that have attached to this node, by name.
-        self.attached: dict[int, tuple[Audience, DriverSocket]] = {}
+        # Drivers of this host by name; 0: the one that has started it.
+        self.drivers: dict[int, tuple[Audience, DriverSocket]] = {}
         self.pipes: dict[int, Pipe] = {}  # fd -> what is read from it
         self.held: list[Pipe] = []
-        self._own_taken = lambda nbytes: self.taken(self.own, nbytes)
         self._watched: set[Audience] = set()
+        self.attach(0, sock)
 
     def add(
         self, fd: int, stream: int, slot: int, audience: int, ended: Callable[[int], None]
@@ -129,9 +127,8 @@ class Output:
         """Behind what is there for that driver of this host, as far as there was room for it."""
         for fd in list(self.pipes):
             self.catch_up(fd)
-        known = self.attached.get(audience)
-        if known is not None or not audience:
-            driver = self.driver if known is None else known[1]
+        if audience in self.drivers:
+            _, driver = self.drivers[audience]
             driver.put(frames(LINES_MARK, str(number), [b""]), 0, lambda nbytes: None)
 
     def drain(self, fd: int) -> None:
@@ -186,11 +183,11 @@ class Output:
         self._let_go(pipe)
 
     def _audience(self, home: int) -> Audience | None:
-        if home in self.attached:
-            return self.attached[home][0]
-        if home and same_host(home, self.home):
+        if home in self.drivers:
+            return self.drivers[home][0]
+        if same_host(home, self.home):
             return None  # one that has left
-        return self.above.far_audience(home) if home else self.own
+        return self.above.far_audience(home)
 
     def _hold(self, pipe: Pipe) -> None:
         if pipe not in self.held:
@@ -213,9 +210,6 @@ class Output:
         """Whether there may be lines for that audience that cannot go yet."""
         return any(pipe.fd >= 0 or any(to == home for to, _ in pipe.waiting) for pipe in self.held)
 
-    def _to_driver(self, slot: int, stream: int, lines: list[bytes]) -> None:
-        self.to_driver(slot, self.number(), stream, lines, self._own_taken)
-
     def to_driver(
         self,
         slot: int,
@@ -223,18 +217,15 @@ class Output:
         stream: int,
         lines: list[bytes],
         taken: Callable[[int], None],
-        audience: int = 0,
+        audience: int,
     ) -> None:
-        """Lines of a worker of that node, for this host's driver, or an attached one."""
-        data = frames(stream, f"worker {slot}@h{number}", lines)
-        driver = self.driver
-        if audience:
-            known = self.attached.get(audience)
-            if known is None:  # it has left: what is for it goes nowhere
-                taken(bytes_of(lines))
-                return
-            _, driver = known
-        driver.put(data, bytes_of(lines), taken)
+        """Lines of a worker of that node, for the driver of this host with that name."""
+        if audience in self.drivers:
+            _, driver = self.drivers[audience]
+            label = f"worker {slot}@h{number}"
+            driver.put(frames(stream, label, lines), bytes_of(lines), taken)
+        else:  # it has left: what is for it goes nowhere
+            taken(bytes_of(lines))
 
     # -- drivers that come and go --------------------------------------------------------------
 
@@ -249,11 +240,11 @@ class Output:
             self.taken(listener, nbytes)
 
         listener = Audience(deliver, BACKLOG_BYTES_MAX, self.patience_s)
-        self.attached[name] = listener, driver
+        self.drivers[name] = listener, driver
 
     def has_all(self, name: int) -> bool:
         """Has that attached driver, which leaves, all that was written for it on this host?"""
-        listener, driver = self.attached[name]
+        listener, driver = self.drivers[name]
         if not driver.broken:
             self.last_lines(name)
             listener.confess()
@@ -262,7 +253,7 @@ class Output:
     def detach(self, name: int, busy: Callable[[int], bool]) -> None:
         """It is gone, and has what was still under way to it when its socket is closed. `busy`: as
         in `lose`."""
-        _, driver = self.attached.pop(name)
+        _, driver = self.drivers.pop(name)
         self.lose(name, busy)
         driver.end()
 
@@ -308,5 +299,5 @@ class Output:
     @property
     def quiet(self) -> bool:
         """Everything has gone."""
-        drivers = [self.driver, *(driver for _, driver in self.attached.values())]
+        drivers = (driver for _, driver in self.drivers.values())
         return not self.held and all(one.broken or not one.backlog for one in drivers)
