@@ -183,7 +183,6 @@ class Connections(Protocol):
         *,
         role: str,
         mine: Introduction,
-        now: float,
         timeout_s: float,
         cluster: bytes = b"",
         host: int | None = None,

@@ -115,7 +115,7 @@ class Lan:
         self.far_output = FarOutput(
             local.output,
             self.peers.send,
-            self.peers.number_of,
+            host.roster.number_of,
             self.peers.home_of,
             lambda slot: bool(host.tasks.running(slot)),
         )
@@ -403,12 +403,12 @@ class Lan:
         if taker is not None:
             taker(home, message)
         elif not (self.far_actors.receive(home, message) or self.spares.receive(home, message)):
-            number = self.peers.number_of(home)  # it is of a call of a Group
+            number = self.host.roster.number_of(home)  # it is of a call of a Group
             if number is not None:
                 self.group_calls.receive(number, message)
 
     def _group_message(self, home: int, message: Any) -> None:
-        number = self.peers.number_of(home)
+        number = self.host.roster.number_of(home)
         if number is not None:
             self.local.messages.receive(number, message)
 

@@ -82,7 +82,6 @@ class ManagerCalls:
             [endpoint_at(*where) for where in self.membership.start.manager],
             role="node",
             mine=self.peers.mine,
-            now=self.loop.now(),
             timeout_s=timeout_s,
             cluster=cluster,
             rounds_max=rounds_max,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Alone", "Membership"]
 
+NUMBER = 0  # of the only node
 GONE_MAX = 32  # hosts that have gone, for programs that ask what has become of them
 
 
@@ -60,20 +61,24 @@ class Alone:
     @property
     def handlers(self) -> dict[type, Handler]:
         """By kind of request."""
+
+        def says(value: Any, error: str = "") -> Handler:
+            return lambda slot, request: self.reply(slot, Reply(request.number, value, error))
+
         return {
             Members: self.asked,
-            GoneNodes: self._nobody,
-            LeavingNodes: self._nobody,
-            DrainNode: self._only_one,
-            UsersOfNode: self._no_user,
-            Locate: self._here,
-            GroupWritten: self._written,
+            GoneNodes: says([]),
+            LeavingNodes: says([]),
+            DrainNode: says(None, "this is the only node"),
+            UsersOfNode: says(0),
+            Locate: says([NUMBER]),
+            GroupWritten: lambda slot, request: None,  # nobody elsewhere waits for these blocks
         }
 
     @property
     def known(self) -> tuple[Member, ...]:
         """All nodes."""
-        return (Member(0, 0, self.client.home, self.workers_at_start),)
+        return (Member(NUMBER, 0, self.client.home, self.workers_at_start),)
 
     def joining(self, incarnation: int) -> NodeJoined:
         """What this node says of itself to its first manager."""
@@ -83,24 +88,9 @@ class Alone:
         """A process wants to know all nodes."""
         mine = len(self.workers.pools[0].workers)
         resources, free = self.resources.totals, self.resources.ledger.free()
-        place = 0, "127.0.0.1", self.hostname
+        place = NUMBER, "127.0.0.1", self.hostname
         used = mine, self.store.used_bytes(), self.store.limit
         self.reply(slot, Reply(request.number, [(*place, *used, resources, free)]))
-
-    def _nobody(self, slot: int, request: Request) -> None:
-        self.reply(slot, Reply(request.number, []))
-
-    def _only_one(self, slot: int, request: Request) -> None:
-        self.reply(slot, Reply(request.number, None, "this is the only node"))
-
-    def _no_user(self, slot: int, request: Request) -> None:
-        self.reply(slot, Reply(request.number, 0))
-
-    def _here(self, slot: int, request: Request) -> None:
-        self.reply(slot, Reply(request.number, [self.client.number]))
-
-    def _written(self, slot: int, request: Request) -> None:
-        """Blocks of a result that is written: nobody elsewhere waits for them."""
 
 
 class Membership:

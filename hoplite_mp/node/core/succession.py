@@ -219,13 +219,7 @@ class Succession:
             cluster=self.membership.cluster,
             rounds_max=1,
         )
-        Call(
-            self.loop,
-            lambda: make(now=self.loop.now()),
-            "the standby",
-            self._called,
-            logging.INFO,
-        ).begin()
+        Call(self.loop, make, "the standby", self._called, logging.INFO).begin()
 
     def _called(self, admission: Admission | None) -> None:
         self._calling = False

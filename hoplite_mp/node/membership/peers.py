@@ -178,10 +178,6 @@ class Peers:
         self.relays.lose_peer(peer.member.home)
         return peer
 
-    def number_of(self, home: int) -> int | None:
-        """Of the node of that host; None if there is none."""
-        return self.roster.number_of(home)
-
     def home_of(self, audience: int) -> int | None:
         """The home of the host whose driver that is; None: it is gone."""
         if audience in self.by_home:
@@ -273,14 +269,7 @@ class Peers:
             host=member.home,
             rounds_max=rounds_max,
         )
-        waits = role == "peer"
-        Call(
-            self.loop,
-            lambda: make(now=self.loop.now()),
-            f"node h{member.node}",
-            done,
-            waits=waits,
-        ).begin()
+        Call(self.loop, make, f"node h{member.node}", done, waits=role == "peer").begin()
 
     def _answered(self, peer: Peer, admission: Admission | None) -> None:
         peer.calling = False

@@ -99,7 +99,6 @@ class VirtualCalling:
         endpoints: Sequence[Endpoint],
         role: str,
         mine: Introduction,
-        now: float,
         timeout_s: float,
         home: int | None,
         rounds_max: int,
@@ -110,6 +109,7 @@ class VirtualCalling:
         self._endpoints = [(str(end.sockaddr[0]), int(end.sockaddr[1])) for end in endpoints]
         self._role = role
         self._mine = mine
+        now: float = loop.now()
         self._ends = now + timeout_s
         self._home = home
         self._rounds_max = rounds_max
@@ -274,7 +274,6 @@ class VirtualConnections:
         *,
         role: str,
         mine: Introduction,
-        now: float,
         timeout_s: float,
         cluster: bytes = b"",
         host: int | None = None,
@@ -282,7 +281,7 @@ class VirtualConnections:
     ) -> VirtualCalling:
         whom = host, rounds_max
         who = self._board, self._loop, self._host
-        return VirtualCalling(*who, endpoints, role, mine, now, timeout_s, *whom)
+        return VirtualCalling(*who, endpoints, role, mine, timeout_s, *whom)
 
     def listen(
         self,

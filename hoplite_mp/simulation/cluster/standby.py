@@ -8,6 +8,7 @@ It must never know: who has won, and why (manager/office.py).
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -76,12 +77,10 @@ class _Calls:
         self._to = [endpoint_of(Address(*to))]
 
     def call(self, role: str, seconds: float, done: Callable[[Admission | None], None]) -> None:
-        def calling() -> Any:
-            return self._connections.call(
-                self._to, role=role, mine=self._mine, now=self.loop.now(), timeout_s=seconds
-            )
-
-        Call(self.loop, calling, "a manager", done, logging.DEBUG).begin()
+        make = functools.partial(
+            self._connections.call, self._to, role=role, mine=self._mine, timeout_s=seconds
+        )
+        Call(self.loop, make, "a manager", done, logging.DEBUG).begin()
 
 
 class Superseding(_Calls):
