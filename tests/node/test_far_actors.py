@@ -11,6 +11,7 @@ from hoplite_mp.node.actors.actor_records import Wanted
 from hoplite_mp.node.actors.far_actors import FarActors
 from hoplite_mp.node.questions import Questions
 from hoplite_mp.protocol.actors import BindActor
+from hoplite_mp.protocol.peers import BeginActor
 from tests.node.actor_world import ActorNetwork
 from tests.node.manual_loop import ManualLoop
 
@@ -62,6 +63,10 @@ def test_a_node_to_which_there_is_no_link_is_gone_at_once() -> None:
     host.far.begin(host, Wanted(1 << 40, b"", "Counter", "", 0, False, False, 0), NODE)
     assert host.refusals == ["its host was lost while the actor was to begin there"]
     assert not host.far.questions.open
+
+
+def test_what_is_wanted_travels_in_the_order_of_its_fields() -> None:
+    assert Wanted._fields == BeginActor.__struct_fields__[1:]
 
 
 @pytest.mark.parametrize("begun", [False, True])

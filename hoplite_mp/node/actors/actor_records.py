@@ -7,7 +7,7 @@ another host from what is written here. It must never know: what is done with it
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hoplite_mp.protocol.local import Reply
 
@@ -52,9 +52,9 @@ class Client:
         self.reply(Reply(self.number, value))
 
 
-@dataclass(slots=True)
-class Wanted:
-    """An actor that is to begin on this host."""
+class Wanted(NamedTuple):
+    """An actor that is to begin on this host: the fields of BeginActor after its number, in that
+    order, with what they are here."""
 
     setup: int
     about: bytes

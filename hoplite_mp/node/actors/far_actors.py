@@ -12,6 +12,8 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from hoplite_mp import errors, ids, serial
 from hoplite_mp.headers import NODE_SLOT, UNCLAIMED
 from hoplite_mp.node.actors.actor_records import Wanted
@@ -151,21 +153,7 @@ class FarActors:
             return
 
         def make(number: int) -> BeginActor:
-            return BeginActor(
-                number,
-                self.actors.public(wanted.setup),
-                wanted.about,
-                wanted.class_name,
-                wanted.name,
-                wanted.restarts,
-                wanted.get_if_exists,
-                wanted.detached,
-                wanted.audience,
-                wanted.places,
-                wanted.env,
-                wanted.demand,
-                wanted.only_now,
-            )
+            return BeginActor(number, self.actors.public(wanted.setup), *wanted[1:])
 
         self.questions.ask(member.home, make, functools.partial(self._begun, member.home, asker))
 
@@ -396,20 +384,9 @@ class FarActors:
             if holds[0] is None:
                 asker.refused("its constructor's arguments are gone")
                 return
-            wanted = Wanted(
-                holds[0].oid,
-                message.about,
-                message.class_name,
-                message.name,
-                message.restarts,
-                message.get_if_exists,
-                message.detached,
-                self.guests.audience_here(home, message.audience),
-                message.places,
-                message.env,
-                message.demand,
-                message.only_now,
-            )
+            _, _, *options = msgspec.structs.astuple(message)
+            audience = self.guests.audience_here(home, message.audience)
+            wanted = Wanted(holds[0].oid, *options)._replace(audience=audience)
             self.actors.begin(asker, wanted)
 
         self.imports.ask([message.setup], ready)
