@@ -8,6 +8,7 @@ It must never know: any room of the node.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.spawning import Spawn
     from hoplite_mp.transport.addresses import Address, Endpoint
     from hoplite_mp.transport.conversation import Admission
+    from hoplite_mp.transport.stream import Stream
 
 __all__ = [
     "AttachedDrivers",
@@ -26,10 +28,12 @@ __all__ = [
     "Disk",
     "DriverDoor",
     "Engine",
+    "HasWorkers",
     "Key",
     "LentPort",
     "Lines",
     "Loop",
+    "NodePorts",
     "Processes",
     "Stacks",
 ]
@@ -132,6 +136,20 @@ class Disk(Protocol):
 
     def free(self, position: int) -> None:
         """What was written there is not needed any more."""
+
+
+class HasWorker(Protocol):
+    """One worker process."""
+
+    pid: int
+
+
+class HasWorkers(Protocol):
+    """Who knows all workers."""
+
+    @property
+    def all(self) -> Mapping[int, HasWorker]:
+        """By slot."""
 
 
 class Stacks(Protocol):
@@ -279,3 +297,20 @@ class Engine(Protocol):
     def close(self, cell: int) -> None: ...
     def events(self) -> list[tuple[Any, ...]]: ...
     def stop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class NodePorts:
+    """All of one node together. `manager`: the connection to a manager of this host; None: it is on
+    another one. The last three are needed on a LAN alone."""
+
+    loop: Loop
+    lines: Lines
+    processes: Processes
+    stacks: Callable[[HasWorkers], Stacks]
+    disk: Disk
+    hostname: str
+    manager: Stream | None = None
+    connections: Connections | None = None
+    engine: Engine | None = None
+    driver_door: DriverDoor | None = None

@@ -23,25 +23,19 @@ from hoplite_mp.protocol.rounds import BeginRound, EndRound, OpenRound, TakeRoun
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.actors.actors import Actors
-    from hoplite_mp.node.collectives.operations import Operations
-    from hoplite_mp.node.groups.groups import Groups
-    from hoplite_mp.node.groups.point_to_point import PointToPoint
-    from hoplite_mp.node.inspect.counters import Counters
-    from hoplite_mp.node.inspect.tracing import Tracing
-    from hoplite_mp.node.inspect.waits import Waits
-    from hoplite_mp.node.output.output import Output
+    from hoplite_mp.node.core.rooms import Rooms
     from hoplite_mp.node.requests import Handler
-    from hoplite_mp.node.tasks.resources import Resources
-    from hoplite_mp.node.tasks.rounds import Rounds
 
-__all__ = ["collective_table", "inspection_table", "task_table"]
+__all__ = ["client_table"]
 
 
-def collective_table(
-    operations: Operations, groups: Groups, messages: PointToPoint, members_max: int
-) -> dict[type, Handler]:
-    """Operations on objects, and Groups."""
+def client_table(rooms: Rooms, driver_name: Callable[[int], int]) -> dict[type, Handler]:
+    """Of the rooms that do not list their own. driver_name: where lines for the driver in that slot
+    are sent."""
+    actors, groups, messages = rooms.actors, rooms.groups, rooms.messages
+    resources, rounds = rooms.resources, rooms.rounds
+    counters, tracing, waits = rooms.counters, rooms.tracing, rooms.waits
+    members_max = rooms.host.config.group_members_max
 
     def joins(slot: int, request: Any) -> None:
         groups.join(request.ask, slot, request.number, members_max)
@@ -56,8 +50,12 @@ def collective_table(
     def is_refused(slot: int, request: Any) -> None:
         groups.reply(slot, local.Reply(request.number, groups.why(slot, request.ask)))
 
+    def marks(slot: int, request: Any) -> None:
+        rooms.output.mark_lines(request.ask.number, driver_name(slot))
+
     return {
-        local.Collective: lambda slot, request: operations.asked(request.ask, slot),
+        # Operations on objects, and Groups.
+        local.Collective: lambda slot, request: rooms.operations.asked(request.ask, slot),
         local.GroupCall: calls,
         local.GroupSend: messages.send,
         local.GroupInbox: messages.inbox,
@@ -66,12 +64,7 @@ def collective_table(
         local.GroupLeave: lambda slot, ask: groups.leave(ask.ask, slot, ask.number),
         local.GroupAdmit: admits,
         local.GroupRefusal: is_refused,
-    }
-
-
-def task_table(actors: Actors, rounds: Rounds, resources: Resources) -> dict[type, Handler]:
-    """Actors, functions for every worker, resources."""
-    return {
+        # Actors, functions for every worker, resources.
         actor_requests.OpenActor: actors.open,
         actor_requests.FindActor: actors.find,
         actor_requests.EndActor: actors.end,
@@ -92,22 +85,7 @@ def task_table(actors: Actors, rounds: Rounds, resources: Resources) -> dict[typ
         KeepForStream: resources.keep_for_stream,
         ResourcePlaces: resources.places,
         AssignedAsked: resources.assigned,
-    }
-
-
-def inspection_table(
-    counters: Counters,
-    tracing: Tracing,
-    waits: Waits,
-    output: Output,
-    driver_name: Callable[[int], int],
-) -> dict[type, Handler]:
-    """What people ask for. driver_name: where lines for the driver in that slot are sent."""
-
-    def marks(slot: int, request: Any) -> None:
-        output.mark_lines(request.ask.number, driver_name(slot))
-
-    return {
+        # What people ask for.
         local.Stats: lambda slot, request: counters.ask(slot, request.number),
         local.TraceBegin: tracing.begin,
         local.TraceEnd: tracing.end,

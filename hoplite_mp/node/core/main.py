@@ -20,9 +20,9 @@ from hoplite_mp.client.channel import PACKET_BYTES_MAX
 from hoplite_mp.config import Config
 from hoplite_mp.headers import NODE_SLOT
 from hoplite_mp.node.core.node import Node
-from hoplite_mp.node.core.node_ports import NodePorts
 from hoplite_mp.node.core.wiring import Upward
 from hoplite_mp.node.output.output import Output
+from hoplite_mp.node.ports import NodePorts
 from hoplite_mp.node.shell.client_lines import ClientLines
 from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.node.shell.processes import Processes

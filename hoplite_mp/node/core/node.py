@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.headers import CLIENT_DRIVER, DRIVER_SLOT, NODE_SLOT
+from hoplite_mp.node.core.client_table import client_table
 from hoplite_mp.node.core.membership import Alone
 from hoplite_mp.node.core.rooms import Rooms
 
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from hoplite_mp import _shm, _tasks
     from hoplite_mp.config import Config
     from hoplite_mp.node.core.lan import Lan
-    from hoplite_mp.node.core.node_ports import NodePorts
     from hoplite_mp.node.core.wiring import Upward
     from hoplite_mp.node.output.output import Output
+    from hoplite_mp.node.ports import NodePorts
     from hoplite_mp.protocol.local import Request, Start
     from hoplite_mp.protocol.spawning import Exited
 
@@ -47,6 +48,7 @@ class Node:
         self.upward = upward
         self.lan: Lan | None = None
         self.rooms = upward.rooms = Rooms(start, config, ports, client, tasks, output, upward)
+        self.rooms.requests.add(client_table(self.rooms, upward.driver_name))
         ports.lines.serve(self)
 
     def begin(self, process: int, driver: Any) -> None:

@@ -14,7 +14,7 @@ from hoplite_mp.node import notes
 from hoplite_mp.node.actors import actors
 from hoplite_mp.node.actors.actor_looks import actors_here, track_name
 from hoplite_mp.node.collectives.operations import Operations
-from hoplite_mp.node.core import client_table, management, standing
+from hoplite_mp.node.core import management, standing
 from hoplite_mp.node.core.client_ends import ClientEnds
 from hoplite_mp.node.groups import groups
 from hoplite_mp.node.groups.group_waits import group_waits
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from hoplite_mp import _shm, _tasks
     from hoplite_mp.config import Config
-    from hoplite_mp.node.core.node_ports import NodePorts
     from hoplite_mp.node.output.output import Output
+    from hoplite_mp.node.ports import NodePorts
     from hoplite_mp.node.tasks.pools import WorkerInfo
     from hoplite_mp.protocol.peers import PeerMessage
     from hoplite_mp.protocol.spawning import Start
@@ -73,9 +73,6 @@ class Above(
     def send_peer(self, home: int, message: PeerMessage) -> bool:
         """A message to the node of the host with that id; False: there is none."""
 
-    def driver_name(self, slot: int) -> int:
-        """Where lines for the driver in that slot are sent; 0: it is the one of this host."""
-
 
 class Rooms:
     """Of one host."""
@@ -91,7 +88,6 @@ class Rooms:
         above: Above,
     ) -> None:
         loop, lines, processes = ports.loop, ports.lines, ports.processes
-        self.above = above
         self.output = output
         self.processes = processes
         self.life = Life(start.lan is None)
@@ -161,25 +157,15 @@ class Rooms:
         self.ends = ClientEnds(
             host, self.groups, self.recording, self.sweeper, self.requests, lines.forget
         )
-        self._answer(host, config)
-
-    def _answer(self, host: HostContext, config: Config) -> None:
-        """Which room answers which request."""
-        requests, above = self.requests, self.above
         for room in (
-            leases.Leases(host, requests, self.pages, above),
+            leases.Leases(host, self.requests, self.pages, above),
             self.pool_requests,
             self.import_requests,
             self.standing,
         ):
-            requests.add(room.handlers)
-        of_members = self.messages, config.group_members_max
-        requests.add(client_table.collective_table(self.operations, self.groups, *of_members))
-        requests.add(client_table.task_table(self.actors, self.rounds, self.resources))
-        inspects = self.counters, self.tracing, self.waits, self.output
-        requests.add(client_table.inspection_table(*inspects, above.driver_name))
-        requests.when_forgotten(self.tracing.forget_client)
-        requests.when_forgotten(self.waits.forget_client)
+            self.requests.add(room.handlers)
+        self.requests.when_forgotten(self.tracing.forget_client)
+        self.requests.when_forgotten(self.waits.forget_client)
 
     def number(self) -> int:
         """Of this node in its cluster."""

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.protocol.local import STACKS_FILE, STACKS_SIGNAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from hoplite_mp import _tasks
-    from hoplite_mp.node.ports import Loop
+    from hoplite_mp.node.ports import HasWorkers, Loop
 
 __all__ = ["Stacks"]
 
@@ -28,20 +28,6 @@ __all__ = ["Stacks"]
 STACKS_PATIENCE_S = 1.0
 LOOK_S = 0.02
 STACK_CHARS_MAX = 8000  # of one worker; deep recursion fills more
-
-
-class HasWorker(Protocol):
-    """One worker process."""
-
-    pid: int
-
-
-class HasWorkers(Protocol):
-    """Who knows all workers."""
-
-    @property
-    def all(self) -> Mapping[int, HasWorker]:
-        """By slot."""
 
 
 class Stacks:

@@ -18,9 +18,9 @@ from hoplite_mp import _shm, _tasks
 from hoplite_mp.client.runtime import Runtime
 from hoplite_mp.headers import DRIVER_SLOT, FIRST_SLOT, NODE_SLOT
 from hoplite_mp.node.core.node import Node
-from hoplite_mp.node.core.node_ports import NodePorts
 from hoplite_mp.node.core.wiring import Upward
 from hoplite_mp.node.output.output import Output
+from hoplite_mp.node.ports import NodePorts
 from hoplite_mp.protocol.birth import Birth
 from hoplite_mp.protocol.local import SETUP_FAILED, Start
 from hoplite_mp.protocol.spawning import LanStart, Spawn
