@@ -42,7 +42,7 @@ MUTANTS = (
         (
             "        for oid in list(part.copies.values()):  # others may wait for what "
             "does not come this way\n"
-            "            self.places.let_go(oid)\n"
+            "            self.remote_objects.let_go(oid)\n"
         ),
         "",
         (
@@ -65,8 +65,8 @@ MUTANTS = (
     Mutant(
         "transfers-restart-forgets-requests",
         "hoplite_mp/node/collectives/transfers.py",
-        "if object_id not in moving and place is not None:",
-        "if object_id in moving and place is not None:",
+        "if object_id not in moving and remote is not None:",
+        "if object_id in moving and remote is not None:",
         (
             "A fetch that the manager had not planned yet when it died is planned by the "
             "next one; here the next manager is not told of it, and the reader hangs."

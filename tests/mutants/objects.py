@@ -76,9 +76,9 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "places-block-is-free-too-early",
-        "hoplite_mp/node/objects/places.py",
-        "            place.ground.when_free(lambda: self.store.free(payload))",
+        "remote-objects-block-is-free-too-early",
+        "hoplite_mp/node/objects/remote_objects.py",
+        "            remote.ground.when_free(lambda: self.store.free(payload))",
         "            self.store.free(payload)",
         (
             "A block is given to somebody else only after the last byte of a transfer that "
@@ -87,9 +87,9 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "places-runner-keeps-the-result",
-        "hoplite_mp/node/objects/places.py",
-        ("        done()\n    if place.released is not None:\n        place.released()"),
+        "remote-objects-runner-keeps-the-result",
+        "hoplite_mp/node/objects/remote_objects.py",
+        ("        done()\n    if remote.released is not None:\n        remote.released()"),
         "        done()",
         (
             "A host that has run a task for another one lets go of the big result when "

@@ -19,14 +19,23 @@ from tests.cext.host import STATE
 from tests.node.pair import COMMON, Network, Side
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.objects.places import Place
+    from hoplite_mp.node.objects.remote_objects import RemoteObject
 
 __all__ = ["LossNetwork", "LossSide"]
 
 
 # Of the context of a node, what the rooms here need.
 FIELDS = (
-    *("results", "places", "config", "loop", "imports", "exports", "client", "send_manager"),
+    *(
+        "results",
+        "remote_objects",
+        "config",
+        "loop",
+        "imports",
+        "exports",
+        "client",
+        "send_manager",
+    ),
     *("store", "tasks"),
 )
 
@@ -77,11 +86,11 @@ class LossSide(Side):
         self.pools_gone: dict[int, str] = {}
         self.missing: dict[int, Any] = {}  # lost to this host alone, so far
         self.kept = KeptCopies(
-            self.results, self.imports, self.exports, self.places, self.send, self.loop
+            self.results, self.imports, self.exports, self.remote_objects, self.send, self.loop
         )
         node = SimpleNamespace(
             results=self.results,
-            places=self.places,
+            remote_objects=self.remote_objects,
             config=self.results.config,
             loop=self.loop,
             imports=self.imports,
@@ -169,7 +178,7 @@ class LossSide(Side):
         self.kept.lose_peer(member.home)
         self.questions.lose_peer(member.home)
         self.exports.lose_peer(member.home)
-        self.places.lose_node(member.node)
+        self.remote_objects.lose_node(member.node)
 
     def gone(self, number: int) -> None:
         """The manager has said so."""
@@ -181,17 +190,17 @@ class LossSide(Side):
 
     def bring(self) -> None:
         """What is being fetched comes from the first holder that has it; without one it is lost."""
-        for oid, place in list(self.fetching.items()):
-            sides = [self.network.sides[holder] for holder in place.holders]
+        for oid, remote in list(self.fetching.items()):
+            sides = [self.network.sides[holder] for holder in remote.holders]
             living = [side for side in sides if side.home not in self.network.dead]
-            found = [got for side in living if not isinstance(got := _has(side, place), int)]
+            found = [got for side in living if not isinstance(got := _has(side, remote), int)]
             if not found:
-                self.places.lost(oid, "refused")
+                self.remote_objects.lost(oid, "refused")
                 continue
-            self.node.memory(place.payload, place.nbytes)[:] = memoryview(found[0])
+            self.node.memory(remote.payload, remote.nbytes)[:] = memoryview(found[0])
             del self.fetching[oid], found
-            self.places.arrived(oid)
-            self.kept.tell(place.object, place.nbytes)
+            self.remote_objects.arrived(oid)
+            self.kept.tell(remote.object, remote.nbytes)
 
     def keep(self, object_id: bytes, source: Side) -> None:
         """A collective places a copy here."""
@@ -206,7 +215,7 @@ class LossSide(Side):
         """What a process of this host gets; waits for what is fetched or made again."""
         heard: list[int] = []
         if self.node.state(hold.oid) == STATE["SPILLED"]:
-            assert self.places.want(hold.oid, lambda: heard.append(1))
+            assert self.remote_objects.want(hold.oid, lambda: heard.append(1))
             self.losses.settle()
         value = self.value(hold)
         assert not isinstance(value, str) or value not in STATES, value
@@ -215,9 +224,9 @@ class LossSide(Side):
         return value
 
 
-def _has(side: Side, place: Place) -> Any:
-    there = side.imports.by_object.get(place.object)
-    return side.node.view(side.imports.own(place.object) if there is None else there.oid)
+def _has(side: Side, remote: RemoteObject) -> Any:
+    there = side.imports.by_object.get(remote.object)
+    return side.node.view(side.imports.own(remote.object) if there is None else there.oid)
 
 
 class LossNetwork(Network):

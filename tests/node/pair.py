@@ -14,7 +14,7 @@ import numpy as np
 from hoplite_mp import _tasks, ids, serial
 from hoplite_mp.node.objects.exports import Exports
 from hoplite_mp.node.objects.imports import Imports
-from hoplite_mp.node.objects.places import Place, Places
+from hoplite_mp.node.objects.remote_objects import RemoteObject, RemoteObjects
 from hoplite_mp.node.roster import Roster
 from hoplite_mp.node.tasks.delegation import Delegation
 from hoplite_mp.node.tasks.guests import Guests
@@ -51,7 +51,7 @@ class SideUpward(NobodyAbove):
         )
         self.near = lambda object_id, oid: side.imports.near(object_id, oid)  # type: ignore[method-assign]
         self.freed = lambda oid: side.imports.freed(oid)  # type: ignore[method-assign]
-        self.restore_elsewhere = lambda oid: side.places.restore(oid)  # type: ignore[method-assign]
+        self.restore_elsewhere = lambda oid: side.remote_objects.restore(oid)  # type: ignore[method-assign]
 
 
 class Side(Host):
@@ -64,13 +64,13 @@ class Side(Host):
         self.common_queue: int | None = None
         self.again_queue: int | None = None
         self.home = 1000 + number
-        self.places = Places(self.results, self.loop, self.upward)
-        self.places.fetcher = self
-        self.imports = Imports(self.results, self.places, self.send, self.upward)
+        self.remote_objects = RemoteObjects(self.results, self.loop, self.upward)
+        self.remote_objects.fetcher = self
+        self.imports = Imports(self.results, self.remote_objects, self.send, self.upward)
         self.roster = Roster()
         self.exports = Exports(
             self.results,
-            self.places,
+            self.remote_objects,
             self.send,
             lambda: number,
             self.loop,
@@ -78,7 +78,7 @@ class Side(Host):
             self.upward,
         )
         self.delegation = Delegation(
-            self.results, self.imports, self.places, self.send, self.upward
+            self.results, self.imports, self.remote_objects, self.send, self.upward
         )
         self.guests = Guests(self.results, self.imports, self.send, self.notes, self.upward)
         self.interrupted: list[tuple[int, int]] = []
@@ -86,7 +86,7 @@ class Side(Host):
         self.party = self.client()
         self.tasks = _tasks.Tasks(self.party)
         self.give_span(self.party)
-        self.fetching: dict[int, Place] = {}
+        self.fetching: dict[int, RemoteObject] = {}
         self.sent: dict[int, Any] = {}  # tasks of this host's process -> what it holds for them
 
     def send(self, home: int, message: PeerMessage) -> bool:
@@ -135,24 +135,24 @@ class Side(Host):
         for oid in self.node.collect():
             self.sweeper.inner.pop(oid, None)
             self.imports.freed(oid)
-        self.places.purge()
+        self.remote_objects.purge()
 
     # -- the fetcher ---------------------------------------------------------------------------
 
-    def fetch(self, oid: int, place: Place) -> None:
-        self.fetching[oid] = place
+    def fetch(self, oid: int, remote: RemoteObject) -> None:
+        self.fetching[oid] = remote
 
-    def forget(self, oid: int, place: Place) -> None:
+    def forget(self, oid: int, remote: RemoteObject) -> None:
         self.fetching.pop(oid, None)
 
     def bring(self) -> None:
         """Copies what is being fetched from its first holder."""
-        for oid, place in list(self.fetching.items()):
-            source = self.network.sides[place.holders[0]]
-            mem = memoryview(source.node.view(ids.unpack_id(place.object)[1]))  # type: ignore[arg-type]
-            self.node.memory(place.payload, place.nbytes)[:] = mem
+        for oid, remote in list(self.fetching.items()):
+            source = self.network.sides[remote.holders[0]]
+            mem = memoryview(source.node.view(ids.unpack_id(remote.object)[1]))  # type: ignore[arg-type]
+            self.node.memory(remote.payload, remote.nbytes)[:] = mem
             del self.fetching[oid]
-            self.places.arrived(oid)
+            self.remote_objects.arrived(oid)
 
     # -- a process of this host ----------------------------------------------------------------
 
@@ -321,10 +321,10 @@ class Network:
                     if one.home == side.home and one.number:
                         other.imports.fail(one, "its host is gone")
                 other.exports.lose_peer(side.home)
-                other.places.lose_node(side.number)
-                for oid, place in list(other.fetching.items()):
-                    if not place.holders:  # as who plans the fetches says
-                        other.places.lost(oid, "refused")
+                other.remote_objects.lose_node(side.number)
+                for oid, remote in list(other.fetching.items()):
+                    if not remote.holders:  # as who plans the fetches says
+                        other.remote_objects.lost(oid, "refused")
 
     def close(self) -> None:
         for side in self.sides:

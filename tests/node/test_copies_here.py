@@ -38,14 +38,14 @@ class FakeEngine:
         return 0
 
 
-class Places:
+class RemoteObjects:
     """Those of one object."""
 
     def __init__(self) -> None:
-        self.places: dict[int, Any] = {}
+        self.by_oid: dict[int, Any] = {}
 
     def __contains__(self, oid: int) -> bool:
-        return oid in self.places
+        return oid in self.by_oid
 
 
 class OneNode:
@@ -68,11 +68,11 @@ class OneNode:
                 view=lambda oid: memoryview(bytes(NBYTES)),
                 memory=lambda payload, nbytes: memoryview(bytearray(nbytes)),
             ),
-            places=Places(),
+            remote_objects=RemoteObjects(),
             loop=self.loop,
             store=SimpleNamespace(lease=lambda nbytes, slot: 3),
         )
-        node.places.give_up = self.give_up
+        node.remote_objects.give_up = self.give_up
         node.results = SimpleNamespace(client=node.client, pin=node.client.view)
         self.pulled: list[tuple[Any, ...]] = []
         links = SimpleNamespace(
@@ -94,13 +94,13 @@ class OneNode:
         )
         self.makes = lambda object_id: False
         forests = SimpleNamespace(makes=lambda object_id: self.makes(object_id))
-        self.places = node.places.places
+        self.remote_objects = node.remote_objects.by_oid
         self.cells = PlanCells(node, links)  # type: ignore[arg-type]
         self.transfers = Transfers(node, self.cells, kept, forests)  # type: ignore[arg-type]
 
     def give_up(self, oid: int) -> None:
         self.given_up.append(oid)
-        self.transfers.forget(oid, self.places[oid])
+        self.transfers.forget(oid, self.remote_objects[oid])
 
 
 CHAIN = m.Distribute(
@@ -124,7 +124,7 @@ def test_who_has_it_in_a_moment_serves_then(withdrawn: bool) -> None:
     """A collective is bringing it; unless the plan is over by then."""
     one = OneNode()
     waiting: list[Any] = []
-    one.places[7] = SimpleNamespace(payload=1, waiting=waiting)
+    one.remote_objects[7] = SimpleNamespace(payload=1, waiting=waiting)
     one.transfers.distribute(CHAIN)
     assert one.said == []
     if withdrawn:
@@ -141,8 +141,8 @@ def test_a_parent_that_lives_is_asked_again(withdrawn: bool) -> None:
     plan = m.Distribute(
         1 << 63, OBJECT, 5, NBYTES, (0,), (1,), (m.Stripe(0, 0, m.SHARES),), "stripes"
     )
-    one.places[7] = a_place()
-    one.places[7].payload = 1
+    one.remote_objects[7] = a_place()
+    one.remote_objects[7].payload = 1
     one.transfers.fetching[OBJECT] = 7
     one.transfers.distribute(plan)
     asked = (1, 0, (1 << 63, 5, 0, 0))
@@ -166,12 +166,12 @@ def test_a_parent_that_lives_is_asked_again(withdrawn: bool) -> None:
 
 def test_what_is_made_here_is_not_asked_for() -> None:
     one = OneNode()
-    place = SimpleNamespace(object=OBJECT, nbytes=NBYTES, holders=(1,))
+    remote = SimpleNamespace(object=OBJECT, nbytes=NBYTES, holders=(1,))
     one.makes = lambda object_id: object_id == OBJECT
-    one.transfers.fetch(7, place)  # type: ignore[arg-type]
+    one.transfers.fetch(7, remote)  # type: ignore[arg-type]
     assert one.said == []
     one.makes = lambda object_id: False
-    one.transfers.fetch(7, place)  # type: ignore[arg-type]
+    one.transfers.fetch(7, remote)  # type: ignore[arg-type]
     assert one.said == [m.FetchRequested(1, OBJECT, NBYTES, (2,))]
 
 
@@ -194,9 +194,9 @@ def a_place() -> Any:
 def test_a_plan_for_a_request_that_was_taken_back(asked_again: bool) -> None:
     """It comes after that, and is withdrawn: whoever wants the object by then waited for ever."""
     one = OneNode()
-    one.places[7] = a_place()
-    one.transfers.fetch(7, one.places[7])
-    one.transfers.forget(7, one.places[7])
+    one.remote_objects[7] = a_place()
+    one.transfers.fetch(7, one.remote_objects[7])
+    one.transfers.forget(7, one.remote_objects[7])
     assert one.said == [m.FetchRequested(1, OBJECT, NBYTES, (0,)), m.CopyDropped(1, OBJECT)]
     one.transfers.distribute(LONE)
     one.only_kept = not asked_again
@@ -212,8 +212,8 @@ def test_a_plan_for_a_request_that_was_taken_back(asked_again: bool) -> None:
 def test_a_plan_that_takes_the_place_of_another() -> None:
     """It is said before that one is withdrawn: nothing is asked for anew."""
     one = OneNode()
-    one.places[7] = a_place()
-    one.transfers.fetch(7, one.places[7])
+    one.remote_objects[7] = a_place()
+    one.transfers.fetch(7, one.remote_objects[7])
     one.transfers.distribute(LONE)
     one.transfers.distribute(msgspec.structs.replace(LONE, epoch=6))
     one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
@@ -225,14 +225,14 @@ def test_another_header_asks_for_the_same_object() -> None:
     """The first one is free by then, though this node has not seen it: what was on its way there
     must not be taken for what the second one waits for."""
     one = OneNode()
-    one.places[7], one.places[8] = a_place(), a_place()
-    one.transfers.fetch(7, one.places[7])
+    one.remote_objects[7], one.remote_objects[8] = a_place(), a_place()
+    one.transfers.fetch(7, one.remote_objects[7])
     one.transfers.distribute(LONE)
-    one.transfers.fetch(8, one.places[8])
+    one.transfers.fetch(8, one.remote_objects[8])
     assert one.closed == [1]
     asked = m.FetchRequested(1, OBJECT, NBYTES, (0,))
     assert one.said == [asked, m.CopyDropped(1, OBJECT), asked]
-    one.transfers.forget(7, one.places[7])
+    one.transfers.forget(7, one.remote_objects[7])
     assert one.said[3:] == []
     assert one.transfers.fetching == {OBJECT: 8}
 
@@ -256,12 +256,14 @@ def a_result(side: Side) -> tuple[int, int, bytes]:
 def test_a_result_that_is_asked_for_where_it_is_made(side: Side) -> None:
     """The home says that it is done, and here, before the commit has come: who reads it waits for
     that, instead of being told that nobody holds it."""
-    kept = KeptCopies(side.results, side.imports, side.exports, side.places, side.send, side.loop)
+    kept = KeptCopies(
+        side.results, side.imports, side.exports, side.remote_objects, side.send, side.loop
+    )
     payload, nbytes, expected = a_result(side)
     object_id = ids.pack_id(side.network.sides[0].home, 1 << 32 | 5)
     oid = kept.expect(object_id, nbytes, (1,))
     ended: list[int] = []
-    assert side.places.want(oid, lambda: ended.append(1))
+    assert side.remote_objects.want(oid, lambda: ended.append(1))
     assert oid in side.fetching
     kept.seal(object_id, payload, nbytes)
     assert ended == [1]

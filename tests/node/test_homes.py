@@ -106,7 +106,7 @@ def test_who_waits_when_the_home_dies(network: LossNetwork) -> None:
     network.pump()
     heard: list[int] = []
     oid = reader.imports.by_object[object_id].oid
-    assert reader.places.want(oid, lambda: heard.append(1))
+    assert reader.remote_objects.want(oid, lambda: heard.append(1))
     network.lose(home, report=False)
     network.settle()
     assert heard == []  # nobody knows yet

@@ -33,11 +33,11 @@ def expect(side: LossSide, object_id: bytes, *holders: LossSide) -> None:
     """A broadcast's plan comes: the bytes are on their way from now on."""
     nbytes = holders[0].node.inspect(holders[0].imports.own(object_id))["size"]
     oid = side.kept.expect(object_id, nbytes, tuple(holder.number for holder in holders))
-    place = side.places.places[oid]
+    remote = side.remote_objects.by_oid[oid]
     payload = side.store.lease(nbytes, 0)
     assert payload is not None
-    place.payload, place.filler = payload, side
-    side.fetch(oid, place)
+    remote.payload, remote.filler = payload, side
+    side.fetch(oid, remote)
 
 
 # -- a process asks for what is kept here ----------------------------------------------------------
@@ -436,24 +436,24 @@ def test_what_is_being_fetched_may_still_come(network: LossNetwork) -> None:
     object_id, mine = home.put(BIG)
     value = bytes(home.node.view(home.imports.own(object_id)))  # type: ignore[arg-type]
     holds = [away_hold(network, side, object_id)[0] for side in (first, second)]
-    places = []
+    remote_objects = []
     for side in (first, second):
         oid = side.imports.by_object[object_id].oid
-        assert side.places.want(oid, lambda: None)
-        places.append(side.places.places[oid])
-    places[1].holders = home.number, first.number
+        assert side.remote_objects.want(oid, lambda: None)
+        remote_objects.append(side.remote_objects.by_oid[oid])
+    remote_objects[1].holders = home.number, first.number
     network.held_back = []
     network.lose(home)
     held, network.held_back = network.held_back, None
-    first.node.memory(places[0].payload, places[0].nbytes)[:] = value
-    first.places.arrived(first.imports.by_object[object_id].oid)
+    first.node.memory(remote_objects[0].payload, remote_objects[0].nbytes)[:] = value
+    first.remote_objects.arrived(first.imports.by_object[object_id].oid)
     first.fetching.clear()
     network.say(held)
     network.settle()
     for side, hold in zip((first, second), holds, strict=True):
         assert (side.read(hold) == BIG).all()
     holds.clear()
-    places.clear()
+    remote_objects.clear()
     del hold, mine
     clean(network)
 

@@ -50,7 +50,7 @@ def clean(network: Network) -> None:
         assert not side.imports.by_oid
         assert not side.exports.exports
         assert not any(side.exports._watched.values())
-        assert not side.places.places
+        assert not side.remote_objects.by_oid
 
 
 def test_a_small_value_travels_at_once(network: Network, home: Side, away: Side) -> None:
@@ -93,8 +93,8 @@ def test_a_big_value_is_fetched_when_it_is_wanted(network: Network, home: Side, 
     assert away.value(hold) == "SPILLED"
     heard: list[int] = []
     oid = away.imports.by_object[object_id].oid
-    assert away.places.want(oid, lambda: heard.append(1))
-    assert away.places.want(oid, lambda: heard.append(2))
+    assert away.remote_objects.want(oid, lambda: heard.append(1))
+    assert away.remote_objects.want(oid, lambda: heard.append(2))
     assert len(away.fetching) == 1
     away.bring()
     assert heard == [1, 2]
@@ -121,7 +121,7 @@ def test_a_payload_for_which_there_is_no_room(
         assert "its error found no room here" in str(found)
     else:
         assert away.value(hold) == "SPILLED"
-        assert away.places.want(hold.oid, lambda: None)
+        assert away.remote_objects.want(hold.oid, lambda: None)
         away.bring()
         assert away.value(hold) == "x" * 1000
     del mine, hold
@@ -231,7 +231,7 @@ def test_the_home_dies(network: Network, home: Side, away: Side) -> None:
     (first,), (second,) = away_hold(network, away, pending), away_hold(network, away, big)
     asked = away.hold(home.put(3)[0])  # not answered yet
     heard: list[int] = []
-    away.places.want(second.oid, lambda: heard.append(1))
+    away.remote_objects.want(second.oid, lambda: heard.append(1))
     network.lose(home)
     network.pump()
     for hold in (first, second, asked[0]):

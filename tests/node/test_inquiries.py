@@ -26,7 +26,7 @@ def run_again(
     network.stopped.add((silent.home, sender.home))
     sender.delegation.lose_runner(silent.home)
     network.lose(runner)
-    sender.places.want(oid, lambda: None)
+    sender.remote_objects.want(oid, lambda: None)
     network.settle(2)
     assert run_one(network, BIG + 1) is other
     network.settle()
@@ -41,7 +41,7 @@ def test_a_copy_of_which_is_heard_after_the_second_run(
     object_id = ids.pack_id(sender.home, oid)
     reader, other = (side for side in network.living[1:] if side is not runner)
     (hold,) = away_hold(network, reader, object_id)
-    assert reader.places.want(reader.imports.by_object[object_id].oid, lambda: None)
+    assert reader.remote_objects.want(reader.imports.by_object[object_id].oid, lambda: None)
     reader.bring()
     run_again(network, sender, oid, runner, reader, other)
     network.stopped.clear()
@@ -68,15 +68,15 @@ def test_parts_of_what_is_made_again_are_given_back(network: LossNetwork, sender
     reader = next(side for side in network.living[1:] if side is not runner)
     (hold,) = away_hold(network, reader, object_id)
     there = reader.imports.by_object[object_id].oid
-    assert reader.places.want(there, lambda: None)
-    place = reader.places.places[there]
+    assert reader.remote_objects.want(there, lambda: None)
+    remote = reader.remote_objects.by_oid[there]
     network.lose(runner)
-    assert place.payload  # who plans the fetch has said nothing yet
-    sender.places.want(oid, lambda: None)
+    assert remote.payload  # who plans the fetch has said nothing yet
+    sender.remote_objects.want(oid, lambda: None)
     network.pump()
     network.pass_time()
     network.pump()
-    assert not place.payload
+    assert not remote.payload
     assert run_one(network, BIG + 1) is not None
     network.settle()
     assert (reader.read(hold) == BIG + 1).all()
@@ -99,9 +99,9 @@ def test_the_one_who_has_it_is_lost_to_the_home_alone(
     sender.recovering.begin(member)
     sender.delegation.lose_runner(runner.home)
     sender.exports.lose_peer(runner.home)
-    sender.places.lose_node(runner.number)
+    sender.remote_objects.lose_node(runner.number)
     sender.delegation.lose_runner(reader.home)
-    sender.places.want(oid, lambda: None)
+    sender.remote_objects.want(oid, lambda: None)
     network.settle(2)
     assert run_one(network, BIG + 1) is other
     network.settle()

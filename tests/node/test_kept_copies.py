@@ -56,7 +56,7 @@ def test_a_copy_that_was_to_come_and_does_not(network: LossNetwork, fails: bool)
     oid = other.kept.expect(object_id, BIG.nbytes, (home.number,))
     assert other.kept.holds
     if fails:
-        other.places.fail(oid, ObjectLostError("it does not come"))
+        other.remote_objects.fail(oid, ObjectLostError("it does not come"))
     network.settle()
     assert not other.kept.holds
     assert not other.imports.by_object

@@ -59,7 +59,7 @@ class Node1:
                 number=1, memory=lambda payload, nbytes: memoryview(bytearray(nbytes))
             ),
             loop=self.loop,
-            places=SimpleNamespace(places={}),
+            remote_objects=SimpleNamespace(remote_objects={}),
             send_manager=None,
             store=None,
             imports=None,
@@ -198,8 +198,8 @@ def test_pulls_that_wait_for_their_turn_begin_when_others_are_given_up() -> None
         part.missing.add(cell)
     one.cells.begin(part)
     assert [cell for cell, *_ in one.pulled] == [1, 2, 3, 4]
-    place: Any = None
+    remote: Any = None
     for cell in (1, 2, 3, 4):
-        forests.forget(100 + cell, place)
+        forests.forget(100 + cell, remote)
     one.loop.call_all()
     assert [cell for cell, *_ in one.pulled] == [1, 2, 3, 4, 5, 6]

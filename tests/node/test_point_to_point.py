@@ -28,7 +28,7 @@ class World:
         host.send_peer = lambda home, message: self.taken.append(message.number)
         hold = SimpleNamespace(oid=1)
         host.imports.ask = lambda wanted, held: held([hold for _ in wanted])
-        host.places = {}
+        host.remote_objects = {}
         self.messages = PointToPoint(host)
         self.known: Any = SimpleNamespace(left=set(), here={1: (9, 3)}, board=mock.Mock())
 

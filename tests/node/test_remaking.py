@@ -77,7 +77,7 @@ def forget(side: LossSide, oid: int) -> None:
 
 
 def is_absent(side: LossSide, oid: int) -> bool:
-    return side.places.absent(oid)
+    return side.remote_objects.absent(oid)
 
 
 def clean(network: LossNetwork) -> None:
@@ -96,7 +96,7 @@ def clean(network: LossNetwork) -> None:
         assert side.recovering.lineage.nbytes == 0
         assert not side.recovering.remaking.runs
         assert not side.recovering.remaking.by_run
-        assert not side.places.places
+        assert not side.remote_objects.by_oid
         assert not side.exports.exports
         assert not side.imports.by_oid
         assert states_of(side.node) == []
@@ -113,7 +113,7 @@ def test_a_lost_result_is_made_again_when_it_is_asked_for(
     assert run_one(network, BIG) is None  # nobody has asked
     heard: list[int] = []
     for one in range(3):  # several who ask cause one run
-        assert sender.places.want(oid, lambda one=one: heard.append(one))  # type: ignore[misc]
+        assert sender.remote_objects.want(oid, lambda one=one: heard.append(one))  # type: ignore[misc]
     network.settle()
     assert run_one(network, BIG + 1) is not None
     network.settle()
@@ -131,7 +131,7 @@ def test_the_run_is_known_by_the_result_that_it_makes_again(
     oid, runner = submit(network, BIG)
     target = ids.pack_id(sender.home, oid)
     network.lose(runner)
-    sender.places.want(oid, lambda: None)
+    sender.remote_objects.want(oid, lambda: None)
     network.settle()
     (there, task), *others = [
         (side, found) for side in network.living if (found := side.take_task())
@@ -155,7 +155,7 @@ def test_workers_of_this_host_make_it_again(network: LossNetwork, sender: LossSi
     oid, _ = submit(network, BIG)
     for side in list(network.living[1:]):
         network.lose(side)
-    sender.places.want(oid, lambda: None)
+    sender.remote_objects.want(oid, lambda: None)
     network.settle()
     task = sender.take_task()
     sender.answer(task, BIG * 2)
@@ -167,7 +167,7 @@ def test_workers_of_this_host_make_it_again(network: LossNetwork, sender: LossSi
 def test_what_the_second_run_raises_is_the_result(network: LossNetwork, sender: LossSide) -> None:
     oid, runner = submit(network, BIG)
     network.lose(runner)
-    sender.places.want(oid, lambda: None)
+    sender.remote_objects.want(oid, lambda: None)
     network.settle()
     run_one(network, KeyError("this time"))
     network.settle()
@@ -180,7 +180,7 @@ def test_a_small_value_and_one_of_another_size(network: LossNetwork, sender: Los
     for again in ("small", np.ones(70_000)):
         oid, runner = submit(network, BIG)
         network.lose(runner)
-        sender.places.want(oid, lambda: None)
+        sender.remote_objects.want(oid, lambda: None)
         network.settle()
         run_one(network, again)
         network.settle()
@@ -196,7 +196,7 @@ def test_retries_bound_how_often(
     oid, runner = submit(network, BIG, retries=retries)
     network.lose(runner)
     for _ in range(retries):
-        sender.places.want(oid, lambda: None)
+        sender.remote_objects.want(oid, lambda: None)
         network.settle(2)
         again = next(side for side in network.living if side.take_task())
         network.lose(again)  # while it runs
@@ -217,7 +217,7 @@ def test_a_result_that_is_lost_twice(network: LossNetwork, sender: LossSide) -> 
     """The second time before its bytes were here: each run counts."""
     oid, runner = submit(network, BIG, retries=2)
     network.lose(runner)
-    sender.places.want(oid, lambda: None)
+    sender.remote_objects.want(oid, lambda: None)
     network.pump()
     network.pass_time()
     again = run_one(network, BIG)
@@ -235,7 +235,7 @@ def test_what_a_run_is_tried_again_counts(network: LossNetwork, sender: LossSide
     """Its result is lost before its bytes were here: two runs were made of it."""
     oid, runner = submit(network, BIG, retries=2)
     network.lose(runner)
-    sender.places.want(oid, lambda: None)
+    sender.remote_objects.want(oid, lambda: None)
     network.settle(2)
     again = next(side for side in network.living if side.take_task())
     network.lose(again)
@@ -255,10 +255,10 @@ def test_a_copy_of_which_is_heard_too_late(network: LossNetwork, sender: LossSid
     reader = next(side for side in network.living[1:] if side is not runner)
     (hold,) = away_hold(network, reader, ids.pack_id(sender.home, oid))
     there = reader.imports.by_object[ids.pack_id(sender.home, oid)].oid
-    assert reader.places.want(there, lambda: None)
+    assert reader.remote_objects.want(there, lambda: None)
     reader.bring()
     network.lose(runner)
-    sender.places.want(oid, lambda: None)
+    sender.remote_objects.want(oid, lambda: None)
     network.pass_time()  # it is run again
     network.pump()  # the reader says that it has it
     assert run_one(network, BIG + 1) is not None
@@ -275,7 +275,7 @@ def test_a_value_of_another_size(network: LossNetwork, sender: LossSide, count: 
     (hold,) = away_hold(network, reader, ids.pack_id(sender.home, oid))
     there = reader.imports.by_object[ids.pack_id(sender.home, oid)].oid
     network.lose(runner)
-    assert reader.places.want(there, lambda: None)
+    assert reader.remote_objects.want(there, lambda: None)
     network.settle(2)
     assert run_one(network, np.ones(count)) is not None
     network.settle()
@@ -299,7 +299,7 @@ def test_a_chain_keeps_names_and_no_bytes(network: LossNetwork, sender: LossSide
     assert held == 1  # the last one's bytes
     last = runner
     network.lose(last)
-    sender.places.want(steps[-1], lambda: None)
+    sender.remote_objects.want(steps[-1], lambda: None)
     for step in range(3):
         network.settle()
         assert run_one(network, BIG * (step + 10)) is not None, step
@@ -333,7 +333,7 @@ def test_a_result_of_this_host_is_an_argument(network: LossNetwork, sender: Loss
     assert not sender.store.leases
     assert is_absent(sender, near)
     network.lose(runner)
-    sender.places.want(oid, lambda: None)
+    sender.remote_objects.want(oid, lambda: None)
     for value in (BIG, BIG * 3):
         network.settle()
         assert run_one(network, value) is not None
@@ -353,7 +353,7 @@ def test_a_long_chain_fails_without_depth(network: LossNetwork, sender: LossSide
     sender.recovering.lineage._forget(steps[0])  # as the limit does with the oldest
     sender.party.collect()
     network.lose(runner)
-    sender.places.want(steps[-1], lambda: None)
+    sender.remote_objects.want(steps[-1], lambda: None)
     for _ in range(1100):
         network.pump()
         network.pass_time()
@@ -371,7 +371,7 @@ def test_an_argument_that_was_put_goes_with_its_last_ref(
     del hold
     sender.party.collect()
     network.lose(runner)
-    sender.places.want(oid, lambda: None)
+    sender.remote_objects.want(oid, lambda: None)
     network.settle()
     error = str(sender.value(sender.sent[oid][0]))
     assert f"ObjectRef({object_id.hex()}) is gone" in error
@@ -407,7 +407,7 @@ def test_another_host_asks(network: LossNetwork, sender: LossSide) -> None:
     for side in readers:
         there = side.imports.by_object[object_id].oid
         assert is_absent(side, there)
-        assert side.places.want(there, lambda: None)
+        assert side.remote_objects.want(there, lambda: None)
     network.settle()
     assert run_one(network, BIG * 5) is not None
     network.settle()
@@ -437,7 +437,7 @@ def test_deleted_while_it_is_made_again(network: LossNetwork, sender: LossSide) 
     oid, runner = submit(network, BIG)
     network.lose(runner)
     heard: list[int] = []
-    sender.places.want(oid, lambda: heard.append(1))
+    sender.remote_objects.want(oid, lambda: heard.append(1))
     network.pump()
     network.pass_time()
     sender.party.delete(oid)
@@ -451,7 +451,7 @@ def test_its_executor_is_closed(network: LossNetwork, sender: LossSide) -> None:
     oid, runner = submit(network, BIG)
     network.lose(runner)
     sender.pools_gone[0] = "the executor that ran its task is closed"
-    sender.places.want(oid, lambda: None)
+    sender.remote_objects.want(oid, lambda: None)
     network.settle()
     assert "executor that ran its task is closed" in str(sender.value(sender.sent[oid][0]))
     clean(network)

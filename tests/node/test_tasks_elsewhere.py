@@ -148,13 +148,13 @@ def test_a_big_result_stays_until_it_is_wanted(network: Network) -> None:
     runner.answer(runner.take_task(), BIG)
     network.pump()
     assert value(sender, oid) == "SPILLED"
-    assert sender.places.places[oid].holders == (runner.number,)
+    assert sender.remote_objects.by_oid[oid].holders == (runner.number,)
     assert len(runner.guests.by_task) == 1
-    assert sender.places.want(oid, lambda: None)
-    place = sender.fetching.pop(oid)
-    there = runner.imports.by_object[place.object].oid
-    sender.node.memory(place.payload, place.nbytes)[:] = memoryview(runner.node.view(there))  # type: ignore[arg-type]
-    sender.places.arrived(oid)
+    assert sender.remote_objects.want(oid, lambda: None)
+    remote = sender.fetching.pop(oid)
+    there = runner.imports.by_object[remote.object].oid
+    sender.node.memory(remote.payload, remote.nbytes)[:] = memoryview(runner.node.view(there))  # type: ignore[arg-type]
+    sender.remote_objects.arrived(oid)
     assert (value(sender, oid) == BIG).all()
     network.pump()
     assert not runner.guests.by_task
@@ -393,7 +393,7 @@ def test_a_ref_to_a_task_that_is_then_sent_here(network: Network, result: Any) -
     runner.answer(runner.take_task(), result)
     network.pump()
     if result is BIG:
-        assert runner.places.want(holds[0].oid, lambda: None)
+        assert runner.remote_objects.want(holds[0].oid, lambda: None)
     assert str(runner.value(holds[0])) == str(result)
     holds.clear()
     done(network)

@@ -42,7 +42,7 @@ FOUND = {
     791: "a Group that became whole as the manager died",
 }
 # Mistakes that are seen soon.
-SEEN_SOON = ("exports-tells-one-importer", "places-runner-keeps-the-result")
+SEEN_SOON = ("exports-tells-one-importer", "remote-objects-runner-keeps-the-result")
 
 
 def run(code: str, hash_seed: str = "0") -> Any:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import serial
 from hoplite_mp.headers import STATE, VALUED
-from hoplite_mp.node.objects.places import ROOM_LOOK_S
+from hoplite_mp.node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp.node.tasks.guests import NO_OBJECT
 from hoplite_mp.planner.resources import Ledger
 from hoplite_mp.protocol.fields import NODES_MAX
@@ -67,7 +67,7 @@ class Spares:
         self.loop = host.loop
         self.client = host.client
         self.store = host.store
-        self.places = host.places
+        self.remote_objects = host.remote_objects
         self.imports = host.imports
         self.roster = host.roster
         self.send = host.send_peer
@@ -270,7 +270,7 @@ class Spares:
     def with_payload(self, object_id: bytes) -> int:
         """Where that object is here; 0: not at all, or without its bytes, or failed."""
         oid = self.imports.local(object_id)
-        if not oid or oid in self.places or self.client.hold(oid) is None:
+        if not oid or oid in self.remote_objects or self.client.hold(oid) is None:
             return 0
         return oid if self.client.state(oid) in VALUED else 0
 
@@ -282,7 +282,7 @@ class Bringing:
         self.loop = host.loop
         self.client = host.client
         self.store = host.store
-        self.places = host.places
+        self.remote_objects = host.remote_objects
         self.imports = host.imports
         self.holds = holds
         self.done = done
@@ -303,8 +303,8 @@ class Bringing:
         self._one_less()
 
     def _bring_bytes(self, oid: int) -> None:
-        places = self.places
-        if oid not in places:
+        remote_objects = self.remote_objects
+        if oid not in remote_objects:
             self._look(oid)
             return
 
@@ -313,9 +313,9 @@ class Bringing:
             self._one_less()
 
         self.left += 1
-        if places.want(oid, here):
+        if remote_objects.want(oid, here):
             return
-        if self.store.impossible(places.places[oid].nbytes):
+        if self.store.impossible(remote_objects.by_oid[oid].nbytes):
             self._one_less()  # then only the other host has it
             return
 
@@ -329,7 +329,7 @@ class Bringing:
         """What it names is brought, too. What is pending is so later, when its reader is."""
         client = self.client
         got = client.view(oid)
-        if isinstance(got, int) and oid not in self.places and self.store.restore(oid):
+        if isinstance(got, int) and oid not in self.remote_objects and self.store.restore(oid):
             got = client.view(oid)
         if not isinstance(got, int):
             self.bring([*serial.read_refs(memoryview(got))])

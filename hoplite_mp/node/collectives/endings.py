@@ -40,7 +40,7 @@ def finish(
         if ask.kind == "reduce_scatter":
             holders = (holders[index],)
         _, own, nbytes = result_head(ask.op, layout, len(ask.results), index, message.contributors)
-        forests.places.complete(oid, forests.imports.public(oid), nbytes, holders, own)
+        forests.remote_objects.complete(oid, forests.imports.public(oid), nbytes, holders, own)
 
 
 def placed(forests: Forests, ask: Collective, message: Commit) -> None:

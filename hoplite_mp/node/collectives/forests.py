@@ -18,7 +18,7 @@ from hoplite_mp.node.collectives.folding import Folding
 from hoplite_mp.node.collectives.leftovers import Leftovers
 from hoplite_mp.node.collectives.parts import NotNow, Part
 from hoplite_mp.node.collectives.plan_cells import NOBODY
-from hoplite_mp.node.objects.places import ROOM_LOOK_S
+from hoplite_mp.node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp.planner.program import program_of
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.given import Given, GivenBlocks
     from hoplite_mp.node.objects.kept import KeptCopies
-    from hoplite_mp.node.objects.places import Place
+    from hoplite_mp.node.objects.remote_objects import RemoteObject
     from hoplite_mp.node.ranges import Ranges
     from hoplite_mp.planner.program import Program
     from hoplite_mp.protocol.group_calls import Plan
@@ -55,7 +55,7 @@ class Forests:
         self.config = host.config
         self.loop = host.loop
         self.store = host.store
-        self.places = host.places
+        self.remote_objects = host.remote_objects
         self.imports = host.imports
         self.send_manager = host.send_manager
         self.client = host.client
@@ -151,7 +151,7 @@ class Forests:
         if part is None:
             return Leftovers()
         for oid in list(part.copies.values()):  # others may wait for what does not come this way
-            self.places.let_go(oid)
+            self.remote_objects.let_go(oid)
         del self.parts[operation]
         left = self.cells.end(part)
         self._note(part)
@@ -183,9 +183,9 @@ class Forests:
             del given.cells[cell]
         part.ground.when_free(lambda: self.given.leave(given))
 
-    # -- the filler of places ------------------------------------------------------------------
+    # -- the filler of remote objects ----------------------------------------------------------
 
-    def forget(self, oid: int, place: Place) -> None:
+    def forget(self, oid: int, remote: RemoteObject) -> None:
         """That object is not wanted any more, or will be had in another way."""
         for part in list(self.parts.values()):
             for cell in [cell for cell, other in part.copies.items() if other == oid]:
@@ -246,7 +246,7 @@ class Forests:
             oid = self.imports.local(at[index])
             got = self.results.pin(oid) if oid else STATE["FREE"]
             if got is None:
-                if oid in self.places:  # on its way from another host: that has its own end
+                if oid in self.remote_objects:  # on its way from another host: that has its own end
                     part.until = self.loop.now() + self.config.put_wait_s
                 raise NotNow(f"source {index} does not fit into the store beside what is in use")
             if isinstance(got, int):
@@ -276,23 +276,23 @@ class Forests:
                 continue
             object_id, nbytes = plan.objects[cell.stripe], plan.sizes[cell.stripe]
             oid = self.kept.expect(object_id, nbytes, (cell.node,))
-            place = self.places.places.get(oid)
-            if place is None:
+            remote = self.remote_objects.by_oid.get(oid)
+            if remote is None:
                 part.known.add(key)
                 self.kept.tell(object_id, nbytes)
                 continue
-            if place.payload:  # it is being brought already
+            if remote.payload:  # it is being brought already
                 part.known.add(key)
                 part.waiting += 1
-                place.waiting.append(partial(self._brought, part, oid))
+                remote.waiting.append(partial(self._brought, part, oid))
                 continue
             payload = self.store.lease(nbytes, NODE_SLOT)
             if payload is None:
                 raise NotNow("what is gathered does not fit into the store beside what is in use")
             part.known.add(key)
-            place.payload, place.filler = payload, self
+            remote.payload, remote.filler = payload, self
             memory = self.client.memory(payload, nbytes)
-            made = self.cells.make(part, None, memory, 0, nbytes, False, place.ground)
+            made = self.cells.make(part, None, memory, 0, nbytes, False, remote.ground)
             part.copies[made] = oid
             part.pulls[made] = cell.node, key
             part.queue.append(made)
@@ -311,10 +311,10 @@ class Forests:
     def filled(self, part: Part, cell: int) -> None:
         """All bytes of a cell are there."""
         oid = part.copies.pop(cell, None)
-        if oid is not None and oid in self.places:
-            place = self.places.places[oid]
-            self.places.arrived(oid)
-            self.kept.tell(place.object, place.nbytes)
+        if oid is not None and oid in self.remote_objects:
+            remote = self.remote_objects.by_oid[oid]
+            self.remote_objects.arrived(oid)
+            self.kept.tell(remote.object, remote.nbytes)
         self._go_on(part)
 
     def _go_on(self, part: Part) -> None:

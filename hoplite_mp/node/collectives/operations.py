@@ -21,7 +21,7 @@ from hoplite_mp.node.collectives.endings import finish, placed
 from hoplite_mp.node.collectives.execute import Execution, PlanError, SourcesGone, prepare
 from hoplite_mp.node.collectives.portions import NotInPortions, Portions
 from hoplite_mp.node.objects.layouts import can_fold, layout_of
-from hoplite_mp.node.objects.places import ROOM_LOOK_S
+from hoplite_mp.node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp.planner.program import participants, waits_for
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import (
@@ -83,7 +83,7 @@ class Operations:
         self.config = host.config
         self.results = host.results
         self.store = host.store
-        self.places = host.places
+        self.remote_objects = host.remote_objects
         self.imports = host.imports
         self.client = host.client
         self.tasks = host.tasks
@@ -108,7 +108,7 @@ class Operations:
         holds = [self.client.hold(oid) for oid in dict.fromkeys((*ask.sources, *ask.results))]
         waiting: dict[int, list[int]] = {}
         for index, oid in enumerate(ask.sources):
-            if not self.tasks.done(oid) or self.places.needs_making(oid):
+            if not self.tasks.done(oid) or self.remote_objects.needs_making(oid):
                 waiting.setdefault(oid, []).append(index)
         operation = Operation(number, ask, holds, waiting, self.tasks.park(list(waiting)))
         operation.slot, operation.asked_ns = slot, self.loop.now_ns()
@@ -133,7 +133,7 @@ class Operations:
         for oid in {
             oid
             for oid in ask.sources
-            if oid not in operation.waiting and self.places.needs_making(oid)
+            if oid not in operation.waiting and self.remote_objects.needs_making(oid)
         }:
             operation.waiting[oid] = [at for at, one in enumerate(ask.sources) if one == oid]
         for index, oid in enumerate(ask.sources):
@@ -173,10 +173,10 @@ class Operations:
         """(bytes, layout, nodes that hold it) of a ready source, as far as others need to know."""
         if self.forests is None:
             return 0, b"", (self.client.number,)
-        place = self.places.places.get(oid)
-        nbytes = self.client.inspect(oid)["size"] if place is None else place.nbytes
-        holders = (self.client.number,) if place is None else place.holders
-        layout = layout_of(self.results, self.places, oid)
+        remote = self.remote_objects.by_oid.get(oid)
+        nbytes = self.client.inspect(oid)["size"] if remote is None else remote.nbytes
+        holders = (self.client.number,) if remote is None else remote.holders
+        layout = layout_of(self.results, self.remote_objects, oid)
         ask = operation.ask
         operation.layout = operation.layout or layout
         if ask.kind in FOLDING and not can_fold(ask.op, layout):
@@ -196,7 +196,9 @@ class Operations:
         for operation in list(self.operations.values()):
             waiting = operation.waiting
             done = [
-                oid for oid in waiting if self.tasks.done(oid) and not self.places.needs_making(oid)
+                oid
+                for oid in waiting
+                if self.tasks.done(oid) and not self.remote_objects.needs_making(oid)
             ]
             for oid in done:
                 ready = self.client.state(oid) in VALUED
@@ -405,7 +407,7 @@ class Operations:
         if message.error in _FOR_WANT_OF_SOURCES:
             gone = [operation.ask.sources[index] for index in message.gone[::2]]
             for oid, node in zip(gone, message.gone[1::2], strict=True):
-                self.places.lose_holder(oid, node)
+                self.remote_objects.lose_holder(oid, node)
             if self._begin_again(operation, gone):
                 return
         for oid in operation.ask.results:
@@ -417,7 +419,7 @@ class Operations:
         """If sources were lost that can be made again, it waits for those; and if some were only
         not there any more where they were to be read. False: neither."""
         ask = operation.ask
-        lost = any([self.places.needs_making(oid) for oid in dict.fromkeys(ask.sources)])
+        lost = any([self.remote_objects.needs_making(oid) for oid in dict.fromkeys(ask.sources)])
         moved = bool(gone) and all(self.client.state(oid) in VALUED for oid in gone)
         if not lost and not moved:
             return False

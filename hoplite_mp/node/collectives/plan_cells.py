@@ -43,7 +43,7 @@ class PlanCells:
     def __init__(self, host: HostContext, links: Links) -> None:
         self.client = host.client
         self.loop = host.loop
-        self.places = host.places
+        self.remote_objects = host.remote_objects
         self.send_manager = host.send_manager
         self.links = links
         self.engine = links.engine
@@ -204,7 +204,7 @@ class PlanCells:
             found |= {"object": plan.object, "bytes": found["bytes"] - (first - begin)}
             return found | {"offset": first}
         found["kind"] = plan.kind
-        place = self.places.places.get(part.copies.get(cell, 0))
-        if place is not None:
-            found["object"] = place.object
+        remote = self.remote_objects.by_oid.get(part.copies.get(cell, 0))
+        if remote is not None:
+            found["object"] = remote.object
         return found

@@ -14,7 +14,7 @@ from hoplite_mp.headers import NODE_SLOT
 from hoplite_mp.node.collectives.filling import fill_blocks
 from hoplite_mp.node.collectives.leftovers import Copy, Leftovers
 from hoplite_mp.node.collectives.parts import Part
-from hoplite_mp.node.objects.places import ROOM_LOOK_S
+from hoplite_mp.node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.planner.program import program_of
 from hoplite_mp.protocol.messages import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.ground import Ground
     from hoplite_mp.node.objects.kept import KeptCopies
-    from hoplite_mp.node.objects.places import Place
+    from hoplite_mp.node.objects.remote_objects import RemoteObject
     from hoplite_mp.protocol.messages import Distribute, FetchRefused, NodeToManager, Withdraw
     from hoplite_mp.protocol.reports import Report
 
@@ -51,7 +51,7 @@ class Transfers:
         self.loop = host.loop
         self.client = host.client
         self.store = host.store
-        self.places = host.places
+        self.remote_objects = host.remote_objects
         self.imports = host.imports
         self.send_manager = host.send_manager
         self.results = host.results
@@ -66,22 +66,24 @@ class Transfers:
         self.roomless: dict[int, float] = {}  # epoch of a plan that finds no room -> until when
         self.copies: set[bytes] = set()  # objects of other hosts that the manager knows to be here
 
-    # -- the fetcher of places -----------------------------------------------------------------
+    # -- the fetcher of remote objects ---------------------------------------------------------
 
-    def fetch(self, oid: int, place: Place) -> None:
-        """The block at `place.payload` is to be filled."""
-        if self.forests.makes(place.object):
+    def fetch(self, oid: int, remote: RemoteObject) -> None:
+        """The block at `remote.payload` is to be filled."""
+        if self.forests.makes(remote.object):
             return  # its home has heard of the commit before this node: it is here in a moment
-        before = self.fetching.get(place.object, oid)
-        if before != oid and before in self.places:  # a header that nobody holds by now
-            self.places.give_up(before)
+        before = self.fetching.get(remote.object, oid)
+        if before != oid and before in self.remote_objects:  # a header that nobody holds by now
+            self.remote_objects.give_up(before)
         elif before != oid:
-            self._take_back(place.object)
-        self.fetching[place.object] = oid
-        self._request(place)
+            self._take_back(remote.object)
+        self.fetching[remote.object] = oid
+        self._request(remote)
 
-    def _request(self, place: Place) -> None:
-        asked = FetchRequested(self.client.number, place.object, place.nbytes, self._others(place))
+    def _request(self, remote: RemoteObject) -> None:
+        asked = FetchRequested(
+            self.client.number, remote.object, remote.nbytes, self._others(remote)
+        )
         self.send_manager(asked)
 
     def _take_back(self, object_id: bytes) -> None:
@@ -99,11 +101,11 @@ class Transfers:
             if part.ground is ground:
                 self._end(epoch)
 
-    def forget(self, oid: int, place: Place) -> None:
+    def forget(self, oid: int, remote: RemoteObject) -> None:
         """Nobody wants it any more."""
-        if self.fetching.get(place.object) == oid:
-            self._end_over(place.ground)
-            self._take_back(place.object)
+        if self.fetching.get(remote.object) == oid:
+            self._end_over(remote.ground)
+            self._take_back(remote.object)
 
     def dropped(self, object_id: bytes) -> None:
         """A copy of another host's object has gone."""
@@ -137,14 +139,14 @@ class Transfers:
 
     def _receive(self, part: Part, plan: Distribute) -> bool:
         """Goes on where an earlier plan for the same block was; False: nobody wants it any more."""
-        place = self._place(plan.object)
-        if place is None:
+        remote = self._place(plan.object)
+        if remote is None:
             return False
         older = self._receiving(plan.object)
         if older is not None:
             self._end(older.copied.epoch)
-        begun = Copy(place.payload, place.nbytes, place.come)
-        part.left = Leftovers(place.ground, copies={plan.object: begun})
+        begun = Copy(remote.payload, remote.nbytes, remote.come)
+        part.left = Leftovers(remote.ground, copies={plan.object: begun})
         return True
 
     def _serve(self, part: Part, plan: Distribute) -> bool:
@@ -165,20 +167,20 @@ class Transfers:
     def _expect(self, plan: Distribute) -> bool:
         """A copy that nobody here has asked for; False: not now, or there is nothing to do."""
         oid = self.kept.expect(plan.object, plan.nbytes, plan.sources)
-        place = self.places.places.get(oid)
-        if place is None:  # it has come by another way, or is deleted
+        remote = self.remote_objects.by_oid.get(oid)
+        if remote is None:  # it has come by another way, or is deleted
             self.kept.tell(plan.object, plan.nbytes)
             self._is_here(plan)
             return False
-        if place.payload:  # a collective that copies is filling it
+        if remote.payload:  # a collective that copies is filling it
             self.expected.add(plan.epoch)
-            place.waiting.append(lambda: self._has_come(plan))
+            remote.waiting.append(lambda: self._has_come(plan))
             return False
-        payload = self.store.lease(place.nbytes, NODE_SLOT)
+        payload = self.store.lease(remote.nbytes, NODE_SLOT)
         if payload is not None:
             self.roomless.pop(plan.epoch, None)
-            place.payload = payload
-            place.filler = self
+            remote.payload = payload
+            remote.filler = self
             self.fetching[plan.object] = oid
             return True
         until = self.roomless.setdefault(plan.epoch, self.loop.now() + self.config.put_wait_s)
@@ -212,9 +214,9 @@ class Transfers:
             self._take_up(plan, False)
         self.send_manager(FetchComplete(number, plan.object, plan.epoch))
 
-    def _place(self, object_id: bytes) -> Place | None:
-        """The place whose block is being filled with that object."""
-        return self.places.places.get(self.fetching.get(object_id, 0))
+    def _place(self, object_id: bytes) -> RemoteObject | None:
+        """The remote object whose block is being filled with that object."""
+        return self.remote_objects.by_oid.get(self.fetching.get(object_id, 0))
 
     def _receiving(self, object_id: bytes) -> Part | None:
         """The plan by which this node is just receiving that object."""
@@ -237,24 +239,24 @@ class Transfers:
             self._abandoned(message.object)
 
     def _abandoned(self, object_id: bytes) -> None:
-        place = self._place(object_id)
-        if place is None:
+        remote = self._place(object_id)
+        if remote is None:
             del self.fetching[object_id]
         elif self.kept.only_kept(object_id):
-            self._end_over(place.ground)
+            self._end_over(remote.ground)
             # Before `forget`, which would tell the manager what it has just said.
             oid = self.fetching.pop(object_id)
             self.kept.let_go(object_id)
-            self.places.give_up(oid)
+            self.remote_objects.give_up(oid)
         else:  # it was asked for again
-            self._request(place)
+            self._request(remote)
 
     def refused(self, message: FetchRefused) -> None:
         """The copy cannot be had."""
         self.kept.let_go(message.object)
         oid = self.fetching.get(message.object)
-        if oid is not None and oid in self.places:
-            self.places.lost(oid, message.message)  # by way of `forget`
+        if oid is not None and oid in self.remote_objects:
+            self.remote_objects.lost(oid, message.message)  # by way of `forget`
         self.fetching.pop(message.object, None)
 
     def report(self) -> Iterator[NodeToManager | Report]:
@@ -264,23 +266,23 @@ class Transfers:
             yield DistributeHeld(number, part.copied, part.receives)
         for object_id in self.copies:
             oid = self.imports.local(object_id) or None
-            if oid is not None and oid not in self.places:
+            if oid is not None and oid not in self.remote_objects:
                 yield CopyHeld(number, object_id, self.client.inspect(oid)["size"])
-        for place in self._not_planned():
-            yield FetchRequested(number, place.object, place.nbytes, self._others(place))
+        for remote in self._not_planned():
+            yield FetchRequested(number, remote.object, remote.nbytes, self._others(remote))
 
-    def _not_planned(self) -> Iterator[Place]:
+    def _not_planned(self) -> Iterator[RemoteObject]:
         """What has been asked for, and no plan brings yet."""
         moving = {part.copied.object for part in self.by_epoch.values() if part.receives}
         for object_id in list(self.fetching):
-            place = self._place(object_id)
-            if object_id not in moving and place is not None:
-                yield place
+            remote = self._place(object_id)
+            if object_id not in moving and remote is not None:
+                yield remote
 
-    def _others(self, place: Place) -> tuple[int, ...]:
-        found = tuple(holder for holder in place.holders if holder != self.client.number)
+    def _others(self, remote: RemoteObject) -> tuple[int, ...]:
+        found = tuple(holder for holder in remote.holders if holder != self.client.number)
         if not found:  # it was expected from somebody who was still receiving it
-            home = self.links.peers.by_home.get(self.kept.imports.home_of(place.object))
+            home = self.links.peers.by_home.get(self.kept.imports.home_of(remote.object))
             found = () if home is None else (home.member.node,)
         return found
 
@@ -320,8 +322,8 @@ class Transfers:
         oid = self.fetching.get(plan.object)
         if not part.program.serves:
             self._end(plan.epoch)  # nobody reads from here
-        if oid is not None and oid in self.places:
-            self.places.arrived(oid)
+        if oid is not None and oid in self.remote_objects:
+            self.remote_objects.arrived(oid)
             if plan.object not in self.fetching:
                 return  # nobody wanted it any more: `forget` has said so
             # As long as others read from here, by whichever plan, it stays pinned.
@@ -337,9 +339,9 @@ class Transfers:
         if part is None:
             return
         left = self.cells.end(part).copies.get(part.copied.object)
-        place = self._place(part.copied.object)
-        if left is not None and place is not None and place.payload == left.payload:
-            place.come = left.come
+        remote = self._place(part.copied.object)
+        if left is not None and remote is not None and remote.payload == left.payload:
+            remote.come = left.come
 
     # -- for people before whom something hangs ------------------------------------------------
 
@@ -357,13 +359,13 @@ class Transfers:
                 "from": f"h{pulling.parent}",
                 "seconds": round((now_ns - pulling.begin_ns) / 1e9, 3),
             }
-        for place in self._not_planned():
+        for remote in self._not_planned():
             yield {
-                "object": place.object.hex(),
+                "object": remote.object.hex(),
                 "operation": None,
                 "kind": "not planned yet",
                 "come": 0,
-                "bytes": place.nbytes,
-                "from": ", ".join(f"h{holder}" for holder in place.holders),
+                "bytes": remote.nbytes,
+                "from": ", ".join(f"h{holder}" for holder in remote.holders),
                 "seconds": None,
             }

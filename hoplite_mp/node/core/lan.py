@@ -120,7 +120,12 @@ class Lan:
             lambda slot: bool(host.tasks.running(slot)),
         )
         self.kept = KeptCopies(
-            local.results, local.imports, local.exports, local.places, self.peers.send, host.loop
+            local.results,
+            local.imports,
+            local.exports,
+            local.remote_objects,
+            self.peers.send,
+            host.loop,
         )
         self.links = Links(host, self.peers, engine)
         self.given = GivenBlocks(local.store, host.client, self.links.engine)
@@ -129,7 +134,7 @@ class Lan:
         self.transfers = Transfers(host, cells, self.kept, self.forests)
         self.group_calls = GroupCalls(host, GroupResults(host, self.forests))
         local.groups.hosts = self.group_calls
-        local.places.fetcher = self.transfers
+        local.remote_objects.fetcher = self.transfers
         local.operations.forests = self.forests
         self.draining = draining.Draining(host, local.guests, local.workers, above)
         self.drivers = Drivers(
@@ -366,7 +371,7 @@ class Lan:
         local.tracing.went(home, number, member.workers)
         local.questions.lose_peer(home)
         local.exports.lose_peer(home)
-        local.places.lose_node(number)
+        local.remote_objects.lose_node(number)
 
     def lost(self, member: Member) -> None:
         """This node has noticed by itself."""
@@ -458,7 +463,7 @@ class Lan:
             self._stealing = True
             self.host.loop.call_later(STEAL_LOOK_S, self._look_for_idle)
         self.far_output.look()
-        local.places.purge()
+        local.remote_objects.purge()
         self.recovering.look()
 
     def _look_for_idle(self) -> None:

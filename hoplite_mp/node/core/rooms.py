@@ -24,7 +24,7 @@ from hoplite_mp.node.inspect.recording import Recording
 from hoplite_mp.node.inspect.tracing import Tracing
 from hoplite_mp.node.inspect.waits import Waits
 from hoplite_mp.node.life import Life
-from hoplite_mp.node.objects import exports, imports, leases, places, store
+from hoplite_mp.node.objects import exports, imports, leases, remote_objects, store
 from hoplite_mp.node.objects.context import HostContext
 from hoplite_mp.node.objects.import_requests import ImportRequests
 from hoplite_mp.node.objects.pages import Pages
@@ -59,7 +59,7 @@ class Above(
     leases.Above,
     management.Above,
     notes.Above,
-    places.Above,
+    remote_objects.Above,
     pool_requests.Above,
     rounds.Above,
     standing.Above,
@@ -99,11 +99,11 @@ class Rooms:
         self.store.clients = lines.by_slot
         self.results = Results(client, tasks, self.store, config)
         self.sweeper = sweeper.Sweeper(self.results, above)
-        self.places = places.Places(self.results, loop, above)
-        self.imports = imports.Imports(self.results, self.places, above.send_peer, above)
+        self.remote_objects = remote_objects.RemoteObjects(self.results, loop, above)
+        self.imports = imports.Imports(self.results, self.remote_objects, above.send_peer, above)
         roster = Roster()
         self.exports = exports.Exports(
-            self.results, self.places, above.send_peer, self.number, loop, roster, above
+            self.results, self.remote_objects, above.send_peer, self.number, loop, roster, above
         )
         self.questions = Questions(loop, roster, above.send_peer)
         self.host = host = HostContext(
@@ -114,7 +114,7 @@ class Rooms:
             tasks,
             self.store,
             self.results,
-            self.places,
+            self.remote_objects,
             self.imports,
             self.exports,
             roster,
@@ -126,7 +126,9 @@ class Rooms:
             lines.replier,
         )
         objects = self.results, self.imports
-        self.delegation = delegation.Delegation(*objects, self.places, above.send_peer, above)
+        self.delegation = delegation.Delegation(
+            *objects, self.remote_objects, above.send_peer, above
+        )
         self.guests = guests.Guests(*objects, above.send_peer, self.notes, above)
         both = self.delegation, self.guests
         self.workers = workers.Workers(host, processes, *both, above)

@@ -41,13 +41,13 @@ class Upward:
     def __init__(self) -> None:
         self.lan: Lan | None = None  # there are other hosts
 
-    # -- node/notes.py, store.py, sweeper.py, places.py, imports.py ----------------------------
+    # -- node/notes.py, store.py, sweeper.py, remote_objects.py, imports.py --------------------
 
     def public(self, oid: int) -> bytes:
         return self.rooms.imports.public(oid)
 
     def restore_elsewhere(self, oid: int) -> bool | None:
-        return self.rooms.places.restore(oid)
+        return self.rooms.remote_objects.restore(oid)
 
     def make_room(self) -> None:
         if self.lan is not None:

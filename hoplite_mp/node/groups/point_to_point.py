@@ -64,7 +64,7 @@ class PointToPoint:
         self.clients = host.clients
         self.results = host.results
         self.imports = host.imports
-        self.places = host.places
+        self.remote_objects = host.remote_objects
         self.roster = host.roster
         self.reply = host.reply
         self.replier = host.replier
@@ -288,7 +288,7 @@ class PointToPoint:
     def _bring(self, box: Box, node: int, letter: Letter) -> None:
         """Fetches a large one while nobody waits for it yet. Without room for it now it is fetched
         when it is read: until then it stays where it was sent."""
-        places, oid = self.places, letter.oid
+        remote_objects, oid = self.remote_objects, letter.oid
 
         def here() -> None:
             if self.client.state(oid) == STATE["FAILED"]:
@@ -296,7 +296,7 @@ class PointToPoint:
             else:
                 box.ready(letter, node)
 
-        if oid not in places or not places.want(oid, here):
+        if oid not in remote_objects or not remote_objects.want(oid, here):
             here()
 
     # -- looking -------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class Waits:
         self.client = host.client
         self.clients = host.clients
         self.tasks = host.tasks
-        self.places = host.places
+        self.remote_objects = host.remote_objects
         self.imports = host.imports
         self.roster = host.roster
         self.reply = host.reply
@@ -327,10 +327,10 @@ class Waits:
         if header["id"] != oid or STATE[state] in GONE:
             return "gone"
         if STATE[state] in VALUED:
-            place = self.places.places.get(oid)
-            if place is not None and place.making:
+            remote = self.remote_objects.by_oid.get(oid)
+            if remote is not None and remote.making:
                 return "lost, and is being found or made again"
-            if place is None or not place.payload:
+            if remote is None or not remote.payload:
                 return ""
             return "ready, its bytes are on their way from another host"
         if STATE[state] not in PENDING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.notes import Notes
     from hoplite_mp.node.objects.exports import Exports
     from hoplite_mp.node.objects.imports import Imports
-    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.objects.remote_objects import RemoteObjects
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.node.objects.store import Store
     from hoplite_mp.node.ports import Loop
@@ -42,7 +42,7 @@ class HostContext:
     tasks: _tasks.Tasks
     store: Store
     results: Results
-    places: Places
+    remote_objects: RemoteObjects
     imports: Imports
     exports: Exports
     roster: Roster

@@ -24,7 +24,7 @@ from hoplite_mp.protocol.peers import INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX, Descr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.objects.remote_objects import RemoteObjects
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.node.ports import Loop
     from hoplite_mp.node.roster import Roster
@@ -63,7 +63,7 @@ class Exports:
     def __init__(
         self,
         results: Results,
-        places: Places,
+        remote_objects: RemoteObjects,
         send: Callable[[int, PeerMessage], bool],
         node: Callable[[], int],
         loop: Loop,
@@ -73,7 +73,7 @@ class Exports:
         self.results = results
         self.client = results.client
         self.tasks = results.tasks
-        self.places = places
+        self.remote_objects = remote_objects
         self.send = send
         self.node = node  # this node's number
         self.loop = loop
@@ -129,7 +129,7 @@ class Exports:
     def make_again(self, peer: int, message: MakeAgain) -> None:
         """A host needs an object of ours of which it knows no holder."""
         oid = self.own(message.object)
-        if self.places.needs_making(oid):
+        if self.remote_objects.needs_making(oid):
             self.again.setdefault(oid, set()).add((peer, message.object, message.number))
         elif oid:
             self.send(peer, self.describe(oid, message.object, message.number))
@@ -230,7 +230,7 @@ class Exports:
             self._unwatch(export)
             for peer, number in list(export.importers):  # one that takes nothing may go meanwhile
                 self.send(peer, self.describe(oid, export.object, number))
-        for oid in [oid for oid in self.again if not self.places.needs_making(oid)]:
+        for oid in [oid for oid in self.again if not self.remote_objects.needs_making(oid)]:
             for peer, object_id, number in self.again.pop(oid):
                 self.send(peer, self.describe(oid, object_id, number))
 
@@ -245,15 +245,15 @@ class Exports:
                 return Described(object_id, number, "failed", len(error), error)
             if got not in AWAY:
                 return Described(object_id, number, "gone")
-            place = self.places.places.get(oid)
+            remote = self.remote_objects.by_oid.get(oid)
             return Described(
                 object_id,
                 number,
                 "ready",
                 self.client.inspect(oid)["size"],
                 None,
-                self._holders(oid) if place is None else place.holders,
-                layout_of(self.results, self.places, oid),
+                self._holders(oid) if remote is None else remote.holders,
+                layout_of(self.results, self.remote_objects, oid),
             )
         mem = memoryview(got)
         failed = serial.payload_kind(mem) == serial.ERROR

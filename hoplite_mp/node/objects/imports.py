@@ -19,7 +19,7 @@ from hoplite_mp.protocol.peers import Acquire, Drop, Release
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.objects.remote_objects import RemoteObjects
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.protocol.peers import Described, PeerMessage
 
@@ -60,14 +60,14 @@ class Imports:
     def __init__(
         self,
         results: Results,
-        places: Places,
+        remote_objects: RemoteObjects,
         send: Callable[[int, PeerMessage], bool],
         above: Above,
     ) -> None:
         self.results = results
         self.above = above
         self.client = results.client
-        self.places = places
+        self.remote_objects = remote_objects
         self.send = send  # to the node whose host has this home id; False: there is none
         self.by_object: dict[bytes, Import] = {}
         self.by_oid: dict[int, Import] = {}
@@ -197,7 +197,7 @@ class Imports:
 
     def is_whole(self, one: Import) -> bool:
         """Is the value on this host?"""
-        return self.client.state(one.oid) in VALUED and one.oid not in self.places
+        return self.client.state(one.oid) in VALUED and one.oid not in self.remote_objects
 
     def home_of(self, object_id: bytes) -> int:
         """Who counts its holders."""
@@ -213,10 +213,10 @@ class Imports:
         if one is None:
             return
         if self.client.state(one.oid) not in UNWRITTEN:
-            if self.places.absent(one.oid):
+            if self.remote_objects.absent(one.oid):
                 self._there_again(one, message)
             else:
-                self.places.learn(one.oid, message.holders)
+                self.remote_objects.learn(one.oid, message.holders)
             self.answer(one)  # said before, or placed here by a collective
             return
         if message.standing == "ready":
@@ -231,18 +231,18 @@ class Imports:
     def _there_again(self, one: Import, message: Described) -> None:
         """What the home says of an object whose holders have died."""
         if message.payload is not None:
-            self.places.replace(one.oid, message.payload)
+            self.remote_objects.replace(one.oid, message.payload)
         elif message.standing == "gone":
             why = f"object {one.object.hex()} is lost: it was deleted, or nobody held it any more"
-            self.places.fail(one.oid, ObjectLostError(why))
+            self.remote_objects.fail(one.oid, ObjectLostError(why))
         elif message.holders:
-            self.places.found(one.oid, message.holders, message.nbytes, message.layout)
+            self.remote_objects.found(one.oid, message.holders, message.nbytes, message.layout)
         elif message.standing == "ready":
             self.above.nobody_named(one.oid)
 
     def _ready(self, one: Import, message: Described) -> None:
         if message.payload is None or not self.store(one, message.payload, False):
-            self.places.complete(
+            self.remote_objects.complete(
                 one.oid, message.object, message.nbytes, message.holders, message.layout
             )
 
@@ -284,7 +284,7 @@ class Imports:
             self.by_object[one.object] = one.same[0]
         else:
             del self.by_object[one.object]
-        self.places.drop(oid)
+        self.remote_objects.drop(oid)
         if one.number or not one.kept:
             self.send(one.home, Release(one.object, one.number))
 

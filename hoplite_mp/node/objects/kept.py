@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.objects.exports import Exports
     from hoplite_mp.node.objects.imports import Imports
-    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.objects.remote_objects import RemoteObjects
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.node.ports import Loop
     from hoplite_mp.protocol.peers import PeerMessage
@@ -37,14 +37,14 @@ class KeptCopies:
         results: Results,
         imports: Imports,
         exports: Exports,
-        places: Places,
+        remote_objects: RemoteObjects,
         send: Callable[[int, PeerMessage], bool],
         loop: Loop,
     ) -> None:
         self.results = results
         self.client = results.client
         self.imports = imports
-        self.places = places
+        self.remote_objects = remote_objects
         self.send = send
         self.loop = loop
         self.exports = exports
@@ -58,7 +58,7 @@ class KeptCopies:
         elsewhere and can be asked for. 0: it is of this host, and gone."""
         oid = self._header(object_id)
         if oid and self.client.state(oid) == STATE["CLAIMED"] and self._is_foreign(object_id):
-            self.places.complete(oid, object_id, nbytes, holders, layout)
+            self.remote_objects.complete(oid, object_id, nbytes, holders, layout)
         return oid
 
     def keep(self, object_id: bytes, nbytes: int) -> None:
@@ -72,8 +72,8 @@ class KeptCopies:
         oid = self._header(object_id)
         if self.client.state(oid) == STATE["CLAIMED"]:
             self.results.store_block(oid, payload, nbytes)
-        elif oid in self.places:  # its home has said before the manager that it is here
-            self.places.brought(oid, payload)
+        elif oid in self.remote_objects:  # its home has said before the manager that it is here
+            self.remote_objects.brought(oid, payload)
         else:
             self.client.give_back(payload)
         self.tell(object_id, nbytes)
@@ -149,6 +149,6 @@ class KeptCopies:
 
     def _never_came(self, oid: int) -> bool:
         """Was a value to come, and does not any more, or is an error in its place?"""
-        place = self.places.places.get(oid)
-        nowhere = place is not None and not place.payload
+        remote = self.remote_objects.by_oid.get(oid)
+        nowhere = remote is not None and not remote.payload
         return nowhere or self.client.state(oid) == STATE["FAILED"]

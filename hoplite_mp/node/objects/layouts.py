@@ -17,7 +17,7 @@ from hoplite_mp.protocol.fields import LAYOUT_BYTES_MAX
 from hoplite_mp.reduction import has_kernel
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.objects.remote_objects import RemoteObjects
     from hoplite_mp.node.objects.results import Results
 
 __all__ = ["can_fold", "layout_of", "parse_layout", "payload_layout"]
@@ -44,14 +44,14 @@ def parse_layout(layout: bytes) -> tuple[tuple[int, ...], str]:
     return tuple(map(int, found[1].split(", "))) if found[1] else (), found[2]
 
 
-def layout_of(results: Results, places: Places, oid: int) -> bytes:
+def layout_of(results: Results, remote_objects: RemoteObjects, oid: int) -> bytes:
     """That of an object which is ready on this host, or known to be elsewhere."""
     got = results.client.view(oid)
     if not isinstance(got, int):
         return payload_layout(memoryview(got))
-    place = places.places.get(oid)
-    if place is not None:
-        return place.layout
+    remote = remote_objects.by_oid.get(oid)
+    if remote is not None:
+        return remote.layout
     if got not in AWAY:
         return b""
     head = results.store.read_spilled(oid, 0, HEAD_BYTES_MAX)

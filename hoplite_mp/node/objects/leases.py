@@ -46,7 +46,7 @@ class Leases:
     def __init__(self, host: HostContext, requests: Requests, pages: Pages, above: Above) -> None:
         self.client = host.client
         self.store = host.store
-        self.places = host.places
+        self.remote_objects = host.remote_objects
         self.loop = host.loop
         self.lines = host.clients
         self.reply = host.reply
@@ -107,9 +107,9 @@ class Leases:
         oid = request.ask.oid  # type: ignore[union-attr]
 
         def attempt() -> int | None:
-            places = self.places
-            if oid in places:
-                return ON_ITS_WAY if places.want(oid, _nothing) else None
+            remote_objects = self.remote_objects
+            if oid in remote_objects:
+                return ON_ITS_WAY if remote_objects.want(oid, _nothing) else None
             return None if self.store.restore(oid, slot) is None else RESTORED
 
         self.patiently(slot, request, attempt)

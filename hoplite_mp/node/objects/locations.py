@@ -26,7 +26,7 @@ class Locations:
 
     def __init__(self, host: HostContext) -> None:
         self.client = host.client
-        self.places = host.places
+        self.remote_objects = host.remote_objects
         self.imports = host.imports
         self.exports = host.exports
         self.replier = host.replier
@@ -42,7 +42,7 @@ class Locations:
             if answer is None:  # it is an object of this host, or its home is lost
                 found = self.holders(oid)
             else:
-                here = () if oid in self.places.places else self.holders(oid)
+                here = () if oid in self.remote_objects.by_oid else self.holders(oid)
                 found = (*answer.message.holders, *here)
             reply(Reply(question, sorted(set(found))))
 
@@ -53,9 +53,9 @@ class Locations:
 
     def holders(self, oid: int) -> tuple[int, ...]:
         """Numbers of the nodes that hold the whole value, as far as this node knows."""
-        place = self.places.places.get(oid)
+        remote = self.remote_objects.by_oid.get(oid)
         here = (self.client.number,) if self.client.state(oid) in VALUED else ()
-        found = here if place is None else place.holders
+        found = here if remote is None else remote.holders
         return tuple(sorted({*found, *self.exports.copies_of(oid)}))
 
     def locate(self, peer: int, message: Locate) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.exports import Exports
     from hoplite_mp.node.objects.imports import Import, Imports
     from hoplite_mp.node.objects.kept import KeptCopies
-    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.objects.remote_objects import RemoteObjects
     from hoplite_mp.protocol.messages import HoldingsReported, NodeToManager
     from hoplite_mp.protocol.peers import PeerMessage
 
@@ -59,7 +59,7 @@ class Homes:
         self,
         imports: Imports,
         exports: Exports,
-        places: Places,
+        remote_objects: RemoteObjects,
         kept: KeptCopies,
         node: Callable[[], int],
         send_manager: Callable[[NodeToManager], None],
@@ -71,7 +71,7 @@ class Homes:
         """home_at: home id of the host of a living node, this one's too; number_of: the reverse."""
         self.imports = imports
         self.exports = exports
-        self.places = places
+        self.remote_objects = remote_objects
         self.kept = kept
         self.client = imports.client
         self.node = node
@@ -176,14 +176,16 @@ class Homes:
     def _lose(self, one: Import, lost: Lost) -> None:
         """Nobody has it whole: who is still named as a holder has let go of it, too."""
         why = _no_copy(lost.number)
-        place = self.places.places.get(one.oid)
-        if place is not None and place.payload:  # who brings it says whether it can be had
+        remote = self.remote_objects.by_oid.get(one.oid)
+        if remote is not None and remote.payload:  # who brings it says whether it can be had
             hold = self.client.hold(one.oid)
-            place.waiting.append(lambda: _drop(hold))
+            remote.waiting.append(lambda: _drop(hold))
         elif self.client.state(one.oid) in UNWRITTEN:
             self.imports.fail(one, why)
         else:
-            self.places.fail(one.oid, ObjectLostError(f"object {one.object.hex()} is lost: {why}"))
+            self.remote_objects.fail(
+                one.oid, ObjectLostError(f"object {one.object.hex()} is lost: {why}")
+            )
         self.imports.answer(one)
 
     def _moved(self, lost: Lost, object_id: bytes, ours: list[Import], home: int) -> None:

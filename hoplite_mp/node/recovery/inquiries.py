@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.objects.imports import Imports
     from hoplite_mp.node.objects.kept import KeptCopies
-    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.objects.remote_objects import RemoteObjects
     from hoplite_mp.node.questions import Questions
     from hoplite_mp.protocol.peers import PeerMessage
 
@@ -33,7 +33,7 @@ class Inquiries:
     def __init__(
         self,
         imports: Imports,
-        places: Places,
+        remote_objects: RemoteObjects,
         kept: KeptCopies,
         questions: Questions,
         send: Callable[[int, PeerMessage], bool],
@@ -43,7 +43,7 @@ class Inquiries:
         """homes: ids of all other living hosts. doubtful: has this host lost one of which the
         manager has not said anything?"""
         self.imports = imports
-        self.places = places
+        self.remote_objects = remote_objects
         self.client = imports.client
         self.kept = kept
         self.questions = questions
@@ -86,8 +86,8 @@ class Inquiries:
         """The home of these objects has lost sight of them."""
         for object_id in message.objects:
             for one in self.imports.all_of(object_id):
-                if one.oid in self.places and not self.places.absent(one.oid):
-                    self.places.lost(one.oid, "all who had it are gone")
+                if one.oid in self.remote_objects and not self.remote_objects.absent(one.oid):
+                    self.remote_objects.lost(one.oid, "all who had it are gone")
                 elif self.imports.is_whole(one):
                     self.kept.tell(object_id, self.client.inspect(one.oid)["size"])
         self.send(home, CopiesTold(message.number))

@@ -4,9 +4,9 @@ Why it exists: a result that only another host held dies with that host. The tas
 its function and its arguments as long as somebody holds the result; this file sees to it that they
 are still there. So an entry holds the function, arguments that travelled by value, and results that
 were arguments. It does not hold their bytes: of a result that nobody else wants, and that can be
-made again itself, only the name stays (it is absent, see node/objects/places.py), so a chain of
-steps costs a few hundred bytes a step. What was put, and what other hosts own, is not held at all:
-it goes with its last ref, as always.
+made again itself, only the name stays (it is absent, see node/objects/remote_objects.py), so a
+chain of steps costs a few hundred bytes a step. What was put, and what other hosts own, is not held
+at all: it goes with its last ref, as always.
 
 An entry is made while the task is claimed, when its submitter still holds everything: as soon as
 its bytes turn out to be elsewhere, or a worker of this host leases a block for a big result. It
@@ -26,7 +26,7 @@ from hoplite_mp.node.objects.layouts import layout_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.objects.remote_objects import RemoteObjects
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.node.ports import Loop
     from hoplite_mp.planner.resources import Demand
@@ -71,7 +71,7 @@ class Lineage:
     def __init__(
         self,
         results: Results,
-        places: Places,
+        remote_objects: RemoteObjects,
         bytes_max: int,
         loop: Loop,
         demand_of: Callable[[int], Demand],
@@ -79,7 +79,7 @@ class Lineage:
         self.results = results
         self.client = results.client
         self.tasks = results.tasks
-        self.places = places
+        self.remote_objects = remote_objects
         self.bytes_max = bytes_max
         self.loop = loop
         self.entries: dict[int, Entry] = {}  # by result, the oldest first
@@ -229,14 +229,14 @@ class Lineage:
     def _let_bytes_go(self, oid: int) -> None:
         """Of a result that can be made again only the name stays."""
         state, size = self.client.state(oid), self.client.inspect(oid)["size"]
-        place = self.places.places.get(oid)
-        if place is not None:
-            if place.holders and not place.payload and not place.waiting:
-                self.places.lost(oid, _UNWANTED)
+        remote = self.remote_objects.by_oid.get(oid)
+        if remote is not None:
+            if remote.holders and not remote.payload and not remote.waiting:
+                self.remote_objects.lost(oid, _UNWANTED)
             return
         if size <= SMALL_BYTES_MAX or state not in (STATE["SEALED"], STATE["SPILLED"]):
             return
-        layout = layout_of(self.results, self.places, oid)
+        layout = layout_of(self.results, self.remote_objects, oid)
         store = self.results.store
         if state == STATE["SPILLED"] and not store.forget_spilled(oid):
             return
@@ -245,8 +245,8 @@ class Lineage:
                 return
             self.client.spill_end(oid, 0)
         object_id = ids.pack_id(self.client.home, oid)
-        self.places.add(oid, object_id, size, (), layout)
-        self.places.places[oid].why = f"object {object_id.hex()} is lost: {_UNWANTED}"
+        self.remote_objects.add(oid, object_id, size, (), layout)
+        self.remote_objects.by_oid[oid].why = f"object {object_id.hex()} is lost: {_UNWANTED}"
 
 
 _UNWANTED = "nobody held a ref to it any more"

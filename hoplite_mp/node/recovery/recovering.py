@@ -49,13 +49,13 @@ class Recovering:
         """queue: as of Remaking."""
         self.client = host.client
         self.tasks = host.tasks
-        self.places = host.places
+        self.remote_objects = host.remote_objects
         self.imports = host.imports
         self.roster = host.roster
         self.guests = guests
         self.lineage = Lineage(
             host.results,
-            host.places,
+            host.remote_objects,
             host.config.lineage_bytes_max,
             host.loop,
             resources.demand_of,
@@ -63,7 +63,7 @@ class Recovering:
         self.homes = Homes(
             host.imports,
             host.exports,
-            host.places,
+            host.remote_objects,
             kept,
             lambda: host.client.number,
             host.send_manager,
@@ -74,7 +74,7 @@ class Recovering:
         )
         self.inquiries = Inquiries(
             host.imports,
-            host.places,
+            host.remote_objects,
             kept,
             host.questions,
             host.send_peer,
@@ -84,7 +84,7 @@ class Recovering:
         self.remaking = Remaking(
             host.results,
             host.imports,
-            host.places,
+            host.remote_objects,
             self.lineage,
             self.inquiries,
             host.send_peer,
@@ -95,7 +95,7 @@ class Recovering:
             host.exports.copies_of,
             resources.wait,
         )
-        host.places.maker = self.remaking
+        host.remote_objects.maker = self.remaking
         host.exports.own = self.homes.own
 
     def _home_at(self, number: int) -> int | None:
@@ -159,7 +159,7 @@ class Recovering:
         self.homes.released(peer, message)
         number = self._number_of(peer)
         if number is not None:
-            self.places.lose_copy(self.imports.own(message.object), number)
+            self.remote_objects.lose_copy(self.imports.own(message.object), number)
 
     def freed(self, one: Import) -> None:
         """A header of an object of another host has gone."""

@@ -1,10 +1,11 @@
 """Lost results, made again when somebody asks for them.
 
-Why it exists: a task's result whose last holder has died is absent (node/objects/places.py): done,
-and held by nobody. Asked for, its task is run again as a task of the node's own, in the same pool,
-with the arguments that its record names; those that are absent themselves come first. What that run
-makes becomes the object's value: also an exception, if this time it raises one. Each run counts
-against the task's retries. An absent object of another host is asked for at its home.
+Why it exists: a task's result whose last holder has died is absent
+(node/objects/remote_objects.py): done, and held by nobody. Asked for, its task is run again as a
+task of the node's own, in the same pool, with the arguments that its record names; those that are
+absent themselves come first. What that run makes becomes the object's value: also an exception, if
+this time it raises one. Each run counts against the task's retries. An absent object of another
+host is asked for at its home.
 It must never know: how bytes move, what tasks do, who waits.
 """
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.objects.imports import Import, Imports
-    from hoplite_mp.node.objects.places import Place, Places
+    from hoplite_mp.node.objects.remote_objects import RemoteObject, RemoteObjects
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.node.ports import Loop
     from hoplite_mp.node.recovery.homes import Homes
@@ -61,13 +62,13 @@ class _Run:
 
 
 class Remaking:
-    """The maker of this node's places."""
+    """The maker of this node's remote objects."""
 
     def __init__(
         self,
         results: Results,
         imports: Imports,
-        places: Places,
+        remote_objects: RemoteObjects,
         lineage: Lineage,
         inquiries: Inquiries,
         send: Callable[[int, PeerMessage], bool],
@@ -85,7 +86,7 @@ class Remaking:
         self.client = results.client
         self.tasks = results.tasks
         self.imports = imports
-        self.places = places
+        self.remote_objects = remote_objects
         self.lineage = lineage
         self.inquiries = inquiries
         self.send = send
@@ -101,9 +102,9 @@ class Remaking:
         self.begun = 0  # runs so far
         self._new: deque[int] = deque()
 
-    # -- the maker of places -------------------------------------------------------------------
+    # -- the maker of remote objects -----------------------------------------------------------
 
-    def why_not(self, oid: int, place: Place) -> str:
+    def why_not(self, oid: int, remote: RemoteObject) -> str:
         """Why it cannot be had again; "": it can."""
         one = self.imports.by_oid.get(oid)
         if self.copies_of(oid) or oid in self.by_run:
@@ -127,7 +128,7 @@ class Remaking:
         limit = format_bytes(self.lineage.bytes_max)
         return f"how {name}() was called is no longer known (lineage_bytes_max={limit})"
 
-    def make(self, oid: int, place: Place) -> None:
+    def make(self, oid: int, remote: RemoteObject) -> None:
         """At the next look: chains of lost results are of any length."""
         self._new.append(oid)
         self.loop.call_later(0.0, self.look)
@@ -150,22 +151,22 @@ class Remaking:
         """What was asked for, and what has gone on."""
         while self._new:
             oid = self._new.popleft()
-            if self.places.absent(oid):
+            if self.remote_objects.absent(oid):
                 self._begin(oid)
         # The latest first: it is what others need, unless they were asked for before.
         for run in reversed(list(self.runs.values())):
             if run.oid:
                 self._look_at(run)
-            elif run.holds and not any(self.places.absent(need) for need in run.needs):
+            elif run.holds and not any(self.remote_objects.absent(need) for need in run.needs):
                 self._needs_are_there(run)
         self.inquiries.flush()
 
     def _begin(self, oid: int) -> None:
-        one, place = self.imports.by_oid.get(oid), self.places.places[oid]
+        one, remote = self.imports.by_oid.get(oid), self.remote_objects.by_oid[oid]
         copies = self.copies_of(oid)
-        if copies and place.asked < COPIES_TRIED_MAX:
-            place.asked += 1
-            self.places.found(oid, copies, copied=True)
+        if copies and remote.asked < COPIES_TRIED_MAX:
+            remote.asked += 1
+            self.remote_objects.found(oid, copies, copied=True)
         elif one is not None:
             self._ask_home(oid, one)
         elif oid in self.by_run:  # it was done, and its host died before its bytes were here
@@ -178,17 +179,17 @@ class Remaking:
     def _ask_home(self, oid: int, one: Import) -> None:
         if self.homes.is_open(one.home):
             return  # who has it now is being found out, and will be told
-        place = self.places.places[oid]
-        place.asked += 1
-        if place.asked > ASKS_MAX:
+        remote = self.remote_objects.by_oid[oid]
+        remote.asked += 1
+        if remote.asked > ASKS_MAX:
             self._fail(oid, "its home names no node from which it can be had")
-        elif place.asked == 1:
+        elif remote.asked == 1:
             self._ask(oid, one)
         else:  # what the home said did not help: it has not heard yet what this node knows
             self.loop.call_later(ASK_S, lambda: self._ask(oid, one))
 
     def _ask(self, oid: int, one: Import) -> None:
-        if not self.places.absent(oid) or self.homes.is_open(one.home):
+        if not self.remote_objects.absent(oid) or self.homes.is_open(one.home):
             return
         if not self.send(one.home, MakeAgain(one.object, one.number)):
             self._fail(oid, _NOT_KEPT)
@@ -196,7 +197,7 @@ class Remaking:
     def ask_again(self, oid: int) -> None:
         """The home has answered without naming anybody."""
         one = self.imports.by_oid.get(oid)
-        if one is not None and self.places.absent(oid):
+        if one is not None and self.remote_objects.absent(oid):
             self._ask_home(oid, one)
 
     # -- tasks of this host --------------------------------------------------------------------
@@ -226,10 +227,10 @@ class Remaking:
             else:
                 run.holds = [*own, *holds]
                 arguments = {name: hold.oid for name, hold in zip(named, holds, strict=True)}
-                run.needs = {one for one in arguments.values() if self.places.absent(one)}
+                run.needs = {one for one in arguments.values() if self.remote_objects.absent(one)}
                 run.read = {arguments[name] for name in self.lineage.arguments(oid, True)}
                 for one in run.needs:
-                    self.places.make(one)
+                    self.remote_objects.make(one)
                 self.loop.call_later(0.0, self.look)
 
         self.imports.ask(named, held)
@@ -247,7 +248,7 @@ class Remaking:
     def _settle(self, run: _Run, data: bytes) -> None:
         """This payload is what has become of it."""
         self.runs.pop(run.target, None)
-        self.places.replace(run.target, data)
+        self.remote_objects.replace(run.target, data)
         self._end(run)
         self.loop.call_later(0.0, self.look)  # others may need it
 
@@ -265,7 +266,7 @@ class Remaking:
         run.queue = queue
         self.by_run[run.oid] = run
         self.begun += 1
-        run.question = self.inquiries.about(self.places.places[oid].object)
+        run.question = self.inquiries.about(self.remote_objects.by_oid[oid].object)
         self.lineage.entries[oid].spent += 1
         self.tasks.submit(
             run.oid,
@@ -299,10 +300,10 @@ class Remaking:
         state = self.client.state(run.oid)
         if not run.posted:
             self._post(run)
-        elif state == STATE["SPILLED"] and run.oid in self.places:
+        elif state == STATE["SPILLED"] and run.oid in self.remote_objects:
             if not run.brought:
                 run.brought = True
-                self.places.bring(run.oid)
+                self.remote_objects.bring(run.oid)
         elif state == STATE["SPILLED"]:
             self.results.store.restore(run.oid)
         elif state in (STATE["SEALED"], STATE["FAILED"]):
@@ -331,19 +332,19 @@ class Remaking:
             self.loop.call_later(ASK_S, self.look)  # somebody still reads it
             return
         del self.runs[oid]
-        self.places.settled(oid)
+        self.remote_objects.settled(oid)
         self._end(run)
         self.loop.call_later(0.0, self.look)  # others may need it
 
     def _is_kept(self, run: _Run) -> bool:
         """Has somebody had the value all the time, and says so only now? Then it is that one."""
-        place, copies = self.places.places.get(run.target), self.copies_of(run.target)
-        if not copies or place is None or place.asked >= COPIES_TRIED_MAX:
+        remote, copies = self.remote_objects.by_oid.get(run.target), self.copies_of(run.target)
+        if not copies or remote is None or remote.asked >= COPIES_TRIED_MAX:
             return False
-        place.asked += 1
+        remote.asked += 1
         del self.runs[run.target]
         self._end(run)
-        self.places.found(run.target, copies, copied=True)
+        self.remote_objects.found(run.target, copies, copied=True)
         self.loop.call_later(0.0, self.look)  # others may need it
         return True
 
@@ -364,16 +365,16 @@ class Remaking:
 
     def _fail(self, oid: int, why: str) -> None:
         run = self.runs.pop(oid, None)
-        place = self.places.places.get(oid)
-        if place is not None:
-            self.places.fail(oid, ObjectLostError(f"{place.why or named(place)}; {why}"))
+        remote = self.remote_objects.by_oid.get(oid)
+        if remote is not None:
+            self.remote_objects.fail(oid, ObjectLostError(f"{remote.why or named(remote)}; {why}"))
         if run is not None:
             self._end(run)
             self.loop.call_later(0.0, self.look)  # others may need it
 
 
-def named(place: Place) -> str:
-    return f"object {place.object.hex()} is lost"
+def named(remote: RemoteObject) -> str:
+    return f"object {remote.object.hex()} is lost"
 
 
 _NOT_KEPT = "it was not made by a task of a host that lives; put(copies=2) keeps a second copy"

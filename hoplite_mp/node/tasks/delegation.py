@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hoplite_mp.node.objects.imports import Imports
-    from hoplite_mp.node.objects.places import Places
+    from hoplite_mp.node.objects.remote_objects import RemoteObjects
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage, TaskEnded
@@ -98,7 +98,7 @@ class Delegation:
         self,
         results: Results,
         imports: Imports,
-        places: Places,
+        remote_objects: RemoteObjects,
         send: Callable[[int, PeerMessage], bool],
         above: Above,
     ) -> None:
@@ -106,7 +106,7 @@ class Delegation:
         self.client = results.client
         self.tasks = results.tasks
         self.imports = imports
-        self.places = places
+        self.remote_objects = remote_objects
         self.send = send
         self.above = above
         self.runners: dict[int, Runner] = {}  # by home
@@ -308,9 +308,9 @@ class Delegation:
             home, oid = ids.unpack_id(ref)
             one = self.imports.by_object.get(ref)
             at = oid if home == self.client.home else (one.oid if one is not None else 0)
-            if (place := self.places.places.get(at)) is not None:
-                for number in place.holders:
-                    found[number] = found.get(number, 0) + place.nbytes
+            if (remote := self.remote_objects.by_oid.get(at)) is not None:
+                for number in remote.holders:
+                    found[number] = found.get(number, 0) + remote.nbytes
         return found
 
     # -- the end -------------------------------------------------------------------------------
@@ -360,8 +360,10 @@ class Delegation:
         runner = self._take_back(oid)
         self.above.ends_elsewhere(oid)
         about = message.task, message.nbytes, (runner.number,), message.layout, message.refs
-        if self.places.complete(oid, *about):
-            self.places.places[oid].released = lambda: self.send(peer, Release(message.task, 0))
+        if self.remote_objects.complete(oid, *about):
+            self.remote_objects.by_oid[oid].released = lambda: self.send(
+                peer, Release(message.task, 0)
+            )
         else:
             self.send(peer, Release(message.task, 0))
 

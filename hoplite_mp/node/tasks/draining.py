@@ -46,7 +46,7 @@ class Draining:
         self.client = host.client
         self.tasks = host.tasks
         self.store = host.store
-        self.places = host.places
+        self.remote_objects = host.remote_objects
         self.roster = host.roster
         self.send = host.send_peer
         self.send_manager = host.send_manager
@@ -132,16 +132,16 @@ class Draining:
         by_home = self.roster.by_home
         going = {by_home[home].node for home in self.leaving if home in by_home}
         needed: set[int] = set()
-        for oid, place in list(self.places.places.items()):
-            if not place.holders or not going.issuperset(place.holders):
+        for oid, remote in list(self.remote_objects.by_oid.items()):
+            if not remote.holders or not going.issuperset(remote.holders):
                 continue
-            if self.store.impossible(place.nbytes):
-                why = f"the node that had it leaves, and {place.nbytes} bytes never fit here"
-                self.places.lost(oid, why)
+            if self.store.impossible(remote.nbytes):
+                why = f"the node that had it leaves, and {remote.nbytes} bytes never fit here"
+                self.remote_objects.lost(oid, why)
                 continue
-            needed.update(place.holders)
-            if not place.payload:
-                self.places.want(oid, _nothing)  # no room now: at the next look
+            needed.update(remote.holders)
+            if not remote.payload:
+                self.remote_objects.want(oid, _nothing)  # no room now: at the next look
         for home, told in list(self.leaving.items()):
             if told or home not in by_home or by_home[home].node in needed:
                 continue

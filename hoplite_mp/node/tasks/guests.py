@@ -248,11 +248,11 @@ class Guests:
                 return
             mem = memoryview(got)
         needed = set(serial.read_dependencies(mem)) if mem else set()
-        places = self.imports.places
+        remote_objects = self.imports.remote_objects
         for object_id in needed:
             one = self.imports.by_object.get(object_id)
-            if one is not None and one.oid in places:
-                places.want(one.oid, _nothing)  # without room its reader will ask for it
+            if one is not None and one.oid in remote_objects:
+                remote_objects.want(one.oid, _nothing)  # without room its reader will ask for it
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class Guests:
         if isinstance(got, int):
             if got in AWAY:
                 nbytes, refs = self.client.inspect(oid)["size"], self.client.flags(oid)[0]
-                layout = layout_of(self.results, self.imports.places, oid)
+                layout = layout_of(self.results, self.imports.remote_objects, oid)
                 return TaskEnded(guest.task, "ready", nbytes, refs, None, layout)
             return TaskEnded(guest.task, "cancelled")
         mem = memoryview(got)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.node.ports import Loop
 
-__all__ = ["Fetcher", "Filler", "Maker", "Place", "Places"]
+__all__ = ["Fetcher", "Filler", "Maker", "RemoteObject", "RemoteObjects"]
 
 # How often it is looked whether there is room for a value that was found again. Lower: more looks
 # while the store is full.
@@ -35,7 +35,7 @@ INDEX_SHIFT = 32  # of an id: above it stand table and index, below it the gener
 
 
 @dataclass(slots=True)
-class Place:
+class RemoteObject:
     """Where one object's bytes are."""
 
     object: bytes
@@ -57,24 +57,24 @@ class Place:
 class Filler(Protocol):
     """Who is filling a block."""
 
-    def forget(self, oid: int, place: Place) -> None:
+    def forget(self, oid: int, remote: RemoteObject) -> None:
         """Stops filling it: nobody wants it any more, or it will be had in another way."""
 
 
 class Fetcher(Filler, Protocol):
     """Who brings bytes here when they are asked for."""
 
-    def fetch(self, oid: int, place: Place) -> None:
-        """Fills `place.payload`, then calls `arrived` or `lost`."""
+    def fetch(self, oid: int, remote: RemoteObject) -> None:
+        """Fills `remote.payload`, then calls `arrived` or `lost`."""
 
 
 class Maker(Protocol):
     """Who finds a value that no node is known to hold, or makes it again."""
 
-    def why_not(self, oid: int, place: Place) -> str:
+    def why_not(self, oid: int, remote: RemoteObject) -> str:
         """Why it cannot; "": it can try."""
 
-    def make(self, oid: int, place: Place) -> None:
+    def make(self, oid: int, remote: RemoteObject) -> None:
         """Ends with `found`, `replace` or `fail`; never before it returns."""
 
     def forget(self, oid: int) -> None:
@@ -88,7 +88,7 @@ class Above(Protocol):
         """The payload, if it is on this host after all."""
 
 
-class Places:
+class RemoteObjects:
     """All values of this host's headers whose bytes are elsewhere."""
 
     def __init__(self, results: Results, loop: Loop, above: Above) -> None:
@@ -99,13 +99,13 @@ class Places:
         self.maker: Maker | None = None  # likewise
         self.loop = loop
         self.above = above
-        self.places: dict[int, Place] = {}
+        self.by_oid: dict[int, RemoteObject] = {}
         # The table and index of their headers, as take_gone() names them -> id.
         self._at: dict[int, int] = {}
         self._gone: list[int] = []  # found gone when they were added
 
     def __contains__(self, oid: int) -> bool:
-        return oid in self.places
+        return oid in self.by_oid
 
     def complete(
         self,
@@ -128,7 +128,7 @@ class Places:
         self, oid: int, object_id: bytes, nbytes: int, holders: tuple[int, ...], layout: bytes
     ) -> None:
         """A header that is SPILLED, though not on the disk."""
-        self.places[oid] = Place(object_id, nbytes, holders, layout=layout)
+        self.by_oid[oid] = RemoteObject(object_id, nbytes, holders, layout=layout)
         before = self._at.get(oid >> INDEX_SHIFT, oid)
         if before != oid:  # that header is another object's now
             self._gone.append(before)
@@ -136,50 +136,50 @@ class Places:
         if not self.client.mark_elsewhere(oid):
             self._gone.append(oid)
 
-    def _take(self, oid: int) -> Place | None:
+    def _take(self, oid: int) -> RemoteObject | None:
         if self._at.get(oid >> INDEX_SHIFT) == oid:
             del self._at[oid >> INDEX_SHIFT]
-        return self.places.pop(oid, None)
+        return self.by_oid.pop(oid, None)
 
     def want(self, oid: int, done: Callable[[], None]) -> bool:
         """Calls `done` when the bytes are here, or will never be. False: there is no room for them
         now, and nothing has been begun."""
-        place = self.places[oid]
+        remote = self.by_oid[oid]
         if self.absent(oid):
-            place.waiting.append(done)
+            remote.waiting.append(done)
             self.make(oid)
             return True
-        if not place.payload:
-            payload = self.store.lease(place.nbytes, NODE_SLOT)
+        if not remote.payload:
+            payload = self.store.lease(remote.nbytes, NODE_SLOT)
             if payload is None:
                 return False
-            place.payload = payload
-            self._fetch(oid, place)
-        place.waiting.append(done)
-        if oid not in self.places:  # it was that quick
+            remote.payload = payload
+            self._fetch(oid, remote)
+        remote.waiting.append(done)
+        if oid not in self.by_oid:  # it was that quick
             done()
         return True
 
     def absent(self, oid: int) -> bool:
         """Is it done, and no node known to hold it?"""
-        place = self.places.get(oid)
-        return place is not None and not place.holders and not place.payload
+        remote = self.by_oid.get(oid)
+        return remote is not None and not remote.holders and not remote.payload
 
     def needs_making(self, oid: int) -> bool:
         """Is no node known to hold it? Then it is made from now on, or is on its way already."""
-        place = self.places.get(oid)
-        if place is None or place.holders:
+        remote = self.by_oid.get(oid)
+        if remote is None or remote.holders:
             return False
-        if not place.payload:
+        if not remote.payload:
             self.make(oid)
         return True
 
     def make(self, oid: int) -> None:
         """Somebody needs an absent value; several who do cause one attempt."""
-        place = self.places[oid]
-        if not place.making and self.maker is not None:
-            place.making = True
-            self.maker.make(oid, place)
+        remote = self.by_oid[oid]
+        if not remote.making and self.maker is not None:
+            remote.making = True
+            self.maker.make(oid, remote)
 
     def found(
         self,
@@ -190,113 +190,113 @@ class Places:
         copied: bool = False,
     ) -> None:
         """These nodes hold what was absent. nbytes, layout: of a value that was made again, and may
-        be another one. copied: as in Place."""
+        be another one. copied: as in RemoteObject."""
         if not self.absent(oid):
             return
-        place = self.places[oid]
+        remote = self.by_oid[oid]
         if nbytes:
-            place.nbytes, place.layout = nbytes, layout
-        place.holders, place.making, place.why, place.copied = holders, False, "", copied
-        if place.waiting:
-            self._fetch_when_room(oid, place)
+            remote.nbytes, remote.layout = nbytes, layout
+        remote.holders, remote.making, remote.why, remote.copied = holders, False, "", copied
+        if remote.waiting:
+            self._fetch_when_room(oid, remote)
 
     def learn(self, oid: int, holders: tuple[int, ...]) -> None:
         """These nodes hold what is on its way from somebody who may have it in part only."""
-        place = self.places.get(oid)
-        if place is not None and not place.holders:
-            place.holders = holders
+        remote = self.by_oid.get(oid)
+        if remote is not None and not remote.holders:
+            remote.holders = holders
 
     def bring(self, oid: int) -> None:
         """Fetches it though nobody waits for it, as soon as there is room."""
-        place = self.places[oid]
-        place.waiting.append(_nothing)
+        remote = self.by_oid[oid]
+        remote.waiting.append(_nothing)
         if self.absent(oid):
             self.make(oid)
-        elif not place.payload:
-            self._fetch_when_room(oid, place)
+        elif not remote.payload:
+            self._fetch_when_room(oid, remote)
 
-    def _fetch_when_room(self, oid: int, place: Place) -> None:
+    def _fetch_when_room(self, oid: int, remote: RemoteObject) -> None:
         """Who reads it asks again, and learns that there is none; who has it still has it."""
-        if self.places.get(oid) is not place or place.payload or not place.holders:
+        if self.by_oid.get(oid) is not remote or remote.payload or not remote.holders:
             return
-        payload = self.store.lease(place.nbytes, NODE_SLOT)
+        payload = self.store.lease(remote.nbytes, NODE_SLOT)
         if payload is not None:
-            place.payload = payload
-            self._fetch(oid, place)
-        elif self.store.impossible(place.nbytes):
-            name = f"object {place.object.hex()} of {place.nbytes} bytes"
+            remote.payload = payload
+            self._fetch(oid, remote)
+        elif self.store.impossible(remote.nbytes):
+            name = f"object {remote.object.hex()} of {remote.nbytes} bytes"
             self.fail(oid, StoreFullError(f"{name}: {self.store.full_message()}"))
         else:
-            self.loop.call_later(ROOM_LOOK_S, lambda: self._fetch_when_room(oid, place))
+            self.loop.call_later(ROOM_LOOK_S, lambda: self._fetch_when_room(oid, remote))
 
-    def _fetch(self, oid: int, place: Place) -> None:
-        near = self.above.near(place.object, oid)
+    def _fetch(self, oid: int, remote: RemoteObject) -> None:
+        near = self.above.near(remote.object, oid)
         if near is not None:
-            self.client.memory(place.payload, place.nbytes)[:] = near
+            self.client.memory(remote.payload, remote.nbytes)[:] = near
             self.arrived(oid)
             return
         assert self.fetcher is not None
-        place.filler = self.fetcher
-        self.fetcher.fetch(oid, place)
+        remote.filler = self.fetcher
+        self.fetcher.fetch(oid, remote)
 
     def let_go(self, oid: int) -> None:
         """Who was filling the block will not. If others wait for it, it is fetched."""
-        place = self.places.get(oid)
-        if place is not None and place.waiting:
-            self._fetch(oid, place)
-        elif place is not None:
-            self._forget(oid, place)
+        remote = self.by_oid.get(oid)
+        if remote is not None and remote.waiting:
+            self._fetch(oid, remote)
+        elif remote is not None:
+            self._forget(oid, remote)
 
     def give_up(self, oid: int) -> None:
         """It is not being brought any more; whoever asks for it from now on has it fetched."""
-        self._forget(oid, self.places[oid])
+        self._forget(oid, self.by_oid[oid])
 
-    def _forget(self, oid: int, place: Place) -> None:
-        payload, filler = place.payload, place.filler
-        place.payload, place.filler = 0, None
+    def _forget(self, oid: int, remote: RemoteObject) -> None:
+        payload, filler = remote.payload, remote.filler
+        remote.payload, remote.filler = 0, None
         if filler is not None:
-            filler.forget(oid, place)
+            filler.forget(oid, remote)
         if payload:
-            place.ground.when_free(lambda: self.store.free(payload))
-            place.ground, place.come = Ground(), Ranges()
+            remote.ground.when_free(lambda: self.store.free(payload))
+            remote.ground, remote.come = Ground(), Ranges()
 
     def restore(self, oid: int) -> bool | None:
         """As Store.restore: None: it is on its way, or will be when there is room."""
-        place = self.places.get(oid)
-        if place is None:
+        remote = self.by_oid.get(oid)
+        if remote is None:
             return False
-        if not place.payload:
+        if not remote.payload:
             self.want(oid, lambda: None)
         return None
 
     def arrived(self, oid: int) -> None:
         """The block holds the whole payload."""
-        place = self._take(oid)
-        assert place is not None
-        if not self.client.restore(oid, place.payload, place.nbytes):
-            self._forget(oid, place)  # dropped or deleted; whoever is served from it lets go first
-        _close(place)
+        remote = self._take(oid)
+        assert remote is not None
+        if not self.client.restore(oid, remote.payload, remote.nbytes):
+            self._forget(oid, remote)  # dropped or deleted; whoever is served from it lets go first
+        _close(remote)
 
     def brought(self, oid: int, payload: int) -> None:
         """The whole value is in a block of its own: it has come in another way than was asked."""
-        place = self.places[oid]
-        self._forget(oid, place)
-        place.payload = payload
+        remote = self.by_oid[oid]
+        self._forget(oid, remote)
+        remote.payload = payload
         self.arrived(oid)
 
     def lost(self, oid: int, why: str) -> None:
         """No living node is known to hold it. Who reads it waits for the maker, or learns why."""
-        place = self.places[oid]
-        why = place.why or f"object {place.object.hex()} is lost: {why}"
-        not_again = "" if self.maker is None else self.maker.why_not(oid, place)
+        remote = self.by_oid[oid]
+        why = remote.why or f"object {remote.object.hex()} is lost: {why}"
+        not_again = "" if self.maker is None else self.maker.why_not(oid, remote)
         if self.maker is None or not_again:
             self.fail(oid, ObjectLostError(f"{why}; {not_again}" if not_again else why))
             return
-        self._forget(oid, place)
-        if place.released is not None:
-            place.released()
-        place.holders, place.why, place.making, place.released = (), why, False, None
-        if place.waiting:
+        self._forget(oid, remote)
+        if remote.released is not None:
+            remote.released()
+        remote.holders, remote.why, remote.making, remote.released = (), why, False, None
+        if remote.waiting:
             self.make(oid)
 
     def fail(self, oid: int, error: BaseException) -> None:
@@ -305,10 +305,10 @@ class Places:
 
     def replace(self, oid: int, data: bytes | memoryview) -> None:
         """This payload is what the object is from now on: an error, or the value itself."""
-        place = self._take(oid)
-        if place is None:
+        remote = self._take(oid)
+        if remote is None:
             return
-        self._forget(oid, place)
+        self._forget(oid, remote)
         mem = memoryview(data)
         payload = self.results.lease(mem.nbytes)
         if payload is None:  # not even for that: to be deleted says nearly the same
@@ -318,27 +318,27 @@ class Places:
             failed = serial.payload_kind(mem) == serial.ERROR
             if not self.client.restore(oid, payload, mem.nbytes, failed):
                 self.store.free(payload)
-        _close(place)
+        _close(remote)
 
     def settled(self, oid: int) -> None:
         """The header holds the value: it has come by another way."""
-        place = self._take(oid)
-        if place is not None:
-            self._forget(oid, place)
-            _close(place)
+        remote = self._take(oid)
+        if remote is not None:
+            self._forget(oid, remote)
+            _close(remote)
 
-    def drop(self, oid: int) -> Place | None:
+    def drop(self, oid: int) -> RemoteObject | None:
         """The header is gone, or holds something else now."""
-        place = self._take(oid)
-        if place is None:
+        remote = self._take(oid)
+        if remote is None:
             return None
-        self._forget(oid, place)
-        if place.making and self.maker is not None:
+        self._forget(oid, remote)
+        if remote.making and self.maker is not None:
             self.maker.forget(oid)
-        _close(place)
-        return place
+        _close(remote)
+        return remote
 
-    def purge(self) -> list[Place]:
+    def purge(self) -> list[RemoteObject]:
         """Drops those whose header is not waiting for its bytes any more (freed, deleted): only
         those that the headers' own words name are looked at."""
         gone, self._gone = self._gone, []
@@ -348,43 +348,43 @@ class Places:
                 gone.append(oid)
         found = []
         for oid in gone:
-            if oid in self.places and self.client.state(oid) in AWAY:
+            if oid in self.by_oid and self.client.state(oid) in AWAY:
                 continue
-            place = self.drop(oid)
-            if place is not None:
-                found.append(place)
+            remote = self.drop(oid)
+            if remote is not None:
+                found.append(remote)
         return found
 
     def lose_node(self, number: int) -> None:
         """What only that node held is lost. What is just being fetched may have other holders:
         who plans the fetch goes on with them, or says that it is lost."""
-        for oid in list(self.places):
+        for oid in list(self.by_oid):
             self.lose_holder(oid, number)
 
     def lose_copy(self, oid: int, number: int) -> None:
         """That node holds an object no more; its value stays, if it was kept for its sender."""
-        if oid in self.places and self.places[oid].copied:
+        if oid in self.by_oid and self.by_oid[oid].copied:
             self.lose_holder(oid, number)
 
     def lose_holder(self, oid: int, number: int) -> None:
         """That node does not have its bytes any more."""
-        place = self.places.get(oid)
-        if place is None or number not in place.holders:
+        remote = self.by_oid.get(oid)
+        if remote is None or number not in remote.holders:
             return
-        place.holders = tuple(holder for holder in place.holders if holder != number)
-        if place.holders:
+        remote.holders = tuple(holder for holder in remote.holders if holder != number)
+        if remote.holders:
             return
-        place.why = f"object {place.object.hex()} is lost: node h{number} had it"
-        if not place.payload or place.filler is not self.fetcher:
-            self.lost(oid, place.why)
+        remote.why = f"object {remote.object.hex()} is lost: node h{number} had it"
+        if not remote.payload or remote.filler is not self.fetcher:
+            self.lost(oid, remote.why)
 
 
 def _nothing() -> None:
     """Who waits for it is woken by its header."""
 
 
-def _close(place: Place) -> None:
-    for done in place.waiting:
+def _close(remote: RemoteObject) -> None:
+    for done in remote.waiting:
         done()
-    if place.released is not None:
-        place.released()
+    if remote.released is not None:
+        remote.released()

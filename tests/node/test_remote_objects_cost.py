@@ -43,30 +43,30 @@ def test_what_was_freed_or_deleted_is_dropped_and_nothing_else_looked_at(network
     """Results of a process here that are on another host: its headers, which the node never
     collects."""
     side = network.sides[0]
-    party, places = side.party, side.places
+    party, remote_objects = side.party, side.remote_objects
     released: list[int] = []
     oids = [party.new(KIND_TASK, STATE["CLAIMED"], NODE_SLOT, 0) for _ in range(OBJECTS)]
     for oid in oids:
         assert side.node.finish_elsewhere(oid, 1000, False)
-        places.add(oid, ids.pack_id(side.home, oid), 1000, (1,), b"")
-        places.places[oid].released = lambda oid=oid: released.append(oid)
-    counted = Counted(places.client)
-    places.client = counted  # type: ignore[assignment]
-    assert places.purge() == []
+        remote_objects.add(oid, ids.pack_id(side.home, oid), 1000, (1,), b"")
+        remote_objects.by_oid[oid].released = lambda oid=oid: released.append(oid)
+    counted = Counted(remote_objects.client)
+    remote_objects.client = counted  # type: ignore[assignment]
+    assert remote_objects.purge() == []
     assert counted.looks == 0
     party.release(oids[7])
     assert party.delete(oids[9]) == 1
-    assert len(places.purge()) == 2
+    assert len(remote_objects.purge()) == 2
     assert sorted(released) == sorted([oids[7], oids[9]])
     assert counted.looks <= 4
     again = party.collect() or [party.new(KIND_TASK, STATE["CLAIMED"], NODE_SLOT, 0)]
     assert again
-    assert places.purge() == []
-    assert len(places.places) == OBJECTS - 2
+    assert remote_objects.purge() == []
+    assert len(remote_objects.by_oid) == OBJECTS - 2
     # Freed, collected and used again before the node looks.
     party.release(oids[11])
     party.collect()
     other = party.new(KIND_TASK, STATE["CLAIMED"], NODE_SLOT, 0)
     assert other >> 32 == oids[11] >> 32
-    assert len(places.purge()) == 1
+    assert len(remote_objects.purge()) == 1
     assert released[-1] == oids[11]
