@@ -76,9 +76,9 @@ MUTANTS = (
         "transfers-served-copy-is-not-pinned",
         "hoplite_mp/node/collectives/transfers.py",
         (
-            "            if any(other.ground is part.ground for other in "
+            "            if any(other.engine_buffer is part.engine_buffer for other in "
             "self.by_epoch.values()):\n"
-            "                part.ground.keep.append(self.client.view(oid))\n"
+            "                part.engine_buffer.keep.append(self.client.view(oid))\n"
         ),
         "",
         (

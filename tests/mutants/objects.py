@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "remote-objects-block-is-free-too-early",
         "hoplite_mp/node/objects/remote_objects.py",
-        "            remote.ground.when_free(lambda: self.store.free(payload))",
+        "            remote.engine_buffer.when_free(lambda: self.store.free(payload))",
         "            self.store.free(payload)",
         (
             "A block is given to somebody else only after the last byte of a transfer that "

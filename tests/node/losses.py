@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.headers import STATE as STATES
-from hoplite_mp.node.objects.kept import KeptCopies
+from hoplite_mp.node.objects.replicas import Replicas
 from hoplite_mp.node.questions import Questions
 from hoplite_mp.node.recovery.recovering import Recovering
 from hoplite_mp.planner.machine import Planner
@@ -85,7 +85,7 @@ class LossSide(Side):
         self.losses = network
         self.pools_gone: dict[int, str] = {}
         self.missing: dict[int, Any] = {}  # lost to this host alone, so far
-        self.kept = KeptCopies(
+        self.replicas = Replicas(
             self.results, self.imports, self.exports, self.remote_objects, self.send, self.loop
         )
         node = SimpleNamespace(
@@ -104,7 +104,7 @@ class LossSide(Side):
         )
         peers = SimpleNamespace(send=self.send, by_home=network.homes, number_of=network.homes.get)
         lan = SimpleNamespace(
-            kept=self.kept,
+            replicas=self.replicas,
             peers=peers,
             guests=self.guests,
             delegation=self.delegation,
@@ -123,7 +123,7 @@ class LossSide(Side):
         )
         self.recovering = lan.recovering = Recovering(
             self.host,
-            self.kept,
+            self.replicas,
             self.guests,
             lan.missing,
             SimpleNamespace(demand_of=lambda oid: (), wait=lambda oid, demand: None),  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ class LossSide(Side):
             case Kept():
                 self.exports.kept(peer, message)
             case LetGo():
-                self.kept.let_go(message.object)
+                self.replicas.let_go(message.object)
             case CopiesAsked():
                 self.recovering.inquiries.asked(peer, message)
             case CopiesTold():
@@ -175,7 +175,7 @@ class LossSide(Side):
         self.recovering.begin(member)
         self.delegation.lose_runner(member.home)
         self.guests.lose_peer(member.home)
-        self.kept.lose_peer(member.home)
+        self.replicas.lose_peer(member.home)
         self.questions.lose_peer(member.home)
         self.exports.lose_peer(member.home)
         self.remote_objects.lose_node(member.node)
@@ -200,7 +200,7 @@ class LossSide(Side):
             self.node.memory(remote.payload, remote.nbytes)[:] = memoryview(found[0])
             del self.fetching[oid], found
             self.remote_objects.arrived(oid)
-            self.kept.tell(remote.object, remote.nbytes)
+            self.replicas.tell(remote.object, remote.nbytes)
 
     def keep(self, object_id: bytes, source: Side) -> None:
         """A collective places a copy here."""
@@ -209,7 +209,7 @@ class LossSide(Side):
         payload = self.store.lease(mem.nbytes, 0)
         assert payload is not None
         self.node.memory(payload, mem.nbytes)[:] = mem
-        self.kept.seal(object_id, payload, mem.nbytes)
+        self.replicas.seal(object_id, payload, mem.nbytes)
 
     def read(self, hold: Any) -> Any:
         """What a process of this host gets; waits for what is fetched or made again."""

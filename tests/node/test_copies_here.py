@@ -13,8 +13,8 @@ from hoplite_mp import ids, serial
 from hoplite_mp.node.collectives.plan_cells import PULL_TRIES_MAX, PlanCells
 from hoplite_mp.node.collectives.transfers import Transfers
 from hoplite_mp.node.membership.links import UNREACHABLE
-from hoplite_mp.node.objects.ground import Ground
-from hoplite_mp.node.objects.kept import KeptCopies
+from hoplite_mp.node.objects.engine_buffer import EngineBuffer
+from hoplite_mp.node.objects.replicas import Replicas
 from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.protocol import messages as m
 from tests.node.manual_loop import ManualLoop
@@ -77,7 +77,7 @@ class OneNode:
         self.pulled: list[tuple[Any, ...]] = []
         links = SimpleNamespace(
             engine=self.engine,
-            close=lambda cell, ground: self.closed.append(cell),
+            close=lambda cell, engine_buffer: self.closed.append(cell),
             moved=lambda near: (0, 0),
             pull=lambda *about: self.pulled.append(about[:3]),
             peers=SimpleNamespace(
@@ -85,7 +85,7 @@ class OneNode:
                 by_home={1000: SimpleNamespace(member=SimpleNamespace(node=2))},
             ),
         )
-        kept = SimpleNamespace(
+        replicas = SimpleNamespace(
             expect=lambda *about: 7,
             tell=lambda *about: None,
             only_kept=lambda object_id: self.only_kept,
@@ -96,7 +96,7 @@ class OneNode:
         forests = SimpleNamespace(makes=lambda object_id: self.makes(object_id))
         self.remote_objects = node.remote_objects.by_oid
         self.cells = PlanCells(node, links)  # type: ignore[arg-type]
-        self.transfers = Transfers(node, self.cells, kept, forests)  # type: ignore[arg-type]
+        self.transfers = Transfers(node, self.cells, replicas, forests)  # type: ignore[arg-type]
 
     def give_up(self, oid: int) -> None:
         self.given_up.append(oid)
@@ -183,7 +183,7 @@ def a_place() -> Any:
         object=OBJECT,
         payload=0,
         nbytes=NBYTES,
-        ground=Ground(),
+        engine_buffer=EngineBuffer(),
         come=Ranges(),
         holders=(0,),
         waiting=[],
@@ -256,16 +256,16 @@ def a_result(side: Side) -> tuple[int, int, bytes]:
 def test_a_result_that_is_asked_for_where_it_is_made(side: Side) -> None:
     """The home says that it is done, and here, before the commit has come: who reads it waits for
     that, instead of being told that nobody holds it."""
-    kept = KeptCopies(
+    replicas = Replicas(
         side.results, side.imports, side.exports, side.remote_objects, side.send, side.loop
     )
     payload, nbytes, expected = a_result(side)
     object_id = ids.pack_id(side.network.sides[0].home, 1 << 32 | 5)
-    oid = kept.expect(object_id, nbytes, (1,))
+    oid = replicas.expect(object_id, nbytes, (1,))
     ended: list[int] = []
     assert side.remote_objects.want(oid, lambda: ended.append(1))
     assert oid in side.fetching
-    kept.seal(object_id, payload, nbytes)
+    replicas.seal(object_id, payload, nbytes)
     assert ended == [1]
     assert oid not in side.fetching
     got = side.node.view(oid)

@@ -32,7 +32,7 @@ def network() -> Iterator[LossNetwork]:
 def expect(side: LossSide, object_id: bytes, *holders: LossSide) -> None:
     """A broadcast's plan comes: the bytes are on their way from now on."""
     nbytes = holders[0].node.inspect(holders[0].imports.own(object_id))["size"]
-    oid = side.kept.expect(object_id, nbytes, tuple(holder.number for holder in holders))
+    oid = side.replicas.expect(object_id, nbytes, tuple(holder.number for holder in holders))
     remote = side.remote_objects.by_oid[oid]
     payload = side.store.lease(nbytes, 0)
     assert payload is not None
@@ -495,7 +495,7 @@ def test_a_copy_is_told_to_a_home_that_has_not_heard_yet_that_it_is_one(
     network.say([one for one in held if one[0] == keeper.number])
     network.settle()
     assert network.planner.homes.named[object_id] == keeper.number
-    assert [*second.kept.holds] == [object_id]
+    assert [*second.replicas.holds] == [object_id]
     assert keeper.exports.copies_of(keeper.imports.own(object_id)) == (second.number,)
     del hold, mine
     clean(network)

@@ -68,7 +68,7 @@ class Node1:
         self.host.results = SimpleNamespace(client=self.host.client, lease=lambda nbytes: 3)
         links: Any = SimpleNamespace(
             engine=self.engine,
-            close=lambda cell, ground: self.closed.append(cell),
+            close=lambda cell, engine_buffer: self.closed.append(cell),
             moved=lambda near: (0, 0),
             pull=lambda *about: self.pulled.append(about[:3]),
             peers=SimpleNamespace(by_number={0: None, 2: None}),
@@ -185,9 +185,9 @@ def test_pulls_that_wait_for_their_turn_begin_when_others_are_given_up() -> None
         (1,),
         sizes=(8,) * count,
     )
-    kept: Any = None
-    given: Any = None
-    forests = Forests(one.host, one.cells, kept, given)
+    replicas: Any = None
+    streaming_sources: Any = None
+    forests = Forests(one.host, one.cells, replicas, streaming_sources)
     part = Part(plan, program_of(plan, 1), forests, 0)
     forests.parts[9] = part
     for pull in part.program.pulls:

@@ -61,4 +61,4 @@ def _say_kept(forests: Forests, object_id: bytes, nodes: Iterable[int]) -> None:
     peers = forests.links.peers.by_number
     hosts = tuple(peers[node].member.home for node in nodes if node in peers)
     if hosts:
-        forests.kept.say(Kept(object_id, 0, hosts))
+        forests.replicas.say(Kept(object_id, 0, hosts))

@@ -148,7 +148,7 @@ class Folding:
         if slot is None:
             payload, memory = self._scratch(nbytes)
             slot = Slot(self.cell(None, memory, 0, nbytes), payload)
-        self.part.cells[slot.cell] = self.part.ground
+        self.part.cells[slot.cell] = self.part.engine_buffer
         self.part.sizes[slot.cell] = nbytes
         if name is not None:
             self.part.slots[name] = slot
@@ -174,7 +174,7 @@ class Folding:
                 itemsize = max(1, info.nbytes // max(1, self.shares.count))
                 plain = np.frombuffer(raw, f"V{itemsize}").reshape(info.shape, order="F")
                 raw = memoryview(np.ascontiguousarray(plain).reshape(-1).view(np.uint8).data)
-            self.part.ground.keep.append(raw)
+            self.part.engine_buffer.keep.append(raw)
             found[index] = raw, info.offset
         return found
 
@@ -189,7 +189,7 @@ class Folding:
             memory: Any = np.empty(nbytes, np.uint8)
         else:
             memory = self.client.memory(payload, nbytes)
-        self.part.ground.keep.append(memory)
+        self.part.engine_buffer.keep.append(memory)
         return payload or 0, memory
 
     def _memory(self, cell: Cell, result: set[Cell]) -> tuple[Any, int, int]:
@@ -208,5 +208,5 @@ class Folding:
         if self.plan.kind == "reduce_scatter":
             begin, end = 0, end - begin
         block = self.client.memory(payload, whole)
-        self.part.ground.keep.append(block)
+        self.part.engine_buffer.keep.append(block)
         return block, offset + begin * size, (end - begin) * size

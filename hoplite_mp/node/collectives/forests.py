@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.collectives.plan_cells import PlanCells
     from hoplite_mp.node.objects.context import HostContext
-    from hoplite_mp.node.objects.given import Given, GivenBlocks
-    from hoplite_mp.node.objects.kept import KeptCopies
     from hoplite_mp.node.objects.remote_objects import RemoteObject
+    from hoplite_mp.node.objects.replicas import Replicas
+    from hoplite_mp.node.objects.streaming_source import StreamingSource, StreamingSources
     from hoplite_mp.node.ranges import Ranges
     from hoplite_mp.planner.program import Program
     from hoplite_mp.protocol.group_calls import Plan
@@ -50,7 +50,11 @@ class Forests:
     """All parts of this node. Numbers of nodes are those of the plan."""
 
     def __init__(
-        self, host: HostContext, cells: PlanCells, kept: KeptCopies, given: GivenBlocks
+        self,
+        host: HostContext,
+        cells: PlanCells,
+        replicas: Replicas,
+        streaming_sources: StreamingSources,
     ) -> None:
         self.config = host.config
         self.loop = host.loop
@@ -62,8 +66,8 @@ class Forests:
         self.results = host.results
         self.cells = cells
         self.links = cells.links
-        self.kept = kept
-        self.given = given
+        self.replicas = replicas
+        self.streaming_sources = streaming_sources
         self.meter = cells.meter
         self.parts: dict[int, Part] = {}  # by operation
 
@@ -130,7 +134,7 @@ class Forests:
         if part.plan.requester == self.client.number:
             return blocks
         for index, (payload, nbytes) in blocks.items():
-            self.kept.seal(part.plan.results[index], payload, nbytes)
+            self.replicas.seal(part.plan.results[index], payload, nbytes)
         return {}
 
     def report(self) -> Iterator[Report]:
@@ -155,10 +159,10 @@ class Forests:
         del self.parts[operation]
         left = self.cells.end(part)
         self._note(part)
-        for given in part.given.values():
-            self._leave(part, given)
+        for source in part.streaming.values():
+            self._leave(part, source)
         for payload in (*part.scratch, *(payload for payload, _ in part.blocks.values())):
-            part.ground.when_free(partial(self.client.give_back, payload))
+            part.engine_buffer.when_free(partial(self.client.give_back, payload))
         return left
 
     def _note(self, part: Part) -> None:
@@ -177,11 +181,11 @@ class Forests:
                 outcome="reported" if part.reported else "over",
             )
 
-    def _leave(self, part: Part, given: Given) -> None:
+    def _leave(self, part: Part, source: StreamingSource) -> None:
         """The cells of this part are closed; its memory is in use for a moment longer."""
-        for cell in [cell for cell in given.cells if cell not in self.cells.by_cell]:
-            del given.cells[cell]
-        part.ground.when_free(lambda: self.given.leave(given))
+        for cell in [cell for cell in source.cells if cell not in self.cells.by_cell]:
+            del source.cells[cell]
+        part.engine_buffer.when_free(lambda: self.streaming_sources.leave(source))
 
     # -- the filler of remote objects ----------------------------------------------------------
 
@@ -237,11 +241,11 @@ class Forests:
         for index in wanted:
             if index in part.views:
                 continue
-            given = self.given.get(at[index])
-            if given is not None:
-                part.views[index] = self.client.memory(given.payload, given.nbytes)
-                part.given[index] = given
-                given.users += 1
+            source = self.streaming_sources.get(at[index])
+            if source is not None:
+                part.views[index] = self.client.memory(source.payload, source.nbytes)
+                part.streaming[index] = source
+                source.users += 1
                 continue
             oid = self.imports.local(at[index])
             got = self.results.pin(oid) if oid else STATE["FREE"]
@@ -262,7 +266,7 @@ class Forests:
         program = part.program
         for cell in program.result:
             if cell.node == self.client.number:  # what has been here before stays from now on
-                self.kept.keep(plan.objects[cell.stripe], plan.sizes[cell.stripe])
+                self.replicas.keep(plan.objects[cell.stripe], plan.sizes[cell.stripe])
         for serve in program.serves:
             key = part.key(serve.cell)
             if key not in part.known:
@@ -275,11 +279,11 @@ class Forests:
             if key in part.known:
                 continue
             object_id, nbytes = plan.objects[cell.stripe], plan.sizes[cell.stripe]
-            oid = self.kept.expect(object_id, nbytes, (cell.node,))
+            oid = self.replicas.expect(object_id, nbytes, (cell.node,))
             remote = self.remote_objects.by_oid.get(oid)
             if remote is None:
                 part.known.add(key)
-                self.kept.tell(object_id, nbytes)
+                self.replicas.tell(object_id, nbytes)
                 continue
             if remote.payload:  # it is being brought already
                 part.known.add(key)
@@ -292,7 +296,7 @@ class Forests:
             part.known.add(key)
             remote.payload, remote.filler = payload, self
             memory = self.client.memory(payload, nbytes)
-            made = self.cells.make(part, None, memory, 0, nbytes, False, remote.ground)
+            made = self.cells.make(part, None, memory, 0, nbytes, False, remote.engine_buffer)
             part.copies[made] = oid
             part.pulls[made] = cell.node, key
             part.queue.append(made)
@@ -314,7 +318,7 @@ class Forests:
         if oid is not None and oid in self.remote_objects:
             remote = self.remote_objects.by_oid[oid]
             self.remote_objects.arrived(oid)
-            self.kept.tell(remote.object, remote.nbytes)
+            self.replicas.tell(remote.object, remote.nbytes)
         self._go_on(part)
 
     def _go_on(self, part: Part) -> None:
@@ -339,8 +343,10 @@ class Forests:
         plan = part.plan
         if part.missing or part.waiting or not part.begun or not part.program.reports:
             return
-        if part.ground.closing:  # what an earlier plan has begun to write is to be out of the way
-            part.ground.when_free(lambda: self._look(part))
+        if (
+            part.engine_buffer.closing
+        ):  # what an earlier plan has begun to write is to be out of the way
+            part.engine_buffer.when_free(lambda: self._look(part))
             return
         if part.done is not None:
             done, part.done = part.done, _heard

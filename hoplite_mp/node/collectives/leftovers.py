@@ -7,7 +7,7 @@ folded or published is made again: other members, other bytes.
 It must never know: who died, what the new plan looks like as a whole.
 
 The cells of slots stay open from one plan to the next. Those of copies do not, so both parts share
-one ground, and no block is free while a closed cell may still be written.
+one engine buffer, and no block is free while a closed cell may still be written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from hoplite_mp.node.objects.ground import Ground
+from hoplite_mp.node.objects.engine_buffer import EngineBuffer
 from hoplite_mp.planner.program import CONTRIBUTION, MEMBER
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Copy:
 class Leftovers:
     """Of one part."""
 
-    ground: Ground = field(default_factory=Ground)
+    engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)
     slots: dict[SlotName, Slot] = field(default_factory=dict)
     copies: dict[bytes, Copy] = field(default_factory=dict)  # by object
 
@@ -68,10 +68,10 @@ class Leftovers:
         """The next part has taken what it can use."""
         payloads = [copy.payload for copy in self.copies.values()]
         for slot in self.slots.values():
-            links.close(slot.cell, self.ground)
+            links.close(slot.cell, self.engine_buffer)
             payloads += [slot.payload] if slot.payload else []
         for payload in payloads:
-            self.ground.when_free(partial(give_back, payload))
+            self.engine_buffer.when_free(partial(give_back, payload))
         self.slots, self.copies = {}, {}
 
 

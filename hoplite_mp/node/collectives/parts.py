@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp.node.collectives.leftovers import Slot, SlotName
-    from hoplite_mp.node.objects.given import Given
-    from hoplite_mp.node.objects.ground import Ground
+    from hoplite_mp.node.objects.engine_buffer import EngineBuffer
+    from hoplite_mp.node.objects.streaming_source import StreamingSource
     from hoplite_mp.node.ports import Key
     from hoplite_mp.planner.program import Cell, Program
     from hoplite_mp.protocol.group_calls import Plan
@@ -57,7 +57,8 @@ class Part:
     until: float = 0.0  # when to give up waiting for room
     views: dict[int, memoryview] = field(default_factory=dict)  # members here, pinned
     growing: bool = False  # the one in `views` is still being received, by another plan
-    given: dict[int, Given] = field(default_factory=dict)  # those that are still being written
+    # Of `views`: those that are still being written.
+    streaming: dict[int, StreamingSource] = field(default_factory=dict)
     left: Leftovers = field(default_factory=Leftovers)  # by the part before, not yet taken
     slots: dict[SlotName, Slot] = field(default_factory=dict)  # contributions that are pulled
     come: dict[bytes, Ranges] = field(default_factory=dict)  # of blocks, when they were taken
@@ -65,7 +66,7 @@ class Part:
     fills: dict[int, tuple[bytes, int, int]] = field(default_factory=dict)
     # Cells that others read, and that grow with what comes by other cells: [begin, end).
     followed: dict[int, tuple[int, int]] = field(default_factory=dict)
-    cells: dict[int, Ground] = field(default_factory=dict)
+    cells: dict[int, EngineBuffer] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)  # cell -> bytes
     missing: set[int] = field(default_factory=set)  # cells that are not full yet
     pulls: dict[int, tuple[int, Key]] = field(default_factory=dict)  # cell -> (node, key)
@@ -84,9 +85,9 @@ class Part:
     done: Callable[[str, str], None] | None = None
 
     @property
-    def ground(self) -> Ground:
+    def engine_buffer(self) -> EngineBuffer:
         """Shared with the part before."""
-        return self.left.ground
+        return self.left.engine_buffer
 
     def key(self, cell: Cell) -> Key:
         """Under which a node asks for a cell, and another one serves it."""
@@ -118,21 +119,21 @@ class Part:
 
     def leave(self, watermark: Callable[[int], int]) -> Leftovers:
         """What the part after this one may go on with. Blocks of copies are no more this one's."""
-        left = Leftovers(self.ground, self.left.slots | self.slots, dict(self.left.copies))
+        left = Leftovers(self.engine_buffer, self.left.slots | self.slots, dict(self.left.copies))
         names = self.block_objects()
         for index in [index for index in self.blocks if index in names]:
             payload, nbytes = self.blocks.pop(index)
             arrived = self.arrived(names[index], watermark)
             left.copies[names[index]] = Copy(payload, nbytes, arrived)
-        self.slots, self.left = {}, Leftovers(self.ground)
+        self.slots, self.left = {}, Leftovers(self.engine_buffer)
         return left
 
     def written(self, index: int, begin: int, nbytes: int) -> bool | int:
         """Which bytes of a member here are there: True for all, or how many from `begin` on."""
         if self.growing:
             return 0
-        given = self.given.get(index)
-        return True if given is None else given.written.reach(begin, begin + nbytes)
+        source = self.streaming.get(index)
+        return True if source is None else source.written.reach(begin, begin + nbytes)
 
     def block_objects(self) -> dict[int, bytes]:
         """The objects of which `blocks` are copies; none for what is made here."""
@@ -152,5 +153,5 @@ class Part:
         """The cell lies in those bytes of a member here, and advances with them."""
         if self.growing:
             self.followed[cell] = begin, begin + nbytes
-        if index in self.given:
-            self.given[index].cells[cell] = begin, nbytes
+        if index in self.streaming:
+            self.streaming[index].cells[cell] = begin, nbytes

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.collectives.parts import Part
     from hoplite_mp.node.membership.links import Links
     from hoplite_mp.node.objects.context import HostContext
-    from hoplite_mp.node.objects.ground import Ground
+    from hoplite_mp.node.objects.engine_buffer import EngineBuffer
     from hoplite_mp.node.ports import Key
 
 __all__ = ["NOBODY", "PlanCells"]
@@ -64,11 +64,11 @@ class PlanCells:
         begin: int,
         nbytes: int,
         filled: bool | int,
-        ground: Ground | None = None,
+        engine_buffer: EngineBuffer | None = None,
     ) -> int:
         """A cell of the engine for that part."""
         cell = self.engine.cell(key, memory, begin, nbytes, filled)
-        part.cells[cell] = ground or part.ground
+        part.cells[cell] = engine_buffer or part.engine_buffer
         part.sizes[cell] = nbytes
         self.by_cell[cell] = part
         return cell
@@ -146,9 +146,9 @@ class PlanCells:
         """That part is over; another one may go on with what it leaves."""
         stay = {slot.cell for slot in part.slots.values()}
         left = part.leave(self.engine.watermark)
-        for cell, ground in part.cells.items():
+        for cell, engine_buffer in part.cells.items():
             if cell not in stay:
-                self.links.close(cell, ground)
+                self.links.close(cell, engine_buffer)
             self.by_cell.pop(cell, None)
         part.cells = {}
         if part.measured:
@@ -157,12 +157,12 @@ class PlanCells:
 
     def give_up(self, part: Part, cell: int) -> None:
         """One cell is not wanted any more."""
-        ground = part.cells.pop(cell)
+        engine_buffer = part.cells.pop(cell)
         part.missing.discard(cell)
         part.running.discard(cell)
         if cell in part.queue:
             part.queue.remove(cell)
-        self.links.close(cell, ground)
+        self.links.close(cell, engine_buffer)
         del self.by_cell[cell]
 
     # -- what the links say --------------------------------------------------------------------

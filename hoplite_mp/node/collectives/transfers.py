@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from hoplite_mp.node.collectives.forests import Forests
     from hoplite_mp.node.collectives.plan_cells import PlanCells
     from hoplite_mp.node.objects.context import HostContext
-    from hoplite_mp.node.objects.ground import Ground
-    from hoplite_mp.node.objects.kept import KeptCopies
+    from hoplite_mp.node.objects.engine_buffer import EngineBuffer
     from hoplite_mp.node.objects.remote_objects import RemoteObject
+    from hoplite_mp.node.objects.replicas import Replicas
     from hoplite_mp.protocol.messages import Distribute, FetchRefused, NodeToManager, Withdraw
     from hoplite_mp.protocol.reports import Report
 
@@ -45,7 +45,7 @@ class Transfers:
     """All copies that come to this node or go from it."""
 
     def __init__(
-        self, host: HostContext, cells: PlanCells, kept: KeptCopies, forests: Forests
+        self, host: HostContext, cells: PlanCells, replicas: Replicas, forests: Forests
     ) -> None:
         self.config = host.config
         self.loop = host.loop
@@ -57,7 +57,7 @@ class Transfers:
         self.results = host.results
         self.cells = cells
         self.links = cells.links
-        self.kept = kept
+        self.replicas = replicas
         self.forests = forests
         self.by_epoch: dict[int, Part] = {}
         self.fetching: dict[bytes, int] = {}  # object -> its header here
@@ -91,20 +91,20 @@ class Transfers:
         is withdrawn then."""
         receiving = self._receiving(object_id)
         if receiving is not None:
-            self._end_over(receiving.ground)
+            self._end_over(receiving.engine_buffer)
         del self.fetching[object_id]
         self.send_manager(CopyDropped(self.client.number, object_id))
 
-    def _end_over(self, ground: Ground) -> None:
+    def _end_over(self, engine_buffer: EngineBuffer) -> None:
         """All that is brought into that block, and what was served as far as it had come."""
         for epoch, part in list(self.by_epoch.items()):
-            if part.ground is ground:
+            if part.engine_buffer is engine_buffer:
                 self._end(epoch)
 
     def forget(self, oid: int, remote: RemoteObject) -> None:
         """Nobody wants it any more."""
         if self.fetching.get(remote.object) == oid:
-            self._end_over(remote.ground)
+            self._end_over(remote.engine_buffer)
             self._take_back(remote.object)
 
     def dropped(self, object_id: bytes) -> None:
@@ -146,14 +146,14 @@ class Transfers:
         if older is not None:
             self._end(older.copied.epoch)
         begun = Copy(remote.payload, remote.nbytes, remote.come)
-        part.left = Leftovers(remote.ground, copies={plan.object: begun})
+        part.left = Leftovers(remote.engine_buffer, copies={plan.object: begun})
         return True
 
     def _serve(self, part: Part, plan: Distribute) -> bool:
         """From the whole object, or from what another plan is still bringing; False: neither."""
         older = self._receiving(plan.object)
         if older is not None:
-            part.left = Leftovers(older.ground)
+            part.left = Leftovers(older.engine_buffer)
             part.views[0] = self.client.memory(*older.blocks[0])
             part.growing = True
             return True
@@ -166,10 +166,10 @@ class Transfers:
 
     def _expect(self, plan: Distribute) -> bool:
         """A copy that nobody here has asked for; False: not now, or there is nothing to do."""
-        oid = self.kept.expect(plan.object, plan.nbytes, plan.sources)
+        oid = self.replicas.expect(plan.object, plan.nbytes, plan.sources)
         remote = self.remote_objects.by_oid.get(oid)
         if remote is None:  # it has come by another way, or is deleted
-            self.kept.tell(plan.object, plan.nbytes)
+            self.replicas.tell(plan.object, plan.nbytes)
             self._is_here(plan)
             return False
         if remote.payload:  # a collective that copies is filling it
@@ -188,7 +188,7 @@ class Transfers:
             self.loop.call_later(ROOM_LOOK_S, lambda: self._again(plan))
         else:
             del self.roomless[plan.epoch]
-            self.kept.let_go(plan.object)
+            self.replicas.let_go(plan.object)
             self.send_manager(CopyDropped(self.client.number, plan.object))
         return False
 
@@ -230,7 +230,7 @@ class Transfers:
         """That plan is over. If it was bringing the object, and the manager has not said another
         one before, it was for a request that this node has taken back meanwhile."""
         if self.roomless.pop(message.epoch, None) is not None:
-            self.kept.let_go(message.object)
+            self.replicas.let_go(message.object)
         self.expected.discard(message.epoch)
         part = self.by_epoch.get(message.epoch)
         received = part is not None and part.receives
@@ -242,18 +242,18 @@ class Transfers:
         remote = self._place(object_id)
         if remote is None:
             del self.fetching[object_id]
-        elif self.kept.only_kept(object_id):
-            self._end_over(remote.ground)
+        elif self.replicas.only_kept(object_id):
+            self._end_over(remote.engine_buffer)
             # Before `forget`, which would tell the manager what it has just said.
             oid = self.fetching.pop(object_id)
-            self.kept.let_go(object_id)
+            self.replicas.let_go(object_id)
             self.remote_objects.give_up(oid)
         else:  # it was asked for again
             self._request(remote)
 
     def refused(self, message: FetchRefused) -> None:
         """The copy cannot be had."""
-        self.kept.let_go(message.object)
+        self.replicas.let_go(message.object)
         oid = self.fetching.get(message.object)
         if oid is not None and oid in self.remote_objects:
             self.remote_objects.lost(oid, message.message)  # by way of `forget`
@@ -282,7 +282,7 @@ class Transfers:
     def _others(self, remote: RemoteObject) -> tuple[int, ...]:
         found = tuple(holder for holder in remote.holders if holder != self.client.number)
         if not found:  # it was expected from somebody who was still receiving it
-            home = self.links.peers.by_home.get(self.kept.imports.home_of(remote.object))
+            home = self.links.peers.by_home.get(self.replicas.imports.home_of(remote.object))
             found = () if home is None else (home.member.node,)
         return found
 
@@ -306,13 +306,13 @@ class Transfers:
         source = self._receiving(object_id)  # another one by now, perhaps
         if source is None:  # withdrawn, and the next is on its way? Else it is over
             return Ranges() if object_id in self.fetching else None
-        if source.ground is not part.ground:
+        if source.engine_buffer is not part.engine_buffer:
             return Ranges()  # that one fills another block
         return source.arrived(object_id, self.cells.engine.watermark)
 
     def _whole(self, part: Part) -> None:
         """All bytes are there. What an earlier plan has begun to write is out of the way first."""
-        part.ground.when_free(lambda: self._finish(part))
+        part.engine_buffer.when_free(lambda: self._finish(part))
 
     def _finish(self, part: Part) -> None:
         plan = part.copied
@@ -327,10 +327,10 @@ class Transfers:
             if plan.object not in self.fetching:
                 return  # nobody wanted it any more: `forget` has said so
             # As long as others read from here, by whichever plan, it stays pinned.
-            if any(other.ground is part.ground for other in self.by_epoch.values()):
-                part.ground.keep.append(self.client.view(oid))
+            if any(other.engine_buffer is part.engine_buffer for other in self.by_epoch.values()):
+                part.engine_buffer.keep.append(self.client.view(oid))
             self.copies.add(plan.object)
-            self.kept.tell(plan.object, plan.nbytes)
+            self.replicas.tell(plan.object, plan.nbytes)
             self.send_manager(FetchComplete(self.client.number, plan.object, plan.epoch))
         self.fetching.pop(plan.object, None)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.core.client_ends import ClientEnds
     from hoplite_mp.node.membership.peers import Peers
     from hoplite_mp.node.objects.context import HostContext
-    from hoplite_mp.node.objects.given import GivenBlocks
+    from hoplite_mp.node.objects.streaming_source import StreamingSources
     from hoplite_mp.node.output.far_output import FarOutput
     from hoplite_mp.node.output.output import Output
     from hoplite_mp.node.ports import Lines
@@ -67,7 +67,7 @@ class Drivers:
         peers: Peers,
         workers: Workers,
         delegation: Delegation,
-        given: GivenBlocks,
+        streaming_sources: StreamingSources,
         look: Callable[[], None],
     ) -> None:
         """look: words in shared memory have changed."""
@@ -83,7 +83,7 @@ class Drivers:
         self.peers = peers
         self.workers = workers
         self.delegation = delegation
-        self.given = given
+        self.streaming_sources = streaming_sources
         self.look = look
         self.by_slot: dict[int, Driver] = {}
         self._ever = 0  # drivers that have come
@@ -152,7 +152,7 @@ class Drivers:
         self._settle(driver, reads_on=False)
         driver.close()
         self._finish_output(driver, 0.0)
-        self.given.lose(slot)
+        self.streaming_sources.lose(slot)
         del self.by_slot[slot]
         self.client.unregister(slot)
         self.look()

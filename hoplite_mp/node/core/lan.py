@@ -28,9 +28,9 @@ from hoplite_mp.node.membership.links import Links
 from hoplite_mp.node.membership.missing import Missing
 from hoplite_mp.node.membership.peers import Peers
 from hoplite_mp.node.membership.probing import Probing
-from hoplite_mp.node.objects.given import GivenBlocks
-from hoplite_mp.node.objects.kept import KeptCopies
 from hoplite_mp.node.objects.locations import Locations
+from hoplite_mp.node.objects.replicas import Replicas
+from hoplite_mp.node.objects.streaming_source import StreamingSources
 from hoplite_mp.node.output.far_output import FarOutput
 from hoplite_mp.node.recovery import homes, recovering
 from hoplite_mp.node.tasks import draining
@@ -119,7 +119,7 @@ class Lan:
             self.peers.home_of,
             lambda slot: bool(host.tasks.running(slot)),
         )
-        self.kept = KeptCopies(
+        self.replicas = Replicas(
             local.results,
             local.imports,
             local.exports,
@@ -128,10 +128,10 @@ class Lan:
             host.loop,
         )
         self.links = Links(host, self.peers, engine)
-        self.given = GivenBlocks(local.store, host.client, self.links.engine)
+        self.streaming_sources = StreamingSources(local.store, host.client, self.links.engine)
         cells = PlanCells(host, self.links)
-        self.forests = Forests(host, cells, self.kept, self.given)
-        self.transfers = Transfers(host, cells, self.kept, self.forests)
+        self.forests = Forests(host, cells, self.replicas, self.streaming_sources)
+        self.transfers = Transfers(host, cells, self.replicas, self.forests)
         self.group_calls = GroupCalls(host, GroupResults(host, self.forests))
         local.groups.hosts = self.group_calls
         local.remote_objects.fetcher = self.transfers
@@ -146,14 +146,14 @@ class Lan:
             self.peers,
             local.workers,
             local.delegation,
-            self.given,
+            self.streaming_sources,
             look,
         )
         self.locations = Locations(host)
         self.probing = Probing(local.number, local.questions, host.send_manager)
         self.recovering = recovering.Recovering(
             host,
-            self.kept,
+            self.replicas,
             local.guests,
             self.missing,
             local.resources,
@@ -178,7 +178,7 @@ class Lan:
                 LeavingNodes: self._asked_leaving,
                 DrainNode: self._asked_to_drain,
                 Locate: lambda slot, ask: self.locations.ask(slot, ask.number, ask.ask.oid),
-                GroupWritten: lambda slot, ask: self.given.write(
+                GroupWritten: lambda slot, ask: self.streaming_sources.write(
                     slot, ask.ask.payload, ask.ask.ranges
                 ),
             }
@@ -204,7 +204,7 @@ class Lan:
                 local.exports,
                 local.imports,
                 local.guests,
-                self.kept,
+                self.replicas,
                 self.locations,
                 self.recovering,
             ),
@@ -361,7 +361,7 @@ class Lan:
         local.delegation.lose_runner(home)
         local.guests.lose_peer(home)
         self.links.lose_node(number)
-        self.kept.lose_peer(home)
+        self.replicas.lose_peer(home)
         local.messages.lose_node(number)
         self.draining.lose_peer(home)
         local.workers.lose_peer(home)

@@ -118,7 +118,7 @@ class Node:
                 self.output.drain(fd)
         again = rooms.ends.settle(slot, worker, message.code)
         if self.lan is not None:
-            self.lan.given.lose(slot)
+            self.lan.streaming_sources.lose(slot)
         rooms.resources.worker_gone(slot)
         rooms.workers.exited(worker, message.code, again)
         rooms.rounds.exited(slot)

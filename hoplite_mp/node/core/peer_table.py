@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from hoplite_mp.node.membership.relays import Relays
     from hoplite_mp.node.objects.exports import Exports
     from hoplite_mp.node.objects.imports import Imports
-    from hoplite_mp.node.objects.kept import KeptCopies
     from hoplite_mp.node.objects.locations import Locations
+    from hoplite_mp.node.objects.replicas import Replicas
     from hoplite_mp.node.output.far_output import FarOutput
     from hoplite_mp.node.recovery.recovering import Recovering
     from hoplite_mp.node.tasks.delegation import Delegation
@@ -52,7 +52,7 @@ def object_table(
     exports: Exports,
     imports: Imports,
     guests: Guests,
-    kept: KeptCopies,
+    replicas: Replicas,
     locations: Locations,
     recovering: Recovering,
 ) -> dict[type, Taker]:
@@ -69,7 +69,7 @@ def object_table(
         peers.Drop: lambda home, message: exports.drop(message.object),
         peers.Described: lambda home, message: imports.described(message),
         peers.Kept: exports.kept,
-        peers.LetGo: lambda home, message: kept.let_go(message.object),
+        peers.LetGo: lambda home, message: replicas.let_go(message.object),
         peers.Locate: locations.locate,
         peers.CopiesAsked: recovering.inquiries.asked,
     }

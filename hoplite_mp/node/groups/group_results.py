@@ -16,8 +16,8 @@ from hoplite_mp.contributions import PREFIXES, TARGETED, mask_of, shortened
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp.node.groups.group_decisions import combine
-from hoplite_mp.node.objects.given import BLOCK, Given
 from hoplite_mp.node.objects.layouts import payload_layout
+from hoplite_mp.node.objects.streaming_source import BLOCK, StreamingSource
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.group_calls import GroupPart, Piece
 from hoplite_mp.protocol.messages import Distribute
@@ -44,7 +44,7 @@ class GroupResults:
         self.client = host.client
         self.results = host.results
         self.forests = forests
-        self.given = forests.given
+        self.streaming_sources = forests.streaming_sources
         self.inner: dict[int, list[Any]] = {}  # operation -> holds on refs inside what has come
 
     def part(self, members: GroupMembers, call: int, asks: Sequence[GroupCall]) -> GroupPart:
@@ -86,7 +86,9 @@ class GroupResults:
             else:
                 payload, nbytes, _ = part
                 layout = payload_layout(self.client.memory(payload, nbytes))
-                piece = Piece(ask.rank, target, nbytes, None, self.given.name(payload), layout)
+                piece = Piece(
+                    ask.rank, target, nbytes, None, self.streaming_sources.name(payload), layout
+                )
             found.append(piece)
         return found
 
@@ -105,7 +107,7 @@ class GroupResults:
                 if isinstance(part, int):
                     found += self._pinned(ask.rank, part)
                 elif not isinstance(part, bytes):
-                    found.append(self.given.take(slot, *part))
+                    found.append(self.streaming_sources.take(slot, *part))
             except (ValueError, StoreFullError) as error:
                 failure = failure or error  # the other blocks are handed over all the same
         if failure is not None:
@@ -117,7 +119,7 @@ class GroupResults:
         """What comes too late: blocks that were handed over are given back when they are whole."""
         for part in ask.parts:
             if isinstance(part, tuple):
-                self.given.let_go(self.given.take(slot, *part))
+                self.streaming_sources.let_go(self.streaming_sources.take(slot, *part))
 
     def _pinned(self, rank: int, oid: int) -> list[Any]:
         hold = self.client.hold(oid)
@@ -131,14 +133,14 @@ class GroupResults:
     def unpin(self, holds: list[Any]) -> None:
         """The call that they were for is over, or their member is gone: the list is empty then."""
         for hold in holds:
-            if isinstance(hold, Given):
-                self.given.let_go(hold)
+            if isinstance(hold, StreamingSource):
+                self.streaming_sources.let_go(hold)
         holds.clear()
 
     def when_written(self, holds: Iterable[list[Any]], action: Callable[[], None]) -> None:
         """Calls `action` when members have written all that they give."""
-        given = [hold for some in holds for hold in some if isinstance(hold, Given)]
-        self.given.when_whole(given, action)
+        source = [hold for some in holds for hold in some if isinstance(hold, StreamingSource)]
+        self.streaming_sources.when_whole(source, action)
 
     # -- bytes that move -----------------------------------------------------------------------
 
@@ -281,10 +283,10 @@ class GroupResults:
         found = {}
         for piece in message.pieces:
             got: Any = piece.payload
-            given = None if got is not None else self.given.get(piece.object)
-            if given is not None:  # a block that a member here has written
+            source = None if got is not None else self.streaming_sources.get(piece.object)
+            if source is not None:  # a block that a member here has written
                 read = _read_here(message, piece, mine)
-                got = self._object(*self.given.keep(given), holds) if read else None
+                got = self._object(*self.streaming_sources.keep(source), holds) if read else None
             elif got is None:
                 got = self._piece(piece, go, blocks)
             if got is not None:
@@ -310,9 +312,9 @@ class GroupResults:
             if piece.payload is not None:
                 payloads.append(piece.payload)
                 continue
-            given = self.given.get(piece.object)
-            if given is not None:
-                payloads.append(self.client.memory(given.payload, given.nbytes))
+            source = self.streaming_sources.get(piece.object)
+            if source is not None:
+                payloads.append(self.client.memory(source.payload, source.nbytes))
                 continue
             ref = self._piece(piece, go, blocks)
             assert ref is not None

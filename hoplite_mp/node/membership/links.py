@@ -19,7 +19,7 @@ from hoplite_mp.node.shell.tls_links import TlsLink
 if TYPE_CHECKING:
     from hoplite_mp.node.membership.peers import Peer, Peers
     from hoplite_mp.node.objects.context import HostContext
-    from hoplite_mp.node.objects.ground import Ground
+    from hoplite_mp.node.objects.engine_buffer import EngineBuffer
     from hoplite_mp.node.ports import Engine, Key
     from hoplite_mp.protocol.messages import Member
     from hoplite_mp.transport.conversation import Admission
@@ -69,7 +69,7 @@ class Links:
         self.wanting: dict[int, Wanting] = {}  # cell -> who waits for it
         self.pulling: dict[int, Pulling] = {}  # those of them that others fill
         self.notes = host.notes
-        self.closing: dict[int, Ground] = {}  # cells that the engine has not let go of
+        self.closing: dict[int, EngineBuffer] = {}  # cells that the engine has not let go of
         host.loop.watch(engine.fileno(), self.look)
 
     # -- connections ---------------------------------------------------------------------------
@@ -168,18 +168,18 @@ class Links:
             else:
                 self.engine.pull(cell, self.links[member.node], key)
 
-    def close(self, cell: int, ground: Ground) -> None:
+    def close(self, cell: int, engine_buffer: EngineBuffer) -> None:
         """Lets go of a cell in that memory."""
         self.wanting.pop(cell, None)
         self._note(cell, "given up")
-        self.closing[cell] = ground
-        ground.closing += 1
+        self.closing[cell] = engine_buffer
+        engine_buffer.closing += 1
         self.engine.close(cell)
 
     def _closed(self, cell: int) -> None:
-        ground = self.closing.pop(cell, None)
-        if ground is not None:
-            ground.let_go()
+        engine_buffer = self.closing.pop(cell, None)
+        if engine_buffer is not None:
+            engine_buffer.let_go()
 
     def look(self) -> None:
         """What the engine says. It has forgotten the links that are lost: so does this file, before

@@ -3,10 +3,10 @@
 Why it exists: the home of an object counts which hosts hold it, one entry for each import, and
 keeps it with a hold of its own. A pending object is watched, and every importer told when it is
 done: with the payload if that is small and at hand, else with the nodes that have the bytes.
-Copies that nodes keep of their own accord (node/objects/kept.py) do not count: when nobody in the
-cluster holds the object any more, they are told to let go. That is found out by looking, as long as
-there are copies, whether this file's is the only hold left: no process can take one from then on
-but through this node.
+Copies that nodes keep of their own accord (node/objects/replicas.py) do not count: when nobody in
+the cluster holds the object any more, they are told to let go. That is found out by looking, as
+long as there are copies, whether this file's is the only hold left: no process can take one from
+then on but through this node.
 It must never know: how messages travel, what importers do.
 """
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import serial
 from hoplite_mp.errors import ObjectLostError, StoreFullError
 from hoplite_mp.headers import AWAY, NODE_SLOT
-from hoplite_mp.node.objects.ground import Ground
+from hoplite_mp.node.objects.engine_buffer import EngineBuffer
 from hoplite_mp.node.ranges import Ranges
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class RemoteObject:
     released: Callable[[], Any] | None = None  # called when this host needs no holder any more
     layout: bytes = b""  # see node/objects/layouts.py
     filler: Filler | None = None  # who fills the block, while there is one
-    ground: Ground = field(default_factory=Ground)  # of the block
+    engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)  # of the block
     come: Ranges = field(default_factory=Ranges)  # in the block, by plans that are over
     why: str = ""  # nobody holds it
     making: bool = False  # the maker has been asked
@@ -257,8 +257,8 @@ class RemoteObjects:
         if filler is not None:
             filler.forget(oid, remote)
         if payload:
-            remote.ground.when_free(lambda: self.store.free(payload))
-            remote.ground, remote.come = Ground(), Ranges()
+            remote.engine_buffer.when_free(lambda: self.store.free(payload))
+            remote.engine_buffer, remote.come = EngineBuffer(), Ranges()
 
     def restore(self, oid: int) -> bool | None:
         """As Store.restore: None: it is on its way, or will be when there is room."""

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from hoplite_mp.node.objects.exports import Exports
     from hoplite_mp.node.objects.imports import Import, Imports
-    from hoplite_mp.node.objects.kept import KeptCopies
     from hoplite_mp.node.objects.remote_objects import RemoteObjects
+    from hoplite_mp.node.objects.replicas import Replicas
     from hoplite_mp.protocol.messages import HoldingsReported, NodeToManager
     from hoplite_mp.protocol.peers import PeerMessage
 
@@ -60,7 +60,7 @@ class Homes:
         imports: Imports,
         exports: Exports,
         remote_objects: RemoteObjects,
-        kept: KeptCopies,
+        replicas: Replicas,
         node: Callable[[], int],
         send_manager: Callable[[NodeToManager], None],
         send: Callable[[int, PeerMessage], bool],
@@ -72,7 +72,7 @@ class Homes:
         self.imports = imports
         self.exports = exports
         self.remote_objects = remote_objects
-        self.kept = kept
+        self.replicas = replicas
         self.client = imports.client
         self.node = node
         self.send_manager = send_manager
@@ -214,7 +214,7 @@ class Homes:
         if hold is None:
             return
         one.kept = True
-        self.kept.keep_on(one.object, hold)
+        self.replicas.keep_on(one.object, hold)
         if self.imports.is_whole(one):  # perhaps not yet when it was reported
             self._tell(one)
 
@@ -240,7 +240,7 @@ class Homes:
             if one is not mine and one.number:
                 self.imports.described(self.exports.describe(mine.oid, object_id, one.number))
                 one.hold = self.client.hold(mine.oid)
-        self.kept.let_go(object_id)  # from now on whoever wants it is counted here
+        self.replicas.let_go(object_id)  # from now on whoever wants it is counted here
         self.above.moved(mine)
 
     # -- what comes late -----------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Homes:
         if self.number_of(one.home) is not None or one.home in self.lost:
             return
         if home is None:
-            self.kept.let_go(one.object)
+            self.replicas.let_go(one.object)
         elif home != self.client.home:
             self._follow(one, home)
             if home not in self.lost:
@@ -316,7 +316,7 @@ class Homes:
             self.send_manager(ObjectGone(one.object))
 
     def _tell(self, one: Import) -> None:
-        self.kept.tell(one.object, self.client.inspect(one.oid)["size"])
+        self.replicas.tell(one.object, self.client.inspect(one.oid)["size"])
 
 
 def _drop(hold: Any) -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hoplite_mp.node.objects.imports import Imports
-    from hoplite_mp.node.objects.kept import KeptCopies
     from hoplite_mp.node.objects.remote_objects import RemoteObjects
+    from hoplite_mp.node.objects.replicas import Replicas
     from hoplite_mp.node.questions import Questions
     from hoplite_mp.protocol.peers import PeerMessage
 
@@ -34,7 +34,7 @@ class Inquiries:
         self,
         imports: Imports,
         remote_objects: RemoteObjects,
-        kept: KeptCopies,
+        replicas: Replicas,
         questions: Questions,
         send: Callable[[int, PeerMessage], bool],
         homes: Callable[[], Iterable[int]],
@@ -45,7 +45,7 @@ class Inquiries:
         self.imports = imports
         self.remote_objects = remote_objects
         self.client = imports.client
-        self.kept = kept
+        self.replicas = replicas
         self.questions = questions
         self.send = send
         self.homes = homes
@@ -89,5 +89,5 @@ class Inquiries:
                 if one.oid in self.remote_objects and not self.remote_objects.absent(one.oid):
                     self.remote_objects.lost(one.oid, "all who had it are gone")
                 elif self.imports.is_whole(one):
-                    self.kept.tell(object_id, self.client.inspect(one.oid)["size"])
+                    self.replicas.tell(object_id, self.client.inspect(one.oid)["size"])
         self.send(home, CopiesTold(message.number))

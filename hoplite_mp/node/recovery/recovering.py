@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.membership.missing import Missing
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.imports import Import
-    from hoplite_mp.node.objects.kept import KeptCopies
+    from hoplite_mp.node.objects.replicas import Replicas
     from hoplite_mp.node.tasks.guests import Guests
     from hoplite_mp.node.tasks.resources import Resources
     from hoplite_mp.protocol.messages import Member
@@ -39,7 +39,7 @@ class Recovering:
     def __init__(
         self,
         host: HostContext,
-        kept: KeptCopies,
+        replicas: Replicas,
         guests: Guests,
         missing: Missing,
         resources: Resources,
@@ -64,7 +64,7 @@ class Recovering:
             host.imports,
             host.exports,
             host.remote_objects,
-            kept,
+            replicas,
             lambda: host.client.number,
             host.send_manager,
             host.send_peer,
@@ -75,7 +75,7 @@ class Recovering:
         self.inquiries = Inquiries(
             host.imports,
             host.remote_objects,
-            kept,
+            replicas,
             host.questions,
             host.send_peer,
             lambda: host.roster.homes,

@@ -40,7 +40,7 @@ def test_a_copy_that_is_placed_where_the_new_home_will_be(network: LossNetwork) 
     network.report(home)
     network.settle()
     assert network.planner.homes.named[object_id] == keeper.number
-    assert not keeper.kept.holds
+    assert not keeper.replicas.holds
     assert (reader.read(hold) == BIG).all()
     del hold, mine
     clean(network)
@@ -53,12 +53,12 @@ def test_a_copy_that_was_to_come_and_does_not(network: LossNetwork, fails: bool)
     know that it was expected."""
     home, other, *_ = network.living
     object_id, mine = home.put(BIG)
-    oid = other.kept.expect(object_id, BIG.nbytes, (home.number,))
-    assert other.kept.holds
+    oid = other.replicas.expect(object_id, BIG.nbytes, (home.number,))
+    assert other.replicas.holds
     if fails:
         other.remote_objects.fail(oid, ObjectLostError("it does not come"))
     network.settle()
-    assert not other.kept.holds
+    assert not other.replicas.holds
     assert not other.imports.by_object
     del mine
     clean(network)

@@ -1,4 +1,5 @@
-"""Copies that live without a process that holds them: placed here or elsewhere by a collective.
+"""Replicas: copies that live without a process that holds them, placed here or elsewhere by a
+collective.
 
 Why it exists: `to=` and broadcast put values on hosts where nobody holds a ref yet. Such a copy is
 kept by a hold of its node, and does not count at its home: when nobody in the cluster holds the
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from hoplite_mp.node.ports import Loop
     from hoplite_mp.protocol.peers import PeerMessage
 
-__all__ = ["KeptCopies"]
+__all__ = ["Replicas"]
 
 
-class KeptCopies:
+class Replicas:
     """What this node keeps of others."""
 
     def __init__(

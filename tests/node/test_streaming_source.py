@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.node.objects.given import GivenBlocks
+from hoplite_mp.node.objects.streaming_source import StreamingSources
 
 SLOT = 7
 
@@ -41,7 +41,7 @@ class FakeEngine:
 
 @pytest.fixture
 def blocks() -> Any:
-    return GivenBlocks(FakeStore(), FakeClient(), FakeEngine())  # type: ignore[arg-type]
+    return StreamingSources(FakeStore(), FakeClient(), FakeEngine())  # type: ignore[arg-type]
 
 
 def test_cells_advance_with_what_is_written(blocks: Any) -> None:

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.store import Store
     from hoplite_mp.node.ports import Engine
 
-__all__ = ["BLOCK", "Given", "GivenBlocks"]
+__all__ = ["BLOCK", "StreamingSource", "StreamingSources"]
 
 BLOCK = 1 << 63  # of a local id: no table has so high a number
 
 
 @dataclass(slots=True, eq=False)
-class Given:
+class StreamingSource:
     """One block. Ranges and offsets are bytes of its payload."""
 
     payload: int
@@ -47,25 +47,25 @@ class Given:
         return self.written.reach(0, self.nbytes) == self.nbytes
 
 
-class GivenBlocks:
+class StreamingSources:
     """All of this node."""
 
     def __init__(self, store: Store, client: _shm.NodeClient, engine: Engine) -> None:
         self.store = store
         self.client = client
         self.engine = engine
-        self.blocks: dict[int, Given] = {}  # by payload
+        self.blocks: dict[int, StreamingSource] = {}  # by payload
 
     def name(self, payload: int) -> bytes:
         """What plans call such a block; no object has that id."""
         return ids.pack_id(self.client.home, payload | BLOCK)
 
-    def get(self, object_id: bytes) -> Given | None:
+    def get(self, object_id: bytes) -> StreamingSource | None:
         """The block that plans call so."""
         home, payload = ids.unpack_id(object_id)
         return self.blocks.get(payload ^ BLOCK) if home == self.client.home else None
 
-    def take(self, slot: int, payload: int, nbytes: int, written: int) -> Given:
+    def take(self, slot: int, payload: int, nbytes: int, written: int) -> StreamingSource:
         """A member hands over a block that it goes on writing; the first bytes are there.
         ValueError: it is not leased to it."""
         if self.store.leases.get(payload) != slot:
@@ -73,30 +73,30 @@ class GivenBlocks:
         if not 0 < written <= nbytes <= self.store.size_of(payload):
             raise ValueError(f"{written} of {nbytes} bytes are not in that block")
         self.store.leases[payload] = NODE_SLOT
-        given = self.blocks[payload] = Given(payload, nbytes, slot)
-        given.written.add(0, written)
-        return given
+        source = self.blocks[payload] = StreamingSource(payload, nbytes, slot)
+        source.written.add(0, written)
+        return source
 
     def write(self, slot: int, payload: int, ranges: list[tuple[int, int]]) -> None:
         """Its member has written these."""
-        given = self.blocks.get(payload)
-        if given is None or given.slot != slot:
+        source = self.blocks.get(payload)
+        if source is None or source.slot != slot:
             return
         for begin, end in ranges:
-            if 0 <= begin < end <= given.nbytes:
-                given.written.add(begin, end)
-        for cell, (begin, nbytes) in given.cells.items():
+            if 0 <= begin < end <= source.nbytes:
+                source.written.add(begin, end)
+        for cell, (begin, nbytes) in source.cells.items():
             with contextlib.suppress(KeyError):
-                self.engine.advance(cell, given.written.reach(begin, begin + nbytes))
-        if given.whole:
-            actions, given.then = given.then, []
+                self.engine.advance(cell, source.written.reach(begin, begin + nbytes))
+        if source.whole:
+            actions, source.then = source.then, []
             for action in actions:
                 action()
-        self.look(given)
+        self.look(source)
 
-    def when_whole(self, given: list[Given], action: Callable[[], None]) -> None:
+    def when_whole(self, source: list[StreamingSource], action: Callable[[], None]) -> None:
         """Calls `action` when all of them are written."""
-        missing = [one for one in given if not one.whole]
+        missing = [one for one in source if not one.whole]
         if missing:
             missing[0].then.append(lambda: self.when_whole(missing, action))
         else:
@@ -104,30 +104,30 @@ class GivenBlocks:
 
     def lose(self, slot: int) -> None:
         """That process is gone: what it has not written will not come."""
-        for given in [one for one in self.blocks.values() if one.slot == slot]:
-            given.slot = NODE_SLOT
-            self.look(given)
+        for source in [one for one in self.blocks.values() if one.slot == slot]:
+            source.slot = NODE_SLOT
+            self.look(source)
 
-    def let_go(self, given: Given) -> None:
+    def let_go(self, source: StreamingSource) -> None:
         """No call needs it any more."""
-        given.needed = False
-        given.then = []
-        self.look(given)
+        source.needed = False
+        source.then = []
+        self.look(source)
 
-    def leave(self, given: Given) -> None:
+    def leave(self, source: StreamingSource) -> None:
         """One part of a plan has no cells in it any more."""
-        given.users -= 1
-        self.look(given)
+        source.users -= 1
+        self.look(source)
 
-    def keep(self, given: Given) -> tuple[int, int]:
+    def keep(self, source: StreamingSource) -> tuple[int, int]:
         """It becomes an object; (payload, bytes). It must be whole."""
-        self.blocks.pop(given.payload, None)
-        return given.payload, given.nbytes
+        self.blocks.pop(source.payload, None)
+        return source.payload, source.nbytes
 
-    def look(self, given: Given) -> None:
+    def look(self, source: StreamingSource) -> None:
         """Gives it back if that is possible now."""
-        written = given.whole or given.slot == NODE_SLOT
-        over = written and not given.needed and not given.users
-        if over and self.blocks.get(given.payload) is given:
-            del self.blocks[given.payload]
-            self.client.give_back(given.payload)
+        written = source.whole or source.slot == NODE_SLOT
+        over = written and not source.needed and not source.users
+        if over and self.blocks.get(source.payload) is source:
+            del self.blocks[source.payload]
+            self.client.give_back(source.payload)

@@ -1,7 +1,7 @@
 """Memory that the streaming engine works in, and when it may be used for something else.
 
 Why it exists: a closed cell is let go by the engine's thread a moment later; until then bytes may
-still be written. Whoever frees a block asks its ground first.
+still be written. Whoever frees a block asks its engine buffer first.
 It must never know: the engine, what the memory is for.
 """
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Ground"]
+__all__ = ["EngineBuffer"]
 
 
 @dataclass(slots=True, eq=False)
-class Ground:
+class EngineBuffer:
     """The memory that some cells lie in; `keep` lives as long as any of them."""
 
     keep: list[Any] = field(default_factory=list)
