@@ -304,7 +304,7 @@ SOURCES: dict[str, str] = {
     "node/groups/group_decisions.py": "payloads",
     "node/core/main.py": "local: FromSupervisor",
     "node/membership/peers.py": "from peers",
-    "node/collectives/portions.py": "heads of payloads",
+    "node/collectives/chunked_reduce.py": "heads of payloads",
     "node/inspect/recording.py": OWN,
     "node/shell/client_lines.py": "local: Request",
     "node/shell/spill_file.py": OWN,

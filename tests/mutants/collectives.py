@@ -26,10 +26,10 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "forests-says-reported-too-early",
-        "hoplite_mp/node/collectives/forests.py",
-        "yield ReduceHeld(self.client.number, part.plan, part.reported)",
-        "yield ReduceHeld(self.client.number, part.plan, part.begun)",
+        "plan-executor-says-reported-too-early",
+        "hoplite_mp/node/collectives/plan_executor.py",
+        "yield ReduceHeld(self.client.number, execution.plan, execution.reported)",
+        "yield ReduceHeld(self.client.number, execution.plan, execution.begun)",
         (
             "A manager that is started again commits a collective when every node has its "
             "part; here a node that has only begun counts as done, and the result is "
@@ -37,11 +37,11 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "forests-abandoned-copy-is-not-fetched",
-        "hoplite_mp/node/collectives/forests.py",
+        "plan-executor-abandoned-copy-is-not-fetched",
+        "hoplite_mp/node/collectives/plan_executor.py",
         (
-            "        for oid in list(part.copies.values()):  # others may wait for what "
-            "does not come this way\n"
+            "        for oid in list(execution.copies.values()):  # others may wait for what "
+            "does not come so\n"
             "            self.remote_objects.let_go(oid)\n"
         ),
         "",
@@ -53,7 +53,7 @@ MUTANTS = (
     ),
     Mutant(
         "transfers-gaps-count-as-come",
-        "hoplite_mp/node/collectives/parts.py",
+        "hoplite_mp/node/collectives/plan_execution.py",
         "found.add(first, begin + watermark(cell))",
         "found.add(begin, begin + watermark(cell))",
         (
@@ -76,9 +76,9 @@ MUTANTS = (
         "transfers-served-copy-is-not-pinned",
         "hoplite_mp/node/collectives/transfers.py",
         (
-            "            if any(other.engine_buffer is part.engine_buffer for other in "
+            "            if any(other.engine_buffer is shared for other in "
             "self.by_epoch.values()):\n"
-            "                part.engine_buffer.keep.append(self.client.view(oid))\n"
+            "                shared.keep.append(self.client.view(oid))\n"
         ),
         "",
         (
@@ -104,7 +104,7 @@ MUTANTS = (
     Mutant(
         "filling-does-not-follow-the-writer",
         "hoplite_mp/node/collectives/plan_cells.py",
-        ("        part.follow(index, cell, at + begin, nbytes)\n"),
+        ("        execution.follow(index, cell, at + begin, nbytes)\n"),
         "",
         (
             "A large value that a member is still writing is sent as it grows; here the "
@@ -122,8 +122,8 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "leftovers-name-ignores-members",
-        "hoplite_mp/node/collectives/leftovers.py",
+        "carryover-name-ignores-members",
+        "hoplite_mp/node/collectives/carryover.py",
         "return SlotName(cell.node, *bounds, members)",
         "return SlotName(cell.node, *bounds, members[:1])",
         (
@@ -133,13 +133,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "portions-forget-a-single-first-source",
-        "hoplite_mp/node/collectives/portions.py",
+        "chunked-reduce-forget-a-single-first-source",
+        "hoplite_mp/node/collectives/chunked_reduce.py",
         ("            if self.at:\n                addresses.insert(0, destination)"),
         ("            if self.at > 1:\n                addresses.insert(0, destination)"),
         (
             "A reduction over more than fits into memory contains every contributor; here "
-            "the first source is left out if the first portion was that source alone."
+            "the first source is left out if the first chunk was that source alone."
         ),
     ),
 )

@@ -232,7 +232,7 @@ class OneNode:
         self.held: list[GroupCall] = []
         self.gave: set[bytes] = set()  # names of large parts of members here
         meter = SimpleNamespace(rates=(0, 0))
-        self.forests = SimpleNamespace(meter=meter)
+        self.plan_executor = SimpleNamespace(meter=meter)
         self.loop = self.roster = self
         self.calls = GroupCalls(self, self)  # type: ignore[arg-type]
 

@@ -93,10 +93,10 @@ class OneNode:
             imports=SimpleNamespace(home_of=lambda object_id: 1000),
         )
         self.makes = lambda object_id: False
-        forests = SimpleNamespace(makes=lambda object_id: self.makes(object_id))
+        plan_executor = SimpleNamespace(makes=lambda object_id: self.makes(object_id))
         self.remote_objects = node.remote_objects.by_oid
         self.cells = PlanCells(node, links)  # type: ignore[arg-type]
-        self.transfers = Transfers(node, self.cells, replicas, forests)  # type: ignore[arg-type]
+        self.transfers = Transfers(node, self.cells, replicas, plan_executor)  # type: ignore[arg-type]
 
     def give_up(self, oid: int) -> None:
         self.given_up.append(oid)
@@ -218,7 +218,7 @@ def test_a_plan_that_takes_the_place_of_another() -> None:
     one.transfers.distribute(msgspec.structs.replace(LONE, epoch=6))
     one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
     assert len(one.said) == 1
-    assert [part.plan.epoch for part in one.transfers.by_epoch.values()] == [6]
+    assert [execution.plan.epoch for execution in one.transfers.by_epoch.values()] == [6]
 
 
 def test_another_header_asks_for_the_same_object() -> None:

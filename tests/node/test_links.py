@@ -34,7 +34,7 @@ class Late:
         return found
 
 
-class Part:
+class PlanExecution:
     """Asks for the second cell as soon as the first one is there, as a gather of many does."""
 
     def __init__(self, links: Links, cells: list[int]) -> None:
@@ -76,7 +76,7 @@ def test_the_next_cell_is_asked_for_when_its_link_is_lost() -> None:
     links.links[7] = link
     memory = bytearray(2 * NBYTES)
     cells = [links.engine.cell(None, memory, at * NBYTES, NBYTES) for at in range(2)]
-    part = Part(links, cells)
+    part = PlanExecution(links, cells)
     links.pull(cells[0], 7, (1, 1, 0, 0), part)
     while links.engine.watermark(cells[0]) < NBYTES:
         time.sleep(0.001)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from hoplite_mp import ids
+from hoplite_mp.node.collectives.carryover import Carryover, Copy
 from hoplite_mp.node.collectives.filling import fill_blocks
-from hoplite_mp.node.collectives.forests import Forests
-from hoplite_mp.node.collectives.leftovers import Copy, Leftovers
-from hoplite_mp.node.collectives.parts import Part
 from hoplite_mp.node.collectives.plan_cells import NOBODY, PULL_TRIES_MAX, PlanCells
+from hoplite_mp.node.collectives.plan_execution import PlanExecution
+from hoplite_mp.node.collectives.plan_executor import PlanExecutor
 from hoplite_mp.node.membership.links import UNREACHABLE
 from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.planner.program import INBOUND_PARENTS_MAX, program_of
@@ -75,18 +75,18 @@ class Node1:
         )
         self.cells = PlanCells(self.host, links)
 
-    def part(self, plan: Any) -> Part:
-        return Part(plan, program_of(plan, 1), self, 0)
+    def execution(self, plan: Any) -> PlanExecution:
+        return PlanExecution(plan, program_of(plan, 1), self, 0)
 
-    def filled(self, part: Part, cell: int) -> None:
+    def filled(self, execution: PlanExecution, cell: int) -> None:
         raise NotImplementedError
 
-    def failed(self, part: Part, node: int, reason: str) -> None:
+    def failed(self, execution: PlanExecution, node: int, reason: str) -> None:
         self.failures.append((node, reason))
 
-    def arrived(self, part: Part) -> Ranges | None:
-        plan = part.copied
-        return part.arrived(plan.object, self.engine.watermark) if part.missing else None
+    def arrived(self, execution: PlanExecution) -> Ranges | None:
+        plan = execution.copied
+        return execution.arrived(plan.object, self.engine.watermark) if execution.missing else None
 
 
 def a_copy(operation: int, rule: str = "stripes") -> m.Distribute:
@@ -102,10 +102,10 @@ def test_only_what_is_missing_is_pulled(operation: int) -> None:
     one = Node1()
     come = Ranges([(0, 10), (20, 30)])
     plan = a_copy(operation, "tree:1")
-    part = one.part(plan)
-    part.left = Leftovers(copies={OBJECT: Copy(3, NBYTES, come)})
-    fill_blocks(one.host.results, part, one.cells)
-    one.cells.begin(part)
+    execution = one.execution(plan)
+    execution.carryover = Carryover(copies={OBJECT: Copy(3, NBYTES, come)})
+    fill_blocks(one.host.results, execution, one.cells)
+    one.cells.begin(execution)
     key = (operation, 5, 0, 0)
     assert one.engine.made == [
         (key, 0, NBYTES, 10),
@@ -119,8 +119,8 @@ def test_only_what_is_missing_is_pulled(operation: int) -> None:
     one.engine.come[2] = 20
     one.loop.call_all()
     assert one.engine.come[1] == 50
-    left = one.cells.end(part)
-    assert left.copies[OBJECT].come.found == [(0, 50)]
+    carryover = one.cells.end(execution)
+    assert carryover.copies[OBJECT].come.found == [(0, 50)]
     assert one.closed == [1, 2, 3]
     one.loop.call_all()
     assert not one.loop.timers or one.engine.come[1] == 50
@@ -130,9 +130,9 @@ def test_only_what_is_missing_is_pulled(operation: int) -> None:
 def test_a_pull_is_tried_again(operation: int) -> None:
     """As often for a Group as for a copy, but only a copy has other nodes that might be reached."""
     one = Node1()
-    part = one.part(a_copy(operation))
-    fill_blocks(one.host.results, part, one.cells)
-    one.cells.begin(part)
+    execution = one.execution(a_copy(operation))
+    fill_blocks(one.host.results, execution, one.cells)
+    one.cells.begin(execution)
     asked = (1, 0, (operation, 5, 0, 0))
     for tries in range(PULL_TRIES_MAX):
         one.cells.failed(1, "reset")
@@ -141,26 +141,26 @@ def test_a_pull_is_tried_again(operation: int) -> None:
     assert one.failures == []
     one.cells.failed(1, "reset")
     assert one.failures == [(0, "reset")]
-    part.tries.clear()
+    execution.tries.clear()
     one.cells.failed(1, UNREACHABLE)
     assert one.failures[1:] == ([] if operation == GROUP else [(0, UNREACHABLE)])
 
 
 def test_a_pull_is_not_tried_again_when_its_plan_is_over() -> None:
     one = Node1()
-    part = one.part(a_copy(GROUP))
-    fill_blocks(one.host.results, part, one.cells)
-    one.cells.begin(part)
+    execution = one.execution(a_copy(GROUP))
+    fill_blocks(one.host.results, execution, one.cells)
+    one.cells.begin(execution)
     one.cells.failed(1, "reset")
-    one.cells.end(part)
+    one.cells.end(execution)
     one.loop.call_all()
     assert len(one.pulled) == 1
 
 
 def test_a_fold_that_ends_early_is_not_tried_again() -> None:
     one = Node1()
-    part = one.part(a_copy(GROUP))
-    cell = one.cells.make(part, None, memoryview(bytearray(8)), 0, 8, False)
+    execution = one.execution(a_copy(GROUP))
+    cell = one.cells.make(execution, None, memoryview(bytearray(8)), 0, 8, False)
     one.cells.failed(cell, "a source was closed")
     assert one.failures == [(NOBODY, "a source was closed")]
 
@@ -187,19 +187,19 @@ def test_pulls_that_wait_for_their_turn_begin_when_others_are_given_up() -> None
     )
     replicas: Any = None
     streaming_sources: Any = None
-    forests = Forests(one.host, one.cells, replicas, streaming_sources)
-    part = Part(plan, program_of(plan, 1), forests, 0)
-    forests.parts[9] = part
-    for pull in part.program.pulls:
-        cell = one.cells.make(part, None, memoryview(bytearray(8)), 0, 8, False)
-        part.copies[cell] = 100 + cell
-        part.pulls[cell] = pull.parent, (9, 1, pull.cell.stripe, 0)
-        part.queue.append(cell)
-        part.missing.add(cell)
-    one.cells.begin(part)
+    plan_executor = PlanExecutor(one.host, one.cells, replicas, streaming_sources)
+    execution = PlanExecution(plan, program_of(plan, 1), plan_executor, 0)
+    plan_executor.executions[9] = execution
+    for pull in execution.program.pulls:
+        cell = one.cells.make(execution, None, memoryview(bytearray(8)), 0, 8, False)
+        execution.copies[cell] = 100 + cell
+        execution.pulls[cell] = pull.parent, (9, 1, pull.cell.stripe, 0)
+        execution.queue.append(cell)
+        execution.missing.add(cell)
+    one.cells.begin(execution)
     assert [cell for cell, *_ in one.pulled] == [1, 2, 3, 4]
     remote: Any = None
     for cell in (1, 2, 3, 4):
-        forests.forget(100 + cell, remote)
+        plan_executor.forget(100 + cell, remote)
     one.loop.call_all()
     assert [cell for cell, *_ in one.pulled] == [1, 2, 3, 4, 5, 6]

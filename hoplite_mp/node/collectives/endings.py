@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.node.collectives.shares import result_head
+from hoplite_mp.node.collectives.stripe_layout import result_head
 from hoplite_mp.protocol.peers import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hoplite_mp.node.collectives.forests import Forests
+    from hoplite_mp.node.collectives.plan_executor import PlanExecutor
     from hoplite_mp.protocol.local import Collective
     from hoplite_mp.protocol.messages import Commit
 
@@ -23,7 +23,7 @@ __all__ = ["finish", "placed"]
 
 
 def finish(
-    forests: Forests,
+    plan_executor: PlanExecutor,
     ask: Collective,
     layout: bytes,
     blocks: dict[int, tuple[int, int]],
@@ -32,20 +32,22 @@ def finish(
     """A fold: `blocks` are the results that are here, by index: (payload, bytes)."""
     for index, oid in enumerate(ask.results):
         if index in blocks:
-            forests.results.store_block(oid, *blocks[index])
+            plan_executor.results.store_block(oid, *blocks[index])
             if ask.kind != "reduce_scatter":  # there each has one of its own
-                _say_kept(forests, forests.imports.public(oid), message.destinations)
+                _say_kept(plan_executor, plan_executor.imports.public(oid), message.destinations)
             continue
         holders = message.destinations
         if ask.kind == "reduce_scatter":
             holders = (holders[index],)
         _, own, nbytes = result_head(ask.op, layout, len(ask.results), index, message.contributors)
-        forests.remote_objects.complete(oid, forests.imports.public(oid), nbytes, holders, own)
+        plan_executor.remote_objects.complete(
+            oid, plan_executor.imports.public(oid), nbytes, holders, own
+        )
 
 
-def placed(forests: Forests, ask: Collective, message: Commit) -> None:
+def placed(plan_executor: PlanExecutor, ask: Collective, message: Commit) -> None:
     """Copies are made: their homes know it from now on."""
-    others = [node for node in message.destinations if node in forests.links.peers.by_number]
+    others = [node for node in message.destinations if node in plan_executor.links.peers.by_number]
     if not others:
         return
     for index in message.contributors:
@@ -53,12 +55,12 @@ def placed(forests: Forests, ask: Collective, message: Commit) -> None:
         if ask.kind == "alltoall":
             place = message.destinations[index % len(message.destinations)]
             at = [place] if place in others else []
-        _say_kept(forests, forests.imports.public(ask.sources[index]), at)
+        _say_kept(plan_executor, plan_executor.imports.public(ask.sources[index]), at)
 
 
-def _say_kept(forests: Forests, object_id: bytes, nodes: Iterable[int]) -> None:
+def _say_kept(plan_executor: PlanExecutor, object_id: bytes, nodes: Iterable[int]) -> None:
     """These nodes, of which this one may be one, keep a copy."""
-    peers = forests.links.peers.by_number
+    peers = plan_executor.links.peers.by_number
     hosts = tuple(peers[node].member.home for node in nodes if node in peers)
     if hosts:
-        forests.replicas.say(Kept(object_id, 0, hosts))
+        plan_executor.replicas.say(Kept(object_id, 0, hosts))

@@ -10,14 +10,14 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.node.collectives.parts import NotNow
+from hoplite_mp.node.collectives.plan_execution import NotNow
 from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.protocol.messages import Distribute
 from hoplite_mp.protocol.stripes import copy_offset
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.collectives.parts import Part
     from hoplite_mp.node.collectives.plan_cells import PlanCells
+    from hoplite_mp.node.collectives.plan_execution import PlanExecution
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.node.ports import Key
     from hoplite_mp.protocol.messages import ExecuteReduce
@@ -25,32 +25,34 @@ if TYPE_CHECKING:
 __all__ = ["fill_blocks"]
 
 
-def fill_blocks(results: Results, part: Part, cells: PlanCells) -> None:
+def fill_blocks(results: Results, execution: PlanExecution, cells: PlanCells) -> None:
     """Makes all cells; the pulls are queued. NotNow: there is no room yet. Blocks of what comes
     are `part.blocks`, by the plan's index of the member; 0 for the one object of a Distribute."""
-    plan = part.plan
+    plan = execution.plan
     if isinstance(plan, Distribute):
-        _spread(results, part, cells, plan)
+        _spread(results, execution, cells, plan)
     else:
-        _gather(results, part, cells, plan)
+        _gather(results, execution, cells, plan)
 
 
-def _block(results: Results, part: Part, index: int, object_id: bytes, nbytes: int) -> Any:
+def _block(
+    results: Results, execution: PlanExecution, index: int, object_id: bytes, nbytes: int
+) -> Any:
     """Fresh, or the one that an earlier plan has begun to fill."""
-    if index not in part.blocks:
-        begun = part.left.copies.pop(object_id, None)
+    if index not in execution.blocks:
+        begun = execution.carryover.copies.pop(object_id, None)
         payload = results.lease(nbytes) if begun is None else begun.payload
         if payload is None:
             raise NotNow(
                 "the object that arrives does not fit into the store beside what is in use"
             )
-        part.blocks[index] = payload, nbytes if begun is None else begun.nbytes
-        part.come[object_id] = Ranges() if begun is None else begun.come
-    return results.client.memory(*part.blocks[index])
+        execution.blocks[index] = payload, nbytes if begun is None else begun.nbytes
+        execution.come[object_id] = Ranges() if begun is None else begun.come
+    return results.client.memory(*execution.blocks[index])
 
 
 def _pulled(
-    part: Part,
+    execution: PlanExecution,
     cells: PlanCells,
     object_id: bytes,
     memory: Any,
@@ -61,29 +63,29 @@ def _pulled(
     """What is missing of a stripe, one cell for each gap. Others read it as the cell of the gap, if
     a single pull fills the stripe, else as one of its own that follows."""
     begin, end = stripe
-    come = part.come[object_id]
+    come = execution.come[object_id]
     gaps = come.gaps(begin, end)
     if shown and not (len(gaps) == 1 and gaps[0][1] == end):
-        cell = cells.make(part, shown, memory, begin, end - begin, come.reach(begin, end))
+        cell = cells.make(execution, shown, memory, begin, end - begin, come.reach(begin, end))
         if gaps:
-            part.followed[cell] = begin, end
+            execution.followed[cell] = begin, end
         shown = None
     made = []
     for first, last in gaps:
-        cell = cells.make(part, shown, memory, begin, last - begin, first - begin)
-        part.fills[cell] = object_id, begin, first
-        part.pulls[cell] = pull
-        part.missing.add(cell)
+        cell = cells.make(execution, shown, memory, begin, last - begin, first - begin)
+        execution.fills[cell] = object_id, begin, first
+        execution.pulls[cell] = pull
+        execution.missing.add(cell)
         made.append(cell)
     return made
 
 
-def _spread(results: Results, part: Part, cells: PlanCells, plan: Distribute) -> None:
-    program = part.program
+def _spread(results: Results, execution: PlanExecution, cells: PlanCells, plan: Distribute) -> None:
+    program = execution.program
     memory: Any = None
     queued: dict[int, list[int]] = {}  # stripe -> cells; pulls begin in the order of the program
-    if 0 not in part.views:
-        memory = _block(results, part, 0, plan.object, plan.nbytes)
+    if 0 not in execution.views:
+        memory = _block(results, execution, 0, plan.object, plan.nbytes)
         queued = {pull.cell.stripe: [] for pull in program.pulls}
     parents = {pull.cell.stripe: pull.parent for pull in program.pulls}
     served = {serve.cell.stripe for serve in program.serves}
@@ -94,26 +96,32 @@ def _spread(results: Results, part: Part, cells: PlanCells, plan: Distribute) ->
         shown = key if index in served else None
         if index in queued:
             pull = parents[index], key
-            queued[index] = _pulled(part, cells, plan.object, memory, (begin, end), shown, pull)
+            queued[index] = _pulled(
+                execution, cells, plan.object, memory, (begin, end), shown, pull
+            )
         elif shown:
-            cells.own(part, shown, 0, part.views[0], begin, end - begin)
-    part.queue += chain.from_iterable(queued.values())
+            cells.own(execution, shown, 0, execution.views[0], begin, end - begin)
+    execution.queue += chain.from_iterable(queued.values())
 
 
-def _gather(results: Results, part: Part, cells: PlanCells, plan: ExecuteReduce) -> None:
-    program = part.program
+def _gather(
+    results: Results, execution: PlanExecution, cells: PlanCells, plan: ExecuteReduce
+) -> None:
+    program = execution.program
     # First all room, then the cells: whoever comes back for room makes no cell twice.
     blocks = {
-        pull.cell: _block(results, part, index, plan.objects[index], plan.sizes[index])
+        pull.cell: _block(results, execution, index, plan.objects[index], plan.sizes[index])
         for pull in program.pulls
         for index in [pull.cell.stripe]
     }
     for serve in program.serves:
         member = plan.members[serve.cell.stripe]
-        view = part.views[member]
-        cells.own(part, part.key(serve.cell), member, view, 0, len(view))
+        view = execution.views[member]
+        cells.own(execution, execution.key(serve.cell), member, view, 0, len(view))
     for pull in program.pulls:
         index = pull.cell.stripe
         memory, whole = blocks[pull.cell], (0, plan.sizes[index])
-        wanted = pull.parent, part.key(pull.cell)
-        part.queue += _pulled(part, cells, plan.objects[index], memory, whole, None, wanted)
+        wanted = pull.parent, execution.key(pull.cell)
+        execution.queue += _pulled(
+            execution, cells, plan.objects[index], memory, whole, None, wanted
+        )

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hoplite_mp.node.collectives.carryover import Slot, slot_name
 from hoplite_mp.node.collectives.execute import check_alike
-from hoplite_mp.node.collectives.leftovers import Slot, slot_name
-from hoplite_mp.node.collectives.parts import NotNow
-from hoplite_mp.node.collectives.shares import Shares
+from hoplite_mp.node.collectives.plan_execution import NotNow
+from hoplite_mp.node.collectives.stripe_layout import StripeLayout
 from hoplite_mp.planner.program import Cell, members_in
 
 if TYPE_CHECKING:
-    from hoplite_mp.node.collectives.parts import Part
     from hoplite_mp.node.collectives.plan_cells import PlanCells
+    from hoplite_mp.node.collectives.plan_execution import PlanExecution
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.node.ports import Key
     from hoplite_mp.protocol.messages import ExecuteReduce
@@ -28,16 +28,18 @@ __all__ = ["Folding"]
 
 
 class Folding:
-    """One part's fold, from its plan to the cells. PlanError: it cannot be done."""
+    """One execution's fold, from its plan to the cells. PlanError: it cannot be done."""
 
-    def __init__(self, results: Results, part: Part, plan: ExecuteReduce, cells: PlanCells) -> None:
+    def __init__(
+        self, results: Results, execution: PlanExecution, plan: ExecuteReduce, cells: PlanCells
+    ) -> None:
         self.results = results
         self.config = results.config
         self.client = results.client
-        self.part = part
+        self.execution = execution
         self.plan = plan
         self.cells = cells
-        self.shares = Shares(plan, part.program)
+        self.stripe_layout = StripeLayout(plan, execution.program)
         self.arrays: dict[int, tuple[Any, int]] = {}  # members here: elements, and where they begin
 
     def begin(self) -> None:
@@ -47,14 +49,14 @@ class Folding:
 
     def cell(self, key: Key | None, memory: Any, begin: int, nbytes: int) -> int:
         """One that is to be filled."""
-        return self.cells.make(self.part, key, memory, begin, nbytes, False)
+        return self.cells.make(self.execution, key, memory, begin, nbytes, False)
 
     def member_cell(self, key: Key | None, index: int, stripe: int) -> int:
         """A stripe of a member that is here."""
         memory, at = self.arrays[index]
-        size = self.shares.member_itemsize
-        begin, end = (element * size for element in self.shares.elements(stripe))
-        return self.cells.own(self.part, key, index, memory, begin, end - begin, at)
+        size = self.stripe_layout.member_itemsize
+        begin, end = (element * size for element in self.stripe_layout.elements(stripe))
+        return self.cells.own(self.execution, key, index, memory, begin, end - begin, at)
 
     def _lease(self) -> None:
         """Blocks for the results that belong here, with their heads."""
@@ -65,17 +67,17 @@ class Folding:
         if plan.kind == "reduce_scatter":
             wanted = [i for i, node in enumerate(plan.destinations) if node == number]
         for index in wanted:
-            if index in self.part.blocks:
+            if index in self.execution.blocks:
                 continue
-            head, _, nbytes = self.shares.head(index)
+            head, _, nbytes = self.stripe_layout.head(index)
             payload = self.results.lease(nbytes)
             if payload is None:
                 raise NotNow("its result does not fit into the store beside what is in use")
-            self.part.blocks[index] = payload, nbytes
+            self.execution.blocks[index] = payload, nbytes
             self.client.write(payload, head, [], [])
 
     def _fold(self) -> None:
-        plan, program = self.plan, self.part.program
+        plan, program = self.plan, self.execution.program
         served = {serve.cell for serve in program.serves}
         pulled = {pull.cell for pull in program.pulls}
         result = set(program.result)
@@ -83,13 +85,13 @@ class Folding:
         alias: dict[Cell, Cell] = {}
         for fold in program.folds:
             (first, *more) = fold.sources
-            if not more and first in pulled and self.shares.same_bytes(first, fold.cell):
+            if not more and first in pulled and self.stripe_layout.same_bytes(first, fold.cell):
                 alias[fold.cell] = first
         names = {source: cell for cell, source in alias.items()}
         found: dict[Cell, int] = {}
 
         def key(cell: Cell) -> Key | None:
-            return self.part.key(cell) if cell in served else None
+            return self.execution.key(cell) if cell in served else None
 
         self.arrays = self._arrays()
         members = dict(program.given)
@@ -105,7 +107,7 @@ class Folding:
                 found[cell] = self.cell(key(name), memory, begin, nbytes)
             else:
                 found[cell] = self._slot(cell)
-            self.part.pulls[found[cell]] = cell.node, self.part.key(cell)
+            self.execution.pulls[found[cell]] = cell.node, self.execution.key(cell)
         for fold in program.folds:
             cell = fold.cell
             if cell in alias:
@@ -121,60 +123,62 @@ class Folding:
             if not nbytes:
                 continue
             self.cells.fold(
-                self.part,
+                self.execution,
                 found[cell],
                 sources,
                 plan.op,
-                self.shares.kernel,
+                self.stripe_layout.kernel,
                 len(plan.members),
                 [
                     found[source]
                     for source in fold.sources
                     if source not in members and members_in(plan, source) > 1
                 ],
-                self.shares.is_final(cell),
+                self.stripe_layout.is_final(cell),
             )
         come = self.cells.engine.watermark
         pulls = [found[pull.cell] for pull in program.pulls]
-        self.part.queue = [cell for cell in pulls if come(cell) < max(1, self.part.sizes[cell])]
-        self.part.missing.update(self.part.queue)
+        self.execution.queue = [
+            cell for cell in pulls if come(cell) < max(1, self.execution.sizes[cell])
+        ]
+        self.execution.missing.update(self.execution.queue)
 
     def _slot(self, cell: Cell) -> int:
         """A contribution by itself, kept until the commit; maybe some of it has come already."""
-        bounds = self.shares.elements(cell.stripe)
-        nbytes = (bounds[1] - bounds[0]) * self.shares.itemsize(cell)
+        bounds = self.stripe_layout.elements(cell.stripe)
+        nbytes = (bounds[1] - bounds[0]) * self.stripe_layout.itemsize(cell)
         name = slot_name(self.plan, cell, bounds)
-        slot = None if name is None else self.part.left.slots.pop(name, None)
+        slot = None if name is None else self.execution.carryover.slots.pop(name, None)
         if slot is None:
             payload, memory = self._scratch(nbytes)
             slot = Slot(self.cell(None, memory, 0, nbytes), payload)
-        self.part.cells[slot.cell] = self.part.engine_buffer
-        self.part.sizes[slot.cell] = nbytes
+        self.execution.cells[slot.cell] = self.execution.engine_buffer
+        self.execution.sizes[slot.cell] = nbytes
         if name is not None:
-            self.part.slots[name] = slot
+            self.execution.slots[name] = slot
         elif slot.payload:
-            self.part.scratch.append(slot.payload)
+            self.execution.scratch.append(slot.payload)
         return slot.cell
 
     def _is_name(self, member: Cell, cell: Cell, result: set[Cell]) -> bool:
         """Is `cell` nothing but another name of a member that is here?"""
-        return cell not in result and self.shares.same_bytes(member, cell)
+        return cell not in result and self.stripe_layout.same_bytes(member, cell)
 
     def _arrays(self) -> dict[int, tuple[Any, int]]:
         """The elements of the members that are here, in C order, and where they begin in the
         member's payload."""
         found = {}
         objects = dict(zip(self.plan.members, self.plan.objects, strict=True))
-        for index, view in self.part.views.items():
+        for index, view in self.execution.views.items():
             info = check_alike(
-                index, objects[index], view, self.shares.shape, self.shares.dtype_name
+                index, objects[index], view, self.stripe_layout.shape, self.stripe_layout.dtype_name
             )
             raw = view[info.offset : info.offset + info.nbytes]
             if info.order == "F" and len(info.shape) > 1:
-                itemsize = max(1, info.nbytes // max(1, self.shares.count))
+                itemsize = max(1, info.nbytes // max(1, self.stripe_layout.count))
                 plain = np.frombuffer(raw, f"V{itemsize}").reshape(info.shape, order="F")
                 raw = memoryview(np.ascontiguousarray(plain).reshape(-1).view(np.uint8).data)
-            self.part.engine_buffer.keep.append(raw)
+            self.execution.engine_buffer.keep.append(raw)
             found[index] = raw, info.offset
         return found
 
@@ -189,24 +193,24 @@ class Folding:
             memory: Any = np.empty(nbytes, np.uint8)
         else:
             memory = self.client.memory(payload, nbytes)
-        self.part.engine_buffer.keep.append(memory)
+        self.execution.engine_buffer.keep.append(memory)
         return payload or 0, memory
 
     def _memory(self, cell: Cell, result: set[Cell]) -> tuple[Any, int, int]:
         """Where a cell lies: in the result's block if it belongs there."""
-        begin, end = self.shares.elements(cell.stripe)
+        begin, end = self.stripe_layout.elements(cell.stripe)
         if not result:
-            nbytes = (end - begin) * self.shares.itemsize(cell)
+            nbytes = (end - begin) * self.stripe_layout.itemsize(cell)
             payload, memory = self._scratch(nbytes)
             if payload:
-                self.part.scratch.append(payload)
+                self.execution.scratch.append(payload)
             return memory, 0, nbytes
         index = cell.stripe if self.plan.kind == "reduce_scatter" else 0
-        payload, whole = self.part.blocks[index]
-        _, offset, _ = self.shares.head(index)
-        size = self.shares.result_itemsize
+        payload, whole = self.execution.blocks[index]
+        _, offset, _ = self.stripe_layout.head(index)
+        size = self.stripe_layout.result_itemsize
         if self.plan.kind == "reduce_scatter":
             begin, end = 0, end - begin
         block = self.client.memory(payload, whole)
-        self.part.engine_buffer.keep.append(block)
+        self.execution.engine_buffer.keep.append(block)
         return block, offset + begin * size, (end - begin) * size

@@ -17,9 +17,9 @@ import msgspec
 from hoplite_mp import ids, serial
 from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
 from hoplite_mp.headers import CANCELLED, STATE, UNWANTED, VALUED
+from hoplite_mp.node.collectives.chunked_reduce import ChunkedReduce, NotInChunks
 from hoplite_mp.node.collectives.endings import finish, placed
 from hoplite_mp.node.collectives.execute import Execution, PlanError, SourcesGone, prepare
-from hoplite_mp.node.collectives.portions import NotInPortions, Portions
 from hoplite_mp.node.objects.layouts import can_fold, layout_of
 from hoplite_mp.node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp.planner.program import participants, waits_for
@@ -42,7 +42,7 @@ from hoplite_mp.protocol.reports import ReduceHeld
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hoplite_mp.node.collectives.forests import Forests
+    from hoplite_mp.node.collectives.plan_executor import PlanExecutor
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.protocol.local import Collective
     from hoplite_mp.protocol.reports import Report
@@ -64,7 +64,7 @@ class Operation:
     waiting: dict[int, list[int]]  # source id -> its indices, not done yet
     parked: list[int]
     execution: Execution | None = None  # one that has ended: until then its thread has it
-    portions: Portions | None = None  # if not all sources fit at once
+    chunked_reduce: ChunkedReduce | None = None  # if not all sources fit at once
     epoch: int = 0
     space_deadline: float = 0.0
     plan: ExecuteReduce | None = None
@@ -90,7 +90,7 @@ class Operations:
         self.send = host.send_manager
         self.loop = host.loop
         self.threads = threads
-        self.forests: Forests | None = None  # set when there is a network
+        self.plan_executor: PlanExecutor | None = None  # set when there is a network
         self.notes = host.notes
         self.operations: dict[int, Operation] = {}
         self._next = 1
@@ -140,7 +140,7 @@ class Operations:
             if oid not in operation.waiting:
                 (ready if self.client.state(oid) in VALUED else failed).append(index)
         told = [self._about(operation, oid) for oid in (ask.sources[index] for index in ready)]
-        in_lan = self.forests is not None
+        in_lan = self.plan_executor is not None
         home = self.client.home
         yield ReduceRequested(
             operation.number,
@@ -171,7 +171,7 @@ class Operations:
 
     def _about(self, operation: Operation, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
         """(bytes, layout, nodes that hold it) of a ready source, as far as others need to know."""
-        if self.forests is None:
+        if self.plan_executor is None:
             return 0, b"", (self.client.number,)
         remote = self.remote_objects.by_oid.get(oid)
         nbytes = self.client.inspect(oid)["size"] if remote is None else remote.nbytes
@@ -228,12 +228,12 @@ class Operations:
         elif isinstance(message, Commit):
             self.commit(message)
         elif isinstance(message, OperationFailed):
-            if self.forests is not None:
-                self.forests.drop(message.operation)
+            if self.plan_executor is not None:
+                self.plan_executor.drop(message.operation)
             self.fail(message)
         elif isinstance(message, Forget):
-            if self.forests is not None:
-                self.forests.drop(message.operation)
+            if self.plan_executor is not None:
+                self.plan_executor.drop(message.operation)
             operation = self.operations.get(message.operation)
             if operation is not None:
                 for oid in operation.ask.results:
@@ -247,7 +247,7 @@ class Operations:
     def _planned(self, plan: ExecuteReduce) -> None:
         operation = self.operations.get(plan.operation)
         if operation is not None:
-            self._drop_portions(operation)
+            self._drop_chunked(operation)
             operation.plan = operation.executed = None
             self._note(operation, "planned again" if operation.planned_ns else "planned")
             operation.planned_ns = self.loop.now_ns()
@@ -256,10 +256,10 @@ class Operations:
             if operation.execution is not None:  # of an earlier epoch
                 operation.execution.drop()
                 operation.execution = None
-        if self.forests is not None:
-            self.forests.drop(plan.operation)
+        if self.plan_executor is not None:
+            self.plan_executor.drop(plan.operation)
             if operation is None or set(participants(plan)) != {self.client.number}:
-                self.forests.execute(plan)
+                self.plan_executor.execute(plan)
                 return
         if operation is not None:
             operation.plan = operation.executed = plan
@@ -272,17 +272,17 @@ class Operations:
         assert plan is not None
         execution: Execution | None = None
         try:
-            if operation.portions is None:
+            if operation.chunked_reduce is None:
                 execution = prepare(self.results, operation.ask, plan)
             if execution is None:
-                execution = self._portion(operation, plan)
+                execution = self._chunk(operation, plan)
         except SourcesGone as gone:
             self._failed(operation, str(gone), gone.indices)
             return
         except PlanError as error:
             self._failed(operation, str(error), ())
             return
-        except NotInPortions as error:
+        except NotInChunks as error:
             self._no_room(operation, str(error))
             return
         if execution is None:
@@ -296,32 +296,32 @@ class Operations:
             functools.partial(self._ran, operation.number, plan.epoch, execution),
         )
 
-    def _portion(self, operation: Operation, plan: ExecuteReduce) -> Execution | None:
+    def _chunk(self, operation: Operation, plan: ExecuteReduce) -> Execution | None:
         """As many of the next members as fit; None: not even one does."""
-        portions = operation.portions
-        if portions is None:
-            portions = Portions(self.results, operation.ask, plan)
-        if not portions.pin():
+        chunked_reduce = operation.chunked_reduce
+        if chunked_reduce is None:
+            chunked_reduce = ChunkedReduce(self.results, operation.ask, plan)
+        if not chunked_reduce.pin():
             return None
-        operation.portions = portions
+        operation.chunked_reduce = chunked_reduce
         operation.space_deadline = self.loop.now() + self.config.put_wait_s
-        return portions
+        return chunked_reduce
 
     def _no_room(self, operation: Operation, why: str) -> None:
         if self.loop.now() > operation.space_deadline:
             why = f"{why}; {self.store.full_message()}"
             self._failed(operation, why, (), "full")
 
-    def _drop_portions(self, operation: Operation) -> None:
-        if operation.portions is not None:
-            operation.portions.drop()
-            operation.portions = None
+    def _drop_chunked(self, operation: Operation) -> None:
+        if operation.chunked_reduce is not None:
+            operation.chunked_reduce.drop()
+            operation.chunked_reduce = None
 
     def _failed(
         self, operation: Operation, reason: str, sources: tuple[int, ...], error: str = "value"
     ) -> None:
         operation.plan = None
-        self._drop_portions(operation)
+        self._drop_chunked(operation)
         about = operation.number, operation.epoch, self.client.number
         self.send(ExecutionFailed(*about, reason, sources, error))
 
@@ -340,11 +340,11 @@ class Operations:
         operation = self.operations.get(number)
         if operation is None:
             execution.drop()  # dropped while it ran
-        elif failure is None and isinstance(execution, Portions) and not execution.done:
+        elif failure is None and isinstance(execution, ChunkedReduce) and not execution.done:
             execution.let_go()
-            operation.plan = execution.plan  # the next portion, in `execute_again`
+            operation.plan = execution.plan  # the next chunk, in `execute_again`
         elif failure is None:
-            operation.portions = None
+            operation.chunked_reduce = None
             operation.execution = execution
             self.send(StripesComplete(number, epoch, self.client.number))
         else:
@@ -381,7 +381,7 @@ class Operations:
             )
 
     def commit(self, message: Commit) -> None:
-        blocks = {} if self.forests is None else self.forests.commit(message)
+        blocks = {} if self.plan_executor is None else self.plan_executor.commit(message)
         operation = self.operations.get(message.operation)
         if operation is None:
             return
@@ -390,13 +390,13 @@ class Operations:
             for oid, (payload, nbytes) in zip(operation.ask.results, execution.take(), strict=True):
                 self.results.store_block(oid, payload, nbytes)
         elif operation.ask.kind not in FOLDING:  # what was to be copied is where it should be
-            if self.forests is not None:
-                placed(self.forests, operation.ask, message)
+            if self.plan_executor is not None:
+                placed(self.plan_executor, operation.ask, message)
             for oid in operation.ask.results:
                 self.results.store_value(oid, serial.encode(None), False)
         else:
-            assert self.forests is not None
-            finish(self.forests, operation.ask, operation.layout, blocks, message)
+            assert self.plan_executor is not None
+            finish(self.plan_executor, operation.ask, operation.layout, blocks, message)
         self._note(operation, "committed", message.contributors)
         self.end(operation)
 
@@ -457,5 +457,5 @@ class Operations:
         if operation.execution is not None:
             operation.execution.drop()
         if operation.plan is not None:  # no thread has them now
-            self._drop_portions(operation)
+            self._drop_chunked(operation)
         operation.holds.clear()

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp.headers import NODE_SLOT
+from hoplite_mp.node.collectives.carryover import Carryover, Copy
 from hoplite_mp.node.collectives.filling import fill_blocks
-from hoplite_mp.node.collectives.leftovers import Copy, Leftovers
-from hoplite_mp.node.collectives.parts import Part
+from hoplite_mp.node.collectives.plan_execution import PlanExecution
 from hoplite_mp.node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.planner.program import program_of
@@ -29,8 +29,8 @@ from hoplite_mp.protocol.reports import CopyHeld, DistributeHeld
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hoplite_mp.node.collectives.forests import Forests
     from hoplite_mp.node.collectives.plan_cells import PlanCells
+    from hoplite_mp.node.collectives.plan_executor import PlanExecutor
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.engine_buffer import EngineBuffer
     from hoplite_mp.node.objects.remote_objects import RemoteObject
@@ -45,7 +45,7 @@ class Transfers:
     """All copies that come to this node or go from it."""
 
     def __init__(
-        self, host: HostContext, cells: PlanCells, replicas: Replicas, forests: Forests
+        self, host: HostContext, cells: PlanCells, replicas: Replicas, plan_executor: PlanExecutor
     ) -> None:
         self.config = host.config
         self.loop = host.loop
@@ -58,8 +58,8 @@ class Transfers:
         self.cells = cells
         self.links = cells.links
         self.replicas = replicas
-        self.forests = forests
-        self.by_epoch: dict[int, Part] = {}
+        self.plan_executor = plan_executor
+        self.by_epoch: dict[int, PlanExecution] = {}
         self.fetching: dict[bytes, int] = {}  # object -> its header here
         self.epochs = self.copied = 0  # the highest that this node has heard of
         self.expected: set[int] = set()  # epochs of plans for what a collective is bringing
@@ -70,7 +70,7 @@ class Transfers:
 
     def fetch(self, oid: int, remote: RemoteObject) -> None:
         """The block at `remote.payload` is to be filled."""
-        if self.forests.makes(remote.object):
+        if self.plan_executor.makes(remote.object):
             return  # its home has heard of the commit before this node: it is here in a moment
         before = self.fetching.get(remote.object, oid)
         if before != oid and before in self.remote_objects:  # a header that nobody holds by now
@@ -97,8 +97,8 @@ class Transfers:
 
     def _end_over(self, engine_buffer: EngineBuffer) -> None:
         """All that is brought into that block, and what was served as far as it had come."""
-        for epoch, part in list(self.by_epoch.items()):
-            if part.engine_buffer is engine_buffer:
+        for epoch, execution in list(self.by_epoch.items()):
+            if execution.engine_buffer is engine_buffer:
                 self._end(epoch)
 
     def forget(self, oid: int, remote: RemoteObject) -> None:
@@ -127,17 +127,17 @@ class Transfers:
 
     def _take_up(self, plan: Distribute, receiving: bool) -> None:
         number = self.client.number
-        part = Part(plan, program_of(plan, number), self, self.loop.now_ns())
-        if not (self._receive(part, plan) if receiving else self._serve(part, plan)):
+        execution = PlanExecution(plan, program_of(plan, number), self, self.loop.now_ns())
+        if not (self._receive(execution, plan) if receiving else self._serve(execution, plan)):
             self.send_manager(CopyDropped(number, plan.object))
             return
-        self.by_epoch[plan.epoch] = part
-        fill_blocks(self.results, part, self.cells)
-        self.cells.begin(part)
-        if receiving and not part.missing:
-            self._whole(part)
+        self.by_epoch[plan.epoch] = execution
+        fill_blocks(self.results, execution, self.cells)
+        self.cells.begin(execution)
+        if receiving and not execution.missing:
+            self._whole(execution)
 
-    def _receive(self, part: Part, plan: Distribute) -> bool:
+    def _receive(self, execution: PlanExecution, plan: Distribute) -> bool:
         """Goes on where an earlier plan for the same block was; False: nobody wants it any more."""
         remote = self._place(plan.object)
         if remote is None:
@@ -146,22 +146,22 @@ class Transfers:
         if older is not None:
             self._end(older.copied.epoch)
         begun = Copy(remote.payload, remote.nbytes, remote.come)
-        part.left = Leftovers(remote.engine_buffer, copies={plan.object: begun})
+        execution.carryover = Carryover(remote.engine_buffer, copies={plan.object: begun})
         return True
 
-    def _serve(self, part: Part, plan: Distribute) -> bool:
+    def _serve(self, execution: PlanExecution, plan: Distribute) -> bool:
         """From the whole object, or from what another plan is still bringing; False: neither."""
         older = self._receiving(plan.object)
         if older is not None:
-            part.left = Leftovers(older.engine_buffer)
-            part.views[0] = self.client.memory(*older.blocks[0])
-            part.growing = True
+            execution.carryover = Carryover(older.engine_buffer)
+            execution.views[0] = self.client.memory(*older.blocks[0])
+            execution.growing = True
             return True
         oid = self.imports.local(plan.object)
         got = self.results.pin(oid) if oid else None
         if got is None or isinstance(got, int) or got.nbytes != plan.nbytes:
             return False  # it is not here any more, or an error is in its place
-        part.views[0] = got
+        execution.views[0] = got
         return True
 
     def _expect(self, plan: Distribute) -> bool:
@@ -218,12 +218,12 @@ class Transfers:
         """The remote object whose block is being filled with that object."""
         return self.remote_objects.by_oid.get(self.fetching.get(object_id, 0))
 
-    def _receiving(self, object_id: bytes) -> Part | None:
+    def _receiving(self, object_id: bytes) -> PlanExecution | None:
         """The plan by which this node is just receiving that object."""
         if object_id in self.fetching:
-            for part in self.by_epoch.values():
-                if part.receives and part.copied.object == object_id:
-                    return part
+            for execution in self.by_epoch.values():
+                if execution.receives and execution.copied.object == object_id:
+                    return execution
         return None
 
     def withdraw(self, message: Withdraw) -> None:
@@ -232,8 +232,8 @@ class Transfers:
         if self.roomless.pop(message.epoch, None) is not None:
             self.replicas.let_go(message.object)
         self.expected.discard(message.epoch)
-        part = self.by_epoch.get(message.epoch)
-        received = part is not None and part.receives
+        execution = self.by_epoch.get(message.epoch)
+        received = execution is not None and execution.receives
         self._end(message.epoch)
         if received and message.object in self.fetching and not self._receiving(message.object):
             self._abandoned(message.object)
@@ -262,8 +262,8 @@ class Transfers:
     def report(self) -> Iterator[NodeToManager | Report]:
         """What a manager must know that has not heard of any copy."""
         number = self.client.number
-        for part in self.by_epoch.values():
-            yield DistributeHeld(number, part.copied, part.receives)
+        for execution in self.by_epoch.values():
+            yield DistributeHeld(number, execution.copied, execution.receives)
         for object_id in self.copies:
             oid = self.imports.local(object_id) or None
             if oid is not None and oid not in self.remote_objects:
@@ -273,7 +273,9 @@ class Transfers:
 
     def _not_planned(self) -> Iterator[RemoteObject]:
         """What has been asked for, and no plan brings yet."""
-        moving = {part.copied.object for part in self.by_epoch.values() if part.receives}
+        moving = {
+            execution.copied.object for execution in self.by_epoch.values() if execution.receives
+        }
         for object_id in list(self.fetching):
             remote = self._place(object_id)
             if object_id not in moving and remote is not None:
@@ -288,60 +290,61 @@ class Transfers:
 
     # -- how cells fare ------------------------------------------------------------------------
 
-    def filled(self, part: Part, cell: int) -> None:
+    def filled(self, execution: PlanExecution, cell: int) -> None:
         """One stripe is there."""
-        if not part.missing:
-            self._whole(part)
+        if not execution.missing:
+            self._whole(execution)
 
-    def failed(self, part: Part, node: int, reason: str) -> None:
+    def failed(self, execution: PlanExecution, node: int, reason: str) -> None:
         """One stripe will not come as planned."""
-        plan = part.copied
+        plan = execution.copied
         self.send_manager(
             FetchFailed(self.client.number, plan.object, plan.epoch, node, reason[:1000])
         )
 
-    def arrived(self, part: Part) -> Ranges | None:
+    def arrived(self, execution: PlanExecution) -> Ranges | None:
         """Which bytes of the block that is served are here; None: the object is whole."""
-        object_id = part.copied.object
+        object_id = execution.copied.object
         source = self._receiving(object_id)  # another one by now, perhaps
         if source is None:  # withdrawn, and the next is on its way? Else it is over
             return Ranges() if object_id in self.fetching else None
-        if source.engine_buffer is not part.engine_buffer:
+        if source.engine_buffer is not execution.engine_buffer:
             return Ranges()  # that one fills another block
         return source.arrived(object_id, self.cells.engine.watermark)
 
-    def _whole(self, part: Part) -> None:
+    def _whole(self, execution: PlanExecution) -> None:
         """All bytes are there. What an earlier plan has begun to write is out of the way first."""
-        part.engine_buffer.when_free(lambda: self._finish(part))
+        execution.engine_buffer.when_free(lambda: self._finish(execution))
 
-    def _finish(self, part: Part) -> None:
-        plan = part.copied
-        if self.by_epoch.get(plan.epoch) is not part:
+    def _finish(self, execution: PlanExecution) -> None:
+        plan = execution.copied
+        if self.by_epoch.get(plan.epoch) is not execution:
             return  # withdrawn meanwhile
-        part.blocks.clear()
+        execution.blocks.clear()
         oid = self.fetching.get(plan.object)
-        if not part.program.serves:
+        if not execution.program.serves:
             self._end(plan.epoch)  # nobody reads from here
         if oid is not None and oid in self.remote_objects:
             self.remote_objects.arrived(oid)
             if plan.object not in self.fetching:
                 return  # nobody wanted it any more: `forget` has said so
             # As long as others read from here, by whichever plan, it stays pinned.
-            if any(other.engine_buffer is part.engine_buffer for other in self.by_epoch.values()):
-                part.engine_buffer.keep.append(self.client.view(oid))
+            shared = execution.engine_buffer
+            if any(other.engine_buffer is shared for other in self.by_epoch.values()):
+                shared.keep.append(self.client.view(oid))
             self.copies.add(plan.object)
             self.replicas.tell(plan.object, plan.nbytes)
             self.send_manager(FetchComplete(self.client.number, plan.object, plan.epoch))
         self.fetching.pop(plan.object, None)
 
     def _end(self, epoch: int) -> None:
-        part = self.by_epoch.pop(epoch, None)
-        if part is None:
+        execution = self.by_epoch.pop(epoch, None)
+        if execution is None:
             return
-        left = self.cells.end(part).copies.get(part.copied.object)
-        remote = self._place(part.copied.object)
-        if left is not None and remote is not None and remote.payload == left.payload:
-            remote.come = left.come
+        carryover = self.cells.end(execution).copies.get(execution.copied.object)
+        remote = self._place(execution.copied.object)
+        if carryover is not None and remote is not None and remote.payload == carryover.payload:
+            remote.come = carryover.come
 
     # -- for people before whom something hangs ------------------------------------------------
 

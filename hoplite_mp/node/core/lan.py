@@ -15,8 +15,8 @@ import msgspec
 from hoplite_mp.node.actors import actor_spares, far_actors
 from hoplite_mp.node.actors.actor_looks import calls_from_here
 from hoplite_mp.node.actors.actor_moves import ActorMoves
-from hoplite_mp.node.collectives.forests import Forests
 from hoplite_mp.node.collectives.plan_cells import PlanCells
+from hoplite_mp.node.collectives.plan_executor import PlanExecutor
 from hoplite_mp.node.collectives.transfers import Transfers
 from hoplite_mp.node.core import peer_table, rooms
 from hoplite_mp.node.core.drivers import Drivers
@@ -130,12 +130,12 @@ class Lan:
         self.links = Links(host, self.peers, engine)
         self.streaming_sources = StreamingSources(local.store, host.client, self.links.engine)
         cells = PlanCells(host, self.links)
-        self.forests = Forests(host, cells, self.replicas, self.streaming_sources)
-        self.transfers = Transfers(host, cells, self.replicas, self.forests)
-        self.group_calls = GroupCalls(host, GroupResults(host, self.forests))
+        self.plan_executor = PlanExecutor(host, cells, self.replicas, self.streaming_sources)
+        self.transfers = Transfers(host, cells, self.replicas, self.plan_executor)
+        self.group_calls = GroupCalls(host, GroupResults(host, self.plan_executor))
         local.groups.hosts = self.group_calls
         local.remote_objects.fetcher = self.transfers
-        local.operations.forests = self.forests
+        local.operations.plan_executor = self.plan_executor
         self.draining = draining.Draining(host, local.guests, local.workers, above)
         self.drivers = Drivers(
             host,
@@ -308,7 +308,7 @@ class Lan:
         """What a manager must know."""
         yield from self.spares.report()
         yield from self.transfers.report()
-        yield from self.forests.report()
+        yield from self.plan_executor.report()
         yield from self.recovering.homes.report_again()
 
     def counted(self) -> tuple[int, tuple[Member, ...], int, int]:

@@ -420,7 +420,7 @@ class GroupCalls:
                     message.call,
                     message.attempt,
                     failure[:1000],
-                    *self.results.forests.meter.rates,
+                    *self.results.plan_executor.meter.rates,
                     error,
                 )
                 self._send(state, leader, done)

@@ -26,7 +26,7 @@ from hoplite_mp.ref import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from hoplite_mp.node.collectives.forests import Forests
+    from hoplite_mp.node.collectives.plan_executor import PlanExecutor
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.protocol.group_calls import GroupCommit, GroupGo, Plan
     from hoplite_mp.protocol.local import GroupCall
@@ -38,13 +38,13 @@ __all__ = ["GroupResults"]
 class GroupResults:
     """Reads parts, keeps results."""
 
-    def __init__(self, host: HostContext, forests: Forests) -> None:
+    def __init__(self, host: HostContext, plan_executor: PlanExecutor) -> None:
         self.store = host.store
         self.imports = host.imports
         self.client = host.client
         self.results = host.results
-        self.forests = forests
-        self.streaming_sources = forests.streaming_sources
+        self.plan_executor = plan_executor
+        self.streaming_sources = plan_executor.streaming_sources
         self.inner: dict[int, list[Any]] = {}  # operation -> holds on refs inside what has come
 
     def part(self, members: GroupMembers, call: int, asks: Sequence[GroupCall]) -> GroupPart:
@@ -150,14 +150,14 @@ class GroupResults:
         reports = False
         for plan in message.plans:
             come = partial(self._come, plan, done)
-            reports = self.forests.execute_privately(plan, come) or reports
+            reports = self.plan_executor.execute_privately(plan, come) or reports
         if not reports and self.client.number in message.waits:
             done("", "")
 
     def _come(self, plan: Plan, done: Callable[[str, str], None], failure: str, error: str) -> None:
         """Refs inside the values that have come are held here before `done` is called: their givers
         hold them until the commit, and readers may be late."""
-        part = self.forests.parts.get(plan.operation)
+        part = self.plan_executor.executions.get(plan.operation)
         copies = isinstance(plan, Distribute) or plan.kind not in FOLDING
         refs: list[bytes] = []
         if copies and part is not None and not failure:
@@ -168,7 +168,7 @@ class GroupResults:
             return
 
         def held(holds: list[Any]) -> None:
-            if self.forests.parts.get(plan.operation) is part:
+            if self.plan_executor.executions.get(plan.operation) is part:
                 self.inner[plan.operation] = holds
                 done(failure, error)
 
@@ -179,7 +179,7 @@ class GroupResults:
         for plan in message.plans:
             self.inner.pop(plan.operation, None)
             if plan.operation not in but:
-                self.forests.drop(plan.operation)
+                self.plan_executor.drop(plan.operation)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class GroupResults:
         found: dict[int, Any] = {}
         for plan in go.plans if go is not None else ():
             holds += self.inner.pop(plan.operation, ())
-            for index, (payload, nbytes) in self.forests.take(plan.operation).items():
+            for index, (payload, nbytes) in self.plan_executor.take(plan.operation).items():
                 takers = self._takers(message, plan, index, mine)
                 slot = mine[takers[0]] if len(takers) == 1 else 0
                 if slot and payload in self.store.leases:

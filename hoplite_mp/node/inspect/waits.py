@@ -261,15 +261,17 @@ class Waits:
 
     def _parts(self) -> Iterable[dict[str, Any]]:
         """This node's parts of plans, of whichever node's collectives."""
-        forests = self.operations.forests
-        for part in list(forests.parts.values()) if forests is not None else ():
+        plan_executor = self.operations.plan_executor
+        for execution in (
+            list(plan_executor.executions.values()) if plan_executor is not None else ()
+        ):
             yield {
-                "operation": part.plan.operation,
-                "epoch": part.plan.epoch,
-                "seconds": self._seconds(part.begun_ns),
-                "begun": part.begun,
-                "reported": part.reported,
-                "missing": len(part.missing) + part.waiting,
+                "operation": execution.plan.operation,
+                "epoch": execution.plan.epoch,
+                "seconds": self._seconds(execution.begun_ns),
+                "begun": execution.begun,
+                "reported": execution.reported,
+                "missing": len(execution.missing) + execution.waiting,
             }
 
     def _processes(self) -> Iterable[dict[str, Any]]:

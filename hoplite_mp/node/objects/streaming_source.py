@@ -39,7 +39,7 @@ class StreamingSource:
     written: Ranges = field(default_factory=Ranges)
     cells: dict[int, tuple[int, int]] = field(default_factory=dict)  # cell -> (begin, bytes)
     needed: bool = True  # by a call that is not over
-    users: int = 0  # parts of plans with cells in it
+    users: int = 0  # executions of plans with cells in it
     then: list[Callable[[], None]] = field(default_factory=list)  # when it is whole
 
     @property
@@ -115,7 +115,7 @@ class StreamingSources:
         self.look(source)
 
     def leave(self, source: StreamingSource) -> None:
-        """One part of a plan has no cells in it any more."""
+        """One execution of a plan has no cells in it any more."""
         source.users -= 1
         self.look(source)
 

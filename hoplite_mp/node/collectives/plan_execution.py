@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from hoplite_mp.node.collectives.leftovers import Copy, Leftovers
+from hoplite_mp.node.collectives.carryover import Carryover, Copy
 from hoplite_mp.node.ranges import Ranges
 from hoplite_mp.protocol.fields import FOLDING
 from hoplite_mp.protocol.messages import Distribute
@@ -19,14 +19,14 @@ from hoplite_mp.protocol.operations import COPY_OPERATION
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.node.collectives.leftovers import Slot, SlotName
+    from hoplite_mp.node.collectives.carryover import Slot, SlotName
     from hoplite_mp.node.objects.engine_buffer import EngineBuffer
     from hoplite_mp.node.objects.streaming_source import StreamingSource
     from hoplite_mp.node.ports import Key
     from hoplite_mp.planner.program import Cell, Program
     from hoplite_mp.protocol.group_calls import Plan
 
-__all__ = ["NotNow", "Part"]
+__all__ = ["NotNow", "PlanExecution"]
 
 
 class NotNow(Exception):
@@ -36,18 +36,18 @@ class NotNow(Exception):
 class Above(Protocol):
     """Who carries out a plan, and hears how its cells fare."""
 
-    def filled(self, part: Part, cell: int) -> None:
+    def filled(self, execution: PlanExecution, cell: int) -> None:
         """All bytes of a cell are there."""
 
-    def failed(self, part: Part, node: int, reason: str) -> None:
+    def failed(self, execution: PlanExecution, node: int, reason: str) -> None:
         """Nothing comes from that node as things stand; NOBODY: a fold has ended early."""
 
-    def arrived(self, part: Part) -> Ranges | None:
+    def arrived(self, execution: PlanExecution) -> Ranges | None:
         """Which bytes of the block that `part.followed` lies in are here; None: all, for good."""
 
 
 @dataclass(slots=True)
-class Part:
+class PlanExecution:
     """One plan, as far as this node takes part."""
 
     plan: Plan
@@ -59,7 +59,9 @@ class Part:
     growing: bool = False  # the one in `views` is still being received, by another plan
     # Of `views`: those that are still being written.
     streaming: dict[int, StreamingSource] = field(default_factory=dict)
-    left: Leftovers = field(default_factory=Leftovers)  # by the part before, not yet taken
+    carryover: Carryover = field(
+        default_factory=Carryover
+    )  # of the execution before, not yet taken
     slots: dict[SlotName, Slot] = field(default_factory=dict)  # contributions that are pulled
     come: dict[bytes, Ranges] = field(default_factory=dict)  # of blocks, when they were taken
     # Cell -> the object in whose block it lies, and the bytes where it begins, and fills from.
@@ -86,8 +88,8 @@ class Part:
 
     @property
     def engine_buffer(self) -> EngineBuffer:
-        """Shared with the part before."""
-        return self.left.engine_buffer
+        """Shared with the execution before."""
+        return self.carryover.engine_buffer
 
     def key(self, cell: Cell) -> Key:
         """Under which a node asks for a cell, and another one serves it."""
@@ -100,7 +102,7 @@ class Part:
 
     @property
     def copied(self) -> Distribute:
-        """The plan, of a part which knows that it copies one object."""
+        """The plan, of an execution which knows that it copies one object."""
         assert isinstance(self.plan, Distribute)
         return self.plan
 
@@ -117,16 +119,18 @@ class Part:
                 found.add(first, begin + watermark(cell))
         return found
 
-    def leave(self, watermark: Callable[[int], int]) -> Leftovers:
-        """What the part after this one may go on with. Blocks of copies are no more this one's."""
-        left = Leftovers(self.engine_buffer, self.left.slots | self.slots, dict(self.left.copies))
+    def leave(self, watermark: Callable[[int], int]) -> Carryover:
+        """What the next execution may go on with. Blocks of copies are no longer this one's."""
+        carryover = Carryover(
+            self.engine_buffer, self.carryover.slots | self.slots, dict(self.carryover.copies)
+        )
         names = self.block_objects()
         for index in [index for index in self.blocks if index in names]:
             payload, nbytes = self.blocks.pop(index)
             arrived = self.arrived(names[index], watermark)
-            left.copies[names[index]] = Copy(payload, nbytes, arrived)
-        self.slots, self.left = {}, Leftovers(self.engine_buffer)
-        return left
+            carryover.copies[names[index]] = Copy(payload, nbytes, arrived)
+        self.slots, self.carryover = {}, Carryover(self.engine_buffer)
+        return carryover
 
     def written(self, index: int, begin: int, nbytes: int) -> bool | int:
         """Which bytes of a member here are there: True for all, or how many from `begin` on."""

@@ -22,7 +22,7 @@ from hoplite_mp.reduction import has_kernel, result_dtype
 if TYPE_CHECKING:
     from hoplite_mp.protocol.messages import ExecuteReduce
 
-__all__ = ["Shares", "result_head"]
+__all__ = ["StripeLayout", "result_head"]
 
 
 def result_head(
@@ -40,7 +40,7 @@ def _itemsize(kernel: str) -> int:
     return 2 if kernel == "bfloat16" else np.dtype(kernel).itemsize
 
 
-class Shares:
+class StripeLayout:
     """One plan's cells as one node sees them. PlanError: they cannot be folded."""
 
     def __init__(self, plan: ExecuteReduce, program: Program) -> None:

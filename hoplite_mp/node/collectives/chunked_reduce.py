@@ -1,4 +1,4 @@
-"""A reduction over more than fits into memory: folded a portion of the sources at a time.
+"""A reduction over more than fits into memory: folded a chunk of the sources at a time.
 
 Why it exists: sources that were accepted may lie on disk, and all of them together need not fit.
 They are brought back and pinned in the order of the plan, as many as fit, folded into what there is
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.local import Collective
     from hoplite_mp.protocol.messages import ExecuteReduce
 
-__all__ = ["NotInPortions", "Portions"]
+__all__ = ["ChunkedReduce", "NotInChunks"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PORTION_SHARE = 2  # a portion pins at most one of so many parts of the store: others use it too
+CHUNK_SHARE = 2  # a chunk pins at most one of so many parts of the store: others use it too
 WIDENED_ITEMS = 1 << 17  # converted at a time: they stay in the caches
 
 
-class NotInPortions(Exception):
+class NotInChunks(Exception):
     """The kind of reduction has no partial result that the rest could be folded into."""
 
 
-class Portions(Execution):
-    """`pin` and `run` in turns until `done`; the result is allocated with the first portion."""
+class ChunkedReduce(Execution):
+    """`pin` and `run` in turns until `done`; the result is allocated with the first chunk."""
 
     def __init__(self, results: Results, ask: Collective, plan: ExecuteReduce) -> None:
         super().__init__(results, ask.op, [])
@@ -54,9 +54,9 @@ class Portions(Execution):
     # -- what is there -------------------------------------------------------------------------
 
     def pin(self) -> bool:
-        """The next portion; False: there is no room for a single source beside what there is."""
+        """The next chunk; False: there is no room for a single source beside what there is."""
         self.views, self.infos = [], []
-        left = self.results.store.limit // PORTION_SHARE
+        left = self.results.store.limit // CHUNK_SHARE
         for index in self.plan.order[self.at :]:
             if self.views and left < self.infos[-1].nbytes:
                 break
@@ -89,7 +89,7 @@ class Portions(Execution):
             return False
         if kernel is None and result_dtype(self.op, name) != name:
             self.drop()
-            raise NotInPortions(
+            raise NotInChunks(
                 f"its sources do not fit together, and {self.op!r} of {name} cannot be folded in "
                 "portions"
             )
@@ -103,7 +103,7 @@ class Portions(Execution):
         return True
 
     def let_go(self) -> None:
-        """The portion that has been folded."""
+        """The chunk that has been folded."""
         self.views, self.infos = [], []
 
     def drop(self) -> None:
@@ -117,7 +117,7 @@ class Portions(Execution):
     # -- folding, in a thread ------------------------------------------------------------------
 
     def run(self, threads: int) -> None:
-        """Folds the portion that is pinned."""
+        """Folds the chunk that is pinned."""
         sources = [self._flat(v, i) for v, i in zip(self.views, self.infos, strict=True)]
         kernel = has_kernel(self.op, self.infos[0].dtype_name)
         if kernel is None:

@@ -1,4 +1,4 @@
-"""What this node's part in a plan leaves to its part in the next plan of the same operation.
+"""What the execution of a plan leaves to that of the next plan of the same operation.
 
 Why it exists: after a death an operation is planned anew, and what has come stays. A contribution
 has its own slot, a cell that is only received into: under the new plan it goes on at its watermark
@@ -6,7 +6,7 @@ if the same node gives the same members of the same elements. So does a copy, by
 folded or published is made again: other members, other bytes.
 It must never know: who died, what the new plan looks like as a whole.
 
-The cells of slots stay open from one plan to the next. Those of copies do not, so both parts share
+The cells of slots stay open from one plan to the next. Those of copies do not, so both share
 one engine buffer, and no block is free while a closed cell may still be written.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp.planner.program import Cell
     from hoplite_mp.protocol.messages import ExecuteReduce
 
-__all__ = ["Copy", "Leftovers", "Slot", "SlotName", "slot_name"]
+__all__ = ["Carryover", "Copy", "Slot", "SlotName", "slot_name"]
 
 
 class SlotName(NamedTuple):
@@ -57,15 +57,15 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Leftovers:
-    """Of one part."""
+class Carryover:
+    """Of one execution."""
 
     engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)
     slots: dict[SlotName, Slot] = field(default_factory=dict)
     copies: dict[bytes, Copy] = field(default_factory=dict)  # by object
 
     def discard(self, links: Links, give_back: Callable[[int], None]) -> None:
-        """The next part has taken what it can use."""
+        """The next execution has taken what it can use."""
         payloads = [copy.payload for copy in self.copies.values()]
         for slot in self.slots.values():
             links.close(slot.cell, self.engine_buffer)
