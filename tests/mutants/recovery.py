@@ -8,7 +8,7 @@ MUTANTS = (
     Mutant(
         "homes-early-release-is-forgotten",
         "hoplite_mp/node/recovery/homes.py",
-        "gone = peer is None or (object_id, peer, number) in lost.early",
+        "gone = peer is None or (object_id, peer, number) in lost.pending_releases",
         "gone = peer is None",
         (
             "A host that lets go of an object just before the object's new home knows its "

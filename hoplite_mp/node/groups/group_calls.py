@@ -16,9 +16,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hoplite_mp.errors import StoreFullError
-from hoplite_mp.node.groups.early import decide_early, fill_in, fits, lacks, wait_s
 from hoplite_mp.node.groups.group_decisions import Outcome, decide
 from hoplite_mp.node.groups.group_state import Going, Said, State
+from hoplite_mp.node.groups.speculative_start import (
+    decide_speculatively,
+    fill_in,
+    fits,
+    lacks,
+    wait_s,
+)
 from hoplite_mp.planner.topology import Host
 from hoplite_mp.protocol.group_calls import (
     GroupCommit,
@@ -47,7 +53,7 @@ __all__ = ["GroupCalls"]
 # Messages kept for a group of which nothing is known yet, two for each node are enough; and for how
 # many groups: what comes late about one that is closed is dropped in the end.
 EARLY_MAX = 1024
-EARLY_GROUPS_MAX = 64
+PENDING_GROUPS_MAX = 64
 # Calls that fill every node's links, both ways, for a while.
 FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
 ATTEMPT_BITS = 8  # of an attempt's number; the version of the members stands above
@@ -67,7 +73,7 @@ class GroupCalls:
         self.results = results
         self.states: dict[int, State] = {}  # by generation
         # What other nodes said of groups of which the manager's word is still on its way here.
-        self.early: dict[int, list[tuple[int, GroupMessage]]] = {}
+        self.pending_messages: dict[int, list[tuple[int, GroupMessage]]] = {}
 
     # -- what the manager says -----------------------------------------------------------------
 
@@ -78,7 +84,7 @@ class GroupCalls:
             state = self.states[members.generation] = State(members, known)
         state.members = members
         self._change(state)
-        for node, message in self.early.pop(members.generation, ()):
+        for node, message in self.pending_messages.pop(members.generation, ()):
             self.receive(node, message)
 
     def _change(self, state: State) -> None:
@@ -122,11 +128,15 @@ class GroupCalls:
             )
             self._send(state, state.leader, sync)
         state.told = None
-        state.early = False  # that attempt was made for other members
+        state.awaiting_local = False  # that attempt was made for other members
         self._tell(state)
-        for node, early in list(state.syncs.items()):
-            if node in knowing and node != self.client.number and early.version == members.version:
-                self._sync(state, node, early)
+        for node, pending in list(state.syncs.items()):
+            if (
+                node in knowing
+                and node != self.client.number
+                and pending.version == members.version
+            ):
+                self._sync(state, node, pending)
 
     def closed(self, generation: int) -> None:
         """All have left."""
@@ -174,8 +184,8 @@ class GroupCalls:
             return
         state.told = state.members.version, state.calls
         self._send(state, state.leader, self.results.part(state.members, state.calls, asks))
-        if state.early and state.go is not None:
-            state.early = False
+        if state.awaiting_local and state.go is not None:
+            state.awaiting_local = False
             self._fill_in(state, state.go, asks)
 
     def _asks(self, state: State) -> list[GroupCall] | None:
@@ -201,10 +211,10 @@ class GroupCalls:
         """A message of a node, maybe this one."""
         state = self.states.get(message.generation)
         if state is None:
-            waiting = self.early.setdefault(message.generation, [])
+            waiting = self.pending_messages.setdefault(message.generation, [])
             waiting.append((node, message))
-            while len(self.early) > EARLY_GROUPS_MAX:
-                del self.early[next(iter(self.early))]
+            while len(self.pending_messages) > PENDING_GROUPS_MAX:
+                del self.pending_messages[next(iter(self.pending_messages))]
             del waiting[:-EARLY_MAX]
             return
         match message:
@@ -311,8 +321,8 @@ class GroupCalls:
         elif not late:
             self._wait(state, next(iter(given.values())))
             return
-        elif (early := decide_early(*about)) is not None:
-            outcome, missing = early
+        elif (speculative := decide_speculatively(*about)) is not None:
+            outcome, missing = speculative
         else:
             return
         if not outcome.waits:
@@ -390,12 +400,12 @@ class GroupCalls:
             self.results.drop(state.go, {plan.operation for plan in message.plans})
         if message.attempt >> ATTEMPT_BITS == state.members.version:  # the gone are not in it
             self.results.unpin(state.left)
-        state.go, state.early = message, False
+        state.go, state.awaiting_local = message, False
         asks = self._asks(state)
         if asks is not None:
             self._fill_in(state, message, asks)
         elif state.ranks_of(self.client.number):
-            state.early = True  # until the members here have called
+            state.awaiting_local = True  # until the members here have called
         else:
             self._move(state, message)
 
@@ -410,7 +420,7 @@ class GroupCalls:
         self._move(state, message)
 
     def _move(self, state: State, message: GroupGo) -> None:
-        state.go, state.early = message, False
+        state.go, state.awaiting_local = message, False
         leader = state.leader
 
         def say(failure: str = "", error: str = "") -> None:

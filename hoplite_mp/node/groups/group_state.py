@@ -77,7 +77,7 @@ class State:
     # rank -> its first call: those of this node, and as the leading node also those of others.
     starts: dict[int, int] = field(default_factory=dict)
     go: GroupGo | None = None
-    early: bool = False  # `go` waits for members of this node
+    awaiting_local: bool = False  # `go` waits for members of this node
     # As the leading node only.
     parts: dict[int, GroupPart] = field(default_factory=dict)  # node -> its undecided call
     synced: set[int] = field(default_factory=set)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["PointToPoint"]
 
 # Groups of which other nodes have said something before the manager has: for so many it is kept.
-EARLY_GROUPS_MAX = 64
+PENDING_GROUPS_MAX = 64
 
 
 class Between:
@@ -70,7 +70,9 @@ class PointToPoint:
         self.replier = host.replier
         self.send_peer = host.send_peer
         self.groups: dict[int, Between] = {}  # by generation
-        self.early: dict[int, list[tuple[int, Message]]] = {}  # by generation: (node, message)
+        self.pending_messages: dict[
+            int, list[tuple[int, Message]]
+        ] = {}  # by generation: (node, message)
 
     # -- membership ----------------------------------------------------------------------------
 
@@ -95,7 +97,7 @@ class PointToPoint:
         present = sum(1 << r for r, node in enumerate(members.nodes) if node is not None)
         for box in group.boxes.values():
             box.know(present, formed=members.formed)
-        for node, message in self.early.pop(members.generation, ()):
+        for node, message in self.pending_messages.pop(members.generation, ()):
             self.receive(node, message)
 
     def _over(self, group: Between, rank: int, node: int, version: int) -> None:
@@ -124,7 +126,7 @@ class PointToPoint:
 
     def closed(self, generation: int) -> None:
         """All have left."""
-        self.early.pop(generation, None)
+        self.pending_messages.pop(generation, None)
         group = self.groups.pop(generation, None)
         for box in () if group is None else group.boxes.values():
             box.close()
@@ -236,19 +238,19 @@ class PointToPoint:
                 group.sent.pop(message.number, None)
             return
         if group is None or group.members.version < message.version:
-            self._keep_early(node, message)
+            self._keep_pending(node, message)
         elif isinstance(message, GroupSourceEnded):
             self._end(group, message.rank, node, message.version)
         else:
             self._take(group, node, message)
 
-    def _keep_early(self, node: int, message: Message) -> None:
+    def _keep_pending(self, node: int, message: Message) -> None:
         """Until the manager's word is here; without the bytes, which the sender still holds."""
         if isinstance(message, GroupSent):
             message = msgspec.structs.replace(message, payload=None)
-        self.early.setdefault(message.generation, []).append((node, message))
-        while len(self.early) > EARLY_GROUPS_MAX:
-            del self.early[next(iter(self.early))]
+        self.pending_messages.setdefault(message.generation, []).append((node, message))
+        while len(self.pending_messages) > PENDING_GROUPS_MAX:
+            del self.pending_messages[next(iter(self.pending_messages))]
 
     def _take(self, group: Between, node: int, message: GroupSent) -> None:
         """A message for a member here, if there still is one."""

@@ -32,7 +32,7 @@ class Lost:
     reported: dict[bytes, int] = field(default_factory=dict)  # object -> number of the import
     asked: set[int] = field(default_factory=set)  # numbers of imports that HomeTold will be about
     # Let go elsewhere, told to this node before it knows that it is the home: (object, peer, n).
-    early: set[tuple[bytes, int, int]] = field(default_factory=set)
+    pending_releases: set[tuple[bytes, int, int]] = field(default_factory=set)
 
 
 class Above(Protocol):

@@ -230,7 +230,7 @@ class Homes:
             one.home, one.moved = self.client.home, lost.number
         for node, number in zip(counted[::2], counted[1::2], strict=True):
             peer = self.home_at(node)
-            gone = peer is None or (object_id, peer, number) in lost.early
+            gone = peer is None or (object_id, peer, number) in lost.pending_releases
             if node != self.node() and peer is not None and not gone:
                 self.exports.count(object_id, peer, number)
         homes = [self.home_at(node) for node in copies]
@@ -250,7 +250,7 @@ class Homes:
         if not self.exports.release(peer, message):
             lost = self.lost.get(self.imports.home_of(message.object))
             if lost is not None:
-                lost.early.add((message.object, peer, message.number))
+                lost.pending_releases.add((message.object, peer, message.number))
 
     def homeless(self, one: Import) -> bool:
         """An object's home is gone: is there another? A process here has met it, or its copy here

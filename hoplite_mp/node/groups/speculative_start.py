@@ -1,9 +1,10 @@
 """A Group's large allreduce of which the last members have not called yet: it begins without them.
 
-Why it exists: what the early ones have can be on its way while the last one still computes. The
-stripes belong to nodes that are there, so a late one has only to send its part and to receive the
-result: about one transfer after its arrival instead of two. Its part is taken to be like those of
-the others; if it turns out to be different, the attempt is given up and the call is decided anew.
+Why it exists: what the members that are there have can be on its way while the last one still
+computes. The stripes belong to nodes that are there, so a late one has only to send its part and to
+receive the result: about one transfer after its arrival instead of two. Its part is taken to be
+like those of the others; if it turns out to be different, the attempt is given up and the call is
+decided anew.
 It must never know: messages, clocks, how bytes move.
 """
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.group_calls import GroupGo, Plan
     from hoplite_mp.protocol.messages import GroupMembers
 
-__all__ = ["decide_early", "fill_in", "fits", "lacks", "wait_s"]
+__all__ = ["decide_speculatively", "fill_in", "fits", "lacks", "wait_s"]
 
 # An owner sends its stripe to all others: with k owners of n nodes that is (n - 1) / k objects.
 # Higher: calls begin with fewer members there, and take longer after the last one.
@@ -45,7 +46,7 @@ def wait_s(part: GroupPart, rates: Mapping[int, Host]) -> float | None:
     return WAIT_SHARE * large[0].nbytes / (max(known) if known else BYTES_PER_S_DEFAULT)
 
 
-def decide_early(
+def decide_speculatively(
     members: GroupMembers,
     call: int,
     attempt: int,

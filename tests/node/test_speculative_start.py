@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from hoplite_mp import serial
-from hoplite_mp.node.groups.early import BYTES_MIN, decide_early, fill_in, fits, lacks, wait_s
 from hoplite_mp.node.groups.group_decisions import NO_OBJECT
+from hoplite_mp.node.groups.speculative_start import (
+    BYTES_MIN,
+    decide_speculatively,
+    fill_in,
+    fits,
+    lacks,
+    wait_s,
+)
 from hoplite_mp.node.objects.layouts import payload_layout
 from hoplite_mp.planner.forest import cut
 from hoplite_mp.planner.topology import Host
@@ -32,13 +39,13 @@ def part(rank: int, count: int = COUNT, kind: str = "allreduce", op: str = "sum"
     return GroupPart(1, 1, 0, (rank,), kind, op, 0, pieces)
 
 
-def early(size: int, there: list[int], **like: str):
+def speculative(size: int, there: list[int], **like: str):
     given = {rank: part(rank, **like) for rank in there}
-    return decide_early(members(size), 0, 5, list(range(size)), given, {})
+    return decide_speculatively(members(size), 0, 5, list(range(size)), given, {})
 
 
 def test_the_early_ones_own_all() -> None:
-    found = early(4, [0, 1, 3])
+    found = speculative(4, [0, 1, 3])
     assert found is not None
     outcome, missing = found
     assert missing == {2}
@@ -52,15 +59,15 @@ def test_the_early_ones_own_all() -> None:
     ("size", "there"), [(4, [0, 1]), (2, [0]), (3, [1]), (8, [0, 1, 2, 3, 4]), (4, [0, 1, 2, 3])]
 )
 def test_not_with_too_few_nor_with_all(size: int, there: list[int]) -> None:
-    assert early(size, there) is None
+    assert speculative(size, there) is None
 
 
 def test_eight_begin_with_six() -> None:
-    assert early(8, [0, 1, 2, 4, 6, 7]) is not None
+    assert speculative(8, [0, 1, 2, 4, 6, 7]) is not None
 
 
 def test_only_large_allreduces_wait() -> None:
-    assert early(4, [0, 1, 2], kind="barrier") is None
+    assert speculative(4, [0, 1, 2], kind="barrier") is None
     assert wait_s(part(0, kind="reduce"), {}) is None
     assert wait_s(part(0, count=100), {}) is None
     slow, fast = (wait_s(part(0), {0: Host(rate, rate)}) for rate in (1e7, 1e9))
@@ -70,7 +77,7 @@ def test_only_large_allreduces_wait() -> None:
 
 
 def test_what_was_taken_for_granted() -> None:
-    found = early(4, [0, 1, 3])
+    found = speculative(4, [0, 1, 3])
     assert found is not None
     (plan,) = found[0].plans
     assert fits(part(2), plan)
