@@ -6,8 +6,8 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
-        "homes-early-release-is-forgotten",
-        "hoplite_mp/node/recovery/homes.py",
+        "owners-early-release-is-forgotten",
+        "hoplite_mp/node/recovery/owners.py",
         "gone = peer is None or (object_id, peer, number) in lost.pending_releases",
         "gone = peer is None",
         (
@@ -16,8 +16,8 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "homes-loses-what-was-asked-about",
-        "hoplite_mp/node/recovery/homes.py",
+        "owners-loses-what-was-asked-about",
+        "hoplite_mp/node/recovery/owners.py",
         ("            if one.number not in lost.asked:\n                self._lose(one, lost)"),
         "            self._lose(one, lost)",
         (
@@ -27,8 +27,8 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "homes-question-dies-with-the-manager",
-        "hoplite_mp/node/recovery/homes.py",
+        "owners-question-dies-with-the-manager",
+        "hoplite_mp/node/recovery/owners.py",
         "asks = is_kept(one) or (one.number and not one.described)",
         "asks = is_kept(one)",
         (
@@ -71,9 +71,9 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "remaking-does-not-wait-for-answers",
-        "hoplite_mp/node/recovery/remaking.py",
-        "if isinstance(got, int) or not self.inquiries.answered(run.question):",
+        "reconstruction-does-not-wait-for-answers",
+        "hoplite_mp/node/recovery/reconstruction.py",
+        "if isinstance(got, int) or not self.copy_census.answered(run.question):",
         "if isinstance(got, int):",
         (
             "While any host has the first value of a result nobody reads another one; here "
@@ -82,8 +82,8 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "remaking-gives-up-after-a-second-death",
-        "hoplite_mp/node/recovery/remaking.py",
+        "reconstruction-gives-up-after-a-second-death",
+        "hoplite_mp/node/recovery/reconstruction.py",
         ("        self._end(run)\n        self._ask_arguments(run.target)"),
         "        self._end(run)",
         (
@@ -93,10 +93,10 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "remaking-does-not-await-the-new-home",
-        "hoplite_mp/node/recovery/remaking.py",
+        "reconstruction-does-not-await-the-new-home",
+        "hoplite_mp/node/recovery/reconstruction.py",
         (
-            'return "" if self.homes.is_open(one.home) or one.home in self.roster.by_home '
+            'return "" if self.owners.is_open(one.home) or one.home in self.roster.by_home '
             "else _NOT_KEPT"
         ),
         'return "" if one.home in self.roster.by_home else _NOT_KEPT',
@@ -107,8 +107,8 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "remaking-asks-the-home-once",
-        "hoplite_mp/node/recovery/remaking.py",
+        "reconstruction-asks-the-home-once",
+        "hoplite_mp/node/recovery/reconstruction.py",
         "            self.loop.call_later(ASK_S, lambda: self._ask(oid, one))",
         "            pass",
         (

@@ -54,10 +54,10 @@ class ActorSide(LossSide):
         up, rooms = self.upward, (node.workers, self.delegation, self.guests)
         node.actors = Actors(host, node.workers, self.guests, nobody, up)
         self.upward.is_actor = node.actors.by_pool.__contains__
-        homes = self.recovering.homes
-        lan.far_actors = FarActors(host, node.actors, *rooms, homes, up)
-        lan.spares = Spares(host, node.actors, homes, up)
-        lan.actor_moves = ActorMoves(host, node.actors, lan.far_actors, lan.spares, *rooms, homes)
+        owners = self.recovering.owners
+        lan.far_actors = FarActors(host, node.actors, *rooms, owners, up)
+        lan.spares = Spares(host, node.actors, owners, up)
+        lan.actor_moves = ActorMoves(host, node.actors, lan.far_actors, lan.spares, *rooms, owners)
         up.when_known, up.sought = lan.actor_moves.when_known, lan.actor_moves.sought
         up.keep_spare, up.has_ended = lan.spares.keep, lan.spares.ended
         up.far_freed, up.far_fail_calls = lan.far_actors.freed, lan.far_actors.fail_calls

@@ -132,7 +132,10 @@ class LossSide(Side):
         )
         recovering, up = self.recovering, self.upward
         up.make_room, up.extra_holds = recovering.lineage.make_room, recovering.lineage.holds
-        up.homeless, up.nobody_named = recovering.homes.homeless, recovering.remaking.ask_again
+        up.homeless, up.nobody_named = (
+            recovering.owners.homeless,
+            recovering.reconstruction.ask_again,
+        )
         up.is_guest = recovering.is_run_here
         self.upward.ends_elsewhere = self.recovering.keep
         self.upward.target_of = self.recovering.target_of
@@ -165,7 +168,7 @@ class LossSide(Side):
             case LetGo():
                 self.replicas.let_go(message.object)
             case CopiesAsked():
-                self.recovering.inquiries.asked(peer, message)
+                self.recovering.copy_census.asked(peer, message)
             case CopiesTold():
                 self.questions.told(peer, message)
             case _:
@@ -274,7 +277,7 @@ class LossNetwork(Network):
         members = tuple(Member(one.node, 0, one.home, 2) for one in self.members.values())
         for side in self.living:
             self.to_manager(NodeReturned(side.number, 0, numbers, members))
-            for message in list(side.recovering.homes.report_again()):
+            for message in list(side.recovering.owners.report_again()):
                 self.to_manager(message)
             self.to_manager(Reported(side.number))
 

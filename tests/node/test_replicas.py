@@ -11,7 +11,7 @@ from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.protocol.messages import NodeLost
 from tests.node.losses import LossNetwork
 from tests.node.test_imports import away_hold
-from tests.node.test_remaking import clean
+from tests.node.test_reconstruction import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.actors.far_actors import FarActors
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.imports import Import
-    from hoplite_mp.node.recovery.homes import Homes
+    from hoplite_mp.node.recovery.owners import Owners
     from hoplite_mp.node.tasks.delegation import Delegation
     from hoplite_mp.node.tasks.guests import Guests
     from hoplite_mp.node.tasks.workers import Workers
@@ -47,7 +47,7 @@ class ActorMoves:
         workers: Workers,
         delegation: Delegation,
         guests: Guests,
-        homes: Homes,
+        owners: Owners,
     ) -> None:
         self.client = host.client
         self.imports = host.imports
@@ -60,7 +60,7 @@ class ActorMoves:
         self.workers = workers
         self.delegation = delegation
         self.guests = guests
-        self.homes = homes
+        self.owners = owners
         self.beginning: set[bytes] = set()  # identities: what they begin from is on its way here
         # Identity -> what is done when it is known whether that actor is here.
         self.waiting: dict[bytes, list[Callable[[], None]]] = {}
@@ -79,7 +79,7 @@ class ActorMoves:
         if identity in self.beginning:
             return True
         one = self.imports.by_object.get(identity)
-        return one is not None and self.homes.is_open(one.home)
+        return one is not None and self.owners.is_open(one.home)
 
     def look(self) -> None:
         """The manager has said where objects of a lost host are, or an actor has begun."""

@@ -3,7 +3,7 @@
 Why it exists: an actor with restarts left must outlive its host. Its node tells one other host what
 it was made from and what state its process has kept last; that host, its *spare*, holds these
 objects with all that they name. When the actor's host is lost the manager names the spare as the
-home of the actor's identity (node/recovery/homes.py), and the spare begins it again
+home of the actor's identity (node/recovery/owners.py), and the spare begins it again
 (node/actors/actor_moves.py).
 
 Invariant: no other host takes the place of a spare before the manager has said that this one is
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.actors.actor_records import Actor
     from hoplite_mp.node.actors.actors import Actors
     from hoplite_mp.node.objects.context import HostContext
-    from hoplite_mp.node.recovery.homes import Homes
+    from hoplite_mp.node.recovery.owners import Owners
     from hoplite_mp.protocol.messages import Member, NodeToManager
 
 __all__ = ["Bringing", "Spare", "Spares"]
@@ -63,7 +63,7 @@ class Above(Protocol):
 class Spares:
     """Both sides of it, on one node."""
 
-    def __init__(self, host: HostContext, actors: Actors, homes: Homes, above: Above) -> None:
+    def __init__(self, host: HostContext, actors: Actors, owners: Owners, above: Above) -> None:
         self.loop = host.loop
         self.client = host.client
         self.store = host.store
@@ -73,7 +73,7 @@ class Spares:
         self.send = host.send_peer
         self.bring = functools.partial(Bringing, host)
         self.actors = actors
-        self.homes = homes
+        self.owners = owners
         self.above = above
         self.at: dict[int, int] = {}  # identity of an actor of this host -> home of its spare
         # Identity -> the last KeepActor's number, and who waits for its answer.
@@ -220,7 +220,7 @@ class Spares:
         one. Whether they move here is found out later."""
         for identity, spare in self.kept.items():
             there = self.roster.number_of(spare.home) is not None
-            if spare.what.name and (there or self.homes.is_open(spare.home)):
+            if spare.what.name and (there or self.owners.is_open(spare.home)):
                 yield ActorNameClaimed(0, spare.number, spare.what.name, identity, True)
 
     # -- deaths --------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.context import HostContext
     from hoplite_mp.node.objects.imports import Import
     from hoplite_mp.node.questions import Answer
-    from hoplite_mp.node.recovery.homes import Homes
+    from hoplite_mp.node.recovery.owners import Owners
     from hoplite_mp.node.tasks.delegation import Delegation
     from hoplite_mp.node.tasks.guests import Guests
     from hoplite_mp.node.tasks.workers import Workers
@@ -119,7 +119,7 @@ class FarActors:
         workers: Workers,
         delegation: Delegation,
         guests: Guests,
-        homes: Homes,
+        owners: Owners,
         above: Above,
     ) -> None:
         self.client = host.client
@@ -133,7 +133,7 @@ class FarActors:
         self.workers = workers
         self.delegation = delegation
         self.guests = guests
-        self.homes = homes
+        self.owners = owners
         self.above = above
         # Identity of an actor whose host is lost -> who waits for the number of its restarts.
         self.counting: dict[int, list[Client]] = {}
@@ -245,7 +245,7 @@ class FarActors:
         def told(answer: Answer | None) -> None:
             if answer is not None:
                 asker.told(answer.message.restarts)
-            elif self.homes.is_open(home):  # the next host of the actor says it
+            elif self.owners.is_open(home):  # the next host of the actor says it
                 self.counting.setdefault(identity, []).append(asker)
             else:
                 asker.told(0)
@@ -325,7 +325,7 @@ class FarActors:
             self.above.when_known(one.object, lambda: self._is_here(one, False))
         elif not (
             self.send(one.home, ActorSought(one.object))
-            or self.homes.is_open(one.home)  # then another one will be named
+            or self.owners.is_open(one.home)  # then another one will be named
         ):
             self._end(pool, bound, NO_SPARE)
 

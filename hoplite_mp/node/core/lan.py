@@ -32,7 +32,7 @@ from hoplite_mp.node.objects.locations import Locations
 from hoplite_mp.node.objects.replicas import Replicas
 from hoplite_mp.node.objects.streaming_source import StreamingSources
 from hoplite_mp.node.output.far_output import FarOutput
-from hoplite_mp.node.recovery import homes, recovering
+from hoplite_mp.node.recovery import owners, recovering
 from hoplite_mp.node.tasks import draining
 from hoplite_mp.protocol.greetings import Introduction
 from hoplite_mp.protocol.local import DrainNode, GroupWritten, LeavingNodes, Locate, Reply
@@ -78,7 +78,7 @@ class Above(
     actor_spares.Above,
     draining.Above,
     far_actors.Above,
-    homes.Above,
+    owners.Above,
     rooms.Above,
     Protocol,
 ):
@@ -160,7 +160,7 @@ class Lan:
             local.workers.queue_for,
             above,
         )
-        owners = self.recovering.homes
+        owners = self.recovering.owners
         of_tasks = local.workers, local.delegation, local.guests
         self.far_actors = far_actors.FarActors(host, local.actors, *of_tasks, owners, above)
         self.spares = actor_spares.Spares(host, local.actors, owners, above)
@@ -237,7 +237,7 @@ class Lan:
 
     def _counts(self) -> dict[str, int]:
         sent, received = self.links.moved()
-        retried = self.local.delegation.retried + self.recovering.remaking.begun
+        retried = self.local.delegation.retried + self.recovering.reconstruction.begun
         return {"bytes_sent": sent, "bytes_received": received, "tasks_retried": retried}
 
     def _open(self) -> None:
@@ -309,7 +309,7 @@ class Lan:
         yield from self.spares.report()
         yield from self.transfers.report()
         yield from self.plan_executor.report()
-        yield from self.recovering.homes.report_again()
+        yield from self.recovering.owners.report_again()
 
     def counted(self) -> tuple[int, tuple[Member, ...], int, int]:
         """How many numbers nodes were given, the nodes, the highest epoch of a Distribute, and how

@@ -71,7 +71,7 @@ def object_table(
         peers.Kept: exports.kept,
         peers.LetGo: lambda home, message: replicas.let_go(message.object),
         peers.Locate: locations.locate,
-        peers.CopiesAsked: recovering.inquiries.asked,
+        peers.CopiesAsked: recovering.copy_census.asked,
     }
 
 

@@ -72,13 +72,13 @@ class Upward:
 
     def nobody_named(self, oid: int) -> None:
         if self.lan is not None:
-            self.lan.recovering.remaking.ask_again(oid)
+            self.lan.recovering.reconstruction.ask_again(oid)
 
     def homeless(self, one: Import) -> bool:
         lan = self.lan
-        return lan is not None and lan.recovering.homes.homeless(one)
+        return lan is not None and lan.recovering.owners.homeless(one)
 
-    # -- node/recovery/homes.py, exports.py --------------------------------------------------------
+    # -- node/recovery/owners.py, exports.py -------------------------------------------------------
 
     def extra_holds(self, oid: int) -> int:
         return 0 if self.lan is None else self.lan.recovering.lineage.holds(oid)
@@ -336,7 +336,7 @@ class Upward:
     # -- node/groups/groups.py ---------------------------------------------------------------------
 
     def runs_again(self, oid: int) -> bool:
-        return self.lan is not None and oid in self.lan.recovering.remaking.runs
+        return self.lan is not None and oid in self.lan.recovering.reconstruction.runs
 
     def task_of(self, slot: int) -> tuple[bytes, int]:
         rooms = self.rooms

@@ -1,9 +1,9 @@
 """What this node does about values that a host has taken along: the rooms for it, joined.
 
 Why it exists: four rooms work on it. `lineage` keeps what results of this host's tasks were made
-from, `remaking` makes them again when they are asked for, `inquiries` finds out before whether
-anybody has them, `homes` who has what the home of which is dead. The rest of the node knows this
-file alone.
+from, `reconstruction` makes them again when they are asked for, `copy_census` finds out before
+whether anybody has them, `owners` who has what the home of which is dead. The rest of the node
+knows this file alone.
 It must never know: how bytes move, what tasks do.
 """
 
@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import ids
-from hoplite_mp.node.recovery.homes import Above, Homes
-from hoplite_mp.node.recovery.inquiries import Inquiries
+from hoplite_mp.node.recovery.copy_census import CopyCensus
 from hoplite_mp.node.recovery.lineage import Lineage
-from hoplite_mp.node.recovery.remaking import Remaking
+from hoplite_mp.node.recovery.owners import Above, Owners
+from hoplite_mp.node.recovery.reconstruction import Reconstruction
 from hoplite_mp.protocol.messages import HomesNamed, HomeTold
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Recovering:
         queue: Callable[[int, bool], int | str],
         above: Above,
     ) -> None:
-        """queue: as of Remaking."""
+        """queue: as of Reconstruction."""
         self.client = host.client
         self.tasks = host.tasks
         self.remote_objects = host.remote_objects
@@ -60,7 +60,7 @@ class Recovering:
             host.loop,
             resources.demand_of,
         )
-        self.homes = Homes(
+        self.owners = Owners(
             host.imports,
             host.exports,
             host.remote_objects,
@@ -72,7 +72,7 @@ class Recovering:
             self._number_of,
             above,
         )
-        self.inquiries = Inquiries(
+        self.copy_census = CopyCensus(
             host.imports,
             host.remote_objects,
             replicas,
@@ -81,22 +81,22 @@ class Recovering:
             lambda: host.roster.homes,
             lambda: bool(missing.members),
         )
-        self.remaking = Remaking(
+        self.reconstruction = Reconstruction(
             host.results,
             host.imports,
             host.remote_objects,
             self.lineage,
-            self.inquiries,
+            self.copy_census,
             host.send_peer,
             host.loop,
             queue,
-            self.homes,
+            self.owners,
             host.roster,
             host.exports.copies_of,
             resources.wait,
         )
-        host.remote_objects.maker = self.remaking
-        host.exports.own = self.homes.own
+        host.remote_objects.maker = self.reconstruction
+        host.exports.own = self.owners.own
 
     def _home_at(self, number: int) -> int | None:
         if number == self.client.number:
@@ -113,7 +113,7 @@ class Recovering:
 
     def keep(self, oid: int) -> None:
         """Not of tasks that are others' to make again, or that are just being made again."""
-        if oid not in self.guests and oid not in self.remaking.by_run:
+        if oid not in self.guests and oid not in self.reconstruction.by_run:
             self.lineage.keep(oid)
 
     def leases(self, slot: int) -> None:
@@ -124,43 +124,43 @@ class Recovering:
 
     def target_of(self, oid: int) -> bytes:
         """The lost result that this task of the node's own tables makes again; b"": none."""
-        guest, run = self.guests.by_oid.get(oid), self.remaking.by_run.get(oid)
+        guest, run = self.guests.by_oid.get(oid), self.reconstruction.by_run.get(oid)
         if guest is not None:
             return guest.target
         return b"" if run is None else ids.pack_id(self.client.home, run.target)
 
     def is_run_here(self, oid: int) -> bool:
         """Is this task of the node's own tables one that somebody waits for?"""
-        return oid in self.guests or oid in self.remaking.by_run
+        return oid in self.guests or oid in self.reconstruction.by_run
 
     def look(self) -> None:
         """Once a turn."""
-        self.remaking.look()
+        self.reconstruction.look()
 
     # -- deaths --------------------------------------------------------------------------------
 
     def begin(self, member: Member) -> None:
         """That host is gone, before anything of it is let go."""
-        self.homes.begin(member.home, member.node)
+        self.owners.begin(member.home, member.node)
 
     def report(self, number: int) -> None:
         """The manager has heard of it, too."""
-        self.homes.report(number)
+        self.owners.report(number)
 
     def receive(self, message: Any) -> bool:
         """The manager's word about objects whose home is gone; False: it is about others."""
         if not isinstance(message, (HomesNamed, HomeTold)):
             return False
-        self.homes.receive(message)
+        self.owners.receive(message)
         return True
 
     def released(self, peer: int, message: Release) -> None:
         """Another host lets go of an object of this one, and of its copy."""
-        self.homes.released(peer, message)
+        self.owners.released(peer, message)
         number = self._number_of(peer)
         if number is not None:
             self.remote_objects.lose_copy(self.imports.own(message.object), number)
 
     def freed(self, one: Import) -> None:
         """A header of an object of another host has gone."""
-        self.homes.freed(one)
+        self.owners.freed(one)

@@ -10,7 +10,7 @@ import pytest
 from hoplite_mp.protocol.messages import HomesNamed
 from tests.node.losses import LossNetwork
 from tests.node.test_imports import away_hold
-from tests.node.test_remaking import clean
+from tests.node.test_reconstruction import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from hoplite_mp import ids
 from hoplite_mp.planner import homes
 from hoplite_mp.protocol.messages import NodeLost
 from tests.node.losses import LossNetwork
-from tests.node.test_remaking import clean
+from tests.node.test_reconstruction import clean
 
 if TYPE_CHECKING:
     from tests.node.losses import LossSide

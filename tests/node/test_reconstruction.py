@@ -94,8 +94,8 @@ def clean(network: LossNetwork) -> None:
         assert not side.recovering.lineage.entries
         assert not side.recovering.lineage.held
         assert side.recovering.lineage.nbytes == 0
-        assert not side.recovering.remaking.runs
-        assert not side.recovering.remaking.by_run
+        assert not side.recovering.reconstruction.runs
+        assert not side.recovering.reconstruction.by_run
         assert not side.remote_objects.by_oid
         assert not side.exports.exports
         assert not side.imports.by_oid
@@ -117,7 +117,7 @@ def test_a_lost_result_is_made_again_when_it_is_asked_for(
     network.settle()
     assert run_one(network, BIG + 1) is not None
     network.settle()
-    assert sender.recovering.remaking.begun == 1
+    assert sender.recovering.reconstruction.begun == 1
     assert sorted(heard) == [0, 1, 2]
     assert run_one(network, BIG) is None
     assert (sender.read(sender.sent[oid][0]) == BIG + 1).all()
@@ -140,12 +140,12 @@ def test_the_run_is_known_by_the_result_that_it_makes_again(
     assert there is not sender
     assert there.recovering.target_of(task) == target
     assert there.node_tasks.task(task)[5] == 1, "and by how often it was tried"
-    (run,) = sender.recovering.remaking.by_run
+    (run,) = sender.recovering.reconstruction.by_run
     assert sender.recovering.target_of(run) == target
-    assert oid in sender.recovering.remaking.runs
+    assert oid in sender.recovering.reconstruction.runs
     there.answer(task, BIG)
     network.settle()
-    assert oid not in sender.recovering.remaking.runs
+    assert oid not in sender.recovering.reconstruction.runs
     again, first = submit(network, BIG)
     assert first.recovering.target_of(again) == b""
     clean(network)
@@ -357,7 +357,7 @@ def test_a_long_chain_fails_without_depth(network: LossNetwork, sender: LossSide
     for _ in range(1100):
         network.pump()
         network.pass_time()
-        if not sender.recovering.remaking.runs:
+        if not sender.recovering.reconstruction.runs:
             break
     assert "is gone" in str(sender.value(sender.sent[steps[-1]][0]))
     clean(network)

@@ -1,10 +1,11 @@
-"""Objects that outlive their home: who has them, and who counts their holders from then on.
+"""Objects that outlive their owner: who has them, and who counts their holders from then on.
 
-Why it exists: the home of an object counts which hosts hold it. When a home dies, every node says
-what it has and uses of that home's objects, and the manager names a new home for each that somebody
-has whole (planner/homes.py). Until then nothing of them is let go here. The new home counts what
-the reports said; whoever has let go meanwhile says so to it, which may come before the manager's
-word does.
+Why it exists: the owner of an object, the host whose id is the object's home, counts which hosts
+hold it. When an owner dies, every node reports what it has and uses of that owner's objects, and
+the manager names a new owner for each object that some host has whole (planner/homes.py). Until
+then nothing of them is let go here. The new owner counts what the reports said; a host that has let
+go of an object meanwhile tells the new owner, possibly before the manager has named it to that
+owner.
 It must never know: how copies came to be, who reads them.
 """
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.messages import HoldingsReported, NodeToManager
     from hoplite_mp.protocol.peers import PeerMessage
 
-__all__ = ["Homes"]
+__all__ = ["Owners"]
 
 
 class Above(Protocol):
@@ -52,8 +53,8 @@ class Above(Protocol):
         """All that the manager has said is done."""
 
 
-class Homes:
-    """This node's part in finding new homes."""
+class Owners:
+    """This node's part in finding new owners."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from hoplite_mp.protocol.peers import Acquire, Release
 from tests.cext.host import STATE
 from tests.node.losses import LossNetwork, LossSide
 from tests.node.test_imports import away_hold
-from tests.node.test_remaking import clean
+from tests.node.test_reconstruction import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -339,7 +339,7 @@ def test_the_home_that_is_named_is_found_dead_when_it_is_spoken_to(
     network.say([one for one in held if one[0] != reader.number])
     if met:  # since the report
         found = [reader.hold(one) for one, _ in some]
-    room = reader.recovering.homes
+    room = reader.recovering.owners
     send = room.send
 
     def breaks(to: int, message: Any) -> bool:

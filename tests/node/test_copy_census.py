@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp import ids
 from tests.node.test_imports import away_hold
-from tests.node.test_remaking import BIG, clean, is_absent, network, run_one, sender, submit
+from tests.node.test_reconstruction import BIG, clean, is_absent, network, run_one, sender, submit
 
 if TYPE_CHECKING:
     from tests.node.losses import LossNetwork, LossSide

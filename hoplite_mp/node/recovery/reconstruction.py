@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from hoplite_mp.node.objects.remote_objects import RemoteObject, RemoteObjects
     from hoplite_mp.node.objects.results import Results
     from hoplite_mp.node.ports import Loop
-    from hoplite_mp.node.recovery.homes import Homes
-    from hoplite_mp.node.recovery.inquiries import Inquiries
+    from hoplite_mp.node.recovery.copy_census import CopyCensus
     from hoplite_mp.node.recovery.lineage import Lineage
+    from hoplite_mp.node.recovery.owners import Owners
     from hoplite_mp.node.roster import Roster
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.peers import PeerMessage
 
-__all__ = ["Remaking"]
+__all__ = ["Reconstruction"]
 
 # Between two questions about one object, and how many there are: its home may hear of a death
 # later than this host. Together they must outlast the time in which a silent host is given up.
@@ -61,7 +61,7 @@ class _Run:
     brought: bool = False  # its bytes are on their way here
 
 
-class Remaking:
+class Reconstruction:
     """The maker of this node's remote objects."""
 
     def __init__(
@@ -70,11 +70,11 @@ class Remaking:
         imports: Imports,
         remote_objects: RemoteObjects,
         lineage: Lineage,
-        inquiries: Inquiries,
+        copy_census: CopyCensus,
         send: Callable[[int, PeerMessage], bool],
         loop: Loop,
         queue: Callable[[int, bool], int | str],
-        homes: Homes,
+        owners: Owners,
         roster: Roster,
         copies_of: Callable[[int], tuple[int, ...]],
         take_resources: Callable[[int, Demand], None],
@@ -88,11 +88,11 @@ class Remaking:
         self.imports = imports
         self.remote_objects = remote_objects
         self.lineage = lineage
-        self.inquiries = inquiries
+        self.copy_census = copy_census
         self.send = send
         self.loop = loop
         self.queue = queue
-        self.homes = homes
+        self.owners = owners
         self.roster = roster
         self.copies_of = copies_of
         self.take_resources = take_resources
@@ -111,7 +111,7 @@ class Remaking:
             return ""
         if one is None:
             return self._not_again(oid)
-        return "" if self.homes.is_open(one.home) or one.home in self.roster.by_home else _NOT_KEPT
+        return "" if self.owners.is_open(one.home) or one.home in self.roster.by_home else _NOT_KEPT
 
     def _not_again(self, oid: int) -> str:
         """Why the task is not run again."""
@@ -159,7 +159,7 @@ class Remaking:
                 self._look_at(run)
             elif run.holds and not any(self.remote_objects.absent(need) for need in run.needs):
                 self._needs_are_there(run)
-        self.inquiries.flush()
+        self.copy_census.flush()
 
     def _begin(self, oid: int) -> None:
         one, remote = self.imports.by_oid.get(oid), self.remote_objects.by_oid[oid]
@@ -177,7 +177,7 @@ class Remaking:
     # -- objects of other hosts ----------------------------------------------------------------
 
     def _ask_home(self, oid: int, one: Import) -> None:
-        if self.homes.is_open(one.home):
+        if self.owners.is_open(one.home):
             return  # who has it now is being found out, and will be told
         remote = self.remote_objects.by_oid[oid]
         remote.asked += 1
@@ -189,7 +189,7 @@ class Remaking:
             self.loop.call_later(ASK_S, lambda: self._ask(oid, one))
 
     def _ask(self, oid: int, one: Import) -> None:
-        if not self.remote_objects.absent(oid) or self.homes.is_open(one.home):
+        if not self.remote_objects.absent(oid) or self.owners.is_open(one.home):
             return
         if not self.send(one.home, MakeAgain(one.object, one.number)):
             self._fail(oid, _NOT_KEPT)
@@ -266,7 +266,7 @@ class Remaking:
         run.queue = queue
         self.by_run[run.oid] = run
         self.begun += 1
-        run.question = self.inquiries.about(self.remote_objects.by_oid[oid].object)
+        run.question = self.copy_census.about(self.remote_objects.by_oid[oid].object)
         self.lineage.entries[oid].spent += 1
         self.tasks.submit(
             run.oid,
@@ -314,7 +314,7 @@ class Remaking:
     def _done(self, run: _Run) -> None:
         oid = run.target
         got = self.client.view(run.oid)
-        if isinstance(got, int) or not self.inquiries.answered(run.question):
+        if isinstance(got, int) or not self.copy_census.answered(run.question):
             return  # at the next look
         self._count(run)
         if self._is_kept(run):

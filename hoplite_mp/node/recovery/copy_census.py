@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from hoplite_mp.node.questions import Questions
     from hoplite_mp.protocol.peers import PeerMessage
 
-__all__ = ["Inquiries"]
+__all__ = ["CopyCensus"]
 
 
-class Inquiries:
+class CopyCensus:
     """What this node asks, and what it answers."""
 
     def __init__(
