@@ -1,7 +1,7 @@
 """`hoplite-mp promote`: a human's word that a standby is to lead.
 
 Why it exists: of two hosts neither can know whether the other is gone or only cut off.
-It must never know: when a standby may lead; it says so itself (manager/office.py).
+It must never know: when a standby may lead; it says so itself (manager/leadership.py).
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ process is done. Nothing here blocks but `select`, which ends at the planner's n
 A node that does not read is given up once `outgoing_bytes_max` wait for it: holding back our own
 reading instead could leave both sides waiting for each other.
 
-With a standby in the cluster an Office says whether this process may decide now; what is said when
-it may not waits. A standby is the same loop, which may not decide before it has the votes.
+With a standby in the cluster a Leadership says whether this process may decide now; what is said
+when it may not waits. A standby is the same loop, which may not decide before it has the votes.
 
 This module must never know what a message is about. Only NodeJoined and its answer NodeAdmitted
 are looked into, for the number that says which connection leads to which node.
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hoplite_mp.manager.beats import Beats
-    from hoplite_mp.manager.office import Office
+    from hoplite_mp.manager.leadership import Leadership
     from hoplite_mp.planner.machine import Planner
     from hoplite_mp.planner.packing import PackingWanted, TreesPacked
     from hoplite_mp.planner.plan import Plan
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 READ_BYTES = 256 << 10  # taken from a connection before the others get their turn
 OUTGOING_BYTES_MAX = 64 << 20  # waiting for one node; four of the longest frames
 SELECT_S_MAX = 3600.0  # epoll counts milliseconds in 32 bits
-# How often a manager that shares its office looks whether it may decide. Lower: more turns.
-OFFICE_LOOK_S = 0.1
+# How often a manager that shares its leadership looks whether it may decide. Lower: more turns.
+LEADERSHIP_LOOK_S = 0.1
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -123,7 +123,7 @@ class Loop:
         self._newcomers: list[tuple[Link, NodeJoined]] = []
         self._packed: list[TreesPacked] = []  # by threads that were asked for by a plan
         self._packed_lock = threading.Lock()
-        self._office: Office[Link] | None = None  # None: nobody else can be the manager
+        self._leadership: Leadership[Link] | None = None  # None: nobody else can be the manager
         self._looked_at = 0.0
 
     def add(self, sock: socket.socket) -> None:
@@ -138,9 +138,9 @@ class Loop:
         self._credentials = credentials
         self._selector.register(door.fileno(), selectors.EVENT_READ, door)
 
-    def share(self, office: Office[Link]) -> None:
+    def share(self, leadership: Leadership[Link]) -> None:
         """There is a standby, here or elsewhere."""
-        self._office = office
+        self._leadership = leadership
 
     def serve(self, stream: Stream, *, near: bool = True) -> Link:
         """Serve this stream until it ends. near: the node at its other end is of this host."""
@@ -155,7 +155,7 @@ class Loop:
     def _admit(self, now: float) -> None:
         assert self._door is not None
         for admission in self._door.turn(now):
-            if admission.role != "node" and self._office is None:
+            if admission.role != "node" and self._leadership is None:
                 admission.stream.close()
                 continue
             link = self.serve(admission.stream, near=False)
@@ -178,12 +178,14 @@ class Loop:
     def run(self) -> int:
         """Serve until no connection is left, or it is the end. Returns GIVEN_UP if this process is
         the manager no more, and the cluster perhaps has another one."""
-        office = self._office
-        while not self._ending and (self._links or (office is not None and not office.leads)):
+        leadership = self._leadership
+        while not self._ending and (
+            self._links or (leadership is not None and not leadership.leads)
+        ):
             self.turn()
-            if office is not None and office.is_out(self._clock()):
+            if leadership is not None and leadership.is_out(self._clock()):
                 return GIVEN_UP
-        if office is None or office.leads:
+        if leadership is None or leadership.leads:
             for link in self._links:
                 link.write(encode(ClusterEnded()))
                 link.stream.flush()
@@ -205,45 +207,45 @@ class Loop:
             self._take_packed(now)
         if self._beats is not None:
             self._look_at_beats(self._beats, now)
-        if self._office is not None:
-            self._attend(self._office, now)
+        if self._leadership is not None:
+            self._attend(self._leadership, now)
         self._flush()
 
     @property
     def _has_held(self) -> bool:
-        return self._office is not None and bool(self._office.held)
+        return self._leadership is not None and bool(self._leadership.held)
 
     def _may_decide(self, now: float) -> bool:
-        return self._office is None or self._office.decides(now)
+        return self._leadership is None or self._leadership.decides(now)
 
-    def _attend(self, office: Office[Link], now: float) -> None:
+    def _attend(self, leadership: Leadership[Link], now: float) -> None:
         """Whether this process is the manager may change with every answer, and with time."""
         self._looked_at = now
-        absent = office.absent
-        if office.count() and self._planner.restoring is not None:
+        absent = leadership.absent
+        if leadership.count() and self._planner.restoring is not None:
             self._planner.restoring.leave_out(absent)
-        while office.held and self._may_decide(at := self._clock()):  # each takes time
-            message = office.held.popleft()
+        while leadership.held and self._may_decide(at := self._clock()):  # each takes time
+            message = leadership.held.popleft()
             if isinstance(message, NodeReturned) and self._planner.restoring is None:
                 self._came_too_late(message)
             else:
                 self._carry_out(self._planner.step(message, at))
         self._let_newcomers_in()
         if self._planner.restoring is None:
-            office.change(self._planner.membership.members)
+            leadership.change(self._planner.membership.members)
         near = next((link for link in self._links if link.near), None)
-        news = None if near is None else office.news(now)
+        news = None if near is None else leadership.news(now)
         if near is not None and news is not None:
             near.write(encode(news))
         if self._door is not None:
-            away = office.turns_away(now, waits=self._planner.restoring is not None)
+            away = leadership.turns_away(now, waits=self._planner.restoring is not None)
             self._door.not_now = frozenset({"node"}) if away else frozenset()
 
     def _look_at_beats(self, beats: Beats[Link], now: float) -> None:
         due, silent = beats.look(now)
-        if self._office is not None:
-            self._say_who_leads(self._office, due, now)
-            if self._office.leads and not self._office.decides(now):
+        if self._leadership is not None:
+            self._say_who_leads(self._leadership, due, now)
+            if self._leadership.leads and not self._leadership.decides(now):
                 return  # this host is the one that is cut off, perhaps
         else:
             for link in due:
@@ -258,9 +260,9 @@ class Loop:
                 link.stream.flush()
             self._end(link)
 
-    def _say_who_leads(self, office: Office[Link], due: list[Link], now: float) -> None:
+    def _say_who_leads(self, leadership: Leadership[Link], due: list[Link], now: float) -> None:
         for link in due:
-            word = None if link.admitted is None else office.word(link.admitted.node, now)
+            word = None if link.admitted is None else leadership.word(link.admitted.node, now)
             link.write(BEAT if word is None else encode(word))
 
     def _pack(self, wanted: PackingWanted) -> None:
@@ -279,7 +281,7 @@ class Loop:
     def _timeout(self) -> float | None:
         times = [
             self._wake_at if self._may_decide(self._clock()) else None,
-            None if self._office is None else self._looked_at + OFFICE_LOOK_S,
+            None if self._leadership is None else self._looked_at + LEADERSHIP_LOOK_S,
             None if self._door is None else self._door.deadline,
             None if self._beats is None else self._beats.wake_at,
         ]
@@ -296,8 +298,8 @@ class Loop:
                 return
             if self._beats is not None:
                 self._beats.heard(link, self._clock())
-            if self._office is not None and link.admitted is not None:
-                self._office.heard(link.admitted.node, self._clock())
+            if self._leadership is not None and link.admitted is not None:
+                self._leadership.heard(link.admitted.node, self._clock())
             for message in messages:
                 if link.broken:
                     break  # it has been given up, and is yet to hear why
@@ -308,9 +310,9 @@ class Loop:
 
     def _take(self, link: Link, message: NodeToManager | Report | TermsToManager) -> None:
         now = self._clock()
-        if self._office is not None:
+        if self._leadership is not None:
             _check_role(link.role, message)
-            if self._office.take(link, message, now):
+            if self._leadership.take(link, message, now):
                 return
         if isinstance(message, NodeReturned):
             self._returned(link, message, now)
@@ -328,8 +330,8 @@ class Loop:
                     self._routes[node] = link
                     if self._beats is not None and not link.near:
                         self._beats.add(link, now)
-                    if self._office is not None:
-                        self._office.admitted(link, node, now)
+                    if self._leadership is not None:
+                        self._leadership.admitted(link, node, now)
             self._carry_out(plan)
             return
         if not link.joined:
@@ -357,8 +359,10 @@ class Loop:
 
     def _step(self, message: Any, now: float) -> None:
         """What follows from it, now or when this process may decide."""
-        if self._office is not None and (self._office.held or not self._office.decides(now)):
-            self._office.hold(message)
+        if self._leadership is not None and (
+            self._leadership.held or not self._leadership.decides(now)
+        ):
+            self._leadership.hold(message)
         else:
             self._carry_out(self._planner.step(message, now))
 
@@ -366,7 +370,7 @@ class Loop:
         """A node that the manager before this one has let in."""
         if self._planner.restoring is None:  # the others have gone on without it
             # A manager that may not decide has not decided that: the node calls again.
-            if self._office is None or self._office.decides(now):
+            if self._leadership is None or self._leadership.decides(now):
                 link.write(encode(GivenUp(0.0)))
             link.broken = True
             return
@@ -439,8 +443,8 @@ class Loop:
         self._links.pop(link, None)
         if self._beats is not None:
             self._beats.drop(link)
-        if self._office is not None:
-            self._office.ended(link)
+        if self._leadership is not None:
+            self._leadership.ended(link)
         admitted = link.admitted
         # A later connection of the same node may have taken its place.
         if admitted is not None and self._routes.get(admitted.node) is link:

@@ -19,7 +19,7 @@ from hoplite_mp.protocol.codec import encode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp.manager.office import Office
+    from hoplite_mp.manager.leadership import Leadership
     from hoplite_mp.protocol.local import LanStart
     from hoplite_mp.transport.door import Door
 
@@ -42,22 +42,22 @@ def main(
     if lan is not None:
         loop.open(door_of(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))
         if lan.standby:
-            loop.share(_office(lan, again))
+            loop.share(_leadership(lan, again))
         loop.end_with(signal.SIGTERM)
     return loop.run()
 
 
 def _lease_clock() -> Callable[[], float]:
-    from hoplite_mp.manager.office import lease_clock
+    from hoplite_mp.manager.leadership import lease_clock
 
     return lease_clock
 
 
-def _office(lan: LanStart, again: bool) -> Office[Link]:
-    from hoplite_mp.manager.office import Office
+def _leadership(lan: LanStart, again: bool) -> Leadership[Link]:
+    from hoplite_mp.manager.leadership import Leadership
     from hoplite_mp.planner.terms import lease_s
 
-    return Office(
+    return Leadership(
         tuple(lan.standby),
         own=0,  # the first to join
         lease_s=lease_s(lan.silence_s),

@@ -3,7 +3,7 @@
 Why it exists: it listens where nodes look when they have lost their manager, collects their votes,
 and is an ordinary manager from then on. The manager of before may still be there, cut off: it is
 told that its term is over, as soon as it can be reached.
-It must never know: what makes it win (manager/office.py).
+It must never know: what makes it win (manager/leadership.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp.errors import HopliteError
 from hoplite_mp.manager.beats import Beats
+from hoplite_mp.manager.leadership import Leadership, lease_clock
 from hoplite_mp.manager.loop import Link, Loop
 from hoplite_mp.manager.main import door_of
-from hoplite_mp.manager.office import Office, lease_clock
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.planner.terms import Candidate, lease_s
 from hoplite_mp.protocol.codec import encode
@@ -50,17 +50,17 @@ def main(lan: LanStart, own: int) -> int:
     """Wait, and lead if it comes to that. own: the number of this host's node; `lan` is as the
     node's, with the listening socket, the cluster's id and its certificate."""
     candidate = Candidate(own, int.from_bytes(secrets.token_bytes(IDENTITY_BYTES)) + 1)
-    office: Office[Link] = Office(
+    leadership: Leadership[Link] = Leadership(
         tuple(lan.standby),
         own=own,
         lease_s=lease_s(lan.silence_s),
         write=lambda link, message: link.write(encode(message)),
         candidate=candidate,
     )
-    office.won = lambda term: _tell_former(lan, term)
+    leadership.won = lambda term: _tell_former(lan, term)
     loop = Loop(Planner(again=True, own=own), lease_clock)
     loop.open(door_of(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))
-    loop.share(office)
+    loop.share(leadership)
     loop.end_with(signal.SIGTERM)
     return loop.run()
 

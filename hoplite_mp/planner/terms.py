@@ -3,7 +3,7 @@
 Why it exists: with a standby there are two places where a manager may be, and the network between
 them can be cut. Three parts, one for each who takes part, each with the time passed in:
 
-    Tenure     the manager's: it decides only while at least half of the hosts are bound to it
+    Lease     the manager's: it decides only while at least half of the hosts are bound to it
     Voter      a node's: whom it follows, and whether it is free to vote for somebody else
     Candidate  the standby's: it leads once more than half of the hosts have voted for its term
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from hoplite_mp.protocol.terms import Hosts, Knowledge
 
-__all__ = ["OUT_S", "Candidate", "Hosts", "Knowledge", "Tenure", "Voter", "lease_s", "promise_s"]
+__all__ = ["OUT_S", "Candidate", "Hosts", "Knowledge", "Lease", "Voter", "lease_s", "promise_s"]
 
 # The lease of a manager, in silences of a host. Higher: a manager whose hosts stand still decides
 # on for longer, and a standby takes over later. Not above 1: what is silent would be given up
@@ -49,7 +49,7 @@ def promise_s(silence_s: float) -> float:
     return PROMISE_LEASES * lease_s(silence_s)
 
 
-class Tenure:
+class Lease:
     """What a manager knows of its right to decide. `at`: its own host's node, which never votes for
     another as long as its manager lives."""
 
@@ -232,18 +232,18 @@ class Candidate:
         """A human says that the others are gone: those who are here suffice."""
         self._forced = forced
 
-    def tenure(self, lease_s: float) -> Tenure:
+    def lease(self, lease_s: float) -> Lease:
         """After it has won."""
         assert self.has_won
         lists = self.latest(self.votes)
         if self._forced or lists is None:
             lists = Hosts((self.term << TERM_SHIFT) + 1, tuple(sorted(self.votes)))
-        tenure = Tenure(self.term, self.own, lease_s, (lists,))
+        lease = Lease(self.term, self.own, lease_s, (lists,))
         for node, knowledge in self.votes.items():
             known = knowledge.latest
             version = 0 if known is None else known.version
-            tenure.followed(node, self.term, self._since[node], version)
-        return tenure
+            lease.followed(node, self.term, self._since[node], version)
+        return lease
 
     def absent(self) -> set[int]:
         """Nodes that will not come: those of managers' hosts, but for this one."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hoplite_mp.planner import terms
-from hoplite_mp.planner.terms import Candidate, Hosts, Knowledge, Tenure, Voter
+from hoplite_mp.planner.terms import Candidate, Hosts, Knowledge, Lease, Voter
 
 LEASE_S, PROMISE_S = terms.lease_s(1.0), terms.promise_s(1.0)
 FIRST, STANDBY = 0, 1  # nodes of the two managers' hosts
@@ -33,9 +33,9 @@ class World:
     rates: list[float]
     now: float = 0.0
     identities: int = 0
-    manager: Tenure | None = None  # of the first host; None: its process is down
+    manager: Lease | None = None  # of the first host; None: its process is down
     candidate: Candidate | None = None
-    second: Tenure | None = None  # the standby's, when it leads
+    second: Lease | None = None  # the standby's, when it leads
     voters: list[Voter] = field(default_factory=list)
     mail: list[tuple[str, int, Any]] = field(default_factory=list)  # (kind, node, what)
     there: set[int] = field(default_factory=set)  # nodes that have ever joined
@@ -72,14 +72,14 @@ class World:
         elif kind == "voted" and self.candidate is not None:
             self.candidate.voted(node, *what)
             if self.candidate.has_won:
-                self.second = self.candidate.tenure(LEASE_S)
+                self.second = self.candidate.lease(LEASE_S)
                 self.candidate = None
 
-    def say(self, tenure: Tenure) -> None:
+    def say(self, lease: Lease) -> None:
         """A beat of a manager, to all that it may ever have known."""
-        now = self.clock(tenure.at)
+        now = self.clock(lease.at)
         for node in range(NODES):
-            word = (tenure.term, tenure.at, tenure.words_for(node), now)
+            word = (lease.term, lease.at, lease.words_for(node), now)
             self.mail.append(("leads", node, word))
 
     def ask(self) -> None:
@@ -94,7 +94,7 @@ class World:
         if voter.is_free(self.clock(node)):
             self.mail.append(("offer", node, voter.knowledge))
 
-    def deciding(self) -> list[Tenure]:
+    def deciding(self) -> list[Lease]:
         both = [one for one in (self.manager, self.second) if one is not None]
         return [one for one in both if one.decides(self.clock(one.at))]
 
@@ -107,7 +107,7 @@ class Managers(RuleBasedStateMachine):
     def begin(self, rates: list[float], size: int) -> None:
         self.world = world = World(rates)
         world.voters = [Voter(PROMISE_S, world.clock(node)) for node in range(NODES)]
-        world.manager = Tenure(1, FIRST, LEASE_S)
+        world.manager = Lease(1, FIRST, LEASE_S)
         world.manager.change(tuple(range(size)))
         world.there = set(range(size))
         world.stand()
@@ -116,9 +116,9 @@ class Managers(RuleBasedStateMachine):
     def settle(self, nodes: range | set[int]) -> None:
         """Beats and answers go well for a moment, among these."""
         for _ in range(3):
-            for tenure in (self.world.manager, self.world.second):
-                if tenure is not None and tenure.at in nodes:
-                    self.world.say(tenure)
+            for lease in (self.world.manager, self.world.second):
+                if lease is not None and lease.at in nodes:
+                    self.world.say(lease)
             self.flow(nodes)
 
     def flow(self, nodes: range | set[int]) -> None:
@@ -134,9 +134,9 @@ class Managers(RuleBasedStateMachine):
     @rule(which=st.booleans(), nodes=some)
     def beat(self, which: bool, nodes: set[int]) -> None:
         """And what comes of it at some nodes."""
-        tenure = self.world.manager if which else self.world.second
-        if tenure is not None:
-            self.world.say(tenure)
+        lease = self.world.manager if which else self.world.second
+        if lease is not None:
+            self.world.say(lease)
             self.flow(nodes)
 
     @rule(data=st.data())
@@ -168,19 +168,19 @@ class Managers(RuleBasedStateMachine):
 
     @rule(nodes=some, which=st.booleans())
     def change_hosts(self, nodes: set[int], which: bool) -> None:
-        tenure = self.world.manager if which else self.world.second
-        if tenure is not None and tenure in self.world.deciding():
-            tenure.change(tuple(sorted(nodes & self.world.there | {tenure.at})))
+        lease = self.world.manager if which else self.world.second
+        if lease is not None and lease in self.world.deciding():
+            lease.change(tuple(sorted(nodes & self.world.there | {lease.at})))
 
     @rule(which=st.booleans())
     def one_joins(self, which: bool) -> None:
         world = self.world
-        tenure, node = world.manager if which else world.second, len(world.there)
-        if tenure is not None and tenure in world.deciding() and node < NODES:
+        lease, node = world.manager if which else world.second, len(world.there)
+        if lease is not None and lease in world.deciding() and node < NODES:
             world.voters[node] = Voter(PROMISE_S, world.clock(node))
             world.there.add(node)
-            tenure.joined(node, world.clock(tenure.at))
-            tenure.change((*tenure.lists[-1].nodes, node))
+            lease.joined(node, world.clock(lease.at))
+            lease.change((*lease.lists[-1].nodes, node))
 
     @precondition(lambda self: self.world.manager is not None)
     @rule()
@@ -194,8 +194,8 @@ class Managers(RuleBasedStateMachine):
         """The node of its host tells it what it knew."""
         known = self.world.voters[FIRST].knowledge
         if known.term == 1:
-            tenure = self.world.manager = Tenure(1, FIRST, LEASE_S, known.lists)
-            tenure.followed(FIRST, 1, self.world.clock(FIRST), self.world.voters[FIRST].version)
+            lease = self.world.manager = Lease(1, FIRST, LEASE_S, known.lists)
+            lease.followed(FIRST, 1, self.world.clock(FIRST), self.world.voters[FIRST].version)
 
     @rule()
     def the_standby_dies(self) -> None:
@@ -245,20 +245,20 @@ def test_many_more() -> None:
     run_state_machine_as_test(Managers, settings=many)
 
 
-def led(*nodes: int) -> tuple[Tenure, dict[int, Voter]]:
+def led(*nodes: int) -> tuple[Lease, dict[int, Voter]]:
     """A manager of these hosts, all of whom have answered at 0."""
-    tenure = Tenure(1, nodes[0], LEASE_S)
-    tenure.change(nodes)
+    lease = Lease(1, nodes[0], LEASE_S)
+    lease.change(nodes)
     voters = {node: Voter(PROMISE_S, 0.0) for node in nodes}
     for _ in range(2):
-        answer(tenure, voters, 0.0)
-    return tenure, voters
+        answer(lease, voters, 0.0)
+    return lease, voters
 
 
-def answer(tenure: Tenure, voters: dict[int, Voter], now: float) -> None:
+def answer(lease: Lease, voters: dict[int, Voter], now: float) -> None:
     for node, voter in voters.items():
-        if voter.hear(tenure.term, tenure.at, tenure.words_for(node), now):
-            tenure.followed(node, voter.term, now, voter.version)
+        if voter.hear(lease.term, lease.at, lease.words_for(node), now):
+            lease.followed(node, voter.term, now, voter.version)
 
 
 def elect(voters: dict[int, Voter], *nodes: int, now: float, force: bool = False) -> Candidate:
@@ -278,27 +278,27 @@ def elect(voters: dict[int, Voter], *nodes: int, now: float, force: bool = False
 @pytest.mark.parametrize(("size", "bound", "decides"), [(1, 0, 1), (2, 0, 1), (3, 0, 0), (3, 1, 1),
                          (4, 0, 0), (4, 1, 1), (5, 1, 0), (5, 2, 1)])  # fmt: skip
 def test_half_of_the_hosts(size: int, bound: int, decides: bool) -> None:
-    tenure, voters = led(*range(size))
-    assert tenure.decides(LEASE_S - 0.01)
-    answer(tenure, {node: voters[node] for node in range(1, bound + 1)}, LEASE_S)
-    assert tenure.decides(LEASE_S) is bool(decides)
+    lease, voters = led(*range(size))
+    assert lease.decides(LEASE_S - 0.01)
+    answer(lease, {node: voters[node] for node in range(1, bound + 1)}, LEASE_S)
+    assert lease.decides(LEASE_S) is bool(decides)
 
 
 def test_a_standby_takes_over_when_the_lease_has_run_out() -> None:
-    tenure, voters = led(0, 1, 2)
+    lease, voters = led(0, 1, 2)
     assert not elect(voters, 1, 2, now=PROMISE_S - 0.01).has_won
     candidate = elect(voters, 1, 2, now=PROMISE_S)
     assert candidate.has_won
     assert candidate.absent() == {0}
-    assert not tenure.decides(PROMISE_S)
-    second = candidate.tenure(LEASE_S)
+    assert not lease.decides(PROMISE_S)
+    second = candidate.lease(LEASE_S)
     assert second.decides(PROMISE_S)
     assert second.change((1, 2))
     answer(second, voters, PROMISE_S)
     assert [one.nodes for one in second.lists] == [(1, 2)]
     assert not voters[1].hear(1, 0, (), PROMISE_S)  # the first one is back
-    answer(tenure, voters, PROMISE_S)
-    assert not tenure.decides(PROMISE_S)
+    answer(lease, voters, PROMISE_S)
+    assert not lease.decides(PROMISE_S)
 
 
 def test_of_two_hosts_only_a_human_makes_the_second_one_lead() -> None:
@@ -306,7 +306,7 @@ def test_of_two_hosts_only_a_human_makes_the_second_one_lead() -> None:
     assert not elect(voters, 1, now=100.0).has_won
     candidate = elect(voters, 1, now=100.0, force=True)
     assert candidate.has_won
-    second = candidate.tenure(LEASE_S)
+    second = candidate.lease(LEASE_S)
     assert second.lists[-1].nodes == (1,)
     assert second.decides(1e6)
 
@@ -318,33 +318,33 @@ def test_not_without_the_node_of_its_own_host() -> None:
 
 
 def test_hosts_that_leave_by_their_own_word_are_not_missed() -> None:
-    tenure, voters = led(0, 1, 2, 3, 4)
+    lease, voters = led(0, 1, 2, 3, 4)
     for node in (1, 2, 3):
-        tenure.ended(node)
-    assert tenure.decides(100.0)
-    tenure.change((0, 4))
-    answer(tenure, {0: voters[0]}, 100.0)
-    assert [one.nodes for one in tenure.lists] == [(0, 4)]
+        lease.ended(node)
+    assert lease.decides(100.0)
+    lease.change((0, 4))
+    answer(lease, {0: voters[0]}, 100.0)
+    assert [one.nodes for one in lease.lists] == [(0, 4)]
 
 
 def test_a_list_counts_until_half_of_it_knows_a_later_one() -> None:
-    tenure, voters = led(0, 1, 2, 3, 4)
-    tenure.change((0, 1, 2))
-    assert [len(one.nodes) for one in tenure.lists] == [5, 3]
-    answer(tenure, {0: voters[0], 1: voters[1]}, 0.0)
-    answer(tenure, {1: voters[1]}, 0.0)
-    assert len(tenure.lists) == 2
-    answer(tenure, {2: voters[2]}, 0.0)
-    assert len(tenure.lists) == 1
+    lease, voters = led(0, 1, 2, 3, 4)
+    lease.change((0, 1, 2))
+    assert [len(one.nodes) for one in lease.lists] == [5, 3]
+    answer(lease, {0: voters[0], 1: voters[1]}, 0.0)
+    answer(lease, {1: voters[1]}, 0.0)
+    assert len(lease.lists) == 2
+    answer(lease, {2: voters[2]}, 0.0)
+    assert len(lease.lists) == 1
 
 
 def test_others_are_told_what_the_managers_own_node_knows() -> None:
     """Else a manager that is started again would not know what others go by."""
-    tenure, voters = led(0, 1, 2)
-    tenure.change((0, 1, 2, 3))
-    assert tenure.words_for(1) == ()
-    answer(tenure, {0: voters[0]}, 1.0)
-    assert tenure.words_for(1)[-1].nodes == (0, 1, 2, 3)
+    lease, voters = led(0, 1, 2)
+    lease.change((0, 1, 2, 3))
+    assert lease.words_for(1) == ()
+    answer(lease, {0: voters[0]}, 1.0)
+    assert lease.words_for(1)[-1].nodes == (0, 1, 2, 3)
 
 
 def test_one_vote_in_a_term() -> None:

@@ -104,11 +104,11 @@ class Network(Protocol):
     def call(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
         """`done` gets a connection to the manager that leads now, or None: there is none."""
 
-    def succession(self, named: StandbyNamed) -> Succession:
+    def failover(self, named: StandbyNamed) -> Failover:
         """The manager has named a standby."""
 
 
-class Succession(Protocol):
+class Failover(Protocol):
     """What this node does about terms, in a cluster that has a standby."""
 
     addresses: tuple[str, ...]
@@ -155,7 +155,7 @@ class Management:
         self._near = manager
         self.wire: Wire | None = None
         self.pulse: Pulse | None = None
-        self.succession: Succession | None = None  # there is a standby
+        self.failover: Failover | None = None  # there is a standby
         self.host: int | None = None  # home of the manager's host; None: it is this one
         self.join_error: tuple[str, str] | None = None
         self._losses = 0
@@ -197,10 +197,10 @@ class Management:
 
     def _succeed(self, message: Any) -> None:
         """About terms, in a cluster that has a standby."""
-        if self.succession is not None:
-            self.succession.receive(message)
+        if self.failover is not None:
+            self.failover.receive(message)
         elif isinstance(message, StandbyNamed) and self.network is not None:
-            self.succession = self.network.succession(message)
+            self.failover = self.network.failover(message)
 
     # -- the beginning -------------------------------------------------------------------------
 
@@ -245,8 +245,8 @@ class Management:
 
     def admitted(self) -> None:
         """This node has its number."""
-        if self.succession is not None and not self.is_near:
-            self.succession.hold()
+        if self.failover is not None and not self.is_near:
+            self.failover.hold()
 
     @property
     def home(self) -> int:
@@ -257,12 +257,12 @@ class Management:
     def standby(self) -> tuple[tuple[str, ...], str, int, bool]:
         """Where the standby is, if there is to be one; where, if this host has it; whose host has
         such an address; and whether that one has the manager."""
-        succession = self.succession
-        if succession is None:
+        failover = self.failover
+        if failover is None:
             return (), "", -1, False
-        member = succession.keeper
+        member = failover.keeper
         at, leads = (-1, False) if member is None else (member.node, member.home == self.home)
-        return succession.addresses, succession.holds, at, leads
+        return failover.addresses, failover.holds, at, leads
 
     def _speak(self, stream: Stream, words: list[Any]) -> None:
         wire = Wire(
@@ -311,9 +311,9 @@ class Management:
             self._losses += 1
             losses = self._losses
             self.loop.call_later(MANAGER_ABSENT_S, lambda: self._still_alone(losses))
-        elif self.succession is not None:
+        elif self.failover is not None:
             _log.info("the connection to the manager ended: %s", reason)
-            self.succession.lost()
+            self.failover.lost()
         else:
             _log.info("the connection to the manager ended: %s", reason)
             assert self.network is not None
@@ -353,7 +353,7 @@ class Management:
     @property
     def waits_for_votes(self) -> bool:
         """Is there no manager, and may another host have one? Then that is who says who is out."""
-        return self.wire is None and self.succession is not None
+        return self.wire is None and self.failover is not None
 
     def drop(self, why: str) -> None:
         """That manager is not obeyed any more; who is found next is this node's."""
@@ -366,8 +366,8 @@ class Management:
 
     def farewell(self) -> None:
         """This node ends, and nobody need wait to hear of it."""
-        if self.succession is not None:
-            self.send(self.succession.ends())
+        if self.failover is not None:
+            self.send(self.failover.ends())
 
     def again(self, stream: Stream) -> None:
         """The supervisor has started another manager for this host."""
@@ -377,7 +377,7 @@ class Management:
 
     def _silent(self, seconds: float) -> None:
         """Nothing has been heard of the manager for so long: this host is cut off, or that one."""
-        if self.succession is not None and self.wire is not None:  # it looks for another one
+        if self.failover is not None and self.wire is not None:  # it looks for another one
             self.wire.close(f"it has been silent for {seconds:.1f} s")
             return
         self.cut_off(f"it has been silent for {seconds:.1f} s")
@@ -406,6 +406,6 @@ class Management:
             yield OperationEnded(number, end)
         yield from self._measured.values()
         yield from self._said
-        if self.succession is not None:
-            yield self.succession.knows()
+        if self.failover is not None:
+            yield self.failover.knows()
         yield Reported(number)

@@ -17,9 +17,9 @@ from hoplite_mp.transport.addresses import endpoint_at
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.node.core.failover import Failover
     from hoplite_mp.node.core.management import Management
     from hoplite_mp.node.core.membership import Membership
-    from hoplite_mp.node.core.succession import Succession
     from hoplite_mp.node.life import Life
     from hoplite_mp.node.membership.peers import Peers
     from hoplite_mp.node.ports import Calling, Connections, Loop, Processes
@@ -71,7 +71,7 @@ class ManagerCalls:
 
     def call(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
         """A connection to the manager that leads now; None: there is none."""
-        level = logging.WARNING if self.management.succession is None else logging.INFO
+        level = logging.WARNING if self.management.failover is None else logging.INFO
         make = functools.partial(
             self._calling, timeout_s, MANAGER_ROUNDS_MAX, self.membership.cluster
         )
@@ -87,9 +87,9 @@ class ManagerCalls:
             rounds_max=rounds_max,
         )
 
-    def succession(self, named: StandbyNamed) -> Succession:
+    def failover(self, named: StandbyNamed) -> Failover:
         """The manager has named a standby."""
-        from hoplite_mp.node.core.succession import Succession
+        from hoplite_mp.node.core.failover import Failover
 
         to = self.management, self, self.membership, self.peers
-        return Succession(self.loop, self.life, self.connections, *to, self.processes, named)
+        return Failover(self.loop, self.life, self.connections, *to, self.processes, named)

@@ -20,7 +20,7 @@ from hoplite_mp.simulation.cluster.streams import connect
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hoplite_mp.manager.office import Office
+    from hoplite_mp.manager.leadership import Leadership
     from hoplite_mp.protocol.greetings import Introduction
     from hoplite_mp.simulation.cluster.connections import Switchboard
     from hoplite_mp.simulation.cluster.streams import VirtualStream
@@ -98,17 +98,17 @@ class VirtualManager:
         silence_s: float,
         again: bool = False,
         own: int = 0,
-        office: Office[Any] | None = None,
+        leadership: Leadership[Any] | None = None,
         turned: Callable[[], None] = lambda: None,
     ) -> None:
         """at: where it listens. about: the home of its host, the cluster's id, and what it says of
-        itself. again: in the place of one that has died. own: the node of its host. office: whether
-        it may decide; None: always. turned: called after each turn."""
+        itself. again: in the place of one that has died. own: the node of its host. leadership:
+        whether it may decide; None: always. turned: called after each turn."""
         network, descriptors = board.network, board.descriptors
         self.board = board
         self.host = host
         self.planner = Planner(again=again, own=own)
-        self.office = office
+        self.leadership = leadership
         self._turned = turned
         self.loop = VirtualLoop(network.timeline, network, host, descriptors, self._turn)
         self.selector = VirtualSelector(self.loop, self._wait)
@@ -121,8 +121,8 @@ class VirtualManager:
         )
         door: Any = VirtualDoor(descriptors.add(self))
         self._manager.open(door, b"", Beats(beat_s, silence_s))
-        if office is not None:
-            self._manager.share(office)
+        if leadership is not None:
+            self._manager.share(leadership)
         home, cluster, introduction = about
 
         def admit(admission: Admission) -> None:
@@ -135,17 +135,17 @@ class VirtualManager:
     @property
     def leads(self) -> bool:
         """Is it the manager, though perhaps not now? False: a standby that waits."""
-        return self.office is None or self.office.leads
+        return self.leadership is None or self.leadership.leads
 
     @property
     def decides(self) -> bool:
         """May it decide now?"""
-        return self.office is None or self.office.decides(self.loop.now())
+        return self.leadership is None or self.leadership.decides(self.loop.now())
 
     @property
     def is_out(self) -> bool:
         """Is it over? To be asked once a turn."""
-        return self.office is not None and self.office.is_out(self.loop.now())
+        return self.leadership is not None and self.leadership.is_out(self.loop.now())
 
     is_ready = False  # of the door: who comes in does so in a turn
 

@@ -1,9 +1,9 @@
 """A standby on a simulated host, and who helps it to lead.
 
 Why it exists: with a standby there are two managers, of which one may decide at any time. Here the
-real office counts votes, over connections that are cut and hosts that stop; what threads and tools
-do beside it, telling the manager of before and a human's `promote`, is done by the timeline.
-It must never know: who has won, and why (manager/office.py).
+real leadership counts votes, over connections that are cut and hosts that stop; what threads and
+tools do beside it, telling the manager of before and a human's `promote`, is done by the timeline.
+It must never know: who has won, and why (manager/leadership.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.manager.office import Office
+from hoplite_mp.manager.leadership import Leadership
 from hoplite_mp.manager.standby import TELL_PAUSE_S, TELL_WAIT_S
 from hoplite_mp.node.membership.peers import Call
 from hoplite_mp.planner.terms import Candidate, lease_s
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from hoplite_mp.simulation.cluster.surroundings import Surroundings
     from hoplite_mp.transport.conversation import Admission
 
-__all__ = ["Promotion", "Superseding", "candidate_office", "first_office"]
+__all__ = ["Promotion", "Superseding", "candidate_leadership", "first_leadership"]
 
 IDENTITIES = 1 << 48
 PROMOTE_S = 5.0  # for the standby to be reached by a tool
 TOOL_HOME = 1  # a tool belongs to no host
 
 
-def first_office(around: Surroundings, again: bool) -> Office[Any] | None:
+def first_leadership(around: Surroundings, again: bool) -> Leadership[Any] | None:
     """Of the manager that begins the cluster; None: it shares it with nobody."""
     if not around.standby_at:
         return None
     silence_s = around.config.silence_s
-    return Office(_named(around), own=0, lease_s=lease_s(silence_s), write=_write, again=again)
+    return Leadership(_named(around), own=0, lease_s=lease_s(silence_s), write=_write, again=again)
 
 
-def candidate_office(around: Surroundings, own: int) -> Office[Any]:
+def candidate_leadership(around: Surroundings, own: int) -> Leadership[Any]:
     """Of the standby; own: the number of its host's node."""
     candidate = Candidate(own, around.timeline.chance.randrange(IDENTITIES) + 1)
     seconds = lease_s(around.config.silence_s)
-    return Office(_named(around), own=own, lease_s=seconds, write=_write, candidate=candidate)
+    return Leadership(_named(around), own=own, lease_s=seconds, write=_write, candidate=candidate)
 
 
 def _named(around: Surroundings) -> tuple[str, ...]:

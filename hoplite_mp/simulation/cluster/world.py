@@ -17,8 +17,8 @@ from hoplite_mp.simulation.cluster.manager import VirtualManager
 from hoplite_mp.simulation.cluster.standby import (
     Promotion,
     Superseding,
-    candidate_office,
-    first_office,
+    candidate_leadership,
+    first_leadership,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class World:
             beat_s=around.config.beat_interval_s,
             silence_s=around.config.silence_s,
             again=again,
-            office=first_office(around, again),
+            leadership=first_leadership(around, again),
             turned=self._manager_turned,
         )
 
@@ -81,7 +81,7 @@ class World:
         around = self.around
         (at,) = around.standby_at
         home, place = host.home, host.place
-        office = candidate_office(around, ask.node)
+        leadership = candidate_leadership(around, ask.node)
         standby = VirtualManager(
             self.board,
             place,
@@ -91,7 +91,7 @@ class World:
             silence_s=around.config.silence_s,
             again=True,
             own=ask.node,
-            office=office,
+            leadership=leadership,
             turned=self._manager_turned,
         )
         self._standby_of = host, ask
@@ -103,7 +103,7 @@ class World:
             self.taken_over += 1
             Superseding(around, standby.loop, place, home, around.manager_at).begin(term)
 
-        office.won = won
+        leadership.won = won
 
     def add_host(self, up: float, down: float) -> Host:
         """One more machine, whose node joins. The first one has the manager."""

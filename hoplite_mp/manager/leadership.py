@@ -4,8 +4,8 @@ Why it exists: a cluster with a standby has two processes that can be its manage
 loop around the same planner; this room says whether it may decide now. Until it may, what nodes say
 is kept for later.
 
-    the first host's   tenure ──► may decide ◄──► hears too few ──► for too long, or superseded: out
-    a standby          candidate ──► has the votes ──► tenure, as above
+    the first host's   lease ──► may decide ◄──► hears too few ──► for too long, or superseded: out
+    a standby          candidate ──► has the votes ──► lease, as above
 
 This module must never know what is decided, nor how messages travel.
 """
@@ -17,7 +17,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hoplite_mp.planner.terms import OUT_S, Candidate, Tenure
+from hoplite_mp.planner.terms import OUT_S, Candidate, Lease
 from hoplite_mp.protocol.terms import (
     Ends,
     Follows,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp.protocol.messages import Member
 
-__all__ = ["Office", "lease_clock"]
+__all__ = ["Leadership", "lease_clock"]
 
 # Messages that wait until this manager may decide again. Higher: a long wait of many busy nodes is
 # survived; lower: less memory in it. Above it the manager steps down.
@@ -66,11 +66,11 @@ _log = logging.getLogger("hoplite_mp")
 
 
 def lease_clock() -> float:
-    """In seconds, for a manager that shares its office."""
+    """In seconds, for a manager that shares its leadership."""
     return time.clock_gettime(CLOCK)
 
 
-class Office(Generic[Who]):
+class Leadership(Generic[Who]):
     """Of one process. Who: whatever names a connection."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Office(Generic[Who]):
         self._own = own
         self._lease_s = lease_s
         self._write = write
-        self._tenure = None if again or candidate is not None else Tenure(1, own, lease_s)
+        self._lease = None if again or candidate is not None else Lease(1, own, lease_s)
         self._candidate = candidate
         self._identity = 0 if candidate is None else candidate.identity
         self._offers: dict[Who, int] = {}  # connection -> its node
@@ -110,7 +110,7 @@ class Office(Generic[Who]):
 
     def decides(self, now: float) -> bool:
         """May it decide now?"""
-        return self._tenure is not None and self._tenure.decides(now)
+        return self._lease is not None and self._lease.decides(now)
 
     def is_out(self, now: float) -> bool:
         """Is it over? To be asked each turn."""
@@ -121,9 +121,9 @@ class Office(Generic[Who]):
             return bool(self.superseded)
         if self._idle_since is None:
             self._idle_since = now
-            if self._tenure is not None and self._tenure.lists:
+            if self._lease is not None and self._lease.lists:
                 _log.warning("the manager hears less than half of the hosts: it decides nothing")
-        if self._tenure is None:
+        if self._lease is None:
             return False  # it was started again, and its host's node is busy
         if self.superseded:
             _log.warning("another manager leads in term %d: this one steps down", self.superseded)
@@ -137,8 +137,8 @@ class Office(Generic[Who]):
 
     def _hears_half(self, now: float) -> bool:
         """Hosts that live, and are too busy to answer, follow nobody else meanwhile."""
-        assert self._tenure is not None
-        return self._tenure.suffice({n for n, at in self._heard.items() if now < at + OUT_S})
+        assert self._lease is not None
+        return self._lease.suffice({n for n, at in self._heard.items() if now < at + OUT_S})
 
     def heard(self, node: int, now: float) -> None:
         """Something has come from there, were it only that it lives."""
@@ -150,8 +150,8 @@ class Office(Generic[Who]):
 
     def change(self, members: Iterable[Member]) -> None:
         """These are the members from now on."""
-        if self._tenure is not None:
-            self._tenure.change(tuple(m.node for m in members if m.stays or m.node == self._own))
+        if self._lease is not None:
+            self._lease.change(tuple(m.node for m in members if m.stays or m.node == self._own))
 
     @property
     def absent(self) -> set[int]:
@@ -160,8 +160,8 @@ class Office(Generic[Who]):
 
     def admitted(self, link: Who, node: int, now: float) -> None:
         """A node is let in; before it hears that, it hears of the standby."""
-        if self._tenure is not None:
-            self._tenure.joined(node, now)
+        if self._lease is not None:
+            self._lease.joined(node, now)
         self._write(link, self._named)
 
     def turns_away(self, now: float, waits: bool) -> bool:
@@ -175,35 +175,35 @@ class Office(Generic[Who]):
 
     def word(self, node: int, now: float) -> Leads | None:
         """For a node, at each beat; None: only that this process lives."""
-        tenure = self._tenure
-        if tenure is None:
+        lease = self._lease
+        if lease is None:
             return None
-        return Leads(tenure.term, tenure.at, int(now * US), tenure.words_for(node))
+        return Leads(lease.term, lease.at, int(now * US), lease.words_for(node))
 
     def news(self, now: float) -> Leads | None:
         """What this host's own node is to know at once: only then others may."""
-        tenure = self._tenure
-        if tenure is None or not tenure.lists or tenure.lists[-1].version == self._told:
+        lease = self._lease
+        if lease is None or not lease.lists or lease.lists[-1].version == self._told:
             return None
-        self._told = tenure.lists[-1].version
+        self._told = lease.lists[-1].version
         return self.word(self._own, now)
 
     def take(self, link: Who, message: Any, now: float) -> bool:
         """A message; False: it is not about terms."""
         match message:
             case Follows():
-                if self._tenure is not None:
+                if self._lease is not None:
                     sent, version = message.sent_us / US, message.version
-                    self._tenure.followed(message.node, message.term, sent, version)
+                    self._lease.followed(message.node, message.term, sent, version)
             case Knows():
                 self._knows(link, message, now)
             case Voted():
                 self._voted(link, message)
             case Ends():
-                if self._tenure is not None:
-                    self._tenure.ended(message.node)
+                if self._lease is not None:
+                    self._lease.ended(message.node)
             case Superseded():
-                if self._tenure is not None and message.term > self._tenure.term:
+                if self._lease is not None and message.term > self._lease.term:
                     self.superseded = message.term
             case Promote():
                 self._promote(link, message, now)
@@ -217,15 +217,15 @@ class Office(Generic[Who]):
             self._offers[link] = node
             self._candidate.offer(node, knowledge)
             self._ask(now)
-        elif self._tenure is None:
+        elif self._lease is None:
             if node == self._own:  # the manager before this one has told it all
-                tenure = Tenure(max(1, knowledge.term), node, self._lease_s, knowledge.lists)
+                lease = Lease(max(1, knowledge.term), node, self._lease_s, knowledge.lists)
                 latest = knowledge.latest
                 version = 0 if latest is None else latest.version
-                tenure.followed(node, tenure.term, now, version)
-                self._tenure = tenure
+                lease.followed(node, lease.term, now, version)
+                self._lease = lease
         elif self._identity:  # it comes late: it is told that there is another term
-            self._write(link, VoteAsked(self._tenure.term, self._identity))
+            self._write(link, VoteAsked(self._lease.term, self._identity))
 
     def _ask(self, now: float) -> None:
         assert self._candidate is not None
@@ -243,9 +243,9 @@ class Office(Generic[Who]):
         candidate = self._candidate
         if candidate is None or not candidate.has_won:
             return False
-        self._tenure = candidate.tenure(self._lease_s)
+        self._lease = candidate.lease(self._lease_s)
         self._candidate = None
-        term = self._tenure.term
+        term = self._lease.term
         _log.warning("the standby leads the cluster from now on, in term %d", term)
         if self._promoter is not None:
             self._write(self._promoter, Promoted(True, f"it leads the cluster now, in term {term}"))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp.manager.beats import Beats
+from hoplite_mp.manager.leadership import Leadership
 from hoplite_mp.manager.loop import Link, Loop
-from hoplite_mp.manager.office import Office
 from hoplite_mp.planner.machine import Planner
 from hoplite_mp.planner.restoring import RESTORE_S
 from hoplite_mp.planner.terms import OUT_S, Candidate, lease_s
@@ -68,7 +68,7 @@ class Stage:
         self.now = 10.0
         planner = Planner(again=again or candidate is not None)
         self.loop = Loop(planner, lambda: self.now)
-        self.office: Office[Link] = Office(
+        self.leadership: Leadership[Link] = Leadership(
             ("10.0.0.2:7001",),
             own=0 if candidate is None else candidate.own,
             lease_s=LEASE_S,
@@ -76,7 +76,7 @@ class Stage:
             again=again,
             candidate=candidate,
         )
-        self.loop.share(self.office)
+        self.loop.share(self.leadership)
         self.loop._beats = Beats(BEAT_S, 100.0)
         self.nodes: list[Node] = []
 
@@ -109,7 +109,7 @@ class Stage:
         while self.now < end:
             self.now += BEAT_S / 2
             self.loop.turn()
-            over = self.office.is_out(self.now)
+            over = self.leadership.is_out(self.now)
         return over
 
     def close(self) -> None:
@@ -155,9 +155,9 @@ def test_a_death_is_no_decision_of_who_hears_too_few(stage: Stage) -> None:
     stage.loop.turn()
     second.sock.recv(1 << 20)
     stage.loop.turn()
-    assert [*stage.office.held] == [m.NodeLost(2, 0)]
+    assert [*stage.leadership.held] == [m.NodeLost(2, 0)]
     stage.beat(second)
-    assert [*stage.office.held] == []
+    assert [*stage.leadership.held] == []
     assert not stage.loop._planner.membership.is_living(2)
 
 
@@ -183,7 +183,7 @@ def test_it_steps_down_after_a_while(stage: Stage) -> None:
 def test_it_steps_down_for_a_later_term_only(stage: Stage) -> None:
     first, other = stage.join(near=True), stage.connect()
     other.say(t.Superseded(1))
-    assert not stage.office.is_out(stage.now)
+    assert not stage.leadership.is_out(stage.now)
     other.say(t.Superseded(2))
     assert stage.loop.run() == GIVEN_UP
     assert not any(isinstance(one, m.ClusterEnded) for one in first.hear())
@@ -197,7 +197,7 @@ def test_a_late_answer_counts_from_when_it_was_asked_for(stage: Stage) -> None:
     stage.now += LEASE_S
     second.hear(follow=True)
     stage.loop.turn()
-    assert not stage.office.decides(stage.now)
+    assert not stage.leadership.decides(stage.now)
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_a_role_is_for_one_thing(stage: Stage, role: str, message: Any) -> None:
     other = stage.connect(role=role)
     other.say(message)
     assert other.sock.recv(1) == b""
-    assert not stage.office.superseded
+    assert not stage.leadership.superseded
 
 
 def test_who_has_gone_does_not_count(standby: Stage) -> None:
@@ -277,7 +277,7 @@ def test_a_human_cannot_know_better_where_it_is_automatic(standby: Stage) -> Non
     (asked,) = one.hear()
     one.say(t.Voted(1, asked.term, t.Knowledge(1, 0, LISTS)), *report(1))
     standby.loop.turn()
-    assert standby.office.decides(standby.now + 100)
+    assert standby.leadership.decides(standby.now + 100)
     (answer,) = promoted(standby)
     assert answer == t.Promoted(True, "it leads the cluster already")
 
@@ -303,8 +303,8 @@ def test_a_promotion_ends_with_who_has_asked_for_it(standby: Stage) -> None:
     standby.loop.turn()
     one.say(t.Voted(1, asked.term, knowledge))
     standby.loop.turn()
-    assert not standby.office.decides(standby.now)
-    assert not standby.office.leads
+    assert not standby.leadership.decides(standby.now)
+    assert not standby.leadership.leads
 
 
 def test_a_promotion_fails_when_the_own_node_hears_the_manager(standby: Stage) -> None:
@@ -327,9 +327,9 @@ def test_hosts_that_beat_and_are_too_busy_to_answer_are_waited_for(stage: Stage)
     for _ in range(3):
         assert not stage.wait(OUT_S / 2)
         nodes[1].sock.sendall(BEAT)
-    assert not stage.office.decides(stage.now)
+    assert not stage.leadership.decides(stage.now)
     stage.beat(nodes[1])
-    assert stage.office.decides(stage.now)
+    assert stage.leadership.decides(stage.now)
     assert stage.wait(LEASE_S + OUT_S + BEAT_S)
 
 
@@ -369,13 +369,13 @@ def test_who_came_back_while_it_stood_still_is_there() -> None:
     nodes[0].say(r.Reported(0))
     nodes[1].say(r.NodeReturned(1, 0, 4, members), r.Reported(1))
     stage.beat(nodes[1])
-    assert stage.office.decides(stage.now)
+    assert stage.leadership.decides(stage.now)
     stage.now += max(LEASE_S, RESTORE_S) + BEAT_S
     for node in (2, 3):
         words = (r.NodeReturned(node, 0, 4, members), r.Reported(node))
         nodes[node].sock.sendall(b"".join(map(encode, words)))
     stage.loop.turn()
-    assert not stage.office.decides(stage.now)
+    assert not stage.leadership.decides(stage.now)
     stage.beat(*nodes[1:])
     assert stage.loop._planner.restoring is None
     assert stage.loop._planner.membership.nodes == (0, 1, 2, 3)

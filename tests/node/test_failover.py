@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hoplite_mp.node.core.failover import ALONE_S, PROMOTE_WAIT_S, Failover
 from hoplite_mp.node.core.management import MANAGER_SILENCES, Management
-from hoplite_mp.node.core.succession import ALONE_S, PROMOTE_WAIT_S, Succession
 from hoplite_mp.node.life import Life
 from hoplite_mp.node.shell.epoll_loop import EpollLoop
 from hoplite_mp.protocol import terms as t
@@ -103,11 +103,11 @@ class StageNetwork:
     def call(self, done: Callable[[Any], None], timeout_s: float) -> None:
         self.stage.manager_calls.append(done)
 
-    def succession(self, named: t.StandbyNamed) -> Succession:
+    def failover(self, named: t.StandbyNamed) -> Failover:
         stage = self.stage
         none: Any = None
         to = stage.management, self, self.membership, self.peers, none
-        return Succession(stage.loop, stage.life, none, *to, named)
+        return Failover(stage.loop, stage.life, none, *to, named)
 
 
 class Stage:
@@ -117,7 +117,7 @@ class Stage:
         self.now = 100.0
         self.loop = EpollLoop()
         self.loop.now = lambda: self.now
-        monkeypatch.setattr(Succession, "_call", lambda succession: self.call_standby(succession))
+        monkeypatch.setattr(Failover, "_call", lambda failover: self.call_standby(failover))
         self.opened: list[Other] = []
         self.standby_answers = True
         self.standbys: list[Other] = []
@@ -137,11 +137,11 @@ class Stage:
         self.turn()
         self.lead(self.manager, 1, 0)
 
-    def call_standby(self, succession: Succession) -> None:
+    def call_standby(self, failover: Failover) -> None:
         """In place of a connection over the network."""
         if self.standby_answers:
             self.standbys.append(self.open())
-            succession._called(self.admission(self.standbys[-1], 6))
+            failover._called(self.admission(self.standbys[-1], 6))
 
     def open(self) -> Other:
         self.opened.append(Other())
@@ -276,8 +276,8 @@ def test_nobody_is_there(stage: Stage) -> None:
 
 
 def test_no_human_is_waited_for_where_no_host_was_ever_named(stage: Stage) -> None:
-    assert isinstance(stage.management.succession, Succession)
-    stage.management.succession.voter.lists = ()
+    assert isinstance(stage.management.failover, Failover)
+    stage.management.failover.voter.lists = ()
     stage.manager.sock.close()
     stage.wait(ALONE_S - BEAT_S)
     assert not stage.life.stopping

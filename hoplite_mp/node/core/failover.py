@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hoplite_mp.transport.addresses import Address
     from hoplite_mp.transport.conversation import Admission
 
-__all__ = ["Succession"]
+__all__ = ["Failover"]
 
 # How long a node waits without a manager if it can speak to the standby: a human may promote that.
 # Higher: there is more time for it. Lower: programs learn sooner that nobody has done it.
@@ -53,7 +53,7 @@ CALL_S = 2.0  # for the standby to answer; then it is called again
 _log = logging.getLogger("hoplite_mp")
 
 
-class Succession:
+class Failover:
     """Of one node, from when it is told that there is a standby."""
 
     def __init__(
