@@ -63,7 +63,7 @@ class NobodyAbove:
     def homeless(self, one: Any) -> bool:
         return False
 
-    def far_audience(self, home: int) -> Any:
+    def far_subscriber(self, home: int) -> Any:
         return None
 
     def runs_again(self, oid: int) -> bool:

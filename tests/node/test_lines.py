@@ -8,8 +8,8 @@ import select
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp.node.output.audiences import Audience
 from hoplite_mp.node.output.lines import Lines
+from hoplite_mp.node.output.subscriber import Subscriber
 from hoplite_mp.protocol import output as words
 from hoplite_mp.protocol.output import MARK_BYTES, bytes_of, mark
 
@@ -94,7 +94,7 @@ class Listener:
 
     def __init__(self, patience_s: float | None) -> None:
         self.lines: list[tuple[int, int, bytes]] = []
-        self.audience = Audience(self.deliver, 1000, patience_s)
+        self.subscriber = Subscriber(self.deliver, 1000, patience_s)
 
     def deliver(self, slot: int, stream: int, lines: list[bytes]) -> None:
         self.lines += [(slot, stream, line) for line in lines]
@@ -102,43 +102,43 @@ class Listener:
 
 def test_a_driver_that_takes_some_from_time_to_time_is_waited_for() -> None:
     one = Listener(5.0)
-    assert one.audience.offer(2, 1, [b"a" * 3000], 0.0)
-    assert not one.audience.offer(2, 1, [b"b"], 0.0)
+    assert one.subscriber.offer(2, 1, [b"a" * 3000], 0.0)
+    assert not one.subscriber.offer(2, 1, [b"b"], 0.0)
     now = 0.0
-    while one.audience.waiting > 600:
+    while one.subscriber.waiting > 600:
         now += 4.9
-        assert not one.audience.give_up(now)
-        assert not one.audience.taken(100, now)
+        assert not one.subscriber.give_up(now)
+        assert not one.subscriber.taken(100, now)
     assert now > 100.0
-    assert one.audience.due() == now + 5.0
-    assert one.audience.taken(200, now)
-    assert one.audience.due() is None
-    assert one.audience.offer(2, 1, [b"b"], now)
+    assert one.subscriber.due() == now + 5.0
+    assert one.subscriber.taken(200, now)
+    assert one.subscriber.due() is None
+    assert one.subscriber.offer(2, 1, [b"b"], now)
     assert one.lines[-1] == (2, 1, b"b")
 
 
 def test_what_is_dropped_is_counted_for_each_stream() -> None:
     one = Listener(5.0)
-    assert one.audience.offer(2, 1, [b"a" * 1000], 0.0)
-    assert not one.audience.offer(2, 1, [b"b"], 1.0)
-    assert one.audience.due() == 6.0
-    assert not one.audience.give_up(5.9)
-    assert one.audience.give_up(6.0)
-    assert one.audience.offer(2, 1, [b"b", b"c"], 6.1)
-    assert one.audience.offer(3, 2, [b"d"], 6.2)
-    assert one.audience.offer(2, 1, [b"e"], 6.3)
-    assert one.audience.taken(1016, 7.0)
+    assert one.subscriber.offer(2, 1, [b"a" * 1000], 0.0)
+    assert not one.subscriber.offer(2, 1, [b"b"], 1.0)
+    assert one.subscriber.due() == 6.0
+    assert not one.subscriber.give_up(5.9)
+    assert one.subscriber.give_up(6.0)
+    assert one.subscriber.offer(2, 1, [b"b", b"c"], 6.1)
+    assert one.subscriber.offer(3, 2, [b"d"], 6.2)
+    assert one.subscriber.offer(2, 1, [b"e"], 6.3)
+    assert one.subscriber.taken(1016, 7.0)
     assert [(slot, stream) for slot, stream, _ in one.lines[1:]] == [(2, 1), (3, 2)]
     assert one.lines[1][2].startswith(b"3 lines were dropped here: nobody read for 5 s")
     assert one.lines[2][2].startswith(b"1 line was dropped")
-    assert one.audience.waiting == bytes_of([line for _, _, line in one.lines[1:]])
-    assert one.audience.offer(2, 1, [b"f"], 7.1)
+    assert one.subscriber.waiting == bytes_of([line for _, _, line in one.lines[1:]])
+    assert one.subscriber.offer(2, 1, [b"f"], 7.1)
     assert one.lines[-1] == (2, 1, b"f")
 
 
 def test_without_other_hosts_one_waits_for_ever() -> None:
     one = Listener(None)
-    assert one.audience.offer(2, 1, [b"a" * 1000], 0.0)
-    assert not one.audience.offer(2, 1, [b"b"], 0.0)
-    assert one.audience.due() is None
-    assert not one.audience.give_up(1e9)
+    assert one.subscriber.offer(2, 1, [b"a" * 1000], 0.0)
+    assert not one.subscriber.offer(2, 1, [b"b"], 0.0)
+    assert one.subscriber.due() is None
+    assert not one.subscriber.give_up(1e9)

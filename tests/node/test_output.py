@@ -73,8 +73,8 @@ class Side:
             case words.LastLinesSent():
                 self.far.last_lines_sent(peer, message)
 
-    def far_audience(self, home: int) -> Any:
-        return self.far.audience(home)
+    def far_subscriber(self, home: int) -> Any:
+        return self.far.subscriber(home)
 
     def worker(self, slot: int, audience: int = 0) -> Pipes:
         return Pipes(self, slot, audience)
@@ -199,7 +199,7 @@ def test_a_driver_that_does_not_read_bounds_what_is_on_the_way(sides: Any) -> No
         number += not more
         idle = 0 if count else idle + 1
         pump(both, 1)
-    waits = first.far.audiences[second.home].waiting
+    waits = first.far.subscribers[second.home].waiting
     assert waits >= words.FAR_BYTES_MAX
     # Beyond that: two pieces of one read, the pipe, and what the kernel gives the socket.
     assert len(written) < words.FAR_BYTES_MAX + (1 << 19)
@@ -221,7 +221,7 @@ def test_a_deaf_driver_holds_nobody_up(sides: Any) -> None:
     worker = first.worker(3, audience=second.home)
     written = 0
     deadline = time.monotonic() + PATIENCE_S
-    while not (second.home in first.far.audiences and first.far.audiences[second.home].deaf):
+    while not (second.home in first.far.subscribers and first.far.subscribers[second.home].deaf):
         assert time.monotonic() < deadline
         written += worker.write(b"to deaf ears\n" * 100) // 13  # all of them, or none
         pump(everybody, 1)

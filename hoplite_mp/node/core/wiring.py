@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hoplite_mp.node.core.membership import Alone
     from hoplite_mp.node.core.rooms import Rooms
     from hoplite_mp.node.objects.imports import Import
-    from hoplite_mp.node.output.audiences import Audience
+    from hoplite_mp.node.output.subscriber import Subscriber
     from hoplite_mp.node.tasks.pools import Pool, WorkerInfo
     from hoplite_mp.planner.resources import Demand
     from hoplite_mp.protocol.actors import BindActor
@@ -148,8 +148,8 @@ class Upward:
 
     # -- node/output/output.py ---------------------------------------------------------------------
 
-    def far_audience(self, home: int) -> Audience | None:
-        return None if self.lan is None else self.lan.far_output.audience(home)
+    def far_subscriber(self, home: int) -> Subscriber | None:
+        return None if self.lan is None else self.lan.far_output.subscriber(home)
 
     # -- node/tasks/delegation.py ------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp.node.output.audiences import Audience
+from hoplite_mp.node.output.subscriber import Subscriber
 from hoplite_mp.protocol.output import (
     FAR_BYTES_MAX,
     LastLinesAsked,
@@ -71,7 +71,7 @@ class FarOutput:
         self.number_of = number_of
         self.home_of = home_of
         self.busy = busy
-        self.audiences: dict[int, Audience] = {}  # by name
+        self.subscribers: dict[int, Subscriber] = {}  # by name
         self.speakers: dict[tuple[int, int], Speaker] = {}  # by home, and for which driver here
         self.others: dict[int, set[int]] = {}  # name of a driver -> who else may have lines for it
         self.asked: set[int] = set()  # names of drivers elsewhere that wait for their last lines
@@ -81,20 +81,20 @@ class FarOutput:
 
     # -- lines of this host --------------------------------------------------------------------
 
-    def audience(self, name: int) -> Audience | None:
+    def subscriber(self, name: int) -> Subscriber | None:
         """A driver of another host; None: that is gone."""
         home = self.home_of(name)
         if home is None:
             return None
-        known = self.audiences.get(name)
+        known = self.subscribers.get(name)
         if known is None:
             attached = 0 if name == home else name
 
             def deliver(slot: int, stream: int, lines: list[bytes]) -> None:
                 self.send(home, Printed(slot, stream, lines, attached))
 
-            known = Audience(deliver, FAR_BYTES_MAX, self.output.patience_s)
-            self.audiences[name] = known
+            known = Subscriber(deliver, FAR_BYTES_MAX, self.output.patience_s)
+            self.subscribers[name] = known
         return known
 
     def sent_on(self, audience: int, home: int) -> None:
@@ -104,9 +104,9 @@ class FarOutput:
 
     def taken(self, home: int, message: PrintedTaken) -> None:
         """That host's driver has taken some."""
-        audience = self.audiences.get(message.audience or home)
-        if audience is not None:
-            self.output.taken(audience, message.nbytes)
+        subscriber = self.subscribers.get(message.audience or home)
+        if subscriber is not None:
+            self.output.taken(subscriber, message.nbytes)
 
     def last_lines_asked(self, home: int, message: LastLinesAsked) -> None:
         """A driver of that host's leaves."""
@@ -119,14 +119,14 @@ class FarOutput:
             self.output.last_lines(name)
             if not self.output.waits_for(name):
                 self.asked.discard(name)
-                if name in self.audiences:
-                    self.audiences[name].confess()
+                if name in self.subscribers:
+                    self.subscribers[name].confess()
                 home = self.home_of(name)
                 others = tuple(self.others.pop(name, ()))
                 if home is not None:
                     self.send(home, LastLinesSent(others, 0 if name == home else name))
                 if name != home:  # the host stays, its attached driver does not
-                    self.audiences.pop(name, None)
+                    self.subscribers.pop(name, None)
 
     # -- lines for this host's driver ----------------------------------------------------------
 
@@ -178,9 +178,9 @@ class FarOutput:
 
     def lose_peer(self, home: int) -> None:
         """That host is gone, its driver and its workers."""
-        gone = {name for name in self.audiences if same_host(name, home)} | {home}
+        gone = {name for name in self.subscribers if same_host(name, home)} | {home}
         for name in gone:
-            self.audiences.pop(name, None)
+            self.subscribers.pop(name, None)
         for key in [key for key in self.speakers if key[0] == home]:
             del self.speakers[key]
         self.asked -= gone

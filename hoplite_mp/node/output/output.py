@@ -14,8 +14,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from hoplite_mp.node.output.audiences import Audience
 from hoplite_mp.node.output.lines import Lines, Run
+from hoplite_mp.node.output.subscriber import Subscriber
 from hoplite_mp.node.shell.driver_socket import DriverSocket, frames
 from hoplite_mp.protocol.output import LINES_MARK, bytes_of, same_host
 
@@ -53,7 +53,7 @@ class Pipe:
 class Above(Protocol):
     """What rooms above this one know, or must hear."""
 
-    def far_audience(self, home: int) -> Audience | None:
+    def far_subscriber(self, home: int) -> Subscriber | None:
         """Drivers of other hosts; None: nobody is there."""
 
 
@@ -79,10 +79,10 @@ class Output:
         self.line_bytes_max = config.output_line_bytes_max
         self.above = above
         # Drivers of this host by name; 0: the one that has started it.
-        self.drivers: dict[int, tuple[Audience, DriverSocket]] = {}
+        self.drivers: dict[int, tuple[Subscriber, DriverSocket]] = {}
         self.pipes: dict[int, Pipe] = {}  # fd -> what is read from it
         self.held: list[Pipe] = []
-        self._watched: set[Audience] = set()
+        self._watched: set[Subscriber] = set()
         self.attach(0, sock)
 
     def add(
@@ -172,22 +172,22 @@ class Output:
         while pipe.waiting:
             # Taken out first: what is sent may tell that there is room, or nobody any more.
             to, lines = pipe.waiting.popleft()
-            audience = self._audience(to)
-            if audience is not None and not audience.offer(
+            subscriber = self._subscriber(to)
+            if subscriber is not None and not subscriber.offer(
                 pipe.slot, pipe.stream, lines, self.loop.now()
             ):
                 pipe.waiting.appendleft((to, lines))
                 self._hold(pipe)
-                self._watch(audience)
+                self._watch(subscriber)
                 return
         self._let_go(pipe)
 
-    def _audience(self, home: int) -> Audience | None:
+    def _subscriber(self, home: int) -> Subscriber | None:
         if home in self.drivers:
             return self.drivers[home][0]
         if same_host(home, self.home):
             return None  # one that has left
-        return self.above.far_audience(home)
+        return self.above.far_subscriber(home)
 
     def _hold(self, pipe: Pipe) -> None:
         if pipe not in self.held:
@@ -239,7 +239,7 @@ class Output:
         def taken(nbytes: int) -> None:
             self.taken(listener, nbytes)
 
-        listener = Audience(deliver, BACKLOG_BYTES_MAX, self.patience_s)
+        listener = Subscriber(deliver, BACKLOG_BYTES_MAX, self.patience_s)
         self.drivers[name] = listener, driver
 
     def has_all(self, name: int) -> bool:
@@ -259,23 +259,23 @@ class Output:
 
     # -- who listens ---------------------------------------------------------------------------
 
-    def taken(self, audience: Audience, nbytes: int) -> None:
+    def taken(self, subscriber: Subscriber, nbytes: int) -> None:
         """That driver has taken so much."""
-        if audience.taken(nbytes, self.loop.now()):
+        if subscriber.taken(nbytes, self.loop.now()):
             self.push_held()
 
-    def _watch(self, audience: Audience) -> None:
-        due = audience.due()
-        if due is not None and audience not in self._watched:
-            self._watched.add(audience)
-            self.loop.call_later(max(0.0, due - self.loop.now()), lambda: self._look(audience))
+    def _watch(self, subscriber: Subscriber) -> None:
+        due = subscriber.due()
+        if due is not None and subscriber not in self._watched:
+            self._watched.add(subscriber)
+            self.loop.call_later(max(0.0, due - self.loop.now()), lambda: self._look(subscriber))
 
-    def _look(self, audience: Audience) -> None:
-        self._watched.discard(audience)
-        if audience.give_up(self.loop.now()):
+    def _look(self, subscriber: Subscriber) -> None:
+        self._watched.discard(subscriber)
+        if subscriber.give_up(self.loop.now()):
             self.push_held()
         else:
-            self._watch(audience)
+            self._watch(subscriber)
 
     def lose(self, home: int, busy: Callable[[int], bool]) -> None:
         """That driver is gone, and what is for it goes nowhere. Workers that are not `busy` speak

@@ -1,4 +1,4 @@
-"""One driver as those see it who have lines for it: how much is on the way, and whether it listens.
+"""A driver as a subscriber of lines: how much is on the way to it, and whether it takes any.
 
 Why it exists: a driver that reads slowly must lose nothing, one that does not read at all must not
 hold up workers that serve others as well. So lines wait while the driver takes some, however few;
@@ -16,10 +16,10 @@ from hoplite_mp.protocol.output import bytes_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Audience"]
+__all__ = ["Subscriber"]
 
 
-class Audience:
+class Subscriber:
     """A driver, here or elsewhere. Times are those of one clock, in seconds."""
 
     def __init__(
