@@ -105,7 +105,7 @@ class Questions:
         for home, make in makes.items():
             self.ask(home, make, functools.partial(came, home), patience_s)
 
-    def told(self, home: int, message: Any) -> bool:
+    def answered(self, home: int, message: Any) -> bool:
         """That host answers. False: nobody waits for it."""
         question, node = self.open.get(message.number), self.roster.number_of(home)
         if question is None or question.home != home or node is None:

@@ -9,16 +9,16 @@ MUTANTS = (
         "group-calls-frees-parts-of-the-dead",
         "hoplite_mp/node/groups/group_calls.py",
         (
-            "                if said is not None and said.ask.call == state.calls and "
+            "                if called is not None and called.ask.call == state.calls and "
             "state.go is not None:\n"
-            "                    state.left += said.holds  # it may be decided already, "
+            "                    state.left += called.holds  # it may be decided already, "
             "with that in it\n"
-            "                elif said is not None:\n"
-            "                    self.results.unpin(said.holds)"
+            "                elif called is not None:\n"
+            "                    self.results.unpin(called.holds)"
         ),
         (
-            "                if said is not None:\n"
-            "                    self.results.unpin(said.holds)"
+            "                if called is not None:\n"
+            "                    self.results.unpin(called.holds)"
         ),
         (
             "A member that dies after its part was taken into a call is in the result of "
@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "group-calls-failure-waits-for-all",
         "hoplite_mp/node/groups/group_calls.py",
-        "            going.waiting.clear()\n",
+        "            moving.waiting.clear()\n",
         "",
         (
             "If one host cannot have its part of a call, every rank raises that error; "
@@ -134,9 +134,9 @@ MUTANTS = (
     Mutant(
         "boxes-message-after-a-lost-one",
         "hoplite_mp/node/groups/boxes.py",
-        ("kept = [one for at, one in enumerate(coming) if at < whole or isinstance(one, End)]"),
+        ("kept = [one for at, one in enumerate(incoming) if at < whole or isinstance(one, End)]"),
         (
-            "kept = [one for at, one in enumerate(coming) if at < whole or isinstance(one, "
+            "kept = [one for at, one in enumerate(incoming) if at < whole or isinstance(one, "
             "End) or one.ready]"
         ),
         (

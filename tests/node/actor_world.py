@@ -83,7 +83,7 @@ class ActorSide(LossSide):
     def take(self, peer: int, message: Any) -> None:
         lan = self.lan
         if isinstance(message, (ActorBegun, RestartsTold)):
-            self.questions.told(peer, message)
+            self.questions.answered(peer, message)
         elif not (lan.far_actors.receive(peer, message) or lan.spares.receive(peer, message)):
             super().take(peer, message)
 

@@ -298,7 +298,7 @@ class OneNode:
         encoded = [serial.encode(part).tobytes() for part in parts]
         member.made = True
         self.world.made.setdefault((generation, call), set()).add(rank)
-        self.calls.said(
+        self.calls.member_called(
             member.slot, GroupCall(generation, rank, call, kind, op, root, list(encoded))
         )
 

@@ -170,7 +170,7 @@ class LossSide(Side):
             case CopiesAsked():
                 self.recovering.copy_census.asked(peer, message)
             case CopiesTold():
-                self.questions.told(peer, message)
+                self.questions.answered(peer, message)
             case _:
                 super().take(peer, message)
 

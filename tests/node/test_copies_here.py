@@ -184,7 +184,7 @@ def a_place() -> Any:
         payload=0,
         nbytes=NBYTES,
         engine_buffer=EngineBuffer(),
-        come=Ranges(),
+        arrived=Ranges(),
         holders=(0,),
         waiting=[],
     )

@@ -120,7 +120,7 @@ class World:
 
     def pool_opened(self, home: int, *about: Any) -> None:
         """That node answers."""
-        self.questions.told(home, FarPoolOpened(self.asked[home], *about))
+        self.questions.answered(home, FarPoolOpened(self.asked[home], *about))
 
     def round_opened(self, home: int, *about: Any) -> None:
         """Likewise of a round."""
@@ -229,10 +229,10 @@ def test_a_round_has_ended_when_all_know(world: World, ends: str) -> None:
     world.rounds.end(SLOT, Request(2, 0, EndRound(1)))
     asked = {home: one for home, one in world.taken() if isinstance(one, EndFarRound)}
     assert {home: one.pool for home, one in asked.items()} == {FIRST: 8, SECOND: 9}
-    world.questions.told(FIRST, FarRoundEnded(asked[FIRST].number))
+    world.questions.answered(FIRST, FarRoundEnded(asked[FIRST].number))
     assert not world.replies
     if ends == "answers":
-        world.questions.told(SECOND, FarRoundEnded(asked[SECOND].number))
+        world.questions.answered(SECOND, FarRoundEnded(asked[SECOND].number))
     elif ends == "lost":
         world.lose(SECOND)
     else:

@@ -35,7 +35,7 @@ def test_the_manager_says_so_too() -> None:
     stage = Stage()
     stage.missing.add(member(3))
     stage.wait(COMPLAINT_S / 4)
-    stage.missing.heard([2, 3])
+    stage.missing.confirm([2, 3])
     stage.wait(60)
     assert not stage.told
     assert not stage.missing.members
@@ -59,7 +59,7 @@ def test_the_next_manager_is_told_again() -> None:
     stage.missing.again()
     stage.wait(COMPLAINT_S)
     assert stage.told == [PeerLost(7, 3)] * 2
-    stage.missing.heard([3])
+    stage.missing.confirm([3])
     stage.wait(60)
     assert len(stage.told) == 2
 

@@ -120,7 +120,7 @@ def test_only_what_is_missing_is_pulled(operation: int) -> None:
     one.loop.call_all()
     assert one.engine.come[1] == 50
     carryover = one.cells.end(execution)
-    assert carryover.copies[OBJECT].come.found == [(0, 50)]
+    assert carryover.copies[OBJECT].arrived.found == [(0, 50)]
     assert one.closed == [1, 2, 3]
     one.loop.call_all()
     assert not one.loop.timers or one.engine.come[1] == 50

@@ -35,7 +35,7 @@ class Network:
     def answer(self, after_s: float) -> None:
         (home, probe), *self.sent = self.sent
         self.loop.pass_time(after_s)
-        self.questions.told(home, Probed(probe.number))
+        self.questions.answered(home, Probed(probe.number))
 
 
 def test_the_quickest_counts_but_not_the_first() -> None:
@@ -63,8 +63,8 @@ def test_a_node_that_goes_and_answers_that_nobody_waits_for() -> None:
     network = Network()
     network.probing.begin([member(1), member(2)])
     network.questions.lose_peer(1001)
-    network.questions.told(1001, Probed(network.sent[0][1].number))
-    network.questions.told(1002, Probed(99))
+    network.questions.answered(1001, Probed(network.sent[0][1].number))
+    network.questions.answered(1002, Probed(99))
     network.sent = [one for one in network.sent if one[0] == 1002]
     while network.sent:
         network.answer(1e-3)

@@ -47,12 +47,12 @@ def test_done_when_the_last_has_answered(node: Node, questions: Questions) -> No
     questions.ask_all([1, 2], ClockAsked, found.append)
     (one, asked), (two, other) = node.sent
     assert (one, two) == (1, 2)
-    assert questions.told(2, LookTold(other.number, 7))
-    assert not questions.told(2, LookTold(other.number, 8))  # doubled
-    assert not questions.told(3, LookTold(asked.number, 9))  # not asked
-    assert not questions.told(2, LookTold(asked.number, 9))  # another one was
+    assert questions.answered(2, LookTold(other.number, 7))
+    assert not questions.answered(2, LookTold(other.number, 8))  # doubled
+    assert not questions.answered(3, LookTold(asked.number, 9))  # not asked
+    assert not questions.answered(2, LookTold(asked.number, 9))  # another one was
     assert not found
-    assert questions.told(1, LookTold(asked.number, 6))
+    assert questions.answered(1, LookTold(asked.number, 6))
     (answers,) = found
     assert {home: (a.node, a.message.value) for home, a in answers.items()} == {
         1: (10, 6), 2: (20, 7),
@@ -69,27 +69,27 @@ def test_without_patience_all_are_waited_for(node: Node, questions: Questions) -
     questions.ask_each(makes, found.append)
     assert [(home, ask.offset) for home, ask in node.sent] == [(1, 1), (2, 2)]
     (_, first), (_, second) = node.sent
-    assert questions.told(1, LookTold(first.number))
-    assert not questions.told(1, LookTold(first.number))
+    assert questions.answered(1, LookTold(first.number))
+    assert not questions.answered(1, LookTold(first.number))
     assert not node.loop.timers
     questions.lose_peer(2)
     assert [set(answers) for answers in found] == [{1}]
-    assert not questions.told(2, LookTold(second.number))
+    assert not questions.answered(2, LookTold(second.number))
 
 
 def test_who_is_silent_or_lost_is_not_waited_for(node: Node, questions: Questions) -> None:
     found: list[dict[int, Any]] = []
     questions.ask_all([1, 2, 9], ClockAsked, found.append)  # nobody has home 9
-    questions.told(1, LookTold(node.sent[0][1].number))
+    questions.answered(1, LookTold(node.sent[0][1].number))
     questions.lose_peer(2)
     assert [set(answers) for answers in found] == [{1}]
     questions.ask_all([1, 2], ClockAsked, found.append, 2.0)
     (_, asked), (_, other) = node.sent[-2:]
-    questions.told(2, LookTold(other.number))
+    questions.answered(2, LookTold(other.number))
     assert len(found) == 1
     node.loop.call_all()
     assert [set(answers) for answers in found] == [{1}, {2}]
-    assert not questions.told(1, LookTold(asked.number))  # too late
+    assert not questions.answered(1, LookTold(asked.number))  # too late
     assert len(found) == 2
     assert not questions.open
 
@@ -102,7 +102,7 @@ def test_one_host_answers_or_is_lost(node: Node, questions: Questions) -> None:
     assert found == [None]  # nobody has home 9
     node.loop.pass_time(1000.0)
     (_, asked), _ = node.sent
-    questions.told(1, LookTold(asked.number, 7))
+    questions.answered(1, LookTold(asked.number, 7))
     questions.lose_peer(2)
     assert found[1].message.value == 7
     assert found[1].came_ns - found[1].asked_ns == 1000 * 10**9
@@ -123,7 +123,7 @@ def test_the_host_is_lost_while_it_is_asked(node: Node, questions: Questions) ->
     questions.send = break_first
     questions.ask_all([1, 2], ClockAsked, found.append)
     assert not found
-    questions.told(2, LookTold(node.sent[-1][1].number))
+    questions.answered(2, LookTold(node.sent[-1][1].number))
     assert [set(answers) for answers in found] == [{2}]
 
 

@@ -59,7 +59,7 @@ class Side:
         """Of the one that was asked last."""
         home, asked = self.sent[-1]
         assert asked == RelayAsked(asked.number, FAR)
-        self.questions.told(home, RelayOpened(asked.number, port))
+        self.questions.answered(home, RelayOpened(asked.number, port))
         return home
 
     def lose(self, home: int) -> None:
@@ -97,7 +97,7 @@ def test_who_is_silent_or_lost_is_not_waited_for(side: Side) -> None:
     _, late = side.sent[-1]
     side.loop.pass_time(ANSWER_S)
     assert side.sent[-1][0] == 1002
-    assert not side.questions.told(1001, RelayOpened(late.number, 7001))
+    assert not side.questions.answered(1001, RelayOpened(late.number, 7001))
     side.lose(1002)
     assert side.answer(7003) == 1003
     assert len(side.found[0]) == 1

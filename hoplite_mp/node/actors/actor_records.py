@@ -47,7 +47,7 @@ class Client:
     def refused(self, why: str, gone: bool = False) -> None:
         self.reply(Reply(self.number, 0, why, gone=gone))
 
-    def told(self, value: Any) -> None:
+    def answer(self, value: Any) -> None:
         """Some other answer."""
         self.reply(Reply(self.number, value))
 

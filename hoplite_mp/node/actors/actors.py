@@ -330,7 +330,7 @@ class Actors:
         asker = self.asker(slot, request)
 
         def go_on() -> None:
-            asker.told([] if actor is None else self.client.queued_in(actor.pool))
+            asker.answer([] if actor is None else self.client.queued_in(actor.pool))
 
         if actor is None:
             go_on()
@@ -352,10 +352,10 @@ class Actors:
         asker = self.asker(slot, request)
         hold = self.client.hold(request.ask.state)  # type: ignore[union-attr]
         if actor is None or hold is None:
-            asker.told(None)
+            asker.answer(None)
             return
         actor.state = hold
-        self.keep(actor, lambda: asker.told(None))
+        self.keep(actor, lambda: asker.answer(None))
 
     def constructor_raised(self, slot: int, request: Request) -> None:
         actor = self._of_worker(slot)

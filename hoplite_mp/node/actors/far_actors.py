@@ -238,17 +238,17 @@ class FarActors:
     def ask_restarts(self, asker: Client, identity: int) -> None:
         one = self.imports.by_oid.get(identity)
         if one is None:
-            asker.told(0)
+            asker.answer(0)
             return
         home, object_id = one.home, one.object
 
         def told(answer: Answer | None) -> None:
             if answer is not None:
-                asker.told(answer.message.restarts)
+                asker.answer(answer.message.restarts)
             elif self.owners.is_open(home):  # the next host of the actor says it
                 self.counting.setdefault(identity, []).append(asker)
             else:
-                asker.told(0)
+                asker.answer(0)
 
         self.questions.ask(home, lambda number: RestartsAsked(number, object_id), told)
 
@@ -296,7 +296,7 @@ class FarActors:
             self.actors.end_here(one.oid, self.ends[one.oid])
         actor = self.actors.by_identity.get(one.oid)
         for client in self.counting.pop(one.oid, ()):
-            client.told(actor.restarts if actor else 0)
+            client.answer(actor.restarts if actor else 0)
         pool = self.by_identity.get(one.oid)
         if pool is not None and self.bound[pool].ended is None:
             self._end(pool, self.bound[pool], NO_SPARE)

@@ -53,7 +53,7 @@ class Copy:
 
     payload: int
     nbytes: int
-    come: Ranges
+    arrived: Ranges
 
 
 @dataclass(slots=True)

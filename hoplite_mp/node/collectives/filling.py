@@ -47,7 +47,7 @@ def _block(
                 "the object that arrives does not fit into the store beside what is in use"
             )
         execution.blocks[index] = payload, nbytes if begun is None else begun.nbytes
-        execution.come[object_id] = Ranges() if begun is None else begun.come
+        execution.arrived_before[object_id] = Ranges() if begun is None else begun.arrived
     return results.client.memory(*execution.blocks[index])
 
 
@@ -63,10 +63,10 @@ def _pulled(
     """What is missing of a stripe, one cell for each gap. Others read it as the cell of the gap, if
     a single pull fills the stripe, else as one of its own that follows."""
     begin, end = stripe
-    come = execution.come[object_id]
-    gaps = come.gaps(begin, end)
+    arrived = execution.arrived_before[object_id]
+    gaps = arrived.gaps(begin, end)
     if shown and not (len(gaps) == 1 and gaps[0][1] == end):
-        cell = cells.make(execution, shown, memory, begin, end - begin, come.reach(begin, end))
+        cell = cells.make(execution, shown, memory, begin, end - begin, arrived.reach(begin, end))
         if gaps:
             execution.followed[cell] = begin, end
         shown = None

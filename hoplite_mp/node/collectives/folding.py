@@ -136,10 +136,10 @@ class Folding:
                 ],
                 self.stripe_layout.is_final(cell),
             )
-        come = self.cells.engine.watermark
+        arrived = self.cells.engine.watermark
         pulls = [found[pull.cell] for pull in program.pulls]
         self.execution.queue = [
-            cell for cell in pulls if come(cell) < max(1, self.execution.sizes[cell])
+            cell for cell in pulls if arrived(cell) < max(1, self.execution.sizes[cell])
         ]
         self.execution.missing.update(self.execution.queue)
 

@@ -63,7 +63,8 @@ class PlanExecution:
         default_factory=Carryover
     )  # of the execution before, not yet taken
     slots: dict[SlotName, Slot] = field(default_factory=dict)  # contributions that are pulled
-    come: dict[bytes, Ranges] = field(default_factory=dict)  # of blocks, when they were taken
+    # Of blocks, when they were taken.
+    arrived_before: dict[bytes, Ranges] = field(default_factory=dict)
     # Cell -> the object in whose block it lies, and the bytes where it begins, and fills from.
     fills: dict[int, tuple[bytes, int, int]] = field(default_factory=dict)
     # Cells that others read, and that grow with what comes by other cells: [begin, end).
@@ -113,7 +114,7 @@ class PlanExecution:
 
     def arrived(self, object_id: bytes, watermark: Callable[[int], int]) -> Ranges:
         """Which bytes are here of an object that comes."""
-        found = self.come.get(object_id, Ranges()).copy()
+        found = self.arrived_before.get(object_id, Ranges()).copy()
         for cell, (one, begin, first) in self.fills.items():
             if one == object_id:
                 found.add(first, begin + watermark(cell))

@@ -145,7 +145,7 @@ class Transfers:
         older = self._receiving(plan.object)
         if older is not None:
             self._end(older.copied.epoch)
-        begun = Copy(remote.payload, remote.nbytes, remote.come)
+        begun = Copy(remote.payload, remote.nbytes, remote.arrived)
         execution.carryover = Carryover(remote.engine_buffer, copies={plan.object: begun})
         return True
 
@@ -344,7 +344,7 @@ class Transfers:
         carryover = self.cells.end(execution).copies.get(execution.copied.object)
         remote = self._place(execution.copied.object)
         if carryover is not None and remote is not None and remote.payload == carryover.payload:
-            remote.come = carryover.come
+            remote.arrived = carryover.arrived
 
     # -- for people before whom something hangs ------------------------------------------------
 

@@ -45,7 +45,7 @@ def client_table(rooms: Rooms, driver_name: Callable[[int], int]) -> dict[type, 
 
     def calls(slot: int, request: Any) -> None:
         if groups.hosts is not None:
-            groups.hosts.said(slot, request.ask)
+            groups.hosts.member_called(slot, request.ask)
 
     def is_refused(slot: int, request: Any) -> None:
         groups.reply(slot, local.Reply(request.number, groups.why(slot, request.ask)))

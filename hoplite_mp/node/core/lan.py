@@ -223,7 +223,7 @@ class Lan:
                 self.far_output,
                 self.peers.relays,
             ),
-            **dict.fromkeys(peer_table.ANSWERS, local.questions.told),
+            **dict.fromkeys(peer_table.ANSWERS, local.questions.answered),
             Probe: lambda home, message: self.peers.send(home, Probed(message.number)),
             LastLinesSent: self._last_lines,
             WorkersNow: lambda home, message: self._have_workers(home, message.count),
@@ -268,7 +268,7 @@ class Lan:
                     self._came(member)
                 self.probing.begin(m for m in message.members if m.node != message.node)
             case MembersChanged():
-                self.missing.heard(message.went)
+                self.missing.confirm(message.went)
                 for number in message.went:
                     self._went(number)
                     self.recovering.report(number)
@@ -295,7 +295,7 @@ class Lan:
             if number not in found or found[number].incarnation != member.incarnation:
                 self._went(number)
         gone = set(range(self.membership.numbers)) - set(found)
-        self.missing.heard(gone)
+        self.missing.confirm(gone)
         self.missing.again()
         for number in gone:  # it may wait to hear of any of them
             self.recovering.report(number)
@@ -428,7 +428,7 @@ class Lan:
         self.draining.leaves(home)
 
     @property
-    def all_said(self) -> bool:
+    def all_sent(self) -> bool:
         """Lines of workers elsewhere have come, and what was sent to other nodes has left."""
         return self.far_output.quiet and self.peers.flushed
 

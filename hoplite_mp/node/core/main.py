@@ -141,7 +141,7 @@ class Process:
         self.output.drain_all()
         if self.node.lan is not None and self.rooms.life.orderly:
             self.node.lan.far_output.ask_last_lines(self.node.lan.peers.met)
-        while not (self.output.quiet and (self.node.lan is None or self.node.lan.all_said)):
+        while not (self.output.quiet and (self.node.lan is None or self.node.lan.all_sent)):
             left = deadline - self.loop.now()
             if left <= 0:
                 return

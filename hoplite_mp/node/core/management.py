@@ -58,7 +58,7 @@ MANAGER_SILENCES = 5.0
 MANAGER_ABSENT_S = 10.0
 # Messages that nothing else would say again, and ends that others may not have been told: so many
 # are kept to be said to the next manager. Both are small; more than a manager can have left unread.
-SAID_MAX = 1024
+SENT_MAX = 1024
 ENDED_MAX = 1024
 ONCE = (
     FetchFailed,
@@ -162,7 +162,7 @@ class Management:
         self._incarnation = 0  # one more for each attempt to join
         self._join_until = 0.0
         self.ended = False  # the manager has said that the cluster ends
-        self._said: deque[Any] = deque(maxlen=SAID_MAX)
+        self._sent: deque[Any] = deque(maxlen=SENT_MAX)
         self._measured: dict[int, Any] = {}  # the latest, by peer; -1: of all together
         self._ends: deque[Commit | OperationFailed | Forget] = deque(maxlen=ENDED_MAX)
 
@@ -171,7 +171,7 @@ class Management:
     def send(self, message: Any) -> None:
         """To the manager. If there is none now, the next one is told what it needs to know."""
         if isinstance(message, ONCE):
-            self._said.append(message)
+            self._sent.append(message)
         elif isinstance(message, HostMeasured):
             self._measured[-1] = message
         elif isinstance(message, LinkMeasured):
@@ -286,7 +286,7 @@ class Management:
                 interval_s=self.network.beat_interval_s,
                 patience_s=MANAGER_SILENCES * self.network.silence_s,
             )
-            wire.heard = self.pulse.heard
+            wire.received = self.pulse.received
         for word in words:
             wire.send(encode(word))
         if wire.open:  # what came with the handshake's last bytes is announced by no loop
@@ -405,7 +405,7 @@ class Management:
         for end in self._ends:
             yield OperationEnded(number, end)
         yield from self._measured.values()
-        yield from self._said
+        yield from self._sent
         if self.failover is not None:
             yield self.failover.knows()
         yield Reported(number)

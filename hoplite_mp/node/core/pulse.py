@@ -51,7 +51,7 @@ class Pulse:
         self._end = loop.repeat_in_thread(interval_s, self._beat, "hoplite_mp pulse")
         loop.call_later(interval_s, self._look)
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """The manager has said something."""
         self._silence.heard(min(self._loop.now(), self._look_at))  # a late loop finds it late
 

@@ -293,7 +293,7 @@ class Upward:
 
     def far_restarts(self, asker: Client, identity: int) -> None:
         if self.lan is None:
-            asker.told(0)
+            asker.answer(0)
         else:
             self.lan.far_actors.ask_restarts(asker, identity)
 

@@ -52,7 +52,7 @@ class Box:
         self.ended = [0] * size  # by rank: members that are over, and all they have sent is above
         self.gone = 0  # ranks of which nothing will come, as bits
         # (rank, node) of a sender -> what is not whole, and all that was sent after it.
-        self._coming: dict[tuple[int, int], deque[Letter | End]] = {}
+        self._incoming: dict[tuple[int, int], deque[Letter | End]] = {}
         # rank -> (its node, version from which on it is gone): its End has not come.
         self._due: dict[int, tuple[int, int]] = {}
         self._end_seen = [0] * size  # by rank: version of the latest End
@@ -67,7 +67,7 @@ class Box:
             return
         if isinstance(one, End) and one.version <= self.born:  # of somebody whom this one never met
             return
-        self._coming.setdefault((rank, node), deque()).append(one)
+        self._incoming.setdefault((rank, node), deque()).append(one)
         self._advance(rank, node)
 
     def ready(self, letter: Letter, node: int) -> None:
@@ -78,18 +78,18 @@ class Box:
     def lose(self, rank: int, node: int) -> None:
         """What is not whole of that sender will never be."""
         self._lost.add(node)
-        coming = self._coming.get((rank, node), deque())
+        incoming = self._incoming.get((rank, node), deque())
         whole = 0
-        while whole < len(coming) and isinstance(one := coming[whole], Letter) and one.ready:
+        while whole < len(incoming) and isinstance(one := incoming[whole], Letter) and one.ready:
             whole += 1
-        kept = [one for at, one in enumerate(coming) if at < whole or isinstance(one, End)]
-        self._coming[rank, node] = deque(kept)
+        kept = [one for at, one in enumerate(incoming) if at < whole or isinstance(one, End)]
+        self._incoming[rank, node] = deque(kept)
         self._advance(rank, node)
 
     def lose_node(self, node: int) -> None:
         """That host is gone: nothing more comes from there."""
         self._lost.add(node)
-        for rank, at in list(self._coming):
+        for rank, at in list(self._incoming):
             if at == node:
                 self.lose(rank, node)
         for rank, (at, version) in list(self._due.items()):
@@ -97,10 +97,10 @@ class Box:
                 self.add(rank, node, End(rank, version))
 
     def _advance(self, rank: int, node: int) -> None:
-        coming = self._coming.get((rank, node))
+        incoming = self._incoming.get((rank, node))
         news = False
-        while coming:
-            one = coming[0]
+        while incoming:
+            one = incoming[0]
             if isinstance(one, Letter):
                 if not one.ready:
                     break
@@ -113,10 +113,10 @@ class Box:
                 if due is not None and due[1] <= one.version:
                     del self._due[one.rank]
                 self._judge()
-            coming.popleft()
+            incoming.popleft()
             news = True
-        if coming is not None and not coming:
-            del self._coming[rank, node]
+        if incoming is not None and not incoming:
+            del self._incoming[rank, node]
         if news:
             self.announce()
 
@@ -155,8 +155,8 @@ class Box:
     def close(self) -> None:
         """Nobody receives from it any more."""
         self.arrived.clear()
-        for coming in self._coming.values():
-            for one in coming:
+        for incoming in self._incoming.values():
+            for one in incoming:
                 if isinstance(one, Letter):
                     one.holds = []
-        self._coming.clear()
+        self._incoming.clear()

@@ -17,7 +17,7 @@ import msgspec
 
 from hoplite_mp.errors import StoreFullError
 from hoplite_mp.node.groups.group_decisions import Outcome, decide
-from hoplite_mp.node.groups.group_state import Going, Said, State
+from hoplite_mp.node.groups.group_state import InProgress, MemberCall, State
 from hoplite_mp.node.groups.speculative_start import (
     decide_speculatively,
     fill_in,
@@ -91,11 +91,11 @@ class GroupCalls:
         members, known = state.members, state.known
         for rank in range(members.size):
             if not (members.alive | members.joining) >> rank & 1:
-                said = state.said.pop(rank, None)
-                if said is not None and said.ask.call == state.calls and state.go is not None:
-                    state.left += said.holds  # it may be decided already, with that in it
-                elif said is not None:
-                    self.results.unpin(said.holds)
+                called = state.member_calls.pop(rank, None)
+                if called is not None and called.ask.call == state.calls and state.go is not None:
+                    state.left += called.holds  # it may be decided already, with that in it
+                elif called is not None:
+                    self.results.unpin(called.holds)
         # Each node answers for its own ranks; the leading one will hear of the others'.
         here = {rank for rank, node in enumerate(members.nodes) if node == self.client.number}
         state.starts = {rank: call for rank, call in state.starts.items() if rank in here}
@@ -115,7 +115,7 @@ class GroupCalls:
             self._let_go(state)
             state.result, state.owed = [], None
         if state.leader != self.client.number:
-            state.going = None  # whoever leads now begins again
+            state.in_progress = None  # whoever leads now begins again
         if state.owed is not None:
             self._commit(state, state.owed)
         if state.leader is not None:
@@ -127,7 +127,7 @@ class GroupCalls:
                 tuple(state.starts.items()),
             )
             self._send(state, state.leader, sync)
-        state.told = None
+        state.last_part = None
         state.awaiting_local = False  # that attempt was made for other members
         self._tell(state)
         for node, pending in list(state.syncs.items()):
@@ -144,8 +144,8 @@ class GroupCalls:
         if state is None:
             return
         self._let_go(state)
-        for said in state.said.values():
-            self.results.unpin(said.holds)
+        for called in state.member_calls.values():
+            self.results.unpin(called.holds)
 
     def _let_go(self, state: State) -> None:
         """Of an attempt, and of what those gave to it who are gone."""
@@ -156,10 +156,10 @@ class GroupCalls:
 
     # -- what members say ----------------------------------------------------------------------
 
-    def said(self, slot: int, ask: GroupCall) -> None:
+    def member_called(self, slot: int, ask: GroupCall) -> None:
         """A member of this host has made its next call."""
         state = self.states.get(ask.generation)
-        before = None if state is None else state.said.get(ask.rank)
+        before = None if state is None else state.member_calls.get(ask.rank)
         if state is None or ask.call < state.calls or (before and before.ask.call == ask.call):
             self.results.refuse(slot, ask)
             return
@@ -170,7 +170,7 @@ class GroupCalls:
             holds = self.results.pin(slot, ask)
         except (ValueError, StoreFullError) as error:
             ask = msgspec.structs.replace(ask, mistake=str(error), error=error_kind(error))
-        state.said[ask.rank] = Said(ask, slot, holds)
+        state.member_calls[ask.rank] = MemberCall(ask, slot, holds)
         self._tell(state)
 
     def _tell(self, state: State) -> None:
@@ -180,9 +180,9 @@ class GroupCalls:
         asks = self._asks(state)
         if asks is None:
             return
-        if state.told == (state.members.version, state.calls):
+        if state.last_part == (state.members.version, state.calls):
             return
-        state.told = state.members.version, state.calls
+        state.last_part = state.members.version, state.calls
         self._send(state, state.leader, self.results.part(state.members, state.calls, asks))
         if state.awaiting_local and state.go is not None:
             state.awaiting_local = False
@@ -191,8 +191,8 @@ class GroupCalls:
     def _asks(self, state: State) -> list[GroupCall] | None:
         """The next call of all members here; None: not all have made it, or there are none."""
         ranks = state.ranks_of(self.client.number)
-        said = [state.said[rank] for rank in ranks if rank in state.said]
-        asks = [one.ask for one in said if one.ask.call == state.calls]
+        called = [state.member_calls[rank] for rank in ranks if rank in state.member_calls]
+        asks = [one.ask for one in called if one.ask.call == state.calls]
         return asks if asks and len(asks) == len(ranks) else None
 
     def _send(self, state: State, node: int, message: GroupMessage) -> None:
@@ -258,9 +258,9 @@ class GroupCalls:
         state.synced.add(node)
         if state.synced >= state.knowing:
             self._start_new(state)
-            going, state.going = state.going, None
-            if going is not None:
-                _log.info("group %s: call %d begins again", state.members.name, going.call)
+            in_progress, state.in_progress = state.in_progress, None
+            if in_progress is not None:
+                _log.info("group %s: call %d begins again", state.members.name, in_progress.call)
             self._lead(state)
 
     def _hand_on(
@@ -292,7 +292,7 @@ class GroupCalls:
         if calls > state.calls and state.owed is None:
             self._let_go(state)
             state.calls = calls
-            state.told = None
+            state.last_part = None
             self._tell(state)
             self._lead(state)
 
@@ -300,7 +300,7 @@ class GroupCalls:
         """Decides the next call if all parts are there; `late`: perhaps without some of them."""
         if state.leader != self.client.number:
             return
-        if state.going is not None and not self._is_other(state, state.going):
+        if state.in_progress is not None and not self._is_other(state, state.in_progress):
             return
         if not state.synced >= state.knowing or not state.members.formed or state.owed is not None:
             return
@@ -329,7 +329,7 @@ class GroupCalls:
             self._decided(state, outcome)
             return
         state.attempts = (state.attempts + 1) % ((1 << ATTEMPT_BITS) - 1)
-        state.going = Going(state.calls, attempt, outcome, set(outcome.waits), missing)
+        state.in_progress = InProgress(state.calls, attempt, outcome, set(outcome.waits), missing)
         go = GroupGo(
             state.members.generation,
             state.calls,
@@ -355,30 +355,30 @@ class GroupCalls:
         state.waited = call
         self.loop.call_later(seconds, over)
 
-    def _is_other(self, state: State, going: Going) -> bool:
+    def _is_other(self, state: State, in_progress: InProgress) -> bool:
         """A call that has begun without some: are their parts other than what was taken for
         granted? Then it is given up."""
         for part in state.parts.values():
-            if part.call == going.call and not going.missing.isdisjoint(part.ranks):
-                if not fits(part, going.outcome.plans[0]):
-                    state.going = None
+            if part.call == in_progress.call and not in_progress.missing.isdisjoint(part.ranks):
+                if not fits(part, in_progress.outcome.plans[0]):
+                    state.in_progress = None
                     return True
-                going.missing.difference_update(part.ranks)
+                in_progress.missing.difference_update(part.ranks)
         return False
 
     def _done(self, state: State, node: int, message: GroupDone) -> None:
-        going = state.going
-        if going is None or (message.call, message.attempt) != (going.call, going.attempt):
+        moving = state.in_progress
+        if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
             return
-        if message.up and message.down and going.outcome.kind in FILLING:
+        if message.up and message.down and moving.outcome.kind in FILLING:
             state.rates[node] = Host(message.up, message.down)
         if message.failure:
-            going.outcome.fail(message.error, message.failure)
-            going.waiting.clear()
-        going.waiting.discard(node)
-        if not going.waiting:
-            state.going = None
-            self._decided(state, going.outcome)
+            moving.outcome.fail(message.error, message.failure)
+            moving.waiting.clear()
+        moving.waiting.discard(node)
+        if not moving.waiting:
+            state.in_progress = None
+            self._decided(state, moving.outcome)
 
     def _decided(self, state: State, outcome: Outcome) -> None:
         members = state.members
@@ -439,7 +439,7 @@ class GroupCalls:
             if failure:
                 say(failure, error)
             else:  # what only others of this host read was not waited for by any cell
-                self.results.when_written((one.holds for one in state.said.values()), say)
+                self.results.when_written((one.holds for one in state.member_calls.values()), say)
 
         self.results.go(message, done)
 
@@ -460,16 +460,16 @@ class GroupCalls:
             self.results.drop(go)
             go = None
         # A process that has ended gets nothing any more, though the manager may not have said so.
-        slots = {r: one.slot for r, one in state.said.items() if one.slot in self.clients}
+        slots = {r: one.slot for r, one in state.member_calls.items() if one.slot in self.clients}
         mine = {rank: slots.get(rank, 0) for rank in self._here(state, message)}
         before = state.result
         oid, state.result = self.results.commit(given, go, mine)
         state.calls = message.call + 1
         state.last = message
-        state.told = None
-        for rank in list(state.said):
-            if state.said[rank].ask.call < state.calls:
-                self.results.unpin(state.said.pop(rank).holds)
+        state.last_part = None
+        for rank in list(state.member_calls):
+            if state.member_calls[rank].ask.call < state.calls:
+                self.results.unpin(state.member_calls.pop(rank).holds)
         state.known.board.commit(message.call, oid)
         self.results.unpin(state.left)
         del before  # everybody has read the result before this one

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hoplite_mp.protocol.local import GroupCall
     from hoplite_mp.protocol.messages import GroupMembers
 
-__all__ = ["Going", "Known", "Said", "State"]
+__all__ = ["InProgress", "Known", "MemberCall", "State"]
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Known:
 
 
 @dataclass(slots=True)
-class Going:
+class InProgress:
     """A decided call whose bytes are moving, as the leading node sees it."""
 
     call: int
@@ -54,7 +54,7 @@ class Going:
 
 
 @dataclass(slots=True)
-class Said:
+class MemberCall:
     """The undecided call of a member here."""
 
     ask: GroupCall
@@ -69,9 +69,9 @@ class State:
     members: GroupMembers
     known: Known  # its board
     calls: int = 0  # decided ones; the number of the next
-    said: dict[int, Said] = field(default_factory=dict)  # by rank
+    member_calls: dict[int, MemberCall] = field(default_factory=dict)  # by rank
     left: list[Any] = field(default_factory=list)  # what those gave to the next call who are gone
-    told: tuple[int, int] | None = None  # (version, call) of the last GroupPart
+    last_part: tuple[int, int] | None = None  # (version, call) of the last GroupPart
     last: GroupCommit | None = None
     result: list[Any] = field(default_factory=list)  # holds on the last result
     # rank -> its first call: those of this node, and as the leading node also those of others.
@@ -82,7 +82,7 @@ class State:
     parts: dict[int, GroupPart] = field(default_factory=dict)  # node -> its undecided call
     synced: set[int] = field(default_factory=set)
     syncs: dict[int, GroupSync] = field(default_factory=dict)  # node -> its latest
-    going: Going | None = None
+    in_progress: InProgress | None = None
     attempts: int = 0
     rates: dict[int, Host] = field(default_factory=dict)  # node -> as it has said itself
     _known: tuple[GroupMembers, list[int]] | None = None  # who takes part in all calls

@@ -63,8 +63,10 @@ def _over_hosts(number: int, state: State, found: dict[str, Any]) -> None:
     if it leads, of the others'."""
     found["call"] = state.calls
     found["leader"] = "" if state.leader is None else f"h{state.leader}"
-    said = {rank: one.ask for rank, one in state.said.items() if one.ask.call == state.calls}
-    made, kinds = set(said), {ask.kind for ask in said.values()}
+    called = {
+        rank: one.ask for rank, one in state.member_calls.items() if one.ask.call == state.calls
+    }
+    made, kinds = set(called), {ask.kind for ask in called.values()}
     known = set(state.ranks_of(number))
     if state.leader == number:
         known = set(state.expected())
@@ -72,8 +74,8 @@ def _over_hosts(number: int, state: State, found: dict[str, Any]) -> None:
             if part.call == state.calls:
                 made |= set(part.ranks)
                 kinds.add(part.kind)
-        if state.going is not None:
-            found["moving"] = sorted(state.going.waiting)
+        if state.in_progress is not None:
+            found["moving"] = sorted(state.in_progress.waiting)
     found["kind"] = " or ".join(sorted(kinds))
     found["made"] = sorted(made)
     found["awaited"] = sorted(known - made)

@@ -29,7 +29,7 @@ LOWER_WEIGHT = 0.15  # of a slower burst
 # A burst without a byte for so long is over, whoever still waits. Higher: more looks at nothing.
 QUIET_S = 0.5
 # Others are told of a change by more than this part. Lower: more messages.
-TOLD_CHANGE = 0.05
+SENT_CHANGE = 0.05
 
 
 class Meter:
@@ -49,7 +49,7 @@ class Meter:
         self.known = [0.0, 0.0]
         self.peaks = [0.0, 0.0]  # of this burst
         self.full = [False, False]  # whether this burst was to fill the link
-        self.told = (0, 0)
+        self.sent = (0, 0)
         self._moved_at = 0.0
         self._samples: deque[tuple[float, int, int]] = deque()
         self._looking = False
@@ -89,11 +89,11 @@ class Meter:
             elif peak and self.full[i]:
                 self.known[i] += LOWER_WEIGHT * (peak - self.known[i])
         if any(
-            abs(now - told) > TOLD_CHANGE * told
-            for now, told in zip(self.known, self.told, strict=True)
+            abs(now - sent) > SENT_CHANGE * sent
+            for now, sent in zip(self.known, self.sent, strict=True)
         ):
-            self.told = int(self.known[0]), int(self.known[1])
-            self.tell(*self.told)
+            self.sent = int(self.known[0]), int(self.known[1])
+            self.tell(*self.sent)
 
     def _sample(self) -> None:
         now = self.loop.now()

@@ -53,7 +53,7 @@ class Missing:
         self._loop.call_later(half_s, lambda: self._most(len(self.members)))
         self._complain_later(member.node)
 
-    def heard(self, gone: Iterable[int]) -> None:
+    def confirm(self, gone: Iterable[int]) -> None:
         """The manager says so, too."""
         for number in gone:
             self.members.pop(number, None)

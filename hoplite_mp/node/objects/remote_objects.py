@@ -47,7 +47,7 @@ class RemoteObject:
     layout: bytes = b""  # see node/objects/layouts.py
     filler: Filler | None = None  # who fills the block, while there is one
     engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)  # of the block
-    come: Ranges = field(default_factory=Ranges)  # in the block, by plans that are over
+    arrived: Ranges = field(default_factory=Ranges)  # in the block, by plans that are over
     why: str = ""  # nobody holds it
     making: bool = False  # the maker has been asked
     asked: int = 0  # how often the maker has tried to find it
@@ -258,7 +258,7 @@ class RemoteObjects:
             filler.forget(oid, remote)
         if payload:
             remote.engine_buffer.when_free(lambda: self.store.free(payload))
-            remote.engine_buffer, remote.come = EngineBuffer(), Ranges()
+            remote.engine_buffer, remote.arrived = EngineBuffer(), Ranges()
 
     def restore(self, oid: int) -> bool | None:
         """As Store.restore: None: it is on its way, or will be when there is room."""

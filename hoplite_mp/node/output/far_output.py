@@ -77,7 +77,7 @@ class FarOutput:
         self.asked: set[int] = set()  # names of drivers elsewhere that wait for their last lines
         # (a driver here, a home) that has not sent them yet; and all that were asked.
         self.asking: set[tuple[int, int]] = set()
-        self.heard: set[tuple[int, int]] = set()
+        self.received: set[tuple[int, int]] = set()
 
     # -- lines of this host --------------------------------------------------------------------
 
@@ -150,8 +150,8 @@ class FarOutput:
         """This host's driver leaves, or the attached one of that name: what is still on the way to
         it shall come now."""
         for home in homes:
-            if (name, home) not in self.heard:
-                self.heard.add((name, home))
+            if (name, home) not in self.received:
+                self.received.add((name, home))
                 self.asking.add((name, home))
                 if not self.send(home, LastLinesAsked(name)):
                     self.asking.discard((name, home))
@@ -163,7 +163,7 @@ class FarOutput:
     def forget(self, name: int) -> None:
         """That attached driver is gone."""
         self.asking = {key for key in self.asking if key[0] != name}
-        self.heard = {key for key in self.heard if key[0] != name}
+        self.received = {key for key in self.received if key[0] != name}
         for key in [key for key in self.speakers if key[1] == name]:
             del self.speakers[key]
 

@@ -72,7 +72,7 @@ class Holdings:
             if hold is not None:
                 lost.holds[one.oid] = hold
 
-    def told(self, number: int, imports: list[Import], lost: Lost | None) -> HoldingsReported:
+    def report(self, number: int, imports: list[Import], lost: Lost | None) -> HoldingsReported:
         """What is here of these objects, which that node counted."""
         headers: dict[bytes, list[Import]] = {}
         for one in imports:

@@ -100,7 +100,7 @@ class Owners:
         """The manager knows of that death as well, and waits for what every node has."""
         lost = self.holdings.lost_as(number)
         imports = [] if lost is None else self.holdings.of(lost.home)  # with those met since then
-        self.send_manager(self.holdings.told(number, imports, lost))
+        self.send_manager(self.holdings.report(number, imports, lost))
         if lost is not None and not lost.reported:  # then there will be no answer
             self._close(lost)
 
@@ -127,7 +127,7 @@ class Owners:
             if lost is not None:
                 lost.reported.clear()
                 lost.asked.clear()  # it has heard no question: what it is told now is one
-            told = self.holdings.told(number, moved.get(number, []), lost)
+            told = self.holdings.report(number, moved.get(number, []), lost)
             if told.objects or lost is not None:
                 yield told
             if lost is not None and not told.objects:

@@ -47,7 +47,7 @@ class Wire:
         self._ended = ended
         self.stream = stream
         self.open = True
-        self.heard: Callable[[], None] | None = None  # called when anything comes, a beat too
+        self.received: Callable[[], None] | None = None  # called when anything comes, a beat too
         self._lock: AbstractContextManager[object] = Lock() if shared else contextlib.nullcontext()
         self._writes = False  # is it watched for room, too?
         loop.watch(stream.fileno(), self.ready)
@@ -91,8 +91,8 @@ class Wire:
         if data is None or not (flushed or data):
             self.close(self.stream.failure or "the other side closed the connection")
             return
-        if data and self.heard is not None:
-            self.heard()
+        if data and self.received is not None:
+            self.received()
         try:
             for message in self._decoder.feed(data) if data else ():
                 if not self.open:

@@ -132,7 +132,7 @@ class Rounds:
 
     def opened(self, home: int, message: FarRoundOpened) -> None:
         """Another node's answer."""
-        if not self.questions.told(home, message) and message.pool:  # too late
+        if not self.questions.answered(home, message) and message.pool:  # too late
             self.send_peer(home, CloseFarPool(message.pool, False))
 
     def begin(self, slot: int, request: Request) -> None:
