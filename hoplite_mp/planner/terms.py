@@ -3,7 +3,7 @@
 Why it exists: with a standby there are two places where a manager may be, and the network between
 them can be cut. Three parts, one for each who takes part, each with the time passed in:
 
-    Lease     the manager's: it decides only while at least half of the hosts are bound to it
+    Lease      the manager's: it decides only while at least half of the hosts are bound to it
     Voter      a node's: whom it follows, and whether it is free to vote for somebody else
     Candidate  the standby's: it leads once more than half of the hosts have voted for its term
 
