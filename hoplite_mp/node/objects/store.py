@@ -37,6 +37,10 @@ BLOCKS_UNIT = 512  # of st_blocks
 # Of the limit, as one of so many parts: what is spilled in one go. More parts: fewer objects leave
 # memory before they must. Fewer: the look at all headers is shared by more of them.
 SPILL_BATCHES = 32
+# A process that has asked for a spilled object needs a moment to see that it is there. So long it
+# is not spilled again: else many readers of more than there is room for take it from each other,
+# and none of them ever reads. Longer: others wait longer for room behind a reader that has died.
+HANDED_S = 0.02
 ERROR_SHARE = 16  # of the limit, as one of so many parts: what the reserve for errors is at most
 PURGE_SHARE = 16  # writes for which the file's objects are looked through, as a part of these
 SPILL_AGAIN_S = 1.0  # a disk that took nothing is asked again after this
@@ -82,6 +86,7 @@ class Store:
         self.notes = notes
         self.spill = disk
         self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
+        self._handed: dict[int, float] = {}  # oid -> until when it waits for its reader
         self.spill_error = ""  # why the disk took nothing
         self._spill_again = 0.0
         self._writes = 0  # into the spill file, since it was purged
@@ -286,7 +291,9 @@ class Store:
         others: dict[int, list[Candidate]] = {}
         small = spilled = 0
         batch, room = self.limit // SPILL_BATCHES, False
-        candidates = sorted(self.client.spill_candidates())
+        now = self.loop.now()
+        self._handed = {oid: until for oid, until in self._handed.items() if until > now}
+        candidates = sorted(c for c in self.client.spill_candidates() if c[1] not in self._handed)
         for candidate in candidates:
             if (room and spilled >= batch) or self.loop.now() < self._spill_again:
                 return
@@ -378,6 +385,8 @@ class Store:
         if self.client.restore(oid, payload):
             self.spill.free(position)
             del self.spilled[oid]
+            if slot != NODE_SLOT:
+                self._handed[oid] = self.loop.now() + HANDED_S
             self.notes.add("spill", "restore", begun, object=oid, bytes=nbytes)
             return True
         self.free(payload)
