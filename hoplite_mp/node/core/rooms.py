@@ -106,6 +106,7 @@ class Rooms:
             self.results, self.remote_objects, above.send_peer, self.number, loop, roster, above
         )
         self.questions = Questions(loop, roster, above.send_peer)
+        self._next_turn_at = 0.0  # for operations that wait for room
         self.host = host = HostContext(
             config,
             loop,
@@ -200,9 +201,10 @@ class Rooms:
         loop = self.host.loop
         self.exports.look()
         self.operations.look()
-        again = self.operations.execute_again()
-        if again is not None:
-            loop.call_later(max(0.0, again - loop.now()), lambda: None)
+        again, now = self.operations.execute_again(), loop.now()
+        if again is not None and not now < self._next_turn_at <= again:  # one timer, not one a turn
+            self._next_turn_at = again
+            loop.call_later(max(0.0, again - now), lambda: None)
         self.results.look()
         self.groups.look()
         self.workers.look()
