@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from hoplite_mp import errors
-from hoplite_mp.protocol.local import Reply, Request
+from hoplite_mp.protocol.local import GroupWritten, Reply, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VirtualChannel"]
 
+ROUND_S = 0.0005
 _encode = msgspec.msgpack.Encoder().encode
 _request = msgspec.msgpack.Decoder(Request).decode
 _reply = msgspec.msgpack.Decoder(Reply).decode
@@ -57,6 +58,10 @@ class VirtualChannel:
 
     def tell(self, ask: Ask) -> None:
         self._send(Request(0, self._seen[0], ask))
+        if isinstance(ask, GroupWritten):  # the next round of a large value takes as long as that
+            running = self.processes.running
+            assert running is not None
+            running.wait(None, ROUND_S)
 
     def call(
         self,

@@ -8,7 +8,11 @@ It must never know: what is being done meanwhile.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
+
+from hoplite_mp.simulation.cluster.programs import HANGS_S
+from hoplite_mp.simulation.cluster.traps import MESSAGES, Trap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,16 +21,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Faults"]
 
+# Of the host that has the manager, where there is a standby.
+FIRST = "die", "die", "stop", "cut", "reset", "manager", "leave", "split", "split"
 # As often as they stand here.
 KINDS = ("die", "die", "die", "stop", "pause", "crawl", "cut", "join", "reset", "kill", "kill",
          "leave", "manager", "manager")  # fmt: skip
 KINDS_FEW = 2  # in half of all runs no others come
 # Most runs have few, so that what is left is worth looking at.
 COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
-# Half of all faults wait so long for a transfer, look for one so often, and strike so soon.
+# A third of all faults wait so long for a transfer, look for one so often, and strike so soon.
 HUNT_S_MAX, HUNT_LOOK_S, STRIKE_S_MAX = 0.1, 0.0005, 0.004
+# Another third wait for the n-th message of some kind, and come at once, or so soon after it.
+TRAP_S_MAX = 2.0
+TRAPPED = 1, 1, 1, 2, 3, 6
+STRIKES = ("die sender", "die sender", "die receiver", "die receiver", "manager", "manager",
+           "reset", "cut", "stop receiver", "kill")  # fmt: skip
+STRIKES_S = 0.0, 0.0, 0.0, 100e-6, 1e-3, 0.05
 SILENCES_S = 2.0  # a host that is stopped for longer is given up
+FOR_GOOD_S = HANGS_S + 2.0  # who waits for such a host hangs
 STOPS_S = (0.0, 1.0, 4.0, 12.0)  # longer, where a standby may lead meanwhile
+RATE_MIN = 250e3  # bytes a second: what is slower than that looks as if it hung
 CUTS_S = (0.01, 0.5, 3.0, 8.0)
 
 
@@ -55,8 +69,11 @@ class Faults:
         if len(at) > 1 and self.chance.random() < 0.5:
             at[1] = at[0] + self.chance.random() * 0.002  # during the repair of the first
         for when in at:
-            if self.chance.random() < 0.5:
+            draw = self.chance.random()
+            if draw < 0.3:
                 self._later(when, self._hunt, when + HUNT_S_MAX)
+            elif draw < 0.7:
+                self._later(0.5 * when, self._lay)
             else:
                 self._later(when, self._one)
 
@@ -80,6 +97,45 @@ class Faults:
         else:
             self._later(HUNT_LOOK_S, self._hunt, until)
 
+    def _lay(self) -> None:
+        """One at a message of some kind, or later if none is sent."""
+        chance, traps = self.chance, self.world.around.descriptors.traps
+        arrives, delay = chance.random() < 0.5, chance.choice(STRIKES_S)
+        strike = partial(self._sprung, chance.choice(STRIKES), delay)
+        trap = Trap(chance.choice(MESSAGES), chance.choice(TRAPPED), arrives, strike)
+        traps.append(trap)
+        self._later(TRAP_S_MAX, self._take_up, trap)
+
+    def _take_up(self, trap: Trap) -> None:
+        traps = self.world.around.descriptors.traps
+        if trap in traps:
+            traps.remove(trap)
+            self._one()
+
+    def _sprung(self, strike: str, delay: float, sender: int, receiver: int) -> None:
+        if delay:
+            self._later(delay, self._strike, strike, sender, receiver)
+        else:
+            self._strike(strike, sender, receiver)
+
+    def _strike(self, strike: str, sender: int, receiver: int) -> None:
+        """At those two hosts, which may be one."""
+        kind, _, whom = strike.partition(" ")
+        place = sender if whom == "sender" else receiver
+        if kind in ("die", "stop") and not (place or self.world.around.standby_at):
+            kind = "manager"  # that host must not be lost
+        if kind in ("reset", "cut") and sender == receiver:
+            kind = "kill"
+        if kind == "reset":
+            self.happened.append(kind)
+            self.world.reset(sender, receiver)
+        elif kind == "cut":
+            self.happened.append(kind)
+            self.world.cut({sender}, {receiver})
+            self._later(self.chance.choice(CUTS_S), self.world.heal, {sender}, {receiver})
+        else:
+            self._do(kind, place)
+
     def _one(self) -> None:
         kind = self.chance.choice(self._kinds)
         place = self._some_place()
@@ -100,8 +156,12 @@ class Faults:
 
     def _first(self) -> None:
         """The host that has the manager at the beginning is lost to others."""
-        kind = self.chance.choice(["die", "die", "stop", "cut", "reset", "manager", "leave"])
-        if self.world.hosts[0].alive:
+        kind = self.chance.choice(FIRST)
+        if kind == "split":  # from its standby alone
+            self.happened.append("cut")
+            self.world.cut({0}, {1})
+            self._later(self.chance.choice(CUTS_S), self.world.heal, {0}, {1})
+        elif self.world.hosts[0].alive:
             self._do(kind, 0)
 
     def _soon(self) -> float:
@@ -113,10 +173,18 @@ class Faults:
             self._later(self._soon(), self.world.rejoin, place)
 
     def _stop(self, place: int) -> None:
-        """For long enough to be given up."""
+        """For long enough to be given up; some never go on, and are switched off in the end."""
         self.world.stop(place)
+        if self.chance.random() < 0.15:
+            self._later(FOR_GOOD_S, self._switch_off, place)
+            return
         longer = self.chance.choice(STOPS_S) if self.world.around.standby_at else 0.0
         self._later(SILENCES_S + longer + self._soon(), self._back, place)
+
+    def _switch_off(self, place: int) -> None:
+        host = self.world.hosts[place]
+        self.world.end(host, "it was never to go on")
+        self.world.go_on(place)
 
     def _pause(self, place: int) -> None:
         """Not for so long: nobody is given up."""
@@ -131,7 +199,7 @@ class Faults:
     def _crawl(self, place: int) -> None:
         factor = self.chance.choice([0.05, 0.1, 0.3])
         port = self.world.network.ports[place]
-        port.up, port.down = port.up * factor, port.down * factor
+        port.up, port.down = max(RATE_MIN, port.up * factor), max(RATE_MIN, port.down * factor)
 
     def _cut(self, place: int) -> None:
         """Some hosts from the others, or two from each other."""

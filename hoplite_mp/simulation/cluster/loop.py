@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp.simulation.cluster.traps import Trap
     from hoplite_mp.simulation.network import Network
     from hoplite_mp.simulation.timeline import Timeline
 
@@ -39,10 +40,11 @@ class Descriptor(Protocol):
 
 
 class Descriptors:
-    """All of a run, by number."""
+    """All of a run, by number. `traps`: faults that wait for a message."""
 
     def __init__(self) -> None:
         self.all: dict[int, Descriptor] = {}
+        self.traps: list[Trap] = []
         self._last = FIRST_DESCRIPTOR
 
     def add(self, one: Descriptor) -> int:

@@ -167,13 +167,14 @@ def _play(world: World, work: Workload, trouble: Faults | None, count: int, *, e
             raise WrongEnd(f"it does not end: {work.open} after {timeline.events} events")
     work.truth.check_agreed()
     work.truth.check_runs()
+    work.truth.check_members()
     left = ""
     for _ in range(SETTLES_MAX):
         until += SETTLE_S
         timeline.run(EVENTS_MAX, until)
         gc.collect()
         _check_processes(world)
-        left = _left(world)
+        left = _left(world) or work.truth.check_let_in()
         if not left:
             return
     raise WrongEnd(left)

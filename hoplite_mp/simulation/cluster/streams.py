@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from hoplite_mp.simulation.cluster.traps import spring
 from hoplite_mp.simulation.network import Channel
 from hoplite_mp.transport.stream import READ_BYTES
 
@@ -56,6 +57,7 @@ class VirtualStream:
         self.bulk: Bulk | None = None  # the engine that has taken it over
         self.is_closed = False
         self._fd = descriptors.add(self)
+        self._traps = descriptors.traps
         self._inbox: deque[bytes] = deque()
         self._queue: list[bytes] = []
         self._ended = False  # the other side has closed it, and nothing comes after the inbox
@@ -106,6 +108,8 @@ class VirtualStream:
             data = b"".join(self._queue)
             self._queue.clear()
             self.bytes_sent += len(data)
+            if self._traps:
+                spring(self._traps, data, (self.host, self.peer.host), False)
             self.out.send(data, len(data))
         return self.failure is None
 
@@ -133,6 +137,8 @@ class VirtualStream:
         elif data:
             self._inbox.append(data)
             self.loop.notice(self._fd)
+            if self._traps:
+                spring(self._traps, data, (self.peer.host, self.host), True)
         else:
             self._end()
 

@@ -37,7 +37,7 @@ LOSSES = (
 
 
 # ValueErrors about nodes that the caller does not know any more, or not yet.
-NO_NODE = "there is no node ", "copies=2: each needs a node"
+NO_NODE = "there is no node ", "copies=2: each needs a node", "no node of this cluster"
 
 
 # By a node that leaves: it makes no more actors, and those that it has take no more calls.
@@ -132,6 +132,25 @@ class Truth:
             if count > TRIES:
                 raise WrongEnd(f"the task that makes {task} has run {count} times")
 
+    def check_members(self) -> None:
+        """No host was given up to which nothing has happened."""
+        world = self.world
+        disturbed = world.cuts or world.resets or world.stops or world.managers
+        if world.gave_up and world.lives[0].alive and not disturbed:
+            raise WrongEnd(f"host {world.gave_up[0].place} was given up, and nothing has happened")
+
+    def check_let_in(self) -> str:
+        """At the end of a run: a host that was not let in though it could be; or "". Who called
+        while there was no manager was told so."""
+        world = self.world
+        managers = [one for one in (world.manager, world.standby) if one is not None]
+        if any(one.decides for one in managers):
+            for host in world.hosts:
+                told = host.node.rooms.management.join_error
+                if host.alive and host.number < 0 and not told:
+                    return f"host {host.place} was not let in"
+        return ""
+
     def check_agreed(self) -> None:
         """All members on hosts that have lived on were told the same of each call."""
         seen: dict[tuple[object, int], tuple[Any, ...]] = {}
@@ -162,7 +181,7 @@ class Truth:
         host = self.world.host_of(self.world.processes.running)
         if host in self.world.left:  # what it sends after that is not waited for
             return
-        if isinstance(error, REFUSED) and self.world.left:
+        if (unknown or isinstance(error, REFUSED)) and self.world.left:
             return
         if self.calm and not isinstance(error, errors.PeerLostError):  # a rank may have left
             raise WrongEnd(f"{what}: {type(error).__name__}: {error}, and nothing has happened")

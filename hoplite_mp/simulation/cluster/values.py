@@ -28,7 +28,9 @@ __all__ = [
     "make",
     "make_once_more",
     "make_refs",
+    "rolled",
     "runs",
+    "scaled",
     "sum_of",
 ]
 
@@ -98,6 +100,17 @@ def make_refs(leaves: list[Leaf]) -> list[ObjectRef[Array]]:
 
     c = current()
     return [c.put(leaf.array()) for leaf in leaves]
+
+
+def rolled(leaf: Leaf) -> Array:
+    """The task whose value says how often it has run."""
+    runs[leaf.salt, leaf.index] += 1
+    return leaf.array() + runs[leaf.salt, leaf.index]
+
+
+def scaled(value: Array, factor: int) -> Array:
+    """The task that needs its argument."""
+    return value * factor
 
 
 def add(left: Array, right: Array) -> Array:

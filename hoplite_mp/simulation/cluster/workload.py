@@ -16,11 +16,14 @@ import numpy as np
 
 from hoplite_mp.errors import HopliteTimeoutError
 from hoplite_mp.simulation.cluster.actors import begin_actor
+from hoplite_mp.simulation.cluster.elsewhere import begin_rolled, begin_shared
+from hoplite_mp.simulation.cluster.full import begin_full
 from hoplite_mp.simulation.cluster.lasting import begin_copies, begin_nested, begin_remade
 from hoplite_mp.simulation.cluster.letters import begin_letters, begin_rejoining
 from hoplite_mp.simulation.cluster.members import begin_group
 from hoplite_mp.simulation.cluster.programs import HANGS_S, Programs
 from hoplite_mp.simulation.cluster.scarce import begin_scarce
+from hoplite_mp.simulation.cluster.timely import begin_newcomer, begin_timely
 from hoplite_mp.simulation.cluster.truth import Operation, WrongEnd
 from hoplite_mp.simulation.cluster.values import (
     SOURCES_MAX,
@@ -67,6 +70,11 @@ class Workload(Programs):
             (partial(begin_copies, self), (0, 1, 2)),
             (partial(begin_nested, self), (0, 1, 2)),
             (partial(begin_actor, self), (0, 1, 2)),
+            (partial(begin_shared, self), (0, 0, 1)),
+            (partial(begin_rolled, self), (0, 0, 1)),
+            (partial(begin_full, self), (0, 1, 1)),
+            (partial(begin_timely, self), (0, 0, 1)),
+            (partial(begin_newcomer, self), (0, 0, 1)),
         ]
         for begin, counts in kinds:
             for _ in range(chance.choice(counts) * chance.choice(SWARM)):

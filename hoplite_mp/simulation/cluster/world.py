@@ -58,6 +58,7 @@ class World:
         self._standby_of: tuple[Host, StartStandby] | None = None  # host, and what it was asked
         self.cuts = self.resets = self.stops = self.killed = 0
         self.left: set[Host] = set()  # lives that were asked to leave
+        self.gave_up: list[Host] = []  # lives whose node ended, because it was told that it is out
         self._introduction = Introduction(HOME_BASE, software_versions())
 
     # -- beginnings ----------------------------------------------------------------------------
@@ -142,6 +143,8 @@ class World:
         self.timeline.note(f"host {host.place} ends: {why}")
         host.die()
         self.lost.append(host)
+        if host.node.rooms.life.stopping and host not in self.left:
+            self.gave_up.append(host)
         if host is self.lives[0]:
             self._end_manager()
             self.board.kept_open.discard(self.around.manager_at)

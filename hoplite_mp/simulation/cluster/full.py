@@ -1,0 +1,112 @@
+"""More than a host has room for: values are spilled, read piece by piece, and reduced in portions.
+
+Why it exists: stores and disks are small in some runs, and what does not fit is moved, refused or
+read from the file. Values of these programs are held, so that there is no room for others.
+It must never know: how a store makes room.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp.errors import StoreFullError
+from hoplite_mp.simulation.cluster.values import Leaf, WrongBytes
+
+if TYPE_CHECKING:
+    from hoplite_mp.cluster import Cluster
+    from hoplite_mp.simulation.cluster.programs import Programs
+
+__all__ = ["begin_full"]
+
+VALUES_MIN, VALUES_MAX = 6, 14
+ITEMS = 40_000, 100_000  # of 8 bytes: a store of 6 MiB is full after seven of the longer ones
+
+
+def begin_full(work: Programs) -> None:
+    """A program puts many values, reads some of them again and again, and adds all up; another
+    one reads them elsewhere. In a large store nothing of that is worth trying."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts or not work.truth.tight:
+        return
+    salt, items = work.salt(), chance.choice(ITEMS)
+    leaves = [Leaf(salt, index, items) for index in range(chance.randint(VALUES_MIN, VALUES_MAX))]
+    reads = [chance.randrange(len(leaves)) for _ in range(2 * len(leaves))]
+    held = chance.randint(0, len(leaves))
+    sums = chance.random() < 0.6
+    name = f"full {salt}"
+    elsewhere = chance.random() < 0.5
+    work.program(chance.choice(hosts), name,
+                 partial(_fill, work, leaves, reads, held, sums, name, elsewhere))  # fmt: skip
+    if elsewhere:
+        work.program(chance.choice(hosts), f"reader of {name}", partial(_read, work, leaves, name))
+
+
+def _fill(
+    work: Programs,
+    leaves: list[Leaf],
+    reads: list[int],
+    held: int,
+    sums: bool,
+    name: str,
+    elsewhere: bool,
+    c: Cluster,
+) -> None:
+    refs: list[Any] = []
+    try:
+        for leaf in leaves:
+            try:
+                refs.append(c.put(leaf.array()))
+            except StoreFullError as error:
+                work.truth.check_error(name, error)
+                break
+        views: list[Any] = []  # they pin what they were read from
+        for index in reads:
+            if index < len(refs):
+                value = _value(work, c, refs[index], name)
+                if value is not None:
+                    work.truth.check_leaf(leaves[index], value)
+                    views = [*views, value][-held:] if held else []
+        del views
+    finally:
+        for index, ref in enumerate(refs):
+            work.board.publish(f"{name}: {index}", ref._id)
+        for index in range(len(refs), len(leaves)):
+            work.board.publish(f"{name}: {index}", None)
+    if sums and refs:
+        _add_up(work, leaves[: len(refs)], refs, name, c)
+    if elsewhere:
+        work.board.find(f"{name} is not needed")
+
+
+def _value(work: Programs, c: Cluster, ref: Any, name: str) -> Any:
+    try:
+        return work.value(c, ref, name)
+    except StoreFullError as error:
+        work.truth.check_error(name, error)
+        return None
+
+
+def _add_up(work: Programs, leaves: list[Leaf], refs: list[Any], name: str, c: Cluster) -> None:
+    """On this host; all of them must be in it."""
+    total = c.reduce(refs)
+    value = np.asarray(work.value(c, total, f"the sum of {name}"))
+    whole = sum((leaf.array() for leaf in leaves[1:]), start=leaves[0].array())
+    if sorted(total.contributors or ()) != list(range(len(leaves))) or (value != whole).any():
+        raise WrongBytes(f"the sum of {name} is {value[:4]}, of {total.contributors}")
+    work.truth.reads += 1
+
+
+def _read(work: Programs, leaves: list[Leaf], name: str, c: Cluster) -> None:
+    try:
+        for index, leaf in enumerate(leaves):
+            ref = work.ref(c, f"{name}: {index}")
+            if ref is None:
+                break  # there was no room for it, nor for those after it
+            value = _value(work, c, ref, f"reader of {name}")
+            if value is not None:
+                work.truth.check_leaf(leaf, value)
+    finally:
+        work.board.publish(f"{name} is not needed", None)

@@ -1,0 +1,116 @@
+"""What must be there in time: sources at a deadline, and hosts that have just joined.
+
+Why it exists: a reduction with a deadline contains everything that was ready, and a host that has
+been let in can be used at once, also before the others have heard of it.
+It must never know: which faults come.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp.simulation.cluster.truth import WrongEnd
+from hoplite_mp.simulation.cluster.values import Leaf, WrongBytes, make_once_more
+
+if TYPE_CHECKING:
+    from hoplite_mp.cluster import Cluster
+    from hoplite_mp.simulation.cluster.host import Host
+    from hoplite_mp.simulation.cluster.programs import Programs
+
+__all__ = ["begin_newcomer", "begin_timely"]
+
+READY_MAX = 6
+NEVER_S = 60.0
+DEADLINES_S = 0.05, 0.3
+OBJECTS_MAX = 3
+LET_IN_LOOK_S, LET_IN_LOOKS = 0.0005, 4000
+
+
+# ---- at a deadline
+
+
+def begin_timely(work: Programs) -> None:
+    """Some sources are ready when a program asks, and one is not until long after the deadline."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    salt, count = work.salt(), chance.randint(1, READY_MAX)
+    items = max(1, work.items(2 * count))
+    leaves = [Leaf(salt, index, items) for index in range(count + 1)]
+    body = partial(_in_time, work, leaves, chance.choice(DEADLINES_S), chance.random() < 0.5)
+    work.program(chance.choice(hosts), f"timely {salt}", body)
+
+
+def _in_time(
+    work: Programs, leaves: list[Leaf], deadline: float, everywhere: bool, c: Cluster
+) -> None:
+    name = f"timely {leaves[0].salt}"
+    late = c.submit(make_once_more, leaves[-1], NEVER_S)
+    refs: list[Any] = [c.put(leaf.array()) for leaf in leaves[:-1]]
+    both = [*refs, late.ref]
+    ask = c.allreduce if everywhere else c.reduce
+    total = ask(both, num=len(both), deadline=deadline)
+    value = np.asarray(work.value(c, total, name))
+    whole = sum((leaf.array() for leaf in leaves[1:-1]), start=leaves[0].array())
+    if tuple(sorted(total.contributors or ())) != tuple(range(len(refs))):
+        raise WrongEnd(f"{name} is of {total.contributors}, and {len(refs)} were ready")
+    if not np.array_equal(value, whole):
+        raise WrongBytes(f"{name} is {value[:4]}")
+    work.truth.reads += 1
+    late.cancel()
+
+
+# ---- on a host that has just joined
+
+
+def begin_newcomer(work: Programs) -> None:
+    """A host joins, and reads what others have as soon as it has been let in."""
+    hosts, chance = work.hosts(), work.chance
+    if not hosts:
+        return
+    salt = work.salt()
+    items = max(1, work.items(4))
+    leaves = [Leaf(salt, index, items) for index in range(chance.randint(1, OBJECTS_MAX))]
+    names = [f"for newcomer {salt}: {index}" for index in range(len(leaves))]
+    for leaf, name in zip(leaves, names, strict=True):
+        work.program(chance.choice(hosts), name, partial(_put, work, leaf, name))
+    port = work.world.network.ports[0]
+    late = 0.5 * chance.random() * work.span_s
+    rate = port.up, port.down
+
+    def join() -> None:
+        _when_let_in(work, work.world.add_host(*rate), leaves, names, LET_IN_LOOKS)
+
+    work.world.timeline.after(late, join)
+
+
+def _put(work: Programs, leaf: Leaf, name: str, c: Cluster) -> None:
+    ref = c.put(leaf.array())
+    work.board.publish(name, ref._id)
+    work.board.find(f"{name} is not needed")
+
+
+def _when_let_in(
+    work: Programs, host: Host, leaves: list[Leaf], names: list[str], looks: int
+) -> None:
+    if host.alive and host.number < 0 and looks:
+        work.world.timeline.after(LET_IN_LOOK_S, _when_let_in, work, host, leaves, names, looks - 1)
+        return
+    if not host.alive or host.number < 0:
+        for name in names:
+            work.board.publish(f"{name} is not needed", None)
+        return
+    for leaf, name in zip(leaves, names, strict=True):
+        work.program(host, f"reader of {name}", partial(_read, work, leaf, name))
+
+
+def _read(work: Programs, leaf: Leaf, name: str, c: Cluster) -> None:
+    try:
+        ref = work.ref(c, name)
+        if ref is not None:
+            work.truth.check_leaf(leaf, work.value(c, ref, f"reader of {name}"))
+    finally:
+        work.board.publish(f"{name} is not needed", None)
