@@ -2,7 +2,8 @@
 
 Why it exists: thousands of green seeds say little if they would be green without the line that
 keeps a promise. Each mutant is played in a process of its own, in which its file is loaded with the
-changed text, until a seed fails, or there were enough. What was found is written down below
+changed text, with the seeds that reach its lines (`reach.py`), until one fails, or there were
+enough. What was found is written down below
 `.mutants/` for each commit, so that this can be stopped and goes on where it was.
 
     python -m tests.mutants.play [NAME ...] [--seeds N] [--processes N] [--again]
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests import cores
+from tests.mutants.reach import reached
 from tests.mutants.shipped import MUTANTS
 
 if TYPE_CHECKING:
@@ -35,8 +37,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".mutants"
-SEEDS = 400
-SECONDS_MAX = 900.0  # a mutant that makes runs long is not waited for
+SEEDS = 2_000
 
 
 class Loader(importlib.machinery.SourceFileLoader):
@@ -74,19 +75,19 @@ class Finder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(name, loader.path, loader=loader)
 
 
-def play(about: tuple[Mutant, int]) -> dict[str, object]:
-    """In a new process: how many seeds it took, and what was seen; 0: nothing was."""
+def play(about: tuple[Mutant, list[int]]) -> dict[str, object]:
+    """In a new process: the seed at which something was seen, and what; or which were tried."""
     mutant, seeds = about
     logging.disable(logging.CRITICAL)
     sys.meta_path.insert(0, Finder(mutant))
     from hoplite_mp.simulation.cluster.runs import run_seed
 
     with cores.on_one_core():
-        for seed in range(seeds):
+        for seed in seeds:
             failure = run_seed(seed).failure
             if failure:
-                return {"name": mutant.name, "seeds": seed + 1, "seen": failure[:200]}
-    return {"name": mutant.name, "seeds": 0, "seen": ""}
+                return {"name": mutant.name, "seed": seed, "seen": failure[:200]}
+    return {"name": mutant.name, "tried": len(seeds), "seen": ""}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,19 +107,29 @@ def main(argv: list[str] | None = None) -> int:
     lines = ledger.read_text().splitlines() if ledger.exists() else []
     found = {one["name"]: one for one in map(json.loads, lines)}
     wanted = [one for one in MUTANTS if one.name in (arguments.names or [one.name])]
-    left = [(one, arguments.seeds) for one in wanted if one.name not in found]
+    seeds = _reached(FOLDER / f"{commit}-{arguments.seeds}.json", arguments)
+    left = [(one, seeds[one.name]) for one in wanted if one.name not in found]
+    left.sort(key=lambda pair: len(pair[1]))
     with cores.pool(arguments.processes, tasks_max=1) as pool:
         for one in pool.imap_unordered(play, left, chunksize=1):
             found[str(one["name"])] = one
             with ledger.open("a") as file:
                 print(json.dumps(one), file=file)
-            print(f"{one['name']}: " + (f"seed {one['seeds']}: {one['seen']}" if one["seeds"]
-                                       else "NOT SEEN"), flush=True)  # fmt: skip
-    missed = [one for one in wanted if not found[one.name]["seeds"]]
+            told = f"seed {one['seed']}: {one['seen']}" if one["seen"] else "NOT SEEN"
+            print(f"{one['name']} ({len(seeds[str(one['name'])])} reach it): {told}", flush=True)
+    missed = [one for one in wanted if not found[one.name]["seen"]]
     for one in missed:
         print(f"NOT SEEN  {one.name} ({one.path}): {one.promise}")
     print(f"{len(wanted) - len(missed)} of {len(wanted)} mutants were seen")
     return 1 if missed else 0
+
+
+def _reached(path: Path, arguments: argparse.Namespace) -> dict[str, list[int]]:
+    """Kept from before, or found out now."""
+    if not path.exists():
+        path.write_text(json.dumps(reached(arguments.seeds, arguments.processes)))
+    found: dict[str, list[int]] = json.loads(path.read_text())
+    return found
 
 
 if __name__ == "__main__":

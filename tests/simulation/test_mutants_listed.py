@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.reach import lines_of, marked
 from tests.mutants.shipped import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,3 +24,20 @@ def test_each_mistake_can_be_made_in_one_place(path: str) -> None:
 
 def test_names_are_unique() -> None:
     assert len({one.name for one in MUTANTS}) == len(MUTANTS) >= 60
+
+
+@pytest.mark.parametrize("path", sorted({one.path for one in MUTANTS}))
+def test_the_lines_of_each_can_be_marked(path: str) -> None:
+    text = (ROOT / path).read_text()
+    here = [one for one in MUTANTS if one.path == path]
+    program = ast.unparse(marked(text, here))
+    for one in here:
+        assert repr(one.name) in program, one.name
+        compile(program, path, "exec")
+
+
+def test_a_line_that_is_changed_is_found() -> None:
+    one = MUTANTS[0]
+    text = (ROOT / one.path).read_text()
+    lines = text.splitlines()
+    assert all(lines[at - 1].strip() in one.before for at in lines_of(one, text))
