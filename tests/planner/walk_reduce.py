@@ -129,7 +129,10 @@ class ReduceWalk(Walk):
         if op.unfinished or op.members is None:
             assert sends == []
             return
-        commit = m.Commit(operation, op.epoch, tuple(sorted(op.members)), op.destinations)
+        lost = {node for what, _, node in op.history if what == "lost"}
+        # A next life of a lost host has its number, and nothing of what that one was sent.
+        at = tuple(node for node in op.destinations if node not in lost or op.kind == "alltoall")
+        commit = m.Commit(operation, op.epoch, tuple(sorted(op.members)), at)
         told = (op.told | {op.node}) & set(self.living)
         assert sorted(sends, key=str) == sorted(((n, commit) for n in told), key=str)
         del self.operations[operation]
