@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["begin_newcomer", "begin_timely"]
 
 READY_MAX = 6
-NEVER_S = 60.0
+NEVER_S = 20.0
 DEADLINES_S = 0.05, 0.3
 OBJECTS_MAX = 3
 LET_IN_LOOK_S, LET_IN_LOOKS = 0.0005, 4000
