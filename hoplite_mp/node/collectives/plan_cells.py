@@ -108,7 +108,7 @@ class PlanCells:
 
     def begin(self, execution: PlanExecution) -> None:
         """All cells are made: pulls begin."""
-        # Also those that the execution before made.
+        # Also cells that an earlier execution has made, and that this one goes on with.
         self.by_cell.update(dict.fromkeys(execution.cells, execution))
         if execution.pulls or execution.program.serves:
             execution.measured = True

@@ -70,9 +70,8 @@ class PointToPoint:
         self.replier = host.replier
         self.send_peer = host.send_peer
         self.groups: dict[int, Between] = {}  # by generation
-        self.pending_messages: dict[
-            int, list[tuple[int, Message]]
-        ] = {}  # by generation: (node, message)
+        # By generation: the node that has sent it, and the message.
+        self.pending_messages: dict[int, list[tuple[int, Message]]] = {}
 
     # -- membership ----------------------------------------------------------------------------
 

@@ -1,0 +1,168 @@
+"""Copies that are on their way when the host dies that counted the holders of their object."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.cext.host import STATE
+from tests.node.losses import LossNetwork, LossSide
+from tests.node.test_imports import away_hold
+from tests.node.test_reconstruction import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BIG = np.arange(40_000, dtype=np.float64)
+
+
+@pytest.fixture
+def network() -> Iterator[LossNetwork]:
+    made = LossNetwork(4)
+    yield made
+    made.close()
+
+
+def expect(side: LossSide, object_id: bytes, *holders: LossSide) -> None:
+    """A broadcast's plan comes: the bytes are on their way from now on."""
+    nbytes = holders[0].node.inspect(holders[0].imports.own(object_id))["size"]
+    oid = side.replicas.expect(object_id, nbytes, tuple(holder.number for holder in holders))
+    remote = side.remote_objects.by_oid[oid]
+    payload = side.store.lease(nbytes, 0)
+    assert payload is not None
+    remote.payload, remote.filler = payload, side
+    side.fetch(oid, remote)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("when", ["before the report", "in the round", "later"])
+def test_a_broadcast_goes_on_from_who_has_it(network: LossNetwork, when: str, asked: bool) -> None:
+    home, keeper, receiver, other = network.living
+    object_id, mine = home.put(BIG)
+    keeper.keep(object_id, home)
+    network.pump()
+    (hold,) = away_hold(network, other, object_id)
+    expect(receiver, object_id, home, keeper)
+    there = receiver.imports.by_object[object_id].oid
+    network.held_back = []
+    network.lose(home, report=False)
+    found = receiver.hold(object_id) if asked else []
+    if when == "before the report":
+        receiver.bring()
+    network.report(home)
+    if when == "in the round":
+        receiver.bring()
+    held, network.held_back = network.held_back, None
+    network.say(held)
+    network.settle()
+    assert receiver.node.state(there) == STATE["SEALED"]
+    at = keeper.imports.own(object_id)
+    assert asked or keeper.exports.exports[at].copies == {receiver.home}
+    if asked:
+        assert (receiver.read(found[0]) == BIG).all()
+        found.clear()
+    del hold, mine
+    clean(network)
+    assert not network.planner.homes.named
+
+
+def test_a_broadcast_that_nobody_can_go_on_with(network: LossNetwork) -> None:
+    home, receiver, *_ = network.living
+    object_id, mine = home.put(BIG)
+    expect(receiver, object_id, home)
+    network.lose(home)
+    found = receiver.hold(object_id)
+    network.settle()
+    assert "is lost" in receiver.read(found[0])
+    found.clear()
+    del mine
+    clean(network)
+
+
+def test_a_copy_that_is_asked_for_while_nobody_has_it_whole(network: LossNetwork) -> None:
+    home, receiver, *_ = network.living
+    object_id, mine = home.put(BIG)
+    expect(receiver, object_id, home)
+    network.lose(home, report=False)
+    found = receiver.hold(object_id)
+    network.report(home)
+    assert found
+    network.settle()
+    assert "is lost" in receiver.read(found[0])
+    found.clear()
+    del mine
+    clean(network)
+
+
+def test_what_is_being_fetched_may_still_come(network: LossNetwork) -> None:
+    """Nobody has it whole when all report; a moment later one has, and gives it to the other."""
+    home, first, second, _ = network.living
+    object_id, mine = home.put(BIG)
+    value = bytes(home.node.view(home.imports.own(object_id)))  # type: ignore[arg-type]
+    holds = [away_hold(network, side, object_id)[0] for side in (first, second)]
+    remote_objects = []
+    for side in (first, second):
+        oid = side.imports.by_object[object_id].oid
+        assert side.remote_objects.want(oid, lambda: None)
+        remote_objects.append(side.remote_objects.by_oid[oid])
+    remote_objects[1].holders = home.number, first.number
+    network.held_back = []
+    network.lose(home)
+    held, network.held_back = network.held_back, None
+    first.node.memory(remote_objects[0].payload, remote_objects[0].nbytes)[:] = value
+    first.remote_objects.arrived(first.imports.by_object[object_id].oid)
+    first.fetching.clear()
+    network.say(held)
+    network.settle()
+    for side, hold in zip((first, second), holds, strict=True):
+        assert (side.read(hold) == BIG).all()
+    holds.clear()
+    remote_objects.clear()
+    del hold, mine
+    clean(network)
+
+
+def test_a_copy_that_is_placed_after_the_death_goes_with_the_last_ref(
+    network: LossNetwork,
+) -> None:
+    """Its node has never spoken with the home that the object has now."""
+    home, keeper, reader, late = network.living
+    object_id, mine = home.put(BIG)
+    keeper.keep(object_id, home)
+    network.pump()
+    (hold,) = away_hold(network, reader, object_id)
+    network.lose(home)
+    network.settle()
+    late.keep(object_id, keeper)
+    network.settle()
+    assert keeper.exports.exports[keeper.imports.own(object_id)].copies == {late.home}
+    del hold, mine
+    clean(network)
+    assert not network.planner.homes.named
+
+
+def test_a_copy_is_told_to_a_home_that_has_not_heard_yet_that_it_is_one(
+    network: LossNetwork,
+) -> None:
+    """The manager's word comes to the one that keeps a copy first: it stays, and is counted."""
+    home, keeper, second, reader = network.living
+    object_id, mine = home.put(BIG)
+    keeper.keep(object_id, home)
+    second.keep(object_id, home)
+    network.pump()
+    (hold,) = away_hold(network, reader, object_id)
+    network.held_back = []
+    network.lose(home)
+    held, network.held_back = network.held_back, None
+    network.say([one for one in held if one[0] != keeper.number])
+    network.pump()
+    network.say([one for one in held if one[0] == keeper.number])
+    network.settle()
+    assert network.planner.homes.named[object_id] == keeper.number
+    assert [*second.replicas.holds] == [object_id]
+    assert keeper.exports.copies_of(keeper.imports.own(object_id)) == (second.number,)
+    del hold, mine
+    clean(network)
+    assert not network.planner.homes.named
