@@ -37,10 +37,10 @@ BLOCKS_UNIT = 512  # of st_blocks
 # Of the limit, as one of so many parts: what is spilled in one go. More parts: fewer objects leave
 # memory before they must. Fewer: the look at all headers is shared by more of them.
 SPILL_BATCHES = 32
-# A process that has asked for a spilled object needs a moment to see that it is there. The object is
-# not spilled again for so long, because readers of more objects than there is room for would take
-# the room from each other for ever. Longer: others wait longer for room behind a reader that has
-# died.
+# A process that has asked for a spilled object needs a moment to see that it is there. The object
+# is not spilled again for so long, because readers of more objects than there is room for would
+# take the room from each other for ever. Longer: others wait longer for room behind a reader that
+# has died.
 HANDED_S = 0.02
 ERROR_SHARE = 16  # of the limit, as one of so many parts: what the reserve for errors is at most
 PURGE_SHARE = 16  # writes for which the file's objects are looked through, as a part of these
