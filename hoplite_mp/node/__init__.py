@@ -1,1 +1,1 @@
-"""The node: the store's owner on one host, and the one that cleans up after the dead."""
+"""The node: the process of each host that owns the store and cleans up after dead processes."""

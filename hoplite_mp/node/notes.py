@@ -1,7 +1,7 @@
-"""What a node writes down of its own doing while somebody traces.
+"""Trace events of the node itself (transfers, spills, ...), recorded while a trace is running.
 
-Why it exists: many rooms do things that belong into a timeline. Each asks one flag whether anybody
-wants to know, and says what it was; a room never learns who traces, nor what becomes of it.
+Why it exists: many rooms do work that belongs into a timeline. Each of them adds an event here if
+the flag `on` is set, and need not know who traces or what the events are used for.
 It must never know: who traces, files, other hosts.
 """
 
@@ -21,14 +21,14 @@ Note = tuple[str, str, int, int, dict[str, Any]]
 
 
 class Above(Protocol):
-    """What rooms above this one know, or must hear."""
+    """What this room asks of the rooms above it."""
 
     def public(self, oid: int) -> bytes:
-        """The id under which all know an object of this host's memory."""
+        """The cluster-wide id of an object that has a header on this host."""
 
 
 class Notes:
-    """The latest `most` notes; what is older is dropped and counted."""
+    """The latest `most` events; older ones are dropped and counted."""
 
     def __init__(self, loop: Loop, above: Above, most: int = 0) -> None:
         self.above = above
@@ -37,12 +37,12 @@ class Notes:
         self.on = False
         self.dropped = 0
         self.kept: deque[Note] = deque(maxlen=most)
-        # Tasks of other hosts: their ids here -> those under which all know them.
+        # Tasks of other hosts that run here: local id -> cluster-wide id.
         self.guests: dict[int, bytes] = {}
         self._guests_now: list[Callable[[], Iterable[tuple[int, bytes]]]] = []
 
     def start(self) -> None:
-        """Everything before is forgotten."""
+        """Begins to record; events and tasks of an earlier trace are forgotten."""
         self.on, self.dropped = True, 0
         self.kept.clear()
         self.guests.clear()
@@ -51,15 +51,16 @@ class Notes:
                 self.guest(oid, task)
 
     def ask_at_start(self, guests_now: Callable[[], Iterable[tuple[int, bytes]]]) -> None:
-        """Tasks of other hosts that are here when it starts come from there, too."""
+        """Registers a function that lists the tasks of other hosts that are here when a trace
+        starts, as (local id, cluster-wide id)."""
         self._guests_now.append(guests_now)
 
     def stop(self) -> None:
-        """Nobody wants to know any more; what was written stays until the next start."""
+        """Stops recording; the events stay until the next start."""
         self.on = False
 
     def add(self, kind: str, name: str, begin_ns: int, /, **more: Any) -> None:
-        """Something that has just ended. `begin_ns`: 0 if it began unnoticed, before the trace."""
+        """Records something that has just ended. `begin_ns`: 0 if it began before the trace."""
         if self.on:
             if isinstance(more.get("object"), int):
                 more["object"] = self.above.public(more["object"])
@@ -68,7 +69,7 @@ class Notes:
             self.kept.append((kind, name, begin_ns or now, now, more))
 
     def guest(self, oid: int, task: bytes) -> None:
-        """A task of another host."""
+        """Notes a task of another host that has come to this one."""
         if self.on:
             while len(self.guests) >= self.most:
                 del self.guests[next(iter(self.guests))]

@@ -1,8 +1,8 @@
-"""Ports of the node: everything in it that reaches out of its process, as interfaces.
+"""Ports of the node: interfaces for everything that reaches out of its process.
 
-Why it exists: the same node serves a host, where time passes, descriptors become ready and threads
-run, and a simulation, where a schedule decides all of that (FoundationDB and TigerBeetle test their
-databases in this way). Rooms are given ports and never the clock or the system calls behind them.
+Why it exists: the same node runs on a real host, with a clock, descriptors and threads, and in a
+simulation, where a schedule decides about all of these (FoundationDB and TigerBeetle test their
+databases in this way). Rooms are given ports, and never call the clock or the system directly.
 It must never know: any room of the node.
 """
 
@@ -38,7 +38,7 @@ __all__ = [
     "Stacks",
 ]
 
-# Of a cell that other hosts may pull: operation (64 bits), epoch, stripe, part (32 bits each).
+# Names a cell that other hosts may pull: operation (64 bits), epoch, stripe, part (32 bits each).
 Key = tuple[int, int, int, int]
 
 T = TypeVar("T")
@@ -49,93 +49,95 @@ class Loop(Protocol):
     other."""
 
     def now(self) -> float:
-        """Seconds of a clock that never goes back."""
+        """Seconds of a monotonic clock."""
 
     def now_ns(self) -> int:
         """The same clock, in nanoseconds."""
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Calls `action` once, not before so many seconds have passed; 0.0: in the next turn."""
+        """Calls `action` once, not before `seconds` have passed; 0.0: in the next turn."""
 
     def watch(
         self, fd: int, ready: Callable[[], None], *, read: bool = True, write: bool = False
     ) -> None:
-        """Calls `ready` whenever the descriptor can be read, or written, or has hung up. A second
-        call for the same descriptor changes what is watched."""
+        """Calls `ready` whenever the descriptor is readable or writable, as asked for, or has hung
+        up. A second call for the same descriptor replaces the first one."""
 
     def unwatch(self, fd: int) -> None:
-        """No more calls for that descriptor, which may have been closed before."""
+        """Stops watching a descriptor, which may be closed already."""
 
     def run_in_thread(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
-        """Calls `work` in a thread, and in the loop `done` with what it has returned. `work` must
-        not raise."""
+        """Calls `work` in a thread, then `done` with its result in the loop. `work` must not
+        raise."""
 
     def repeat_in_thread(
         self, interval_s: float, work: Callable[[], None], name: str
     ) -> Callable[[], None]:
-        """Calls `work` at these intervals in a thread of its own, also while the loop is busy.
-        Returns what ends that. `name`: of the thread."""
+        """Calls `work` at this interval in a thread of its own, even while the loop is busy.
+        Returns a function that ends the thread. `name`: the thread's name."""
 
 
 class Lines(Protocol):
-    """What answers to processes of this host go over. A slot is that of a process."""
+    """The connections (lines) to the processes of this host, by client slot."""
 
     @property
     def by_slot(self) -> Mapping[int, Any]:
-        """The lines of those that can be told something."""
+        """The lines that are open."""
 
     def serve(self, above: Any) -> None:
-        """Who takes what is asked over these lines; see `Above` in node/shell/client_lines.py."""
+        """Sets what handles the requests; see `Above` in node/shell/client_lines.py."""
 
     def add(self, slot: int, line: Any) -> None:
-        """The process in that slot asks over this line."""
+        """Reads requests of the process in that slot from this line."""
 
     def forget(self, slot: int) -> None:
-        """That process is gone, or asks nothing any more."""
+        """Closes the line of a process that has ended or sends no more requests."""
 
     def reply(self, slot: int, reply: Reply) -> None:
         """Answers the process in that slot, if there is one."""
 
     def replier(self, slot: int) -> Callable[[Reply], None]:
-        """For an answer that takes a while: it goes to the process that is there now, or to
-        none."""
+        """A function for an answer that is sent later: it reaches the process that is in the slot
+        now, or nobody if that process has ended meanwhile."""
 
 
 class Processes(Protocol):
-    """Worker processes of this host."""
+    """Starting and ending of worker processes on this host."""
 
     def spawn(self, ask: Spawn, descriptors: list[int]) -> str:
-        """Has a worker started that inherits these descriptors. Returns "", or why none can be
-        started now."""
+        """Asks the supervisor for a worker that inherits these descriptors. Returns "", or why
+        none can be started now."""
 
     def kill(self, pid: int) -> None:
-        """Ends the process at once, if it is there."""
+        """Kills the process, if it is still there."""
 
     def interrupt(self, pid: int) -> None:
-        """Interrupts what the process runs, if it is there."""
+        """Interrupts the task that the process runs, if the process is still there."""
 
     def start_standby(self, ask: StartStandby, address: Address) -> None:
-        """Has the standby of a manager started, which listens there. ConfigError: nobody can."""
+        """Asks the supervisor for a standby manager that listens at `address`. ConfigError: it
+        cannot be started here."""
 
     def close(self, descriptors: list[int]) -> None:
-        """No worker is to inherit these any more; the list is empty then."""
+        """Closes descriptors that no worker is to inherit any more, and empties the list."""
 
 
 class Disk(Protocol):
-    """Where bytes go that do not fit into memory. OSError: the disk did not take them."""
+    """The spill file, for objects that do not fit into memory. Methods raise OSError when the disk
+    fails."""
 
     @property
     def used(self) -> int:
-        """Bytes that are there."""
+        """Bytes that the file holds."""
 
     def write(self, data: memoryview) -> int | None:
-        """The position of the bytes; None: there may be no more."""
+        """Returns the position of the bytes; None: the file's size limit is reached."""
 
     def read(self, position: int, into: memoryview) -> None:
-        """Fills it with the bytes from there on."""
+        """Fills `into` with the bytes from that position on."""
 
     def free(self, position: int) -> None:
-        """What was written there is not needed any more."""
+        """Frees what was written at that position."""
 
 
 class HasWorker(Protocol):
@@ -145,55 +147,57 @@ class HasWorker(Protocol):
 
 
 class HasWorkers(Protocol):
-    """Who knows all workers."""
+    """The room that knows all workers of this host."""
 
     @property
     def all(self) -> Mapping[int, HasWorker]:
-        """By slot."""
+        """Workers by slot."""
 
 
 class Stacks(Protocol):
-    """What the threads of this host's workers do."""
+    """Stack traces of this host's workers."""
 
     def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
-        """`done` gets what they have said, in words, one for each worker."""
+        """Collects the stacks of all threads as text, and calls `done` with one entry for each
+        worker."""
 
 
 class Calling(Protocol):
-    """A call to another host while it is made."""
+    """An outgoing connection while it is being established."""
 
     @property
     def deadline(self) -> float:
-        """When `turn` has something to do even if nothing comes."""
+        """When `turn` must be called even if the descriptor has not become ready."""
 
     @property
     def starved(self) -> bool:
-        """Nobody could be called because this process has no descriptor or memory left."""
+        """Whether it failed because this process has no descriptor or memory left."""
 
     def fileno(self) -> int:
         """The descriptor for the loop."""
 
     def turn(self, now: float) -> Admission | None:
-        """Does what can be done now; the connection once there is one. HopliteError: nobody can be
-        reached, or it is somebody else. OSError: this process has no resources for it."""
+        """Does what can be done without blocking; returns the connection once it is established.
+        HopliteError: the host cannot be reached, or another one has answered. OSError: this
+        process has no resources left."""
 
     def wait(self) -> Admission:
-        """Blocks until there is a connection; errors as `turn`."""
+        """Blocks until the connection is established; raises as `turn` does."""
 
 
 class LentPort(Protocol):
-    """A port of this host that leads to another one."""
+    """A port of this host that forwards connections to another host."""
 
     @property
     def port(self) -> int:
         """Its number."""
 
     def close(self) -> None:
-        """Ends it, and all connections over it."""
+        """Closes the port and all connections over it."""
 
 
 class Connections(Protocol):
-    """Connections with processes of other hosts, after both sides have proved who they are."""
+    """Connections with processes of other hosts; both sides authenticate each other first."""
 
     def call(
         self,
@@ -206,8 +210,8 @@ class Connections(Protocol):
         host: int | None = None,
         rounds_max: int = 0,
     ) -> Calling:
-        """Begins a call; the arguments are those of transport/caller.py. OSError: this process has
-        no descriptor left."""
+        """Begins to connect; the arguments are those of transport/caller.py. OSError: this process
+        has no descriptor left."""
 
     def listen(
         self,
@@ -216,28 +220,30 @@ class Connections(Protocol):
         mine: Introduction,
         roles: Mapping[str, Callable[[Admission], None]],
     ) -> str:
-        """Lets other nodes in; returns the address, without a port. `roles`: what takes a
-        connection that is made for that."""
+        """Accepts connections of other nodes; returns the address, without a port. `roles`: the
+        handler of a new connection, by the role that its caller has named."""
 
     def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:
-        """Does one of these answer? Blocks: to be called in a thread."""
+        """Whether one of these answers. It blocks, so it must be called in a thread."""
 
     def lend(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool]) -> LentPort:
-        """A port of this host that leads to one of these. `may`: whether callers of that address
-        are let through; asked in threads. ConfigError, OSError, RuntimeError: none can be lent."""
+        """Opens a port of this host that forwards to one of these. `may`: whether a caller from
+        that address is let through; called in threads. ConfigError, OSError, RuntimeError: no port
+        can be lent."""
 
     def own_addresses(self) -> Collection[str]:
         """All addresses of this host, without ports."""
 
 
 class AttachedDrivers(Protocol):
-    """Programs of this host that use its node: who lets them in tells these."""
+    """Programs of this host that attach to its node. The door that lets them in (DriverDoor) calls
+    these methods."""
 
     def register(self) -> tuple[int, int, int, str]:
-        """(slot, its generation, the driver's name, ""), or (-1, 0, 0, why there is none)."""
+        """Returns (slot, its generation, the driver's name, ""), or (-1, 0, 0, why not)."""
 
     def unregister(self, slot: int) -> None:
-        """It could not be told of its slot."""
+        """Frees the slot of a driver to which its slot could not be sent."""
 
     def came(
         self,
@@ -248,25 +254,26 @@ class AttachedDrivers(Protocol):
         output: Any,
         close: Callable[[], None],
     ) -> None:
-        """It has its slot. line: over which it asks. output: a socket for the lines of its tasks.
-        close: ends what it was reached by."""
+        """A driver has received its slot. line: for its requests. output: a socket for the lines
+        that its tasks print. close: closes the connection over which it was let in."""
 
     def gone(self, slot: int) -> None:
-        """It reads nothing any more."""
+        """The driver has ended or unmapped the memory: it reads nothing any more."""
 
 
 class DriverDoor(Protocol):
-    """How programs of this host find its node."""
+    """How programs of this host find its node (node/shell/driver_door.py)."""
 
     def open(self, drivers: AttachedDrivers, cluster: bytes, mine: Introduction) -> None:
-        """Lets drivers find this node, as soon as the name of its cluster is free here."""
+        """Lets drivers find this node, as soon as no other node of this host uses the cluster's
+        name."""
 
     def close(self) -> None:
-        """The node ends: nobody is to find it any more."""
+        """Closes the door when the node ends, so that no driver finds it any more."""
 
 
 class Engine(Protocol):
-    """What moves bulk bytes and reduces them on the way: see hoplite_mp/_engine.pyi."""
+    """Moves bulk bytes between hosts and reduces them on the way; see hoplite_mp/_engine.pyi."""
 
     def fileno(self) -> int: ...
     def connect(self, fd: int, peer: int) -> int: ...
@@ -301,8 +308,8 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class NodePorts:
-    """All of one node together. `manager`: the connection to a manager of this host; None: it is on
-    another one. The last three are needed on a LAN alone."""
+    """All ports of one node. `manager`: the connection to a manager of this host; None: the manager
+    is on another host. The last three are only needed in a cluster of several hosts."""
 
     loop: Loop
     lines: Lines

@@ -1,9 +1,10 @@
-"""Questions to other nodes, each answered by one message that has the number of the question.
+"""Requests to other nodes, each answered by one message that carries the request's number.
 
-Why it exists: many rooms ask other hosts something and wait. A host that is lost must not be waited
-for by any of them, so what waits is in one table, and the loss of a host ends all that it was
-asked. Some questions have a deadline as well: a host that hangs must not make the others look so.
-It must never know: what is asked, what becomes of the answers.
+Why it exists: many rooms ask other hosts something and wait for the answer. None of them may wait
+for a host that is lost, so all open questions are in one table, and the loss of a host ends those
+that it was asked. Some questions have a deadline as well, because one host that hangs must not
+block a command that asks all of them.
+It must never know: what is asked, what the answers are used for.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE_S", "Answer", "Questions"]
 
-# How long other nodes may take to answer what people ask. Higher: slow hosts are heard; lower: who
-# asks waits less for one that does not answer.
+# How long other nodes may take to answer questions that a user asks (stats, traces, dumps). Higher:
+# slow hosts still answer in time. Lower: the user waits less for a host that does not answer.
 PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one node. Times are those of this host's monotonic clock."""
+    """The answer of one node. Times are those of this host's monotonic clock."""
 
     node: int
     message: Any
@@ -38,13 +39,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    home: int  # of the host that is asked
+    home: int  # id of the host that was asked
     done: Callable[[Answer | None], None]
     asked_ns: int
 
 
 class Questions:
-    """All that this node has asked and not heard the answer to."""
+    """The questions of this node that are not answered yet."""
 
     def __init__(
         self, loop: Loop, roster: Roster, send: Callable[[int, PeerMessage], bool]
@@ -62,8 +63,8 @@ class Questions:
         done: Callable[[Answer | None], None],
         patience_s: float | None = None,
     ) -> None:
-        """Sends `make(number)` to that host; `done` gets its answer, or None: it is lost, or has
-        not answered for so long."""
+        """Sends `make(number)` to the host with the id `home`; `done` gets its answer, or None when
+        the host is lost or has not answered for `patience_s`."""
         self._last += 1
         number = self._last
         self.open[number] = _Question(home, done, self.loop.now_ns())
@@ -79,8 +80,8 @@ class Questions:
         done: Callable[[dict[int, Answer]], None],
         patience_s: float | None = None,
     ) -> None:
-        """The same of several hosts: `done` gets the answers that came, by home, when nobody is
-        waited for any more."""
+        """Asks several hosts the same: `done` gets the answers by host id, as soon as each host has
+        answered, is lost, or has run out of time."""
         self.ask_each(dict.fromkeys(homes, make), done, patience_s)
 
     def ask_each(
@@ -89,7 +90,7 @@ class Questions:
         done: Callable[[dict[int, Answer]], None],
         patience_s: float | None = None,
     ) -> None:
-        """The same, with a message of its own for each host. makes: by home."""
+        """As `ask_all`, with a message of its own for each host. makes: by host id."""
         waiting = set(makes)
         found: dict[int, Answer] = {}
 
@@ -106,7 +107,7 @@ class Questions:
             self.ask(home, make, functools.partial(came, home), patience_s)
 
     def answered(self, home: int, message: Any) -> bool:
-        """That host answers. False: nobody waits for it."""
+        """Takes an answer of that host. Returns whether the question was still open."""
         question, node = self.open.get(message.number), self.roster.number_of(home)
         if question is None or question.home != home or node is None:
             return False
@@ -114,7 +115,7 @@ class Questions:
         return True
 
     def lose_peer(self, home: int) -> None:
-        """That host will not answer."""
+        """Ends the questions to a host that is lost."""
         for number in [number for number, one in self.open.items() if one.home == home]:
             self._end(number, None)
 

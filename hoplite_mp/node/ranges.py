@@ -1,7 +1,7 @@
-"""Which bytes of a block are there: ranges, with gaps between.
+"""Sets of byte ranges: which bytes of a block have arrived or been written.
 
-Why it exists: a block that a process writes, and a copy whose transfer has been planned anew, are
-filled in pieces that come in any order. What is there is neither written nor sent a second time.
+Why it exists: a block that a process is still writing, and a copy whose transfer was planned anew,
+are filled in pieces that come in any order. Bytes that are there are not transferred again.
 It must never know: memory, who fills the block, what the bytes mean.
 """
 
@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 
 __all__ = ["Ranges"]
 
-# Gaps in one stripe that are filled one by one. Higher: more requests to a parent; lower: what lies
-# behind the last one is sent although it is there.
+# How many gaps of one stripe are filled one by one. Higher: more requests to a parent. Lower: more
+# bytes behind the last gap are sent again although they are there.
 GAPS_MAX = 8
 
 
 @dataclass(slots=True)
 class Ranges:
-    """A set of bytes. Ranges are [begin, end), in order, and do not touch each other."""
+    """A set of bytes. Invariant: the ranges [begin, end) are sorted and do not touch."""
 
     found: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, begin: int, end: int) -> None:
-        """These bytes are there."""
+        """Adds the bytes [begin, end)."""
         if begin >= end:
             return
         first = bisect.bisect_left(self.found, (begin, 0))
@@ -38,15 +38,15 @@ class Ranges:
         self.found[first:last] = [(begin, end)]
 
     def reach(self, begin: int, end: int) -> int:
-        """How many bytes are there from `begin` on, up to `end`."""
+        """How many bytes are there without a gap from `begin` on, up to `end`."""
         place = bisect.bisect_right(self.found, begin, key=lambda one: one[0]) - 1
         if place < 0 or self.found[place][1] <= begin:
             return 0
         return min(self.found[place][1], end) - begin
 
     def gaps(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """What is missing of [begin, end): at most GAPS_MAX ranges, of which the last one may hold
-        bytes that are there."""
+        """The missing parts of [begin, end): at most GAPS_MAX ranges, of which the last one may
+        contain bytes that are there."""
         missing: list[tuple[int, int]] = []
         while begin < end:
             begin += self.reach(begin, end)
@@ -61,5 +61,5 @@ class Ranges:
         return missing
 
     def copy(self) -> Ranges:
-        """Another one with the same bytes."""
+        """An independent copy."""
         return Ranges(list(self.found))

@@ -1,8 +1,9 @@
-"""Requests of processes of this host: who answers each, and what becomes of those nobody waits for.
+"""Dispatch of requests of this host's processes, and undoing of grants whose reply was not read.
 
-Why it exists: a process asks its node one question after the other. Ctrl-C may end its waiting at
-any moment, so a grant in a reply that was never read is taken back with the next request, which
-tells up to where the process has read. Which room answers what is in `client_table`.
+Why it exists: a process sends its node one request after the other. Ctrl-C may interrupt the
+process while it waits, so a reply may never be read; each request carries the number of the last
+reply that was, and a grant (a lease, for example) in a later one is undone. Which room handles
+which request is in `node/core/client_table.py`.
 It must never know: sockets, how a client waits, what is asked.
 """
 
@@ -22,35 +23,37 @@ Handler = Callable[[int, Any], None]  # slot of the process, its `Request`
 
 
 class Requests:
-    """Of one node."""
+    """The dispatch table of one node."""
 
     def __init__(self) -> None:
-        self.given: list[int] = []  # descriptors that came with the request that is served
+        self.given: list[int] = []  # descriptors that came with the request being handled
         self._handlers: dict[type, Handler] = {}
         self._forget: list[Callable[[int], object]] = []
         self._latest: dict[int, int] = {}  # slot -> number of its last question
-        # slot -> (number of the reply, what takes the grant in it back)
+        # slot -> (number of the reply, a function that undoes the grant in it)
         self._unread: dict[int, list[tuple[int, Callable[[], None]]]] = {}
 
     def add(self, handlers: Mapping[type, Handler]) -> None:
-        """What answers these kinds of questions."""
+        """Registers handlers by type of request."""
         self._handlers.update(handlers)
 
     def when_forgotten(self, forget: Callable[[int], object]) -> None:
-        """Calls it with the slot of each process that has ended."""
+        """Registers a function that is called with the slot of each process that has ended."""
         self._forget.append(forget)
 
     def take(self, slot: int, request: Request, given: list[int]) -> None:
-        """given: descriptors that came with it; who needs them empties the list."""
+        """Handles one request. given: descriptors that came with it; a handler that takes them over
+        empties the list."""
         self.given = given
         self._latest[slot] = request.number or self._latest.get(slot, 0)
         for number, undo in self._unread.pop(slot, ()):
-            if request.seen < number:  # that reply was never read: Ctrl-C in the middle
+            if request.seen < number:  # Ctrl-C has kept the process from reading that reply
                 undo()
         self._handlers[type(request.ask)](slot, request)
 
     def is_latest(self, slot: int, number: int) -> bool:
-        """False: the process has been interrupted, and has asked something else since."""
+        """Whether this is the last request of the process. If not, the process was interrupted
+        while it waited, and has sent another one since."""
         return self._latest.get(slot) == number
 
     def undo_unread(self, slot: int, number: int, undo: Callable[[], None]) -> None:
@@ -58,7 +61,7 @@ class Requests:
         self._unread.setdefault(slot, []).append((number, undo))
 
     def forget_client(self, slot: int) -> None:
-        """Its process has ended; the next one in its slot counts from the beginning."""
+        """The process in that slot has ended; the next one there numbers its requests anew."""
         self._latest.pop(slot, None)
         self._unread.pop(slot, None)
         for forget in self._forget:

@@ -1,6 +1,6 @@
-"""The other living nodes of the cluster, as this one knows them; on one host alone there are none.
+"""The other living nodes of the cluster, as far as this node knows; none in a cluster of one host.
 
-Why it exists: most rooms only want to know who is there, not how messages get there.
+Why it exists: most rooms only need to know which nodes there are, not how to reach them.
 It must never know: connections.
 """
 
@@ -15,12 +15,12 @@ __all__ = ["Roster"]
 
 
 class Roster:
-    """By the id of their host, and by number."""
+    """The members by host id (`home`), and by node number."""
 
     def __init__(self) -> None:
         self.by_home: dict[int, Member] = {}
         self.by_number: dict[int, Member] = {}
-        self.leaving: set[int] = set()  # ids of the hosts of those that have said that they leave
+        self.leaving: set[int] = set()  # ids of hosts whose nodes have announced that they leave
         self.leaves = False  # this node itself is leaving the cluster
 
     def add(self, member: Member) -> None:
@@ -34,10 +34,10 @@ class Roster:
 
     @property
     def homes(self) -> list[int]:
-        """Ids of their hosts."""
+        """Host ids of all members."""
         return list(self.by_home)
 
     def number_of(self, home: int) -> int | None:
-        """Of the node of that host; None: there is none."""
+        """The number of that host's node; None: it is no member."""
         member = self.by_home.get(home)
         return None if member is None else member.node
