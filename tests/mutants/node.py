@@ -178,7 +178,7 @@ MUTANTS = (
         "lan-restart-does-not-report-holdings",
         "hoplite_mp/node/core/lan.py",
         (
-            "        for number in gone:  # it may wait to hear of any of them\n"
+            "        for number in gone:  # the manager may wait for this report\n"
             "            self.recovering.report(number)\n"
         ),
         "",

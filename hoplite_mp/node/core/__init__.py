@@ -1,1 +1,1 @@
-"""The node's process, the building of its rooms, its manager."""
+"""The node's process, the construction of its rooms, and its connection to the manager."""

@@ -1,8 +1,8 @@
-"""The end of a process of this host: what every room does for what it leaves behind.
+"""Cleaning up after a process of this host that has ended or left, in every room.
 
-Why it exists: a worker that has ended and a driver that has left are the same to most rooms, and
-the order in which they act is one: what the process has already given away is held before its
-objects and tasks are swept, and the manager hears of it after that.
+Why it exists: most rooms treat a worker that has ended and a driver that has left alike, and the
+order of the steps matters: the node first takes holds on the results of Group calls that the
+process had committed, then sweeps its objects and tasks, and then notifies the manager.
 It must never know: why the process has ended.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["ClientEnds"]
 
 
 class ClientEnds:
-    """Of one node."""
+    """The clean-up on one node."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class ClientEnds:
     def settle(
         self, slot: int, worker: WorkerInfo | None, code: int, reads_on: bool = False
     ) -> list[int]:
-        """Everything of its that others need is kept, the rest goes. worker: if it was one, which
-        has ended with this code. reads_on: it has left, and still reads memory. Returns the tasks
-        that are to run again."""
+        """Keeps what others need of a process that has ended, and releases the rest. worker: if the
+        process was one; code: its exit code. reads_on: the process has left the cluster, but still
+        reads shared memory. Returns the tasks that are to run again."""
         generation = self.client.client_info(slot)["generation"]
         self.forget_line(slot)
         self.groups.hold_committed(slot)
@@ -62,6 +62,6 @@ class ClientEnds:
         return again
 
     def settle_again(self, slot: int) -> None:
-        """One that had left reads nothing any more."""
+        """Releases the rest when a process that had left does not read memory any more."""
         self.groups.hold_committed(slot)
         self.sweeper.sweep(slot, None, 0, False)

@@ -1,7 +1,8 @@
-"""Which room of a node answers which request of a process of its host.
+"""The table of handlers for requests from processes of this host.
 
-Why it exists: one table to read. Rooms with many kinds of requests list their own (`handlers`).
-It must never know: what a request means, how it came.
+Why it exists: one place shows which room handles which request. Rooms with many kinds of requests
+have a table of their own (`handlers`).
+It must never know: what a request means, how it arrived.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ __all__ = ["client_table"]
 
 
 def client_table(rooms: Rooms, driver_name: Callable[[int], int]) -> dict[type, Handler]:
-    """Of the rooms that do not list their own. driver_name: where lines for the driver in that slot
-    are sent."""
+    """The handlers of rooms that have no table of their own. driver_name: the name under which
+    printed lines are sent to the driver in that slot."""
     actors, groups, messages = rooms.actors, rooms.groups, rooms.messages
     resources, rounds = rooms.resources, rooms.rounds
     counters, tracing, waits = rooms.counters, rooms.tracing, rooms.waits
@@ -85,7 +86,7 @@ def client_table(rooms: Rooms, driver_name: Callable[[int], int]) -> dict[type, 
         KeepForStream: resources.keep_for_stream,
         ResourcePlaces: resources.places,
         AssignedAsked: resources.assigned,
-        # What people ask for.
+        # Statistics, traces and dumps, for users.
         local.Stats: lambda slot, request: counters.ask(slot, request.number),
         local.TraceBegin: tracing.begin,
         local.TraceEnd: tracing.end,

@@ -1,11 +1,12 @@
-"""Drivers that attach to this node: programs of the same user on this host, not its parent.
+"""Drivers that attach to this node: programs of the same user that have not started this host.
 
-Why it exists: a host has one store and one set of workers, whoever uses them. A driver becomes a
-client like any other: a slot, a line, and both memories. It goes in two steps. When its line ends
-it has left: its tasks stop, its refs go. When its process ends, or needs the memory no more,
-nothing is read there any more: its pins and blocks go too, and the slot is free.
-It must never know: how drivers find this node (node/shell/driver_door.py), what they do; workers,
-who are started here and whose ends are reported.
+Why it exists: several programs of one host share its store and its workers. Each of them becomes a
+client like any other, with a slot, a line for its requests, and both memories. It leaves in two
+steps. When its line ends it has left the cluster: its tasks are stopped and its refs released. When
+its process ends, or does not need the memory any more, its pins and blocks are released as well,
+and the slot is free.
+It must never know: how drivers find this node (node/shell/driver_door.py), what they do, how
+workers are started and end.
 """
 
 from __future__ import annotations
@@ -36,26 +37,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Drivers"]
 
-# How long a driver that leaves waits for what its tasks have printed on other hosts, at most; and
-# how often it is looked whether all of this host has come: nobody says that a pipe is empty.
+# How long the node waits, at most, for what the tasks of a driver that leaves have printed on other
+# hosts; and how often it polls for output of this host, because nothing signals an empty pipe.
 OUTPUT_PATIENCE_S = 0.8
 OUTPUT_LOOK_S = 0.1
 
 
 @dataclass(slots=True, eq=False)
 class Driver:
-    """One that is attached, or reads on after it has left. close: what it was reached by ends."""
+    """A driver that is attached, or has left and still reads memory. close: closes the connection
+    over which it was let in."""
 
     slot: int
-    name: int  # where lines of workers are sent
+    name: int  # under which lines that its tasks print are sent to it
     close: Callable[[], None]
     left: bool = False
-    output_until: float = 0.0  # how long its last lines may take
-    looked_at: bool = False  # there will be another look at its output
+    output_until: float = 0.0  # deadline for the last lines of its tasks
+    looked_at: bool = False  # a timer for `_look_again` is running
 
 
 class Drivers:
-    """All of this host but the one that has started it."""
+    """The attached drivers of this host. The driver that has started the host is not one of
+    them."""
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class Drivers:
         streaming_sources: StreamingSources,
         look: Callable[[], None],
     ) -> None:
-        """look: words in shared memory have changed."""
+        """look: called after words in shared memory have changed."""
         self.loop = host.loop
         self.client = host.client
         self.tasks = host.tasks
@@ -86,11 +89,11 @@ class Drivers:
         self.streaming_sources = streaming_sources
         self.look = look
         self.by_slot: dict[int, Driver] = {}
-        self._ever = 0  # drivers that have come
+        self._ever = 0  # number of drivers that have ever attached
 
     @property
     def handlers(self) -> dict[type, Handler]:
-        """By kind of request."""
+        """Handlers by type of request."""
         return {UsersOfNode: self._asked_users}
 
     def _asked_users(self, slot: int, request: Request) -> None:
@@ -98,14 +101,16 @@ class Drivers:
         self.reply(slot, Reply(request.number, there))
 
     def name_of(self, slot: int) -> int:
-        """Where lines for that driver are sent; 0: no attached one is in that slot."""
+        """The name under which lines are sent to the driver in that slot; 0: no attached driver is
+        there."""
         driver = self.by_slot.get(slot)
         return 0 if driver is None else driver.name
 
-    # -- coming --------------------------------------------------------------------------------
+    # -- attaching -----------------------------------------------------------------------------
 
     def register(self) -> tuple[int, int, int, str]:
-        """(slot, its generation, the driver's name, ""), or (-1, 0, 0, why there is none)."""
+        """Reserves a slot: (slot, its generation, the driver's name, ""), or (-1, 0, 0, why
+        not)."""
         if self.roster.leaves:
             return -1, 0, 0, "the node is leaving"
         slot = self.client.register(0, CLIENT_DRIVER, 0)
@@ -115,7 +120,7 @@ class Drivers:
         return slot, generation, audience_name(self.client.home, self._ever), ""
 
     def unregister(self, slot: int) -> None:
-        """It could not be told of its slot."""
+        """Frees the slot of a driver to which the slot could not be sent."""
         self.client.unregister(slot)
 
     def came(
@@ -127,25 +132,25 @@ class Drivers:
         output: socket.socket,
         close: Callable[[], None],
     ) -> None:
-        """It has its slot. line: over which it asks. output: for the lines of its tasks.
-        close: ends what it was reached by."""
+        """A driver has received its slot. line: for its requests. output: for the lines that its
+        tasks print. close: closes the connection over which it was let in."""
         self._ever += 1
         self.output.attach(name, output)
         self.by_slot[slot] = Driver(slot, name, close)
         self.tasks.set_pid(slot, pid)
         self.lines.add(slot, line)
 
-    # -- going ---------------------------------------------------------------------------------
+    # -- leaving -------------------------------------------------------------------------------
 
     def line_ended(self, slot: int) -> None:
-        """It has left, or died: then the end of its process is on the way."""
+        """The driver has left, or has died; in that case `gone` is called soon after."""
         driver = self.by_slot.get(slot)
         if driver is not None and not driver.left:
             self._settle(driver, reads_on=True)
             self.look()
 
     def gone(self, slot: int) -> None:
-        """It reads nothing any more."""
+        """The driver does not read shared memory any more."""
         driver = self.by_slot.get(slot)
         if driver is None:
             return
@@ -158,7 +163,7 @@ class Drivers:
         self.look()
 
     def _settle(self, driver: Driver, reads_on: bool) -> None:
-        """Everything of its that others need is kept, the rest goes."""
+        """Keeps what others need of the driver, and releases the rest."""
         slot = driver.slot
         if driver.left:
             self.ends.settle_again(slot)
@@ -172,13 +177,14 @@ class Drivers:
         self._finish_output(driver, driver.output_until)
 
     def look_at_leaving(self) -> None:
-        """Another node has sent its last lines for somebody."""
+        """Another node has sent its last lines for a driver: are the outputs complete now?"""
         for driver in list(self.by_slot.values()):
             if driver.left:
                 self._finish_output(driver, driver.output_until)
 
     def _finish_output(self, driver: Driver, until: float) -> None:
-        """The last lines of one that leaves come for a moment; then its output ends."""
+        """Waits until `until` for the last lines of a driver that leaves, then closes its
+        output."""
         output, far = self.output, self.far_output
         if driver.name not in output.drivers:
             return
@@ -197,7 +203,7 @@ class Drivers:
         self._finish_output(driver, driver.output_until)
 
     def _stop_tasks(self, slot: int) -> None:
-        """Its tasks that run are interrupted, unless somebody else waits for the result."""
+        """Interrupts the driver's running tasks, unless another client holds the result."""
         for header in self.client.concerned(slot):
             oid = header["id"]
             if header["owner"] != slot or header["kind"] != KIND_TASK:

@@ -1,16 +1,18 @@
-"""What this node does about terms: it follows one manager, and votes for a standby when it is lost.
+"""Failover: this node follows one manager, and votes for the standby when that manager is lost.
 
-Why it exists: in a cluster with a standby a node must never obey two managers. It answers each beat
-of its manager, by which it is bound for a while; when it has heard none for longer, it offers
-itself to the standby, and still goes back if the manager is there again. With its vote the manager
-of before is over for it, and the connection to the standby is that to its manager.
-It must never know: what else managers say; when a vote may be given (planner/terms.py).
+Why it exists: in a cluster with a standby a node must never obey two managers. Terms and votes work
+as in Raft's elections; the manager's right to decide is a lease (Gray and Cheriton, SOSP 1989).
+Each answer of this node to a beat of its manager renews the lease and binds the node for a while.
+When no beat has arrived for longer, the node offers its vote to the standby, and returns to its
+manager if that is back before it has voted. Once it has voted it does not obey the old manager any
+more, and its connection to the standby becomes the one to its manager.
+It must never know: the other messages of managers; when a vote may be given (planner/terms.py).
 
-    following ──► nothing heard, or the connection lost ──► offered ──► voted ──► following another
-        ▲                                                      │
-        └────────────── the manager is there again ◄───────────┘
+    following ──► no beat, or connection lost ──► vote offered ──► voted ──► following the new one
+        ▲                                              │
+        └────────── the manager is back ◄──────────────┘
 
-The node of the manager's own host never votes: with its manager its host ends.
+The node of the manager's own host never votes, because that host ends with its manager.
 """
 
 from __future__ import annotations
@@ -41,20 +43,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Failover"]
 
-# How long a node waits without a manager if it can speak to the standby: a human may promote that.
-# Higher: there is more time for it. Lower: programs learn sooner that nobody has done it.
+# How long a node without a manager waits for a user to promote the standby, if it is connected to
+# the standby. Higher: more time for the user. Lower: programs fail sooner if nobody does it.
 PROMOTE_WAIT_S = 300.0
-# How long otherwise. Higher: a standby that is late is waited for.
+# How long it waits otherwise. Higher: a standby that starts late is waited for.
 ALONE_S = 10.0
 US = 1_000_000
-ALONE_MAX = 2  # of so few hosts, one that is alone cannot be told from one that is cut off
-CALL_S = 2.0  # for the standby to answer; then it is called again
+# In clusters of at most so many hosts, a host whose peer has died and one that is cut off look the
+# same, so there can be no majority and a user must decide.
+ALONE_MAX = 2
+CALL_S = 2.0  # timeout of a connection to the standby; then it is called again
 
 _log = logging.getLogger("hoplite_mp")
 
 
 class Failover:
-    """Of one node, from when it is told that there is a standby."""
+    """The part of one node in a failover; made when the manager names a standby."""
 
     def __init__(
         self,
@@ -80,30 +84,32 @@ class Failover:
         now = self.loop.now()
         self.voter = Voter(promise_s(network.silence_s), now)
         self.voter.bind(named.lease_us / US)
-        self.holds = ""  # where the standby is, if that is this host's
-        # The lease of a manager that is late runs out; that is no reason yet to want another one.
+        self.holds = ""  # address of the standby, if it runs on this host
+        # This node wants another manager only when this failure detector has fired, because the
+        # lease alone runs out earlier for a manager that is merely late.
         self._silence = Silence(now, network.silence_s)
         self._look_at = now
-        self.wire: Wire | None = None  # to the standby, as long as that does not lead
-        self._host = 0  # home of the standby's host
+        self.wire: Wire | None = None  # to the standby, until it leads
+        self._host = 0  # id of the standby's host
         self._offered = False
         self._calling = False
         self._alone_since: float | None = None
-        self._voted_at: float | None = None  # and who was voted for does not lead yet
+        self._voted_at: float | None = None  # set from the vote until the candidate leads
         self._endpoints = [endpoint_of(parse_address(address)) for address in named.addresses]
         if not management.is_near:
             self._look()
 
-    # -- the manager's word --------------------------------------------------------------------
+    # -- messages of the manager ---------------------------------------------------------------
 
     def receive(self, message: Any) -> None:
-        """From the manager."""
+        """Handles a message of the manager about terms."""
         if isinstance(message, StandbyNamed):
             self.voter.bind(message.lease_us / US)
         if not isinstance(message, Leads):
             return
         voter, now = self.voter, self.loop.now()
-        self._silence.heard(min(now, self._look_at))  # a late loop finds it late
+        # If this loop is late, so is its reading of the message: that is not the manager's silence.
+        self._silence.heard(min(now, self._look_at))
         if not voter.hear(message.term, message.at, message.lists, now):
             _log.warning("a manager of an older term was heard: it is not obeyed")
             self.management.drop("its term is over")
@@ -117,29 +123,30 @@ class Failover:
         self.management.send(answer)
 
     def knows(self) -> Knows:
-        """For a manager that has been started again."""
+        """What this node knows of terms; sent to a manager that was restarted, and to the
+        standby."""
         return Knows(self.management.client.number, self.voter.knowledge)
 
     def ends(self) -> Ends:
-        """The last word: who counts hosts need not miss this one."""
+        """The last message of this node: from now on it need not be counted for a majority."""
         return Ends(self.management.client.number)
 
     @property
     def has_voted(self) -> bool:
-        """Is the manager of before over for this node?"""
+        """Whether this node has voted for a standby, and so never calls its first manager again."""
         return bool(self.voter.voted_for)
 
     # -- without a manager ---------------------------------------------------------------------
 
     def lost(self) -> None:
-        """The connection to the manager is over."""
+        """The connection to the manager has ended."""
         if self._alone_since is None:
             self._alone_since = self.loop.now()
         if not self.has_voted:
             self._call_manager()
 
     def _call_manager(self) -> None:
-        """It may be started again, at the same address."""
+        """Calls the manager, which its supervisor may restart at the same address."""
         self.network.call(self._manager_called, ALONE_S)
 
     def _manager_called(self, admission: Admission | None) -> None:
@@ -155,7 +162,7 @@ class Failover:
             admission.stream.close()
 
     def _found(self) -> None:
-        """There is a manager, which is listened to from now on."""
+        """A manager was found; from now on its silence is measured."""
         self._alone_since = None
         self._silence = Silence(self.loop.now(), self.network.silence_s)
 
@@ -164,12 +171,12 @@ class Failover:
             self._call_manager()
 
     def _look(self) -> None:
-        """At each beat."""
+        """Runs once per beat interval."""
         if self.life.stopping:
             return
         now = self.loop.now()
         interval_s = self.network.beat_interval_s
-        if now - self._look_at > interval_s:  # what has come meanwhile is not read yet
+        if now - self._look_at > interval_s:  # the loop is late, and beats may still be unread
             self._silence.excuse(now - self._look_at)
         wanted = self._wants_another(now)
         if not wanted and self.wire is not None:
@@ -184,7 +191,7 @@ class Failover:
             self.management.drop("it does not lead")
             self.lost()
         if self._alone_since is not None:
-            # Nobody can be promoted by a node that never learned which hosts there are.
+            # A standby cannot be promoted with a node that never learned the list of hosts.
             may_follow = self.wire is not None and bool(self.voter.lists)
             patience_s = PROMOTE_WAIT_S if may_follow else ALONE_S
             if now - self._alone_since > patience_s:
@@ -198,7 +205,7 @@ class Failover:
         self.loop.call_later(next_in, self._look)
 
     def _wants_another(self, now: float) -> bool:
-        """Is the manager gone, as far as can be seen from here?"""
+        """Whether the manager is lost, as far as this node can tell."""
         return self._alone_since is not None or self._silence.deadline <= now
 
     def _offer(self, now: float) -> None:
@@ -240,7 +247,8 @@ class Failover:
             self._standby_lost,
             shared=True,
         )
-        self.wire.ready()  # what came with the handshake's last bytes is announced by no loop
+        # Bytes that arrived together with the end of the handshake do not wake the loop again.
+        self.wire.ready()
         self._offer(self.loop.now())
 
     def _standby_lost(self, reason: str) -> None:
@@ -267,9 +275,9 @@ class Failover:
     # -- the standby itself --------------------------------------------------------------------
 
     def hold(self) -> None:
-        """If the standby belongs to this host, its supervisor starts it."""
+        """Has the supervisor start the standby, if one of its addresses is this host's."""
         if not self.membership.start.meets_drivers:
-            return  # this node ends with a program
+            return  # this node ends with its driver, so it must not have the standby
         here = set(self.connections.own_addresses()) | {self.peers.listens_at}
         for address in map(parse_address, self.addresses):
             if address.host in here:
@@ -278,7 +286,7 @@ class Failover:
 
     @property
     def keeper(self) -> Member | None:
-        """Of the host that has one of the standby's addresses, if it is there."""
+        """The member whose host has one of the standby's addresses, if it has joined."""
         wanted = {parse_address(address).host for address in self.addresses}
         for member in self.membership.members.values():
             if member.stays and wanted & {parse_address(one).host for one in member.addresses}:

@@ -1,8 +1,9 @@
-"""This node among others: joining, members, and who takes which message of a peer.
+"""What a node needs in a cluster of several hosts: more rooms, members, messages of peers.
 
-Why it exists: on a LAN a node listens for peers, knows the members by the manager's word, and joins
-what comes from other hosts with the rooms for it. On one host none of this is imported.
-It must never know: what objects contain, how bytes move, how a handshake goes.
+Why it exists: in such a cluster a node listens for peers, learns the members from the manager, and
+passes messages of other hosts to the rooms that handle them. A cluster of one host imports none of
+this.
+It must never know: what objects contain, how bytes move, how a handshake works.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Lan"]
 
-# How long a task may wait although a worker is idle elsewhere. Lower: more turns of the node.
+# How long a task may wait although a worker of another host is idle. Lower: the loop turns more
+# often.
 STEAL_LOOK_S = 0.02
 _log = logging.getLogger("hoplite_mp")
 
@@ -82,11 +84,11 @@ class Above(
     rooms.Above,
     Protocol,
 ):
-    """All that these rooms say upward."""
+    """All that these rooms ask of rooms above them."""
 
 
 class Lan:
-    """What a node has more when there are other hosts."""
+    """The rooms that a node only has when there are other hosts."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class Lan:
         lines: Lines,
         look: Callable[[], None],
     ) -> None:
-        """look: words in shared memory have changed."""
+        """look: called after words in shared memory have changed."""
         self.local = local
         self.host = host = local.host
         self.connections = connections
@@ -109,7 +111,7 @@ class Lan:
         self.missing = Missing(
             lan.silence_s, host.loop, host.send_manager, local.number, self._lost_many
         )
-        self._stealing = False  # there will be another look
+        self._stealing = False  # a timer for `_look_for_idle` is running
         mine = Introduction(host.client.home, software_versions())
         self.peers = Peers(host, lan, connections, self.take, self.lost, mine)
         self.far_output = FarOutput(
@@ -241,7 +243,7 @@ class Lan:
         return {"bytes_sent": sent, "bytes_received": received, "tasks_retried": retried}
 
     def _open(self) -> None:
-        """Lets other nodes in."""
+        """Starts to accept connections of other nodes."""
         membership, peers = self.membership, self.peers
         about = membership.cluster, membership.certificate
         roles: dict[str, Callable[[Admission], None]] = {
@@ -250,13 +252,13 @@ class Lan:
         }
         peers.listens_at = self.connections.listen(*about, peers.mine, roles)
 
-    # -- the manager's word --------------------------------------------------------------------
+    # -- messages of the manager ---------------------------------------------------------------
 
     def receive(self, message: Any) -> bool:
-        """A message from the manager; False if it is not about other hosts."""
+        """Handles a message of the manager; False if it is not about other hosts."""
         match message:
             case Credentials():
-                # Else another manager sends them than the one that has let this node in.
+                # A later manager sends them again, when this node listens already.
                 if not self.peers.listens_at:
                     self.membership.certificate = message.pem
                     self._open()
@@ -288,7 +290,7 @@ class Lan:
         return True
 
     def _again(self, message: NodeAdmitted) -> None:
-        """Another manager has taken over; it may know of others who came, or are lost."""
+        """A new manager may know of nodes that have joined or were lost meanwhile."""
         found = {member.node: member for member in message.members}
         members = self.membership.members
         for number, member in list(members.items()):
@@ -297,7 +299,7 @@ class Lan:
         gone = set(range(self.membership.numbers)) - set(found)
         self.missing.confirm(gone)
         self.missing.again()
-        for number in gone:  # it may wait to hear of any of them
+        for number in gone:  # the manager may wait for this report
             self.recovering.report(number)
         self.spares.are_gone(gone)
         for number, member in found.items():
@@ -305,25 +307,26 @@ class Lan:
                 self._came(member)
 
     def report(self) -> Iterator[NodeToManager | Report]:
-        """What a manager must know."""
+        """What a new manager must know of these rooms."""
         yield from self.spares.report()
         yield from self.transfers.report()
         yield from self.plan_executor.report()
         yield from self.recovering.owners.report_again()
 
     def counted(self) -> tuple[int, tuple[Member, ...], int, int]:
-        """How many numbers nodes were given, the nodes, the highest epoch of a Distribute, and how
-        many objects had an operation for their copies; each as far as this node knows."""
+        """How many node numbers were given, the members, the highest epoch of a Distribute, and how
+        many objects had an operation for their copies; each as far as this node knows. A new
+        manager continues these counts."""
         members = *self.membership.members.values(), *self.missing.members.values()
         return self.membership.numbers, members, self.transfers.epochs, self.transfers.copied
 
     def _set_number(self, number: int) -> None:
-        """The manager has let this node in."""
+        """The manager has let this node in, with this number."""
         self.host.client.set_number(number)
         if self.membership.start.meets_drivers:
             mine = msgspec.structs.replace(self.peers.mine, node=number)
             cluster = self.membership.cluster
-            # First, because a program that is told that this node stands may look for it.
+            # First, because a program that learns that this node has joined may attach at once.
             self.driver_door.open(self.drivers, cluster, mine)
         self.local.life.standing = True
         self.local.management.admitted()
@@ -343,7 +346,7 @@ class Lan:
             self.spares.came()
 
     def _have_workers(self, home: int, count: int) -> None:
-        """That host has so many workers for everybody's tasks."""
+        """That host has `count` workers in its common pool."""
         member = self.membership.have_workers(home, count)
         if member is not None:
             self.local.delegation.set_runner(home, member.node, count)
@@ -374,20 +377,21 @@ class Lan:
         local.remote_objects.lose_node(number)
 
     def lost(self, member: Member) -> None:
-        """This node has noticed by itself."""
+        """This node has lost contact with a member, of which the manager has not said anything."""
         if member.node in self.membership.members:
             self._went(member.node)
             self.missing.add(member)
 
     def _lost_many(self, count: int) -> None:
-        """Who has lost most of the others is the one that is cut off: the others need not go."""
+        """Ends this node if it has lost most of the others, because then it is probably the one
+        that is cut off, and the manager need not choose between it and each of them."""
         to = self.local.management
         most = count > max(1, len(self.peers.by_home))
         if most and not (to.is_here or to.waits_for_votes):
             to.cut_off(f"this host has lost {count} others")
 
     def freed(self, oid: int) -> None:
-        """A header of the node's own has been collected."""
+        """The node has collected a header of its own."""
         one = self.local.imports.by_oid.get(oid)
         self.local.imports.freed(oid)
         if one is not None and oid not in self.local.imports.by_oid:
@@ -397,7 +401,8 @@ class Lan:
     # -- peers ---------------------------------------------------------------------------------
 
     def take(self, home: int, message: Any) -> None:
-        """A message of another node; its mistake is not the end of this host."""
+        """Handles a message of another node. An exception is only logged, so that a faulty peer
+        does not end this host."""
         try:
             self._take(home, message)
         except Exception:
@@ -408,7 +413,7 @@ class Lan:
         if taker is not None:
             taker(home, message)
         elif not (self.far_actors.receive(home, message) or self.spares.receive(home, message)):
-            number = self.host.roster.number_of(home)  # it is of a call of a Group
+            number = self.host.roster.number_of(home)  # all other messages are about Group calls
             if number is not None:
                 self.group_calls.receive(number, message)
 
@@ -429,7 +434,8 @@ class Lan:
 
     @property
     def all_sent(self) -> bool:
-        """Lines of workers elsewhere have come, and what was sent to other nodes has left."""
+        """Whether all output of workers of other hosts has arrived, and all messages to other nodes
+        have left this process."""
         return self.far_output.quiet and self.peers.flushed
 
     # -- processes of this host ----------------------------------------------------------------
@@ -438,7 +444,7 @@ class Lan:
         self.host.reply(slot, Reply(request.number, self.draining.numbers))
 
     def _asked_to_drain(self, slot: int, request: Request) -> None:
-        """A process wants a node to leave."""
+        """A process asks that a node leaves the cluster."""
         number = request.ask.node  # type: ignore[union-attr]
         member = self.membership.members.get(number)
         why = ""
@@ -453,7 +459,8 @@ class Lan:
         self.host.reply(slot, Reply(request.number, None, why, gone=member is None))
 
     def look(self, done: list[int]) -> None:
-        """Words in shared memory may have changed; these tasks of the node's are done."""
+        """Words in shared memory may have changed. done: tasks in the node's own tables that have
+        ended."""
         local = self.local
         local.guests.completed(done)
         local.delegation.look()
@@ -467,5 +474,6 @@ class Lan:
         self.recovering.look()
 
     def _look_for_idle(self) -> None:
-        """Nobody tells this node that a worker has become idle; its next turn steals."""
+        """Wakes the loop so that its next turn steals, because no message tells this node that a
+        worker has become idle."""
         self._stealing = False

@@ -1,7 +1,8 @@
-"""The node's process: its sockets, its loop, and what wakes it.
+"""The node's process: its sockets and its loop.
 
-Why it exists: one place on each host that owns what processes share and survives each of them. It
-sleeps in epoll; clients that changed a word it cares about write its eventfd.
+Why it exists: one process of each host owns what the others share, and survives each of them. It
+sleeps in epoll; a client that has changed a word in shared memory that concerns the node wakes it
+by a write to its eventfd.
 It must never know: Python values, user code.
 """
 
@@ -51,7 +52,7 @@ OUTPUT_PATIENCE_S = 0.8
 
 
 class Process:
-    """The node's own."""
+    """The process that one node runs in."""
 
     def __init__(self, start: Start, supervisor_fd: int, manager_fd: int) -> None:
         self.start = start
@@ -85,13 +86,14 @@ class Process:
         self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
 
     def leave(self) -> None:
-        """The supervisor is gone."""
+        """Stops the node, because the supervisor is gone."""
         self.rooms.life.leave()
 
     def connect(
         self, slot: int, line: socket.socket, out: int, err: int, audience: int = 0
     ) -> None:
-        """A worker has been asked for."""
+        """The supervisor was asked for a worker; these are this node's ends of its line and
+        pipes."""
         self.node.worker_joins(slot, line, out, err, audience)
 
     def from_supervisor(self) -> None:
@@ -113,7 +115,7 @@ class Process:
     # -- the loop ------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until the host ends."""
+        """Runs the loop until the host ends."""
         start, rooms, node = self.start, self.rooms, self.node
         self.loop.watch(self.supervisor.fileno(), self.from_supervisor)
         self.loop.watch(start.event_fd, self._drain_event)
@@ -133,10 +135,10 @@ class Process:
             rooms.management.pulse.stop()
 
     def finish_output(self) -> None:
-        """The host ends: what its workers wrote goes to their drivers, to the last byte, and what
-        workers elsewhere have written for its own driver comes; within a bounded time."""
+        """At the end of the host: forwards all output of its workers to their drivers, and waits a
+        bounded time for what workers of other hosts have printed for its own driver."""
         deadline = self.loop.now() + OUTPUT_PATIENCE_S
-        # It has ended, and would say so all the time.
+        # The supervisor has ended, so its socket would be ready in every turn.
         self.loop.unwatch(self.supervisor.fileno())
         self.output.drain_all()
         if self.node.lan is not None and self.rooms.life.orderly:
@@ -150,7 +152,7 @@ class Process:
                 self.node.lan.far_output.look()
 
     def turn(self) -> None:
-        """Once round."""
+        """One turn of the loop."""
         pulse = self.rooms.management.pulse
         if pulse is not None:
             pulse.turned_at = self.loop.now()
@@ -161,7 +163,8 @@ class Process:
         self.serve(None if due is None else max(0.0, due - self.loop.now()))
 
     def serve(self, timeout: float | None) -> None:
-        """What comes in; waits for it at most so many seconds."""
+        """Waits at most `timeout` seconds for descriptors, and calls the handlers of those that are
+        ready."""
         ready = self.loop.wait(timeout)
         self.client.set_sleeping(False)
         self.loop.serve(ready)
@@ -179,7 +182,7 @@ def _to_hosts(
     from hoplite_mp.node.shell.driver_door import DriverDoor
     from hoplite_mp.node.shell.tcp_connections import TcpConnections
 
-    # Under TLS each block costs some steps in Python.
+    # Under TLS each block costs some Python, so blocks are as large as possible.
     block_bytes = _engine.BLOCK_BYTES_MOST if lan.tls else BLOCK_BYTES
     engine = _engine.Engine(lan.home, block_bytes)
     return TcpConnections(loop, lan), engine, DriverDoor(loop, start, lan)

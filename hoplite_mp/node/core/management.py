@@ -1,12 +1,12 @@
-"""This node and its manager: joining, what is said to it, and finding it again when it has died.
+"""This node's connection to its manager: joining, sending, and reconnecting after its death.
 
-Why it exists: the process of a manager may end while the cluster lives; its supervisor starts
-another one, at the same address. Until that one is found nothing stands still but what needs a new
-plan. Then this node says what it holds and waits for, as the new one begins with nothing else.
+Why it exists: the manager's process may die while the cluster lives; its supervisor then starts
+another one at the same address. Until that is found, only work that needs a new plan waits. A new
+manager knows nothing, so each node reports to it what the node holds and waits for.
 It must never know: what the messages of the rooms are about.
 
-    joined ──► lost without farewell ──► called again ──► reported ──► as before
-                      │                       └─ nobody is there: the end, or to be joined anew
+    joined ──► lost without ClusterEnded ──► called again ──► reported ──► as before
+                      │                           └─ no answer: the node ends; its host may rejoin
                       └─ the manager's host is this one: its supervisor brings the connection
 """
 
@@ -51,13 +51,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Management"]
 
-# How long the manager may be silent, in silences of a node: its end is that of all.
+# How long the manager may be silent, as a multiple of a node's silence_s. It is more than for a
+# node, because the loss of the manager is the end for this node.
 MANAGER_SILENCES = 5.0
-# How long a manager may be away. Higher: slower restarts are waited for; lower: who is cut off from
-# it joins anew sooner.
+# How long a node waits for a manager that is lost. Higher: slower restarts are waited for. Lower: a
+# host that is cut off from the manager joins anew sooner.
 MANAGER_ABSENT_S = 10.0
-# Messages that nothing else would say again, and ends that others may not have been told: so many
-# are kept to be said to the next manager. Both are small; more than a manager can have left unread.
+# How many messages are kept to be repeated to the next manager: those in ONCE, which no report of a
+# room contains, and ends of operations, which the last manager may not have sent to every node.
+# Both are small, and these are more than a manager can have left unread.
 SENT_MAX = 1024
 ENDED_MAX = 1024
 ONCE = (
@@ -73,69 +75,69 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class Above(Protocol):
-    """What rooms above this one say to a manager, and hear of it."""
+    """What this room asks of the rooms above it."""
 
     def receive(self, message: Any) -> None:
-        """The manager has sent this."""
+        """Handles a message of the manager."""
 
     def answer_standing(self) -> None:
-        """It is known now whether this node is in a cluster, and as which."""
+        """Answers programs that wait until this node has joined, or has failed to."""
 
     def joining(self, incarnation: int) -> NodeJoined:
-        """What this node says of itself when it joins for the nth time."""
+        """The first message to the manager; `incarnation` counts attempts to join."""
 
     def returning(self, incarnation: int) -> NodeReturned:
-        """What it says of itself to a manager that begins with nothing."""
+        """The first message to a new manager, after this node has joined."""
 
     def report(self) -> Iterator[Any]:
-        """What such a manager must know of this node's rooms."""
+        """What a new manager must know of this node's rooms."""
 
 
 class Network(Protocol):
-    """The way to a manager of another host."""
+    """Connections to a manager on another host."""
 
     connect_timeout_s: float
     beat_interval_s: float
     silence_s: float
 
     def connect(self) -> Admission:
-        """The first connection. Blocks, and raises what `Caller` raises."""
+        """The first connection. It blocks, and raises what `Calling.wait` raises."""
 
     def call(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
-        """`done` gets a connection to the manager that leads now, or None: there is none."""
+        """`done` gets a connection to the manager that leads now, or None if none is found."""
 
     def failover(self, named: StandbyNamed) -> Failover:
         """The manager has named a standby."""
 
 
 class Failover(Protocol):
-    """What this node does about terms, in a cluster that has a standby."""
+    """Terms and votes, in a cluster that has a standby (node/core/failover.py)."""
 
     addresses: tuple[str, ...]
     holds: str
 
     @property
     def keeper(self) -> Member | None:
-        """Of the host that has one of the standby's addresses, if it is there."""
+        """The member whose host has one of the standby's addresses, if it has joined."""
 
     def receive(self, message: Any) -> None:
-        """The manager has sent this."""
+        """Handles a message of the manager about terms."""
 
     def hold(self) -> None:
-        """If the standby belongs to this host, it is started."""
+        """Starts the standby, if it belongs to this host."""
 
     def lost(self) -> None:
-        """The connection to the manager is over."""
+        """The connection to the manager has ended."""
 
     def ends(self) -> Ends:
         """The last message to a manager."""
 
     def knows(self) -> Knows:
-        """For a manager that has been started again."""
+        """What this node knows of terms, for a manager that was restarted."""
 
 
 class Management:
-    """What connects this node with its manager."""
+    """The connection of this node to its manager."""
 
     def __init__(
         self,
@@ -145,31 +147,32 @@ class Management:
         manager: Stream | None,
         above: Above,
     ) -> None:
-        """manager: the connection to one of this host; None: it is on another one."""
+        """manager: the connection, if the manager is on this host; None: it is on another one."""
         self.loop = loop
         self.client = client
         self.life = life
         self.above = above
-        self.network: Network | None = None  # there are other hosts
+        self.network: Network | None = None  # set if there are other hosts
         self.is_near = manager is not None
         self._near = manager
         self.wire: Wire | None = None
         self.pulse: Pulse | None = None
-        self.failover: Failover | None = None  # there is a standby
-        self.host: int | None = None  # home of the manager's host; None: it is this one
+        self.failover: Failover | None = None  # set if there is a standby
+        self.host: int | None = None  # id of the manager's host; None: it is this one
         self.join_error: tuple[str, str] | None = None
         self._losses = 0
-        self._incarnation = 0  # one more for each attempt to join
+        self._incarnation = 0  # counts attempts to join
         self._join_until = 0.0
-        self.ended = False  # the manager has said that the cluster ends
+        self.ended = False  # the manager has announced the end of the cluster
         self._sent: deque[Any] = deque(maxlen=SENT_MAX)
-        self._measured: dict[int, Any] = {}  # the latest, by peer; -1: of all together
+        self._measured: dict[int, Any] = {}  # latest measurements by peer; -1: of the host itself
         self._ends: deque[Commit | OperationFailed | Forget] = deque(maxlen=ENDED_MAX)
 
-    # -- words ---------------------------------------------------------------------------------
+    # -- messages ------------------------------------------------------------------------------
 
     def send(self, message: Any) -> None:
-        """To the manager. If there is none now, the next one is told what it needs to know."""
+        """Sends a message to the manager. Without one it is dropped, because the next manager gets
+        a report, and what no report contains is kept for it here."""
         if isinstance(message, ONCE):
             self._sent.append(message)
         elif isinstance(message, HostMeasured):
@@ -191,12 +194,12 @@ class Management:
         elif kind is GivenUp:
             why = f"was silent for {message.silent_s:.1f} s"
             _log.warning("this host %s: given up", why if message.silent_s else "lost another")
-            self.life.given_up = not self.life.stopping  # else it was leaving
+            self.life.given_up = not self.life.stopping  # a node that was leaving is not given up
         else:
             self.above.receive(message)
 
     def _succeed(self, message: Any) -> None:
-        """About terms, in a cluster that has a standby."""
+        """Handles a message about terms, in a cluster that has a standby."""
         if self.failover is not None:
             self.failover.receive(message)
         elif isinstance(message, StandbyNamed) and self.network is not None:
@@ -205,7 +208,7 @@ class Management:
     # -- the beginning -------------------------------------------------------------------------
 
     def join(self) -> None:
-        """Begins to speak with the manager; with one on another host this takes its time."""
+        """Joins the cluster. It blocks until a manager on another host has answered."""
         stream = self._near
         if stream is None:
             assert self.network is not None
@@ -220,8 +223,8 @@ class Management:
         self._speak(stream, [self.above.joining(self._incarnation)])
 
     def _join_again(self, reason: str) -> bool:
-        """The manager has died while it let this node in: the next one is asked. False: it is too
-        late for that."""
+        """Asks the next manager, if the first one has died while it let this node in. False: there
+        will be none, or the time for joining is over."""
         left, network = self._join_until - self.loop.now(), self.network
         if network is None or self.is_near or self.ended or self.life.given_up or left <= 0:
             return False
@@ -244,19 +247,20 @@ class Management:
         self.life.leave()
 
     def admitted(self) -> None:
-        """This node has its number."""
+        """The manager has let this node in."""
         if self.failover is not None and not self.is_near:
             self.failover.hold()
 
     @property
     def home(self) -> int:
-        """Of the host on which the manager is."""
+        """The id of the manager's host."""
         return self.client.home if self.host is None else self.host
 
     @property
     def standby(self) -> tuple[tuple[str, ...], str, int, bool]:
-        """Where the standby is, if there is to be one; where, if this host has it; whose host has
-        such an address; and whether that one has the manager."""
+        """About the standby, for `status`: its addresses; its address on this host, or ""; the
+        number of the member whose host has one of these addresses, or -1; whether that host has
+        the manager."""
         failover = self.failover
         if failover is None:
             return (), "", -1, False
@@ -289,13 +293,14 @@ class Management:
             wire.received = self.pulse.received
         for word in words:
             wire.send(encode(word))
-        if wire.open:  # what came with the handshake's last bytes is announced by no loop
+        if wire.open:  # bytes that arrived with the end of the handshake do not wake the loop again
             wire.ready()
 
-    # -- the end, or not -----------------------------------------------------------------------
+    # -- loss of the manager -------------------------------------------------------------------
 
     def _lost(self, reason: str) -> None:
-        """The connection is over. Without farewell there will be another manager."""
+        """The connection has ended. If the manager has not announced the end of the cluster, the
+        node waits for another manager."""
         life, wire = self.life, self.wire
         self.wire = None
         if self.pulse is not None:
@@ -327,19 +332,20 @@ class Management:
 
     def _called(self, admission: Admission | None, broken: bool) -> None:
         if admission is None:
-            # Cut, perhaps: then nobody has said that it is the end.
+            # A broken connection may mean that only this host is cut off; then it may join again.
             self.life.given_up = broken
             self.life.leave()
         else:
             self.found(admission)
 
     def found(self, admission: Admission) -> None:
-        """A manager that was started again."""
+        """Reports to a manager that was restarted."""
         self.host = admission.peer.host
         self._return(admission.stream)
 
     def follow(self, wire: Wire, vote: Voted, host: int) -> None:
-        """From now on the manager is at the other end of this wire, on the host with that home."""
+        """Makes the standby, which is at the other end of this wire, the manager of this node.
+        host: the id of its host."""
         self.host = host
         self.drop("another one leads")
         wire.hand_over(self._take, self._lost)
@@ -347,50 +353,51 @@ class Management:
 
     @property
     def is_here(self) -> bool:
-        """Is the manager on this host?"""
+        """Whether the manager is on this host."""
         return self.home == self.client.home
 
     @property
     def waits_for_votes(self) -> bool:
-        """Is there no manager, and may another host have one? Then that is who says who is out."""
+        """Whether this node has no manager and a standby may take over, which then decides which
+        hosts are lost."""
         return self.wire is None and self.failover is not None
 
     def drop(self, why: str) -> None:
-        """That manager is not obeyed any more; who is found next is this node's."""
+        """Stops obeying this manager; this node follows the one that it finds next."""
         wire, self.wire = self.wire, None
-        if self.pulse is not None:  # nobody is to be missed who is not listened to
+        if self.pulse is not None:  # its silence must not be detected as a failure any more
             self.pulse.stop()
         if wire is not None:
             wire.hand_over(lambda message: None, lambda reason: None)
             wire.close(why)
 
     def farewell(self) -> None:
-        """This node ends, and nobody need wait to hear of it."""
+        """Announces the end of this node, so that no majority is counted with it."""
         if self.failover is not None:
             self.send(self.failover.ends())
 
     def again(self, stream: Stream) -> None:
-        """The supervisor has started another manager for this host."""
-        if self.wire is not None:  # what the one before has said last is read first
+        """The supervisor has restarted the manager of this host."""
+        if self.wire is not None:  # the last messages of the dead manager are handled first
             self.wire.drain()
         self._return(stream)
 
     def _silent(self, seconds: float) -> None:
-        """Nothing has been heard of the manager for so long: this host is cut off, or that one."""
-        if self.failover is not None and self.wire is not None:  # it looks for another one
+        """The manager has been silent for too long: its host is cut off, or this one is."""
+        if self.failover is not None and self.wire is not None:  # `_lost` looks for another manager
             self.wire.close(f"it has been silent for {seconds:.1f} s")
             return
         self.cut_off(f"it has been silent for {seconds:.1f} s")
 
     def cut_off(self, why: str) -> None:
-        """This life of the node is over; the host may join again."""
+        """Ends this incarnation of the node; the host may join again."""
         self.life.given_up = True
         if self.wire is not None:
             self.wire.close(why)
-        else:  # and it has no manager either
+        else:
             self.life.leave()
 
-    # -- another one ---------------------------------------------------------------------------
+    # -- a new manager -------------------------------------------------------------------------
 
     def _return(self, stream: Stream) -> None:
         begun = self.loop.now()

@@ -1,8 +1,8 @@
-"""The way to a manager of another host: the first one, and one that leads after it.
+"""Connections to a manager on another host: to the first one, and to its successors.
 
-Why it exists: a node knows the addresses of its cluster's manager and calls them until one answers;
-where a standby leads, the addresses are others from then on.
-It must never know: what is said to a manager.
+Why it exists: a node calls the addresses of its cluster's manager until one answers. Once a standby
+leads, its addresses take their place.
+It must never know: what messages a manager gets.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ManagerCalls"]
 
-# Rounds over a lost manager's addresses: while there may be another one, its supervisor listens.
+# Rounds over the addresses of a lost manager. They suffice because its supervisor keeps the socket
+# listening while it restarts the manager.
 MANAGER_ROUNDS_MAX = 3
 
 
 class ManagerCalls:
-    """Of one node; see `Network` in node/core/management.py."""
+    """The implementation of `Network` in node/core/management.py."""
 
     def __init__(
         self,
@@ -46,8 +47,8 @@ class ManagerCalls:
         processes: Processes,
         let_in: Callable[[], None],
     ) -> None:
-        """let_in: the cluster is known, and other nodes may come, unless they need its
-        certificate."""
+        """let_in: starts to accept other nodes; called once the cluster's id is known, unless TLS
+        needs the cluster's certificate first."""
         self.loop = loop
         self.life = life
         self.connections = connections
@@ -62,7 +63,7 @@ class ManagerCalls:
         self.silence_s = start.silence_s
 
     def connect(self) -> Admission:
-        """The first connection; blocks, and raises what `Calling.wait` does."""
+        """The first connection. It blocks, and raises what `Calling.wait` raises."""
         admission = self._calling(self.connect_timeout_s).wait()
         self.membership.cluster = self.peers.cluster = admission.cluster
         if not self.membership.start.tls:
@@ -70,7 +71,7 @@ class ManagerCalls:
         return admission
 
     def call(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
-        """A connection to the manager that leads now; None: there is none."""
+        """`done` gets a connection to the manager that leads now, or None if none is found."""
         level = logging.WARNING if self.management.failover is None else logging.INFO
         make = functools.partial(
             self._calling, timeout_s, MANAGER_ROUNDS_MAX, self.membership.cluster

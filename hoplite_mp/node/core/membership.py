@@ -1,9 +1,9 @@
-"""The members of the cluster as the manager has named them, this node among them.
+"""The members of the cluster as the manager has announced them, including this node.
 
-Why it exists: who is there, and with how many workers, only the manager says; each node tells the
-others when its own number of workers changes. Rooms that only want to know which other nodes live
-ask the roster (node/roster.py), which is filled from here.
-It must never know: what is lost with a node, how messages get to it.
+Why it exists: the manager decides who is a member, and announces each with its number of workers at
+the start; nodes tell each other when that number changes. Rooms that only need to know which other
+nodes live use the roster (node/roster.py).
+It must never know: what is lost with a node, how messages reach it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Alone", "Membership"]
 
-NUMBER = 0  # of the only node
-GONE_MAX = 32  # hosts that have gone, for programs that ask what has become of them
+NUMBER = 0  # of the only node in a cluster of one host
+GONE_MAX = 32  # how many former hosts are remembered for programs that ask about them
 
 
 class Alone:
-    """The cluster of one host: what its node says of itself, without any other."""
+    """Answers about the members of a cluster of one host."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Alone:
 
     @property
     def handlers(self) -> dict[type, Handler]:
-        """By kind of request."""
+        """Handlers by type of request."""
 
         def says(value: Any, error: str = "") -> Handler:
             return lambda slot, request: self.reply(slot, Reply(request.number, value, error))
@@ -72,7 +72,7 @@ class Alone:
             DrainNode: says(None, "this is the only node"),
             UsersOfNode: says(0),
             Locate: says([NUMBER]),
-            GroupWritten: lambda slot, request: None,  # nobody elsewhere waits for these blocks
+            GroupWritten: lambda slot, request: None,  # no other host waits for these blocks
         }
 
     @property
@@ -81,11 +81,11 @@ class Alone:
         return (Member(NUMBER, 0, self.client.home, self.workers_at_start),)
 
     def joining(self, incarnation: int) -> NodeJoined:
-        """What this node says of itself to its first manager."""
+        """The first message to the manager."""
         return NodeJoined(self.client.home, incarnation, self.workers_at_start)
 
     def asked(self, slot: int, request: Request) -> None:
-        """A process wants to know all nodes."""
+        """A process asks for all nodes."""
         mine = len(self.workers.pools[0].workers)
         resources, free = self.resources.totals, self.resources.ledger.free()
         place = NUMBER, "127.0.0.1", self.hostname
@@ -94,7 +94,7 @@ class Alone:
 
 
 class Membership:
-    """Of one node among others."""
+    """The members of a cluster of several hosts."""
 
     def __init__(
         self,
@@ -117,20 +117,20 @@ class Membership:
         self.cluster = start.cluster
         self.certificate = start.certificate
         self.members: dict[int, Member] = {}  # by number, in order of joining
-        # Hosts that this node has seen go, lost or in order: (number, name, when), the last ones.
+        # The last hosts that were lost or have left: (number, name, when).
         self.gone: deque[tuple[int, str, float]] = deque(maxlen=GONE_MAX)
-        self.numbers = 1  # so many were given, as far as this node knows
-        self.workers_now: int | None = None  # if it is not what this node has joined with
+        self.numbers = 1  # how many node numbers were given, as far as this node knows
+        self.workers_now: int | None = None  # number of workers, if it has changed since joining
 
     @property
     def handlers(self) -> dict[type, Handler]:
-        """By kind of request."""
+        """Handlers by type of request."""
         return {Members: self.asked, GoneNodes: self.asked_gone}
 
-    # -- what this node says of itself ---------------------------------------------------------
+    # -- announcements of this node ------------------------------------------------------------
 
     def joining(self, incarnation: int) -> NodeJoined:
-        """To its first manager."""
+        """The first message to the manager."""
         return NodeJoined(
             self.client.home,
             incarnation,
@@ -143,19 +143,19 @@ class Membership:
         )
 
     def tell_workers(self, count: int) -> None:
-        """This host has another number of workers than it had when it joined."""
+        """Announces this host's number of workers to all other nodes."""
         self.workers_now = count
         for home in self.roster.homes:
             self.send_peer(home, WorkersNow(count))
 
     def workers_are(self, count: int) -> None:
-        """This host has so many workers now; the others are told if they think otherwise."""
+        """Announces the number of workers if the other nodes know a different one."""
         known = self.workers_at_start if self.workers_now is None else self.workers_now
         if count != known and not self.roster.leaves:
             self.tell_workers(count)
 
     def grow_far(self, number: int, count: int) -> bool:
-        """More workers on another host; False: it is gone."""
+        """Asks another node to start more workers; False: it is gone."""
         member = self.roster.by_number.get(number)
         return member is not None and self.send_peer(member.home, AddWorkers(count))
 
@@ -164,23 +164,23 @@ class Membership:
         if not self.roster.leaves:
             self.tell_workers(self.workers.grow(message.count))
 
-    # -- the manager's word --------------------------------------------------------------------
+    # -- messages of the manager ---------------------------------------------------------------
 
     def came(self, member: Member) -> None:
-        """It has joined."""
+        """A member has joined."""
         self.numbers = max(self.numbers, member.node + 1)
         self.members[member.node] = member
 
     def went(self, number: int) -> Member | None:
-        """It is gone, and was still there."""
+        """Removes a member that is gone. Returns it, or None if it was removed before."""
         member = self.members.pop(number, None)
-        # A program that has only looked in is no host that anybody asks for.
+        # A program without workers that was connected for a while is not remembered as a host.
         if member is not None and (member.workers or member.stays):
             self.gone.append((number, member.host, self.loop.now()))
         return member
 
     def have_workers(self, home: int, count: int) -> Member | None:
-        """That host has so many workers for everybody's tasks; None: it is no member."""
+        """Updates the number of workers in that host's common pool; None: it is no member."""
         member = self.roster.by_home.get(home)
         if member is None:
             return None
@@ -190,13 +190,13 @@ class Membership:
         return found
 
     def manager_is_at(self, addresses: list[tuple[int, tuple[Any, ...]]]) -> None:
-        """Where the manager is that leads from now on: (address family, socket address)."""
+        """Sets the addresses of the new manager: (address family, socket address)."""
         self.start = msgspec.structs.replace(self.start, manager=addresses)
 
     # -- processes of this host ----------------------------------------------------------------
 
     def asked(self, slot: int, request: Request) -> None:
-        """A process wants to know all nodes."""
+        """A process asks for all nodes."""
         number = self.client.number
         mine, free = len(self.workers.pools[0].workers), self.resources.ledger.free()
         found = [
@@ -215,7 +215,7 @@ class Membership:
         self.reply(slot, Reply(request.number, found))
 
     def asked_gone(self, slot: int, request: Request) -> None:
-        """A process wants to know which hosts have gone, and how many seconds ago."""
+        """A process asks which hosts are gone, and for how many seconds."""
         now = self.loop.now()
         gone = [(number, host, now - at) for number, host, at in self.gone]
         self.reply(slot, Reply(request.number, gone))

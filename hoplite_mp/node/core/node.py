@@ -1,8 +1,8 @@
-"""The node of one host, behind its ports: what it is made of, and what happens in one turn.
+"""The node of one host behind its ports: its rooms, and what it does in one turn.
 
-Why it exists: the same node runs in a process of its own (main.py), woken by epoll, and in a
-simulation, where a schedule wakes many of them.
-It must never know: sockets, processes, what is behind its ports.
+Why it exists: the same node runs in a process of its own (main.py), where epoll wakes it, and in a
+simulation, where a schedule wakes many nodes in one process.
+It must never know: sockets, processes, what implements its ports.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Node"]
 
 
 class Node:
-    """Of one host. `upward` is told of its rooms as soon as they are there."""
+    """One node. `upward` gets its rooms as soon as they are built."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class Node:
         ports.lines.serve(self)
 
     def begin(self, process: int, driver: Any) -> None:
-        """Speaks with the manager from now on. process: the number of the one that the node is in.
-        driver: the line of the program that has started this host."""
+        """Joins the cluster and starts the first workers. process: id of the process that the node
+        runs in. driver: the line of the program that has started this host."""
         start, rooms, ports = self.start, self.rooms, self.ports
         self.client.register(DRIVER_SLOT, CLIENT_DRIVER, 0)
         rooms.store.lease_first_span(DRIVER_SLOT)
@@ -79,38 +79,38 @@ class Node:
         first = [slot for slot, *_ in start.first_workers]
         rooms.workers.open_first(start.workers, DRIVER_SLOT, first)
 
-    # -- what comes in -------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------
 
     def request(self, slot: int, request: Request, given: list[int]) -> None:
-        """A process of this host asks. given: descriptors that came with it."""
+        """Handles a request of a process of this host. given: descriptors that came with it."""
         self.rooms.requests.take(slot, request, given)
 
     def line_ended(self, slot: int) -> None:
-        """Of a worker, or a driver that has attached; when our parent ends, the supervisor ends
-        us."""
+        """The line of a worker or an attached driver has ended. The end of the driver that started
+        this host needs no handling here, because the supervisor then ends the node."""
         if self.lan is not None:
             self.lan.drivers.line_ended(slot)
         self.rooms.workers.line_ended(slot)
 
     def refuse_collective(self, ask: Any, why: str) -> None:
-        """A request for a collective could not be read."""
+        """Fails a collective whose request could not be decoded."""
         self.rooms.operations.refuse(ask, why)
 
     def worker_joins(self, slot: int, line: Any, out: int, err: int, audience: int = 0) -> None:
-        """A worker's line and the reading ends of its pipes."""
+        """Adds a worker's line and the read ends of its output pipes."""
         for stream, read in enumerate((out, err), 1):
             self.output.add(read, stream, slot, audience, self._pipe_ended)
         self.rooms.workers.pipes[slot] = [out, err]
         self.ports.lines.add(slot, line)
 
     def _pipe_ended(self, fd: int) -> None:
-        """A worker's pipe has been closed, so its number may come again."""
+        """A pipe was closed; its descriptor may be reused for another file."""
         for pipes in self.rooms.workers.pipes.values():
             if fd in pipes:
                 pipes.remove(fd)
 
     def worker_exited(self, message: Exited) -> None:
-        """A worker has ended, of itself or not: everything of its is settled, a new one starts."""
+        """Cleans up after a worker that has ended for any reason, and starts another if needed."""
         slot, rooms = message.slot, self.rooms
         worker = rooms.workers.all.pop(slot, None)
         for fd in rooms.workers.pipes.pop(slot, ()):

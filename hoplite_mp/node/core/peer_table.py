@@ -1,7 +1,7 @@
-"""Which room of a node takes which message of another node.
+"""The tables of handlers for messages from other nodes.
 
-Why it exists: one table to read instead of many registrations.
-It must never know: what a message means, how it came.
+Why it exists: one file shows which room handles which message.
+It must never know: what a message means, how it arrived.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ANSWERS", "Taker", "inspection_table", "object_table", "task_table"]
 
-Taker = Callable[[int, Any], object]  # id of the host that has sent it, the message
-# What has the number of a question, and goes to the room that has asked.
+Taker = Callable[[int, Any], object]  # called with the id of the sending host, and the message
+# Answers, which carry the number of the question (node/questions.py).
 ANSWERS = (
     looking.LookTold,
     peers.ActorBegun,
@@ -56,7 +56,7 @@ def object_table(
     locations: Locations,
     recovering: Recovering,
 ) -> dict[type, Taker]:
-    """Objects of several hosts: holders, copies, what is made again."""
+    """Messages about objects: holders, copies, reconstruction."""
 
     def releases(home: int, message: peers.Release) -> None:
         if not guests.release(home, message):
@@ -84,7 +84,7 @@ def task_table(
     resources: Resources,
     membership: Membership,
 ) -> dict[type, Taker]:
-    """Tasks and workers of several hosts."""
+    """Messages about tasks and workers."""
     return {
         peers.RunTask: guests.run,
         peers.TaskEnded: delegation.ended,
@@ -109,7 +109,7 @@ def inspection_table(
     far_output: FarOutput,
     relays: Relays,
 ) -> dict[type, Taker]:
-    """What people ask of all nodes, lines of workers, and ways between nodes."""
+    """Messages about statistics, traces and dumps, output of workers, and relays."""
     return {
         peers.CountersAsked: counters.asked,
         looking.ClockAsked: tracing.clock,

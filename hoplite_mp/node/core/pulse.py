@@ -1,9 +1,9 @@
-"""This node lives: the manager hears it at fixed intervals, and is listened to.
+"""Heartbeats to the manager, and a failure detector for the manager.
 
-Why it exists: a host that is stopped or cut off closes no connection. The beats of a node come from
-a thread, so that a loop which reads a large file is not taken for dead; but not for longer than
-HUNG_S after the loop's last turn, so that one that hangs is not taken for alive.
-It must never know: what else is said to the manager.
+Why it exists: a host that is stopped or cut off closes no connection. A node's beats are sent by a
+thread, so that a loop that is busy reading a large file does not look dead; but only for HUNG_S
+after the loop's last turn, so that a loop that hangs does not look alive.
+It must never know: other messages to the manager.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Pulse"]
 
-# How long the loop may be busy with one thing. Higher: slower disks are not death. Lower: a loop
-# that hangs holds the others up for less.
+# How long one turn of the loop may take. Higher: a host with a slow disk is not given up. Lower: a
+# loop that hangs blocks the other hosts for a shorter time.
 HUNG_S = 30.0
 
 
 class Pulse:
-    """The beats of one node, whose loop writes down in `turned_at` when it last turned."""
+    """The beats of one node. Its loop sets `turned_at` to the time of its latest turn."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class Pulse:
         interval_s: float,
         patience_s: float,
     ) -> None:
-        """send: to the manager, in a thread. lost: the manager has been silent
-        for so many seconds."""
+        """send: sends a beat to the manager; called in a thread. lost: called with the seconds for
+        which the manager has been silent."""
         self._send = send
         self._loop = loop
         self._lost = lost
@@ -52,11 +52,12 @@ class Pulse:
         loop.call_later(interval_s, self._look)
 
     def received(self) -> None:
-        """The manager has said something."""
-        self._silence.heard(min(self._loop.now(), self._look_at))  # a late loop finds it late
+        """Something has arrived from the manager."""
+        # If this loop is late, so is its reading of the message: that is not the manager's silence.
+        self._silence.heard(min(self._loop.now(), self._look_at))
 
     def stop(self) -> None:
-        """No more beats."""
+        """Stops the beats and the failure detector."""
         self._over = True
         self._end()
 
@@ -65,8 +66,8 @@ class Pulse:
             self._send(BEAT)
 
     def _look(self) -> None:
-        """In the loop. What has come since its last turn is read only afterwards: of a loop that is
-        late that may be much, so the time is excused."""
+        """Checks for silence, in the loop. If the loop is late, beats that have arrived meanwhile
+        are only read after this timer, so that time does not count as silence."""
         if self._over:
             return
         now = self._loop.now()

@@ -1,9 +1,9 @@
 """The rooms of one host's node, built in the order of their floors.
 
-Why it exists: each room is given the rooms below it and nothing else, so somebody builds them all.
-It is the same for a host alone and for one among others; rooms that only a LAN needs are built on
+Why it exists: each room gets only the rooms below it, as arguments of its constructor; this file
+builds all that a cluster of any size needs. Rooms for clusters of several hosts are built on top of
 these (node/core/lan.py).
-It must never know: sockets, processes, the loop behind its port.
+It must never know: sockets, processes, what implements its ports.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class Above(
     workers.Above,
     Protocol,
 ):
-    """All that these rooms say upward."""
+    """All that these rooms ask of rooms above them."""
 
     def send_peer(self, home: int, message: PeerMessage) -> bool:
-        """A message to the node of the host with that id; False: there is none."""
+        """Sends a message to the node of the host with that id; False: there is none."""
 
 
 class Rooms:
-    """Of one host."""
+    """The rooms of one node."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Rooms:
             self.results, self.remote_objects, above.send_peer, self.number, loop, roster, above
         )
         self.questions = Questions(loop, roster, above.send_peer)
-        self._next_turn_at = 0.0  # for operations that wait for room
+        self._next_turn_at = 0.0  # when a timer wakes the loop for operations that wait for memory
         self.host = host = HostContext(
             config,
             loop,
@@ -171,24 +171,25 @@ class Rooms:
         self.requests.when_forgotten(self.waits.forget_client)
 
     def number(self) -> int:
-        """Of this node in its cluster."""
+        """The number of this node in its cluster."""
         return self.host.client.number
 
     def _track_name(self, slot: int, ended: WorkerInfo | None) -> str:
-        """Of a trace, for the process in that slot, which may have ended; "": it is no actor's."""
+        """The name of an actor's track in a trace, for the process in that slot; "": the process is
+        no actor. ended: the worker, if its process has ended."""
         worker = ended or self.workers.all.get(slot)
         actor = None if worker is None else self.actors.by_pool.get(worker.pool)
         return "" if actor is None else track_name(actor)
 
     def report(self) -> Iterator[Any]:
-        """What a manager must know of these rooms that begins with nothing."""
+        """What a new manager must know of these rooms."""
         yield from self.operations.report()
         yield from self.groups.report()
         yield from self.actors.report()
 
     def begin_turn(self) -> list[int]:
-        """Words in shared memory may have changed. Returns the tasks of the node's own tables that
-        are done."""
+        """Reads the words in shared memory that may have changed. Returns the tasks in the node's
+        own tables that have ended."""
         done = self.host.tasks.drain()
         if done:
             self.sweeper.completed(done)
@@ -197,12 +198,12 @@ class Rooms:
         return done
 
     def end_turn(self) -> None:
-        """The same, of what rooms of a LAN may have changed in this turn, too."""
+        """Polls the rooms that also depend on what Lan's rooms have changed in this turn."""
         loop = self.host.loop
         self.exports.look()
         self.operations.look()
         again, now = self.operations.execute_again(), loop.now()
-        if again is not None and not now < self._next_turn_at <= again:  # one timer, not one a turn
+        if again is not None and not now < self._next_turn_at <= again:  # one timer at a time
             self._next_turn_at = again
             loop.call_later(max(0.0, again - now), lambda: None)
         self.results.look()

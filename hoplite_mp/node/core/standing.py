@@ -1,7 +1,7 @@
-"""Programs that wait until their node is in a cluster, and what they then learn of it.
+"""Requests of programs that wait until their node has joined a cluster, and the answers.
 
-Why it exists: a node answers its own host before a manager has let it in, and a program begins its
-work only when it has.
+Why it exists: a node serves the processes of its host before a manager has let it in, but a program
+must not begin its work before that.
 It must never know: how a node joins.
 """
 
@@ -22,14 +22,14 @@ __all__ = ["StandingRequests"]
 
 
 class Above(Protocol):
-    """What rooms above this one know."""
+    """What this room asks of the rooms above it."""
 
     def cluster(self) -> bytes:
-        """The id of the cluster; empty on one host alone."""
+        """The id of the cluster; empty in a cluster of one host."""
 
 
 class StandingRequests:
-    """Of the processes of one host."""
+    """The requests of one host's processes."""
 
     def __init__(
         self,
@@ -49,16 +49,16 @@ class StandingRequests:
 
     @property
     def handlers(self) -> dict[type, Handler]:
-        """By kind of request."""
+        """Handlers by type of request."""
         return {Standing: self.ask}
 
     def ask(self, slot: int, request: Request) -> None:
-        """A process waits for it."""
+        """A process waits until this node has joined."""
         self.waiting.append((slot, request.number))
         self.answer()
 
     def answer(self) -> None:
-        """As soon as it is known whether this node is in a cluster, and as which."""
+        """Answers all who wait, as soon as this node has joined or has failed to."""
         management = self.management
         if not self.life.standing and management.join_error is None:
             return

@@ -1,9 +1,9 @@
-"""What rooms of a node say upward: which room above hears it, and answers.
+"""Upward calls: which room implements what the rooms below it ask for.
 
-Why it exists: rooms are built in the order of their floors, each from those below it. What one of
-them finds out that is a matter of rooms above it goes through a protocol in its own file (`Above`),
-and this is the one place that says who is meant.
-It must never know: more than that.
+Why it exists: rooms are built in the order of their floors, each from those below it. A room that
+needs something from rooms above it declares a protocol in its own file (`Above`), and this file
+alone connects each of these methods with the room that implements it.
+It must never know: anything but these connections.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = ["Upward"]
 
 
 class Upward:
-    """Of one node, from when its rooms are built."""
+    """The upward calls of one node; usable once its rooms are built."""
 
     rooms: Rooms
     alone: Alone
 
     def __init__(self) -> None:
-        self.lan: Lan | None = None  # there are other hosts
+        self.lan: Lan | None = None  # set if there are other hosts
 
     # -- node/notes.py, store.py, sweeper.py, remote_objects.py, imports.py --------------------
 
@@ -155,7 +155,7 @@ class Upward:
 
     def post(self, oid: int) -> None:
         rooms = self.rooms
-        if oid in rooms.resources.held:  # it needs resources, here or at another host
+        if oid in rooms.resources.held:  # it holds resources, of this host or of another one
             rooms.resources.again(oid)
         else:
             rooms.workers.announce(oid, False)
@@ -260,8 +260,8 @@ class Upward:
     # -- node/tasks/rounds.py ----------------------------------------------------------------------
 
     def audience_of(self, slot: int) -> int:
-        """Who hears what the client in that slot has others print: as for the task that runs there,
-        or the driver that it is."""
+        """The driver that gets the lines of tasks that the client in that slot submits: that of the
+        task which runs in the slot, or the client itself if it is a driver."""
         tasks = self.rooms.host.tasks
         running = tasks.running(slot)
         return (running and tasks.audience(running)) or self.driver_name(slot)
