@@ -1,7 +1,7 @@
 """Data connections to other nodes, and the engine whose cells are filled over them.
 
 Why it exists: one engine moves all bulk bytes of this host. A connection to a node is made when the
-first pull from it wants to begin; what has asked for a cell hears when it is full, or cannot be.
+first pull from it is requested; whoever requested a cell is notified when it is full or has failed.
 It must never know: what the bytes are, why they are wanted here.
 """
 
@@ -26,27 +26,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Links", "Pulling", "Wanting"]
 
-# No connection could be made, on any way: to try again at once would take as long.
+# The reason of a failure that callers recognise: no connection could be made, directly or over a
+# relay, and another attempt would take as long.
 UNREACHABLE = "the node cannot be reached"
 _log = logging.getLogger("hoplite_mp")
 
 
 class Wanting(Protocol):
-    """Who waits for cells."""
+    """What has requested cells, and is notified."""
 
     def filled(self, cell: int) -> None:
         """All bytes of the cell are there."""
 
     def failed(self, cell: int, reason: str) -> None:
-        """They will not come as things stand."""
+        """The pull or the fold has failed; the cell stays open, and may be pulled again."""
 
     def describe(self, cell: int) -> dict[str, Any]:
-        """What the bytes are for, for people: "object" (16 bytes), "operation", "bytes"."""
+        """What the bytes are for, for traces: "object" (16 bytes), "operation", "bytes"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pulling:
-    """A cell on its way."""
+    """A cell that is being pulled."""
 
     parent: int
     begin_ns: int
@@ -64,12 +65,13 @@ class Links:
         self.driven: dict[int, TlsLink] = {}
         self.links: dict[int, int] = {}  # number of a node -> link
         self.counted: dict[int, tuple[int, int]] = {}  # link -> bytes (sent, received)
-        self.near: set[int] = set()  # links to other nodes of this very host
+        self.near: set[int] = set()  # links to other nodes on this same host
+        # Number of a node -> pulls that wait until the connection to it is made.
         self.calling: dict[int, list[tuple[int, Key]]] = {}
-        self.wanting: dict[int, Wanting] = {}  # cell -> who waits for it
-        self.pulling: dict[int, Pulling] = {}  # those of them that others fill
+        self.wanting: dict[int, Wanting] = {}  # cell -> what is to be notified
+        self.pulling: dict[int, Pulling] = {}  # the cells of these that are pulled from a node
         self.notes = host.notes
-        self.closing: dict[int, EngineBuffer] = {}  # cells that the engine has not let go of
+        self.closing: dict[int, EngineBuffer] = {}  # closed cells that the engine may still write
         host.loop.watch(engine.fileno(), self.look)
 
     # -- connections ---------------------------------------------------------------------------
@@ -85,11 +87,11 @@ class Links:
             self._connect(peer.member.node, admission)
 
     def _connect(self, number: int, admission: Admission) -> str:
-        """The engine takes the connection over; returns why it cannot, or ""."""
+        """Hands the connection over to the engine; returns why that is impossible, or ""."""
         try:
             with admission.stream.detach() as sock:
                 link = self.engine.connect(sock.fileno(), number)
-        except OSError as error:  # for want of a descriptor
+        except OSError as error:  # no descriptor is left
             why = os.strerror(error.errno or 0)
             _log.warning("no data connection with node h%d: %s", number, why)
             return why
@@ -98,7 +100,8 @@ class Links:
         return ""
 
     def _driven(self, member: Member) -> TlsLink:
-        """The link to a node under TLS; each side connects for what it sends."""
+        """The link to a node under TLS, where each side makes the connection over which it
+        sends."""
         known = self.driven.get(member.node)
         if known is not None:
             return known
@@ -121,7 +124,7 @@ class Links:
             self.near.add(link)
 
     def lose_node(self, number: int) -> None:
-        """That node is gone, and its link with it."""
+        """Ends the link to a node that is gone."""
         link = self.links.pop(number, None)
         driven = self.driven.pop(number, None)
         if driven is not None:
@@ -133,9 +136,9 @@ class Links:
     # -- cells ---------------------------------------------------------------------------------
 
     def pull(self, cell: int, parent: int, key: Key, wanting: Wanting) -> None:
-        """Fills the cell from a node; `wanting` hears how it goes."""
+        """Fills the cell from the node `parent`; `wanting` is notified of the outcome."""
         self.wanting[cell] = wanting
-        begun = self.pulling.get(cell)  # another try
+        begun = self.pulling.get(cell)  # set if this is another attempt
         at = self.loop.now_ns() if begun is None else begun.begin_ns
         self.pulling[cell] = Pulling(parent, at, wanting)
         if self.tls and parent in self.peers.by_number:
@@ -169,7 +172,7 @@ class Links:
                 self.engine.pull(cell, self.links[member.node], key)
 
     def close(self, cell: int, engine_buffer: EngineBuffer) -> None:
-        """Lets go of a cell in that memory."""
+        """Closes a cell, which lies in that memory."""
         self.wanting.pop(cell, None)
         self._note(cell, "given up")
         self.closing[cell] = engine_buffer
@@ -182,8 +185,8 @@ class Links:
             engine_buffer.let_go()
 
     def look(self) -> None:
-        """What the engine says. It has forgotten the links that are lost: so does this file, before
-        anybody who hears of a cell asks for the next one from there."""
+        """Handles the engine's events. Lost links come first, because the engine has forgotten them
+        already, and a room that is notified of a cell may at once pull from the same node."""
         events = self.engine.events()
         for event in events:
             if event[0] == LINK_LOST:
@@ -211,7 +214,7 @@ class Links:
         _log.info("the data connection to node h%d ended: %s", number, reason)
 
     def _note(self, cell: int, outcome: str) -> None:
-        """A cell is not on its way any more."""
+        """Records the end of a pull for a trace."""
         pulling = self.pulling.pop(cell, None)
         if pulling is not None and self.notes.on:
             about = pulling.wanting.describe(cell)
@@ -221,8 +224,8 @@ class Links:
             self.notes.add("transfer", name, pulling.begin_ns, **about, outcome=outcome)
 
     def moved(self, *, near: bool = True) -> tuple[int, int]:
-        """Bytes (sent, received) over all links; of one that has ended, what was last seen.
-        near=False: without those that never leave this host."""
+        """Bytes (sent, received) over all links; for a link that has ended, its last known counts.
+        near=False: without links between nodes of this same host."""
         for link in self.counted:
             with contextlib.suppress(KeyError):
                 self.counted[link] = self.engine.counters(link)[:2]
@@ -230,7 +233,7 @@ class Links:
         return sum(sent for sent, _ in found), sum(received for _, received in found)
 
     def stop(self) -> None:
-        """The end of this node."""
+        """Closes all links at the end of this node."""
         for driven in list(self.driven.values()):
             driven.close()
         self.engine.stop()

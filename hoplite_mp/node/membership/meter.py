@@ -1,11 +1,12 @@
-"""How fast this host's links have turned out to be, out of what moves over them anyway.
+"""Passive estimates of this host's rates, from the traffic of its links.
 
-Why it exists: probes would cost what they measure. While bytes move, the counters of all links
-are looked at now and then; the fastest stretch of a burst says what the host can send, and what it
-can receive: when a collective begins, everything is sent at once. What is faster than known is
-believed at once; what is slower only bit by bit, and only of a burst that was to fill the link in
-that direction: a host that gives one of three parts of a gather is not slow.
-It must never know: plans, who asks for the rates.
+Why it exists: active probes would use up the bandwidth that they measure. While bytes move, the
+counters of all links are sampled. A collective sends everything at once when it begins, so the
+fastest stretch of a burst shows what the host can send, and what it can receive. An estimate is
+raised at once when a stretch was faster. It is lowered gradually, and only by bursts that should
+have filled the link in that direction, because a host that gives one of three parts of a gather is
+not slow.
+It must never know: plans, who uses the rates.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ if TYPE_CHECKING:
 __all__ = ["Meter"]
 
 LOOK_S = 0.02
-# Shorter: a burst that a switch's buffer has swallowed counts as speed. Longer: links are seldom
-# full for as long.
+# Length of a stretch. Shorter: bytes that only a switch has buffered count as speed. Longer: links
+# are rarely full for so long.
 STRETCH_S = 0.06
-STRETCH_BYTES_MIN = 1 << 20  # less says nothing about a link
-LOWER_WEIGHT = 0.15  # of a slower burst
-# A burst without a byte for so long is over, whoever still waits. Higher: more looks at nothing.
+STRETCH_BYTES_MIN = 1 << 20  # fewer bytes say nothing about a link
+LOWER_WEIGHT = 0.15  # of a slower burst, in the new estimate
+# A burst in which no byte has moved for so long is over. Higher: more samples in vain.
 QUIET_S = 0.5
-# Others are told of a change by more than this part. Lower: more messages.
+# The manager is notified when a rate has changed by more than this fraction. Lower: more messages.
 SENT_CHANGE = 0.05
 
 
 class Meter:
-    """Estimates of one host, both directions; bytes per second, 0.0: not known yet."""
+    """Estimates for one host in both directions, in bytes per second; 0.0: not known yet."""
 
     def __init__(
         self,
@@ -41,21 +42,22 @@ class Meter:
         loop: Loop,
         tell: Callable[[int, int], None] = lambda up, down: None,
     ) -> None:
-        """moved: bytes (sent, received) so far. tell: hears of new rates, as `rates`."""
+        """moved: returns the bytes (sent, received) so far. tell: called with new rates (up,
+        down)."""
         self.moved = moved
         self.tell = tell
         self.loop = loop
         self.users = 0
         self.known = [0.0, 0.0]
-        self.peaks = [0.0, 0.0]  # of this burst
-        self.full = [False, False]  # whether this burst was to fill the link
+        self.peaks = [0.0, 0.0]  # fastest stretch of this burst
+        self.full = [False, False]  # whether this burst should have filled the link
         self.sent = (0, 0)
         self._moved_at = 0.0
         self._samples: deque[tuple[float, int, int]] = deque()
         self._looking = False
 
     def begin(self, full: tuple[bool, bool] = (True, True)) -> None:
-        """Bytes are about to move; `full`: is it the link that limits them, up and down?"""
+        """Bytes are about to move; `full`: whether this host's link limits them, (up, down)."""
         self.users += 1
         if not self._looking:
             self._looking = True
@@ -66,12 +68,12 @@ class Meter:
         self.full = [before or now for before, now in zip(self.full, full, strict=True)]
 
     def end(self) -> None:
-        """What `begin` was about is over."""
+        """Ends what `begin` has announced."""
         self.users -= 1
 
     @property
     def rates(self) -> tuple[int, int]:
-        """(up, down) as they are known now, this burst included."""
+        """(up, down) as known now, including this burst."""
         up, down = (max(known, peak) for known, peak in zip(self.known, self.peaks, strict=True))
         return int(up), int(down)
 
@@ -83,7 +85,7 @@ class Meter:
         self._looking = False
         for i, peak in enumerate(self.peaks):
             if peak > self.known[i]:
-                # Of a link that was never full, what passed is less than what it can do.
+                # The first estimate must come from a full link; any other one would be too low.
                 if self.full[i] or self.known[i]:
                     self.known[i] = peak
             elif peak and self.full[i]:

@@ -1,7 +1,7 @@
-"""Nodes that this one has lost by itself, and of which the manager has not said anything yet.
+"""Nodes that only this node has lost contact with, until the manager has decided about them.
 
-Why it exists: a connection between two nodes may end although both live. The manager hears both, so
-it decides who is out; until then the other one is a member still, whatever this node thinks of it.
+Why it exists: a connection between two nodes may end although both live. The manager is connected
+to both, so it decides which one is excluded; until then the other node is still a member.
 It must never know: what is lost with a node.
 """
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Missing"]
 
-# How long the manager has to notice a death that this node has noticed, in silences. Lower: a node
-# that lives is sooner given up because one other has lost it.
+# How long the manager has to notice by itself that the node is dead, as a multiple of silence_s,
+# before this node reports it. Lower: a living node is excluded sooner because another one has lost
+# contact with it.
 PEER_LOST_SILENCES = 2.0
 _log = logging.getLogger("hoplite_mp")
 
 
 class Missing:
-    """By number, from the loss until the manager's word."""
+    """These nodes by number, from the loss of contact until the manager's decision."""
 
     def __init__(
         self,
@@ -37,8 +38,9 @@ class Missing:
         number: Callable[[], int],
         most: Callable[[int], None],
     ) -> None:
-        """tell: the manager. number: this node's. most: called with how many are missing, when they
-        may have been lost by the fault of this host."""
+        """tell: sends to the manager. number: returns this node's number. most: called some time
+        after a loss with how many nodes are missing, because many may mean that this host is the
+        one that is cut off."""
         self.members: dict[int, Member] = {}
         self._silence_s = silence_s
         self._loop = loop
@@ -47,19 +49,19 @@ class Missing:
         self._most = most
 
     def add(self, member: Member) -> None:
-        """It has just been lost."""
+        """This node has just lost contact with that member."""
         self.members[member.node] = member
         half_s = PEER_LOST_SILENCES / 2 * self._silence_s
         self._loop.call_later(half_s, lambda: self._most(len(self.members)))
         self._complain_later(member.node)
 
     def confirm(self, gone: Iterable[int]) -> None:
-        """The manager says so, too."""
+        """The manager has declared these nodes gone."""
         for number in gone:
             self.members.pop(number, None)
 
     def again(self) -> None:
-        """Another manager may not have heard of any of them."""
+        """A new manager may not know of any of these losses: they will be reported to it."""
         for number in self.members:
             self._complain_later(number)
 
@@ -67,7 +69,8 @@ class Missing:
         self._loop.call_later(PEER_LOST_SILENCES * self._silence_s, lambda: self._complain(number))
 
     def _complain(self, number: int) -> None:
-        """Both live: the manager must choose. If there is none now, the next one is told."""
+        """Reports the loss if the manager has not decided yet: then both nodes live, and it must
+        choose one. Without a manager the next one gets a report, because of `again`."""
         if number in self.members:
             _log.warning("node h%d is lost to this host; the manager hears it", number)
             self._tell(PeerLost(self._number(), number))

@@ -1,8 +1,9 @@
-"""The other nodes of the cluster: who they are, and a wire to each that is spoken to.
+"""The other nodes of the cluster, and a connection (wire) to each that messages are sent to.
 
-Why it exists: a connection is made when the first message wants to go; until it stands, messages
-wait in order. Whoever connects first is answered on the same connection, so two nodes usually share
-one. Which nodes there are only the manager says; a peer that cannot be reached is given up.
+Why it exists: a connection is made when the first message is sent; until it is there, messages wait
+in their order. A node answers over a connection that the other one has made, so two nodes usually
+share one. Only the manager says which nodes there are; a peer that cannot be reached is treated as
+lost.
 It must never know: what the messages mean.
 """
 
@@ -34,28 +35,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Peers"]
 
-# Rounds over a node's addresses before another node is asked for a way to it. Higher: a packet that
-# is lost costs less often a way round, and a cut is noticed later (2 s a round and address).
+# Rounds over a node's addresses before other nodes are asked to relay. Higher: a lost packet leads
+# to a relay less often, and a cut is noticed later (2 s for each round and address).
 DIRECT_ROUNDS_MAX = 2
-# A call between nodes may take so long, however little time there was to find the manager.
+# Least timeout of connections between nodes, even if that for the manager is shorter.
 CONNECT_S_MIN = 10.0
-STARVED_S = 0.2  # without descriptors: until the next attempt
+STARVED_S = 0.2  # until the next attempt when no descriptor is left
 _log = logging.getLogger("hoplite_mp")
 
 
 class Peer:
-    """One other node. `waiting` goes as soon as there is a wire."""
+    """One other node. `waiting`: frames that are sent as soon as there is a wire."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
         self.wire: Wire | None = None
-        self.extra: list[Wire] = []  # both called at once: only read from
+        self.extra: list[Wire] = []  # more wires, if both have called at once; only read from
         self.waiting: list[bytes] = []
         self.calling = False
 
 
 class Call:
-    """One call in the node's loop: turned when something comes and when its time has come."""
+    """One outgoing connection, driven by the node's loop: when its descriptor is ready, and at its
+    deadline."""
 
     caller: Calling
 
@@ -69,8 +71,9 @@ class Call:
         *,
         waits: bool = True,
     ) -> None:
-        """level: of the line that it cannot be reached. waits: while this process has no descriptor
-        nobody is given up; else that is an end like another."""
+        """whom: for log messages. done: gets the connection, or None. level: of the message that
+        `whom` cannot be reached. waits: while this process has no descriptor left, try again
+        instead of failing."""
         self._level = level
         self._make = make
         self._waits = waits
@@ -102,9 +105,9 @@ class Call:
             self.done(None)
 
     def turn(self) -> None:
-        """As far as it goes now."""
+        """Does what can be done without blocking."""
         if self.over:
-            return  # a timer of before
+            return  # an old timer
         try:
             admission = self.caller.turn(self.loop.now())
         except (HopliteError, OSError) as error:
@@ -128,7 +131,7 @@ class Call:
 
 
 class Peers:
-    """All other living nodes, by the home id of their host."""
+    """All other living nodes, by host id."""
 
     def __init__(
         self,
@@ -139,7 +142,8 @@ class Peers:
         lose: Callable[[Member], None],
         mine: Introduction,
     ) -> None:
-        """take: a message of the host with that id. lose: that node cannot be reached any more."""
+        """take: called with a host id and a message from there. lose: called with a member that
+        cannot be reached any more."""
         self.loop = host.loop
         self.roster = host.roster
         self.start = lan
@@ -150,14 +154,14 @@ class Peers:
         self.cluster = lan.cluster
         self.by_home: dict[int, Peer] = {}
         self.by_number: dict[int, Peer] = {}
-        # By home: who has called, and is no member yet as far as this node knows.
+        # By host id: connections of nodes that this node does not know as members yet.
         self.unknown: dict[int, list[tuple[Admission, Callable[[Peer, Admission], None]]]] = {}
         self.own: set[str] = set()  # addresses of this host, without ports
-        self.listens_at = ""  # where others come in, without a port
+        self.listens_at = ""  # the address at which this node accepts others, without a port
         self.relays = Relays(host, connections, self)
 
     def came(self, member: Member) -> None:
-        """A node has joined; this one itself as well."""
+        """A node has joined, which may be this one itself."""
         if member.home == self.mine.host:
             self.own = _hosts(member)
             return
@@ -166,7 +170,7 @@ class Peers:
         self.roster.add(member)
 
     def went(self, number: int) -> Peer | None:
-        """A node is gone, says the manager."""
+        """Removes a node that is gone, and closes its connections."""
         peer = self.by_number.pop(number, None)
         if peer is None:
             return None
@@ -179,22 +183,23 @@ class Peers:
         return peer
 
     def home_of(self, audience: int) -> int | None:
-        """The home of the host whose driver that is; None: it is gone."""
+        """The id of the host of the driver with that name; None: the host is gone."""
         if audience in self.by_home:
             return audience
         return next((home for home in self.by_home if same_host(audience, home)), None)
 
     def is_near(self, number: int) -> bool:
-        """Does that node advertise this host's own address? What goes there fills no link."""
+        """Whether that node advertises this host's own address, so that no network link is used."""
         peer = self.by_number.get(number)
         return peer is not None and not self.own.isdisjoint(_hosts(peer.member))
 
     def is_member(self, host: str) -> bool:
-        """Is that address one of a living node's? Also asked in threads."""
+        """Whether a living node has that address. Also called in threads."""
         return any(host in _hosts(peer.member) for peer in list(self.by_home.values()))
 
     def send(self, home: int, message: PeerMessage) -> bool:
-        """False: there is no such node."""
+        """Sends a message to the node of that host, connecting to it if needed. False: there is no
+        such node."""
         peer = self.by_home.get(home)
         if peer is None:
             return False
@@ -207,7 +212,7 @@ class Peers:
 
     @property
     def met(self) -> list[int]:
-        """Homes of the nodes to which there is a wire."""
+        """Ids of the hosts to whose nodes there is a wire."""
         return [home for home, peer in self.by_home.items() if peer.wire is not None]
 
     @property
@@ -225,8 +230,8 @@ class Peers:
         self.call(peer.member, "peer", lambda admission: self._answered(peer, admission))
 
     def call(self, member: Member, role: str, done: Callable[[Admission | None], None]) -> None:
-        """Connects to a node, over another one if it must be; `done` gets the connection, or None
-        when it cannot be reached."""
+        """Connects to a node, over a relay if necessary; `done` gets the connection, or None when
+        the node cannot be reached."""
         way = self.relays.way(member.home)
         others = len(self.by_home) > 1
 
@@ -242,10 +247,11 @@ class Peers:
                 done(admission)
 
         def found(way: list[Endpoint]) -> None:
-            if met():  # it has called us
+            if met():  # the other node has called this one meanwhile
                 done(None)
                 return
-            # Nobody has a way: it is not there yet, or gone, and then the manager will say so.
+            # Without a relay the node is called directly for longer: it may not listen yet. If it
+            # is gone, the manager will announce that.
             self._call_at(way or endpoints_of(member.addresses), member, role, done)
 
         rounds = DIRECT_ROUNDS_MAX if others and not way else 0
@@ -278,15 +284,15 @@ class Peers:
                 admission.stream.close()
         elif admission is not None:
             self._attach(peer, admission)
-        elif peer.wire is None or not peer.wire.open:  # it has not called us either
+        elif peer.wire is None or not peer.wire.open:  # nor has it called this node
             self.lose_member(peer.member)
 
     def admitted(
         self, admission: Admission, attach: Callable[[Peer, Admission], None] | None = None
     ) -> None:
-        """Somebody has called us. It may have joined before the manager's word of it is here: then
-        it waits for that, as long as a handshake may take. attach: what to do with it; None: it is
-        a wire for messages."""
+        """Another node has connected. If it is unknown, it may have joined before the manager's
+        message about it is here: the connection waits for that message as long as a handshake may
+        take. attach: takes the connection; None: it becomes a wire for messages."""
         home, attach = admission.peer.host, attach or self._attach
         peer = self.by_home.get(home)
         if peer is not None:
@@ -298,7 +304,7 @@ class Peers:
         )
 
     def let_in(self, home: int) -> None:
-        """That node is a member now, and everybody here knows."""
+        """Attaches waiting connections of a node, after all rooms know it as a member."""
         peer = self.by_home.get(home)
         if peer is not None:
             for admission, attach in self.unknown.pop(home, ()):
@@ -328,7 +334,7 @@ class Peers:
                 wire.send(frame)
         else:
             peer.extra.append(wire)
-        if wire.open:  # what came with the handshake's last bytes is announced by no loop
+        if wire.open:  # bytes that arrived with the end of the handshake do not wake the loop again
             wire.ready()
 
     def _ended(self, peer: Peer, reason: str) -> None:

@@ -1,10 +1,9 @@
-"""How long a message takes to other nodes, measured once when this one joins.
+"""Latencies to other nodes, measured once when this node joins.
 
-Why it exists: the planner weighs a tree's depth against its streams, and for that it must know the
-latency. A node that has joined asks some of those that were there: a few short messages each, one
-after another, the first of which only makes the connection. Rates are never probed
-(node/membership/meter.py).
-It must never know: what the manager does with it.
+Why it exists: the planner weighs the depth of a tree against the number of its streams, and needs
+the latency for that. A node that has joined sends a few short messages, one after the other, to
+some of the nodes that were there before. Rates are never probed (node/membership/meter.py).
+It must never know: what the manager does with the figures.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Probing"]
 
-# Nodes that are asked by one that joins. Higher: connections that nothing else may need.
+# How many nodes are probed. Higher: more connections that nothing else may need.
 PEERS_MAX = 8
-# Messages to each: the quickest counts. The first one waits for the connection, and counts not.
+# Round trips to each node, of which the quickest counts. The first one includes connection setup
+# and is discarded.
 ROUNDS = 4
 
 
@@ -35,18 +35,19 @@ class Probing:
     def __init__(
         self, number: Callable[[], int], questions: Questions, tell: Callable[[Any], None]
     ) -> None:
-        """number: of this node. tell: the manager."""
+        """number: returns this node's number. tell: sends to the manager."""
         self.number = number
         self.questions = questions
         self.tell = tell
 
     def begin(self, members: Iterable[Member]) -> None:
-        """This node has joined these; the last ones are the most likely to know few others."""
+        """Probes the members that have joined last, because they probably have the fewest
+        connections to others."""
         for member in list(members)[-PEERS_MAX:]:
             self._ask(member.home, ())
 
     def _ask(self, home: int, trips_ns: tuple[int, ...]) -> None:
-        """trips_ns: of the messages before."""
+        """trips_ns: round trips so far."""
 
         def answered(answer: Answer | None) -> None:
             if answer is None:

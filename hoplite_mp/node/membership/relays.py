@@ -1,10 +1,10 @@
-"""Ways to nodes that this one cannot reach: over a third node, which lends a port.
+"""Relays: connections to a node that this one cannot reach, through a port of a third node.
 
-    this node ── RelayAsked ──► a node that both reach        it looks whether it reaches that one
-              ◄─ RelayOpened ── and opens a port that leads there (node/shell/forward.py)
+    this node ── RelayAsked ──► a third node, which tries to reach that node,
+              ◄─ RelayOpened ── and opens a port that forwards to it (node/shell/forward.py)
 
 Why it exists: a firewall or a missing route between two hosts must not split a cluster whose hosts
-all reach the first one. Members are asked in order of joining, one after the other.
+all reach the first one. Members are asked one after the other, in the order in which they joined.
 It must never know: what the connections are for.
 """
 
@@ -31,34 +31,34 @@ if TYPE_CHECKING:
 
 __all__ = ["Relays", "endpoints_of"]
 
-# How long a node may take to say whether it reaches another one. It tries each of its addresses,
-# for 2 s each (ARRIVE_S in node/shell/forward.py).
+# How long a node may take to answer. It tries each address of the other node for 2 s (ARRIVE_S in
+# node/shell/forward.py).
 ANSWER_S = 6.0
-# Nodes that are asked for one way. Higher: a node that is really gone is given up later.
+# How many nodes are asked for one relay. Higher: a node that is really gone is given up later.
 ASKED_MAX = 3
 _log = logging.getLogger("hoplite_mp")
 
 
 @dataclass(eq=False, slots=True)
 class _Search:
-    """For a way to one node. candidates: homes of those that are still to be asked."""
+    """The search for a relay to one node. candidates: ids of the hosts still to be asked."""
 
     candidates: list[int]
     waiting: list[Callable[[list[Endpoint]], None]]
 
 
 class Above(Protocol):
-    """The connections that these ways are for."""
+    """What this room asks of Peers (node/membership/peers.py)."""
 
     def send(self, home: int, message: PeerMessage) -> bool:
-        """False: there is no such node."""
+        """Sends to the node of that host; False: there is none."""
 
     def is_member(self, host: str) -> bool:
-        """Is that address one of a living node's? Also asked in threads."""
+        """Whether a living node has that address. Also called in threads."""
 
 
 class Relays:
-    """The ways of this node over others, and the ports that it lends."""
+    """The relays that this node uses, and the ports that it lends to others."""
 
     def __init__(self, host: HostContext, connections: Connections, above: Above) -> None:
         self.loop = host.loop
@@ -66,20 +66,23 @@ class Relays:
         self.questions = host.questions
         self.connections = connections
         self.above = above
-        self.ways: dict[int, tuple[int, list[Endpoint]]] = {}  # home -> home of who lends, where
-        self.searches: dict[int, _Search] = {}
-        self.forwards: dict[int, LentPort] = {}  # by the home of the node behind
-        # Home -> homes that asked for a way to it, and the numbers of their questions.
+        # Host id -> id of the host that relays to it, and the endpoints of the lent port.
+        self.ways: dict[int, tuple[int, list[Endpoint]]] = {}
+        self.searches: dict[int, _Search] = {}  # by id of the host that is not reached
+        self.forwards: dict[int, LentPort] = {}  # by id of the host to which the port forwards
+        # Host id -> ids of the hosts that asked for a relay to it, and the numbers of their
+        # questions.
         self.trying: dict[int, list[tuple[int, int]]] = {}
 
-    # -- a way for this node -------------------------------------------------------------------
+    # -- relays that this node uses ------------------------------------------------------------
 
     def way(self, home: int) -> list[Endpoint]:
-        """Where to call instead of that node; nothing if it is called directly."""
+        """The endpoints to call instead of that host's own; empty if it is called directly."""
         return self.ways[home][1] if home in self.ways else []
 
     def find(self, member: Member, done: Callable[[list[Endpoint]], None]) -> None:
-        """A way to a node that cannot be reached; nothing if nobody has one."""
+        """Searches a relay to a node that cannot be reached; `done` gets its endpoints, which are
+        empty if there is none."""
         search = self.searches.get(member.home)
         if search is None:
             others = [home for home in self.roster.by_home if home != member.home]
@@ -91,7 +94,7 @@ class Relays:
             search.waiting.append(done)
 
     def _ask(self, home: int, search: _Search) -> None:
-        """The next of those who may know one."""
+        """Asks the next candidate."""
         if not search.candidates:
             self._end(home, [])
             return
@@ -108,7 +111,7 @@ class Relays:
         self.questions.ask(lender, lambda number: RelayAsked(number, home), answered, ANSWER_S)
 
     def _opened(self, home: int, lender: int, port: int) -> None:
-        """That port of another node leads there."""
+        """The node of the host `lender` has opened a port that forwards to the host `home`."""
         behind, peer = self.roster.by_home[home], self.roster.by_home[lender]
         way = [at._replace(port=port) for at in map(parse_address, peer.addresses)]
         found = endpoints_of(tuple(map(str, way)))
@@ -121,10 +124,10 @@ class Relays:
         for done in self.searches.pop(home).waiting:
             done(found)
 
-    # -- ways for others -----------------------------------------------------------------------
+    # -- relays for other nodes ----------------------------------------------------------------
 
     def asked(self, asker: int, message: RelayAsked) -> None:
-        """A node does not reach that one: does this one? Looked up in a thread."""
+        """The host `asker` cannot reach another one. A thread tries whether this node can."""
         home, number = message.host, message.number
         peer = self.roster.by_home.get(home)
         if peer is None or home in self.ways or home in self.searches:
@@ -137,7 +140,7 @@ class Relays:
             endpoints = endpoints_of(peer.addresses)
             look = partial(self.connections.is_reached, endpoints)
             self.loop.run_in_thread(look, partial(self._tried, home))
-            self.trying[home] = [(asker, number)]  # what the thread finds comes in a later turn
+            self.trying[home] = [(asker, number)]  # the thread's result comes in a later turn
 
     def _tried(self, home: int, reached: bool) -> None:
         port = self._lend(home) if reached else 0
@@ -145,14 +148,14 @@ class Relays:
             self.above.send(asker, RelayOpened(number, port))
 
     def _lend(self, home: int) -> int:
-        """A port that leads to that node; 0: there is none."""
+        """Opens a port that forwards to that host; 0: it is gone, or no port can be opened."""
         peer = self.roster.by_home.get(home)
         if peer is None:
             return 0
         try:
             endpoints = endpoints_of(peer.addresses)
             forward = self.connections.lend(endpoints, self.above.is_member)
-        except (ConfigError, OSError, RuntimeError) as error:  # no port, descriptor, thread is left
+        except (ConfigError, OSError, RuntimeError) as error:  # no port, descriptor or thread left
             _log.error("no way can be lent to node h%d: %s", peer.node, error)
             return 0
         self.forwards[home] = forward
@@ -161,7 +164,7 @@ class Relays:
     # -- ends ----------------------------------------------------------------------------------
 
     def lose_peer(self, home: int) -> None:
-        """That node is gone, and so are the ways over it and to it."""
+        """A host is gone, and with it the relays over it and to it."""
         self.ways = {
             behind: way for behind, way in self.ways.items() if home not in (behind, way[0])
         }
@@ -173,5 +176,5 @@ class Relays:
 
 
 def endpoints_of(addresses: tuple[str, ...]) -> list[Endpoint]:
-    """Addresses of numbers, as other nodes advertise them."""
+    """Endpoints of the addresses that another node advertises."""
     return [endpoint_of(parse_address(text)) for text in addresses]
