@@ -1,1 +1,1 @@
-"""After a loss: who owns an object now, and making it again."""
+"""Recovery after the loss of a host: new owners of its objects, reconstruction of lost results."""

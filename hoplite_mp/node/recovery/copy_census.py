@@ -1,11 +1,12 @@
-"""Before a lost result is replaced by that of a second run: has any host the first one?
+"""Census of copies: before a reconstructed result is used, all hosts are asked for the first one.
 
-Why it exists: a task that is run again may give another value, and nobody must read parts of both.
-That a host has a copy its home may hear late, so it asks all of them while the task runs. Who has
-the value whole says so once more; who has only parts of it, or knows where to fetch it, gives that
-up, and asks the home anew. When all have answered, nothing is left of a value that nobody named.
-Who is only lost to this host lives perhaps, and has it: that the manager decides first.
-It must never know: why a value is lost, how it is made again.
+Why it exists: a task that is run again may return another value, and no reader may see parts of
+both. The owner of a lost result may not know yet that a host has a copy, so it asks all hosts while
+the task runs again. A host that has the whole value reports it once more. A host that has a part of
+it, or is about to fetch it, gives that up and asks the owner anew. So when all hosts have answered,
+no trace is left of a first value that nobody has reported. A host that only this one has lost
+contact with may still be alive and have the value, so the manager's verdict is waited for.
+It must never know: why a value is lost, how it is reconstructed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["CopyCensus"]
 
 
 class CopyCensus:
-    """What this node asks, and what it answers."""
+    """The questions of this node to others, and its answers to theirs."""
 
     def __init__(
         self,
@@ -40,8 +41,8 @@ class CopyCensus:
         homes: Callable[[], Iterable[int]],
         doubtful: Callable[[], bool],
     ) -> None:
-        """homes: ids of all other living hosts. doubtful: has this host lost one of which the
-        manager has not said anything?"""
+        """homes: returns the ids of all other living hosts. doubtful: whether this node has lost
+        contact with a host about which the manager has not decided yet."""
         self.imports = imports
         self.remote_objects = remote_objects
         self.client = imports.client
@@ -51,13 +52,13 @@ class CopyCensus:
         self.homes = homes
         self.doubtful = doubtful
         self._round = 1  # the number of the next `flush`
-        self._objects: list[bytes] = []  # what it is about
-        self._open: set[int] = set()  # rounds that not all hosts have answered
+        self._objects: list[bytes] = []  # the objects of the next round
+        self._open: set[int] = set()  # rounds that some hosts have not answered
 
-    # -- what this node asks -------------------------------------------------------------------
+    # -- questions of this node ----------------------------------------------------------------
 
     def about(self, object_id: bytes) -> int:
-        """Asks at the next `flush`; returns the number of that round."""
+        """Adds an object to the next round; returns the number of the round."""
         self._objects.append(object_id)
         number = self._round
         if len(self._objects) == OBJECTS_ASKED_MAX:
@@ -65,7 +66,7 @@ class CopyCensus:
         return number
 
     def flush(self) -> None:
-        """One message to each host, whatever has come together."""
+        """Begins the round: one message to each host about all objects that were added."""
         if self._objects:
             objects, self._objects = tuple(self._objects), []
             number, self._round = self._round, self._round + 1
@@ -77,13 +78,13 @@ class CopyCensus:
             )
 
     def answered(self, number: int) -> bool:
-        """Have all hosts said what they have, or died?"""
+        """Whether each host has answered that round, or has died."""
         return number < self._round and number not in self._open and not self.doubtful()
 
-    # -- what this node answers ----------------------------------------------------------------
+    # -- answers of this node ------------------------------------------------------------------
 
     def asked(self, home: int, message: CopiesAsked) -> None:
-        """The home of these objects has lost sight of them."""
+        """The owner of these objects knows no host that has them."""
         for object_id in message.objects:
             for one in self.imports.all_of(object_id):
                 if one.oid in self.remote_objects and not self.remote_objects.absent(one.oid):

@@ -1,8 +1,8 @@
-"""What is here of objects whose home has died, and what the manager is told of it.
+"""Holdings: what this host has of objects whose owner has died, and its report to the manager.
 
-Why it exists: between a death and the manager's word nothing of the dead host's objects may go, as
-others will count on what has been reported. One object may have several headers here: a process has
-held a ref to a task that was then sent here.
+Why it exists: between the death of an owner and the manager's decision this node must not release
+any of that owner's objects, because the decision relies on what was reported. One object may have
+several headers here, if a process held a ref to a task's result when the task was sent here.
 It must never know: what becomes of the objects.
 """
 
@@ -24,56 +24,58 @@ __all__ = ["Holdings", "Lost", "is_kept"]
 
 @dataclass(slots=True)
 class Lost:
-    """A home that is gone, until its objects have others."""
+    """An owner that has died, until its objects have new owners."""
 
     home: int
     number: int
-    holds: dict[int, Any] = field(default_factory=dict)  # headers that stay as long as this does
+    holds: dict[int, Any] = field(default_factory=dict)  # keep these headers as long as this lives
     reported: dict[bytes, int] = field(default_factory=dict)  # object -> number of the import
-    asked: set[int] = field(default_factory=set)  # numbers of imports that HomeTold will be about
-    # Let go elsewhere, told to this node before it knows that it is the home: (object, peer, n).
+    asked: set[int] = field(default_factory=set)  # imports about which HomeTold is still to come
+    # Releases that arrived before this node knew that it is the new owner: (object, host id of the
+    # sender, number of its import).
     pending_releases: set[tuple[bytes, int, int]] = field(default_factory=set)
 
 
 class Above(Protocol):
-    """What rooms above this one know, or must hear."""
+    """What this room asks of the rooms above it."""
 
     def spare_number(self, object_id: bytes, home: int) -> int | None:
-        """How new is what this node can begin that actor of that host from? None: it is none."""
+        """If this node is the spare of that actor of that host: the number of what it was sent to
+        begin the actor from, where higher is newer and 0 means incomplete. Else None."""
 
 
 class Holdings:
-    """Imports of homes that are gone."""
+    """Imports whose owner is gone."""
 
     def __init__(self, imports: Imports, node: Callable[[], int], above: Above) -> None:
         self.imports = imports
         self.above = above
         self.client = imports.client
         self.node = node
-        self.lost: dict[int, Lost] = {}  # by home id
+        self.lost: dict[int, Lost] = {}  # by host id
 
     def begin(self, home: int, number: int) -> None:
-        """That host is gone. Called before anything of it is let go."""
+        """A host is gone. It must be called before any room releases what it had from there."""
         lost = self.lost[home] = Lost(home, number)
         self.hold(lost, self.of(home))
 
     def lost_as(self, number: int) -> Lost | None:
-        """The host whose node had that number."""
+        """The dead owner whose node had that number."""
         return next((one for one in self.lost.values() if one.number == number), None)
 
     def of(self, home: int) -> list[Import]:
-        """All whose holders that host counts."""
+        """All imports that the host with this id owns."""
         return [one for one in self.imports.by_oid.values() if one.home == home]
 
     def hold(self, lost: Lost, imports: list[Import]) -> None:
-        """They stay until it is known who counts them."""
+        """Keeps these imports until their new owner is known."""
         for one in imports:
             hold = self.client.hold(one.oid)
             if hold is not None:
                 lost.holds[one.oid] = hold
 
     def report(self, number: int, imports: list[Import], lost: Lost | None) -> HoldingsReported:
-        """What is here of these objects, which that node counted."""
+        """Describes what is here of these objects, which the node `number` owned."""
         headers: dict[bytes, list[Import]] = {}
         for one in imports:
             headers.setdefault(one.object, []).append(one)
@@ -85,7 +87,8 @@ class Holdings:
             counted = next((one.number for one in found if one.number), 0)
             here = any(self.imports.is_whole(one) for one in found)
             used = counted or any(map(is_kept, found))
-            said = lost is not None and object_id in lost.reported  # an answer will name it
+            # Reported before: the manager's answer will name it, so the object must not be missing.
+            said = lost is not None and object_id in lost.reported
             if len(objects) == HOLDINGS_MAX or not (here or used or said):
                 continue
             if here:
@@ -102,5 +105,5 @@ class Holdings:
 
 
 def is_kept(one: Import) -> bool:
-    """Is it here, or on its way, for the node alone?"""
+    """Whether only the node keeps it here, as a replica that is whole or on its way."""
     return one.kept and not one.number

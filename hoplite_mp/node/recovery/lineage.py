@@ -1,16 +1,17 @@
-"""How results of this host's tasks came to be: what must be held to make them again.
+"""Lineage of the results of this host's tasks: what must be kept so that they can be reconstructed.
 
-Why it exists: a result that only another host held dies with that host. The task's record names
-its function and its arguments as long as somebody holds the result; this file sees to it that they
-are still there. So an entry holds the function, arguments that travelled by value, and results that
-were arguments. It does not hold their bytes: of a result that nobody else wants, and that can be
-made again itself, only the name stays (it is absent, see node/objects/remote_objects.py), so a
-chain of steps costs a few hundred bytes a step. What was put, and what other hosts own, is not held
-at all: it goes with its last ref, as always.
+Why it exists: a result that only another host held is lost with that host, and is then computed
+again from its task, as in Ray. The task's record names its function and its arguments as long as
+somebody holds the result, but does not keep these objects alive; an entry of this file does. It
+holds the function, arguments that travelled by value, and results that were arguments. Of a result
+that nobody else wants, and that can be reconstructed itself, only the name is kept and the bytes
+are dropped (it is absent, see node/objects/remote_objects.py), so a chain of steps costs about one
+KiB for each step. Objects that were put, and those of other owners, are not held: they go with
+their last ref, as always.
 
-An entry is made while the task is claimed, when its submitter still holds everything: as soon as
-its bytes turn out to be elsewhere, or a worker of this host leases a block for a big result. It
-goes with the result.
+An entry is made while the task is claimed, because its submitter still holds everything then: as
+soon as the result turns out to be on another host, or a worker of this host leases a block for a
+big result. It goes with the result.
 It must never know: who asks for lost objects, how a task is run again.
 """
 
@@ -33,26 +34,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "Lineage"]
 
-# How often it is looked what nobody wants any more. Higher: memory of intermediate results is free
-# later; lower: more looks (a few us for each result that is kept track of).
+# How often entries are checked for objects that nobody wants any more. Higher: memory of
+# intermediate results is freed later. Lower: more checks (a few us for each entry).
 LOOK_S = 0.25
-# Of the node's time, as one of so many parts: what looking may take when there are many entries.
+# With many entries, checks take at most about 1/20 of the node's time.
 LOOK_SHARE = 20
-# When the store is full it is looked at once, but not more often than this.
+# When the store is full, a check is made at once, but not more often than this.
 FULL_LOOK_S = 0.05
-# What an entry costs besides the objects that it holds: header, record, and words in this process.
+# What an entry costs besides the objects that it holds: header, record, and memory of this process.
 ENTRY_BYTES = 1024
-# A result of that size or less is held as it is: to forget it would save little.
+# The bytes of results up to this size are kept, because dropping them would save little.
 SMALL_BYTES_MAX = 4096
 
 
 @dataclass(slots=True)
 class Entry:
-    """What one result is made from."""
+    """What one result can be reconstructed from."""
 
     oid: int
     held: tuple[int, ...]
-    spent: int = 0  # of the retries that were left when the task was done
+    spent: int = 0  # how many of the retries that were left after the first run are used up
     demand: Demand = ()  # resources that it needs
 
 
@@ -61,7 +62,7 @@ class _Held:
     """One object that entries hold."""
 
     hold: Any
-    nbytes: int  # that count against the limit; 0: its bytes may go
+    nbytes: int  # counted against the limit; 0: its bytes may be dropped
     count: int = 0
 
 
@@ -86,14 +87,14 @@ class Lineage:
         self.held: dict[int, _Held] = {}
         self.nbytes = 0
         self.demand_of = demand_of
-        self._looking = False
+        self._looking = False  # a timer for the next check is running
         self._looked = 0.0
-        self._let_go = False  # something, since the last look
+        self._let_go = False  # an entry was dropped since the last check
 
     # -- what is kept --------------------------------------------------------------------------
 
     def keep(self, oid: int) -> None:
-        """A task that is not done yet, and whose result may be lost one day."""
+        """Makes an entry for a task that is not done yet, and whose result may be lost later."""
         if oid in self.entries or not self.bytes_max:
             return
         header = self.client.inspect(oid)
@@ -117,7 +118,7 @@ class Lineage:
         self._look_later(LOOK_S)
 
     def _wanted(self, argument: int) -> bool:
-        """Results of tasks: those that can be made again, and small ones."""
+        """Whether an argument is held: results that can be reconstructed, and small results."""
         if argument in self.entries:
             return True
         header = self.client.inspect(argument)
@@ -136,13 +137,13 @@ class Lineage:
         return True
 
     def retries(self, oid: int) -> int:
-        """How often the task may still be run again; 0 also if nothing is known of it."""
+        """How often the task may still be run again; 0 if it has no entry."""
         entry = self.entries.get(oid)
         return 0 if entry is None else self.client.inspect(oid)["retries_left"] - entry.spent
 
     def arguments(self, oid: int, read: bool = False) -> list[bytes]:
-        """Ids of the refs among a task's arguments, as its record has them. `read`: of those whose
-        values it needs, as far as that is told apart (see serial.read_dependencies)."""
+        """Ids of the refs among a task's arguments, from its record. `read`: only of those whose
+        values the task needs, as far as that is known (see serial.read_dependencies)."""
         _, args_oid, args, *_ = self.tasks.task(oid)
         got: Any = self.client.view(args_oid) if args_oid else args
         if isinstance(got, int):
@@ -152,10 +153,10 @@ class Lineage:
         mem = memoryview(got)
         return serial.read_dependencies(mem) if read else serial.read_refs(mem)
 
-    # -- what goes -----------------------------------------------------------------------------
+    # -- what is dropped -----------------------------------------------------------------------
 
     def _forget(self, oid: int) -> None:
-        """Its entry goes, and those of all that only it has held."""
+        """Drops an entry, and those of results that only this entry has held."""
         self._let_go = True
         ahead = [oid]
         while ahead:
@@ -163,7 +164,7 @@ class Lineage:
             if entry is None:
                 continue
             self.nbytes -= ENTRY_BYTES
-            # Others hold it as a result that can be made again, which it is not from now on.
+            # Other entries hold this result because it could be reconstructed, which has ended.
             dropped = self.held.pop(entry.oid, None)
             if dropped is not None:
                 self.nbytes -= dropped.nbytes
@@ -184,7 +185,7 @@ class Lineage:
         return self.client.state(oid) in VALUELESS
 
     def holds(self, oid: int) -> int:
-        """How many holds of this file are on it."""
+        """How many holds lineage has on the object."""
         return 1 if oid in self.held else 0
 
     def _look_later(self, seconds: float) -> None:
@@ -198,15 +199,16 @@ class Lineage:
         self._look_later(max(LOOK_S, LOOK_SHARE * took))
 
     def make_room(self) -> None:
-        """The store is full: what nobody wants goes now."""
+        """The store is full: drops at once what nobody wants."""
         if self.entries and self.loop.now() - self._looked >= FULL_LOOK_S:
             self.look()
 
     def look(self) -> float:
-        """Entries of results that are gone go, and bytes that nobody else wants. Returns how long
-        that took."""
+        """Drops entries of results that are gone, and bytes that nobody else wants. Returns how
+        long that took."""
         begun = self.loop.now()
-        if self._let_go:  # and it has been collected meanwhile: spans of the dead may be empty
+        # What was dropped before has been collected by now, so spans of dead clients may be empty.
+        if self._let_go:
             self._let_go = False
             self.results.store.sweep_spans()
         for oid in list(self.entries):
@@ -219,7 +221,7 @@ class Lineage:
         return self._looked - begun
 
     def _only_ours(self, oid: int) -> bool:
-        """Is this file's the last hold on it?"""
+        """Whether lineage has the last hold on the object."""
         if self.client.private_counts(oid) != (1, 0):
             return False
         header = self.client.inspect(oid)
@@ -227,7 +229,7 @@ class Lineage:
         return not wanted and header["refs"] == [NODE_SLOT]
 
     def _let_bytes_go(self, oid: int) -> None:
-        """Of a result that can be made again only the name stays."""
+        """Drops the bytes of a result that can be reconstructed; its header becomes absent."""
         state, size = self.client.state(oid), self.client.inspect(oid)["size"]
         remote = self.remote_objects.by_oid.get(oid)
         if remote is not None:

@@ -1,11 +1,11 @@
-"""Objects that outlive their owner: who has them, and who counts their holders from then on.
+"""Objects that outlive their owner: this node's part in finding and becoming new owners.
 
-Why it exists: the owner of an object, the host whose id is the object's home, counts which hosts
-hold it. When an owner dies, every node reports what it has and uses of that owner's objects, and
-the manager names a new owner for each object that some host has whole (planner/homes.py). Until
-then nothing of them is let go here. The new owner counts what the reports said; a host that has let
-go of an object meanwhile tells the new owner, possibly before the manager has named it to that
-owner.
+Why it exists: the owner of an object (the host whose id is `home`) counts which hosts hold it;
+compare ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an owner dies,
+every node reports what it has and uses of that owner's objects, and the manager names a new owner
+for each object that some host has whole (planner/homes.py). Until then nothing of these objects is
+released here. The new owner starts with the counts of the reports; a host that has released an
+object since its report notifies the new owner, possibly before the manager does.
 It must never know: how copies came to be, who reads them.
 """
 
@@ -41,16 +41,16 @@ __all__ = ["Owners"]
 
 
 class Above(Protocol):
-    """What rooms above this one know, or must hear."""
+    """What this room asks of the rooms above it."""
 
     def spare_number(self, object_id: bytes, home: int) -> int | None:
         """See node/recovery/holdings.py."""
 
     def moved(self, one: Import) -> None:
-        """An import has another home now, which may be this host."""
+        """An import has a new owner, which may be this host."""
 
     def all_heard(self) -> None:
-        """All that the manager has said is done."""
+        """A message of the manager about owners was handled completely."""
 
 
 class Owners:
@@ -69,7 +69,8 @@ class Owners:
         number_of: Callable[[int], int | None],
         above: Above,
     ) -> None:
-        """home_at: home id of the host of a living node, this one's too; number_of: the reverse."""
+        """home_at: the host id of a living node's number, which may be this one's; number_of: the
+        reverse."""
         self.imports = imports
         self.exports = exports
         self.remote_objects = remote_objects
@@ -82,30 +83,32 @@ class Owners:
         self.number_of = number_of
         self.above = above
         self.holdings = Holdings(imports, node, above)
-        self.lost = self.holdings.lost  # by home id
-        self.numbers: dict[int, int] = {}  # of all hosts that have died, by home id
+        self.lost = self.holdings.lost  # by host id
+        self.numbers: dict[int, int] = {}  # numbers of all nodes that have died, by host id
 
     def is_open(self, home: int) -> bool:
-        """Is it just being found out where the objects of that home are?"""
+        """Whether new owners for the objects of that dead host are being searched."""
         return home in self.lost
 
     # -- after a death -------------------------------------------------------------------------
 
     def begin(self, home: int, number: int) -> None:
-        """That host is gone. Called before anything of it is let go."""
+        """A host is gone. It must be called before any room releases what it had from there."""
         self.numbers[home] = number
         self.holdings.begin(home, number)
 
     def report(self, number: int) -> None:
-        """The manager knows of that death as well, and waits for what every node has."""
+        """Reports to the manager, which knows of the death now and waits for every node's
+        holdings."""
         lost = self.holdings.lost_as(number)
-        imports = [] if lost is None else self.holdings.of(lost.home)  # with those met since then
+        # Including objects that were first met after the death.
+        imports = [] if lost is None else self.holdings.of(lost.home)
         self.send_manager(self.holdings.report(number, imports, lost))
-        if lost is not None and not lost.reported:  # then there will be no answer
+        if lost is not None and not lost.reported:  # there will be no answer to an empty report
             self._close(lost)
 
     def report_again(self) -> Iterator[HoldingsReported | HomesKnown | HomeAsked]:
-        """To a manager that begins anew: what the one before was told, and has said."""
+        """Repeats to a new manager what this node has reported, and which owners were named."""
         moved: dict[int, list[Import]] = {}
         homes: dict[bytes, int] = {}
         for one in list(self.imports.by_oid.values()):
@@ -126,7 +129,7 @@ class Owners:
             lost = open_.get(number)
             if lost is not None:
                 lost.reported.clear()
-                lost.asked.clear()  # it has heard no question: what it is told now is one
+                lost.asked.clear()  # the new manager has no open question; this report replaces it
             told = self.holdings.report(number, moved.get(number, []), lost)
             if told.objects or lost is not None:
                 yield told
@@ -134,7 +137,7 @@ class Owners:
                 self._close(lost)
 
     def receive(self, message: HomesNamed | HomeTold) -> None:
-        """The manager's word."""
+        """Handles a message of the manager about owners."""
         if isinstance(message, HomeTold):
             self._told(message)
         else:
@@ -159,15 +162,16 @@ class Owners:
             self._close(lost)
 
     def _named(self, number: int) -> int | None:
-        """Home id of a node that the manager has named, which may be gone meanwhile. None: it has
-        named nobody."""
+        """The host id of a node that the manager has named, which may have died meanwhile. None:
+        the manager has named no owner."""
         home = self.home_at(number)
         if home is None:
             home = next((one for one, other in self.numbers.items() if other == number), None)
         return home
 
     def _close(self, lost: Lost) -> None:
-        """What nobody has taken over is lost; what is not used goes."""
+        """Ends the search after the death of one owner: objects without a new owner are lost, and
+        the holds that kept the headers for its duration are released."""
         del self.lost[lost.home]
         for one in self.holdings.of(lost.home):
             if one.number not in lost.asked:
@@ -175,10 +179,10 @@ class Owners:
         lost.holds.clear()
 
     def _lose(self, one: Import, lost: Lost) -> None:
-        """Nobody has it whole: who is still named as a holder has let go of it, too."""
+        """No host has reported the object whole, so it is lost, whatever holders are noted here."""
         why = _no_copy(lost.number)
         remote = self.remote_objects.by_oid.get(one.oid)
-        if remote is not None and remote.payload:  # who brings it says whether it can be had
+        if remote is not None and remote.payload:  # the transfer that is running decides
             hold = self.client.hold(one.oid)
             remote.waiting.append(lambda: _drop(hold))
         elif self.client.state(one.oid) in UNWRITTEN:
@@ -190,7 +194,7 @@ class Owners:
         self.imports.answer(one)
 
     def _moved(self, lost: Lost, object_id: bytes, ours: list[Import], home: int) -> None:
-        """Another node counts from now on, and has counted one header of this one."""
+        """Another node is the owner now, and counts this host's import as it was reported."""
         number = lost.reported.get(object_id, 0)
         for one in ours:
             self._follow(one, home)
@@ -198,7 +202,7 @@ class Owners:
         if home in self.lost:
             return
         if number and all(one.number != number for one in ours):
-            self.send(home, Release(object_id, number))  # let go since the report
+            self.send(home, Release(object_id, number))  # it was released after the report
         for one in ours:
             if one.number and one.number != number:
                 self._acquire(one)
@@ -210,20 +214,21 @@ class Owners:
             self.homeless(one)
 
     def _keep_on(self, one: Import) -> None:
-        """A copy here, or one on its way, of which another home must know."""
+        """Keeps a replica, here or on its way, and reports it to its new owner once it is whole."""
         hold = self.client.hold(one.oid)
         if hold is None:
             return
         one.kept = True
         self.replicas.keep_on(one.object, hold)
-        if self.imports.is_whole(one):  # perhaps not yet when it was reported
+        if self.imports.is_whole(one):  # it may have become whole after the report
             self._tell(one)
 
     def _take_over(
         self, lost: Lost, ours: list[Import], counted: tuple[int, ...], copies: tuple[int, ...]
     ) -> None:
-        """This node counts from now on."""
-        assert ours  # it is held here
+        """Makes this node the owner. counted: (node, number of its import) pairs, flat. copies:
+        numbers of nodes that have replicas."""
+        assert ours  # the manager only names a node that has reported the object whole
         mine = next((one for one in ours if self.imports.is_whole(one)), ours[0])
         object_id = mine.object
         self.imports.lead(mine)
@@ -241,21 +246,22 @@ class Owners:
             if one is not mine and one.number:
                 self.imports.described(self.exports.describe(mine.oid, object_id, one.number))
                 one.hold = self.client.hold(mine.oid)
-        self.replicas.let_go(object_id)  # from now on whoever wants it is counted here
+        self.replicas.let_go(object_id)  # the export's hold keeps the object from now on
         self.above.moved(mine)
 
-    # -- what comes late -----------------------------------------------------------------------
+    # -- late messages -------------------------------------------------------------------------
 
     def released(self, peer: int, message: Release) -> None:
-        """A host has let go of an object of which this node is the home, or is about to be."""
+        """A host has released an object of which this node is the owner, or is about to become
+        it."""
         if not self.exports.release(peer, message):
             lost = self.lost.get(self.imports.home_of(message.object))
             if lost is not None:
                 lost.pending_releases.add((message.object, peer, message.number))
 
     def homeless(self, one: Import) -> bool:
-        """An object's home is gone: is there another? A process here has met it, or its copy here
-        is whole."""
+        """Asks the manager for the new owner of an object whose owner is gone: a process here has
+        met a ref to it, or a replica here has become whole."""
         if one.number and one.home in self.lost:
             self.lost[one.home].asked.add(one.number)
         self.send_manager(HomeAsked(self.node(), one.object))
@@ -279,7 +285,7 @@ class Owners:
                 self._acquire(one)
 
     def _told_of_copy(self, one: Import, home: int | None) -> None:
-        """It is kept here alone, and the home that it had did not hear of it."""
+        """The manager's answer about a replica here, of which the dead owner did not know."""
         if self.number_of(one.home) is not None or one.home in self.lost:
             return
         if home is None:
@@ -290,15 +296,18 @@ class Owners:
                 self._keep_on(one)
 
     def _follow(self, one: Import, home: int) -> None:
-        """Another home, which may be gone already: then the one after that is waited for."""
-        if home != one.home:  # else the manager had not heard of its death, or this node of it
+        """Sets a new owner. If that is dead already, the import is kept until its successor is
+        named."""
+        # The same host is named again if the manager, or this node, had not heard of its death.
+        if home != one.home:
             one.home, one.moved = home, self.numbers.get(one.home, -1)
         if home in self.lost:
             self.holdings.hold(self.lost[home], [one])
 
     def own(self, object_id: bytes) -> int:
-        """As in Imports. Who asks this node as the home of an object whose first home is gone has
-        heard it from the manager, and this node will."""
+        """As Imports.own. Another host may have heard from the manager that this node is the new
+        owner of an object before this node has, so objects of dead owners count if they are
+        whole."""
         found = self.imports.own(object_id)
         if found:
             return found
@@ -306,13 +315,14 @@ class Owners:
         return next((one.oid for one in ours if self.imports.is_whole(one)), 0)
 
     def freed(self, one: Import) -> None:
-        """A header here has gone; with the last one nobody holds the object, here or elsewhere, if
-        this node is its home."""
+        """A header here was freed. If it was the last one, and this node has taken the object over,
+        nobody in the cluster holds the object any more."""
         others = self.imports.all_of(one.object)
         other = next((other for other in others if other.home == one.home), None)
         if other is not None:
             if one.number and is_kept(other) and self.imports.is_whole(other):
-                self._tell(other)  # its home has just heard that nothing is held here
+                # The owner forgets this host's replica with the Release of the freed header.
+                self._tell(other)
         elif one.home == self.client.home != ids.unpack_id(one.object)[0]:
             self.send_manager(ObjectGone(one.object))
 
@@ -321,7 +331,7 @@ class Owners:
 
 
 def _drop(hold: Any) -> None:
-    """It was held until now."""
+    """Its parameter keeps a hold alive until this is called."""
 
 
 def _no_copy(number: int | None) -> str:

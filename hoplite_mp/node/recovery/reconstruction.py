@@ -1,11 +1,11 @@
-"""Lost results, made again when somebody asks for them.
+"""Reconstruction: lost results are computed again from their tasks when somebody asks for them.
 
-Why it exists: a task's result whose last holder has died is absent
-(node/objects/remote_objects.py): done, and held by nobody. Asked for, its task is run again as a
-task of the node's own, in the same pool, with the arguments that its record names; those that are
-absent themselves come first. What that run makes becomes the object's value: also an exception, if
-this time it raises one. Each run counts against the task's retries. An absent object of another
-host is asked for at its home.
+Why it exists: a task's result is absent (node/objects/remote_objects.py) when it is done but no
+living host is known to hold it. When somebody asks for it, its task is run again as a task of the
+node's own, in the same pool, with the arguments that its record names; absent arguments are
+reconstructed first. This is lineage reconstruction as in Ray. What the run returns becomes the
+object's value, or the exception that it raises this time. Each run counts against the task's
+retries. An absent object of another owner is requested from that owner.
 It must never know: how bytes move, what tasks do, who waits.
 """
 
@@ -38,31 +38,31 @@ if TYPE_CHECKING:
 
 __all__ = ["Reconstruction"]
 
-# Between two questions about one object, and how many there are: its home may hear of a death
-# later than this host. Together they must outlast the time in which a silent host is given up.
+# Interval and number of requests to the owner about one object, because the owner may notice a
+# death later than this host. Their product must exceed the time in which a silent host is given up.
 ASK_S = 0.05
 ASKS_MAX = 400
-# How often a copy that is known to be kept is tried, before the value is made again.
+# How often a fetch from known copies is tried before the value is reconstructed.
 COPIES_TRIED_MAX = 3
 
 
 @dataclass(slots=True)
 class _Run:
-    """One value on its way."""
+    """One reconstruction."""
 
-    target: int  # whose value it is to be
+    target: int  # the object that gets the value
     needs: set[int] = field(default_factory=set)  # arguments that are absent
-    read: set[int] = field(default_factory=set)  # arguments whose values it surely reads
-    holds: list[Any] = field(default_factory=list)  # what the task names; empty: not asked yet
-    oid: int = 0  # the header under which it runs; 0: not yet
+    read: set[int] = field(default_factory=set)  # arguments whose values the task surely reads
+    holds: list[Any] = field(default_factory=list)  # on what the task names; empty: not there yet
+    oid: int = 0  # the header of the second run; 0: it has not been submitted
     queue: int = -1
     posted: bool = False
-    question: int = 0  # to all hosts: have they the first value?
-    brought: bool = False  # its bytes are on their way here
+    question: int = 0  # the round of the copy census about the first value
+    brought: bool = False  # the new value is being fetched from the host that ran the task
 
 
 class Reconstruction:
-    """The maker of this node's remote objects."""
+    """The maker of this node's remote objects (`Maker` in node/objects/remote_objects.py)."""
 
     def __init__(
         self,
@@ -79,9 +79,10 @@ class Reconstruction:
         copies_of: Callable[[int], tuple[int, ...]],
         take_resources: Callable[[int, Demand], None],
     ) -> None:
-        """queue: of hints to a pool (to this host's workers alone), or why nobody runs its tasks.
-        send: as in Peers; False: that host is gone. copies_of: numbers of other nodes that have a
-        copy of an object of this host. take_resources: hears of runs that wait for resources."""
+        """queue: the hint queue to a pool, given whether only workers of this host may run the
+        task; or why no worker runs its tasks. send: as in Peers; False: that host is gone.
+        copies_of: numbers of other nodes that have a copy of an object of this host.
+        take_resources: called with a run that needs resources, to post it when it gets them."""
         self.results = results
         self.client = results.client
         self.tasks = results.tasks
@@ -98,14 +99,14 @@ class Reconstruction:
         self.take_resources = take_resources
         self.ranked = _tasks.Ranked(self.tasks)
         self.runs: dict[int, _Run] = {}  # by target
-        self.by_run: dict[int, _Run] = {}  # by header
-        self.begun = 0  # runs so far
+        self.by_run: dict[int, _Run] = {}  # by the header of the second run
+        self.begun = 0  # number of runs so far
         self._new: deque[int] = deque()
 
     # -- the maker of remote objects -----------------------------------------------------------
 
     def why_not(self, oid: int, remote: RemoteObject) -> str:
-        """Why it cannot be had again; "": it can."""
+        """Why the value cannot be found or reconstructed; "": it can."""
         one = self.imports.by_oid.get(oid)
         if self.copies_of(oid) or oid in self.by_run:
             return ""
@@ -114,7 +115,7 @@ class Reconstruction:
         return "" if self.owners.is_open(one.home) or one.home in self.roster.by_home else _NOT_KEPT
 
     def _not_again(self, oid: int) -> str:
-        """Why the task is not run again."""
+        """Why the task is not run again; "": it can be."""
         header = self.client.inspect(oid)
         if header["kind"] != KIND_TASK:
             return _NOT_KEPT
@@ -129,12 +130,13 @@ class Reconstruction:
         return f"how {name}() was called is no longer known (lineage_bytes_max={limit})"
 
     def make(self, oid: int, remote: RemoteObject) -> None:
-        """At the next look: chains of lost results are of any length."""
+        """Begins a reconstruction in a later turn, because chains of lost results may be too long
+        for recursion."""
         self._new.append(oid)
         self.loop.call_later(0.0, self.look)
 
     def forget(self, oid: int) -> None:
-        """Nobody wants it any more."""
+        """Ends a reconstruction that nobody wants any more."""
         run = self.runs.pop(oid, None)
         if run is not None:
             self._end(run)
@@ -142,18 +144,18 @@ class Reconstruction:
     def _end(self, run: _Run) -> None:
         if run.oid:
             self.by_run.pop(run.oid, None)
-            self.tasks.cancel(run.oid, False)  # if it has not begun
+            self.tasks.cancel(run.oid, False)  # only if it has not begun
         run.holds = []
 
-    # -- looks ---------------------------------------------------------------------------------
+    # -- polling -------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """What was asked for, and what has gone on."""
+        """Begins what was asked for, and moves on what is under way."""
         while self._new:
             oid = self._new.popleft()
             if self.remote_objects.absent(oid):
                 self._begin(oid)
-        # The latest first: it is what others need, unless they were asked for before.
+        # The latest first, because it is usually an argument of an earlier one.
         for run in reversed(list(self.runs.values())):
             if run.oid:
                 self._look_at(run)
@@ -169,23 +171,23 @@ class Reconstruction:
             self.remote_objects.found(oid, copies, copied=True)
         elif one is not None:
             self._ask_home(oid, one)
-        elif oid in self.by_run:  # it was done, and its host died before its bytes were here
+        elif oid in self.by_run:  # a second run was done, but its host died before the fetch
             self._again(self.by_run[oid])
         elif oid not in self.runs:
             self._ask_arguments(oid)
 
-    # -- objects of other hosts ----------------------------------------------------------------
+    # -- objects of other owners ---------------------------------------------------------------
 
     def _ask_home(self, oid: int, one: Import) -> None:
         if self.owners.is_open(one.home):
-            return  # who has it now is being found out, and will be told
+            return  # a new owner is being searched, and the manager will name it
         remote = self.remote_objects.by_oid[oid]
         remote.asked += 1
         if remote.asked > ASKS_MAX:
             self._fail(oid, "its home names no node from which it can be had")
         elif remote.asked == 1:
             self._ask(oid, one)
-        else:  # what the home said did not help: it has not heard yet what this node knows
+        else:  # the last answer did not help: the owner has not noticed the death of a holder yet
             self.loop.call_later(ASK_S, lambda: self._ask(oid, one))
 
     def _ask(self, oid: int, one: Import) -> None:
@@ -195,7 +197,7 @@ class Reconstruction:
             self._fail(oid, _NOT_KEPT)
 
     def ask_again(self, oid: int) -> None:
-        """The home has answered without naming anybody."""
+        """The owner has answered without naming a holder."""
         one = self.imports.by_oid.get(oid)
         if one is not None and self.remote_objects.absent(oid):
             self._ask_home(oid, one)
@@ -236,7 +238,8 @@ class Reconstruction:
         self.imports.ask(named, held)
 
     def _needs_are_there(self, run: _Run) -> None:
-        """It is run; or fails with what an argument that could not be made again failed with."""
+        """Runs the task; or fails it with the error of an argument that could not be
+        reconstructed."""
         for need in run.read:
             if self.client.state(need) == STATE["FAILED"]:
                 raw = self.results.raw_error(need)
@@ -246,11 +249,11 @@ class Reconstruction:
         self._start(run)
 
     def _settle(self, run: _Run, data: bytes) -> None:
-        """This payload is what has become of it."""
+        """Makes this payload the object's value, or its error."""
         self.runs.pop(run.target, None)
         self.remote_objects.replace(run.target, data)
         self._end(run)
-        self.loop.call_later(0.0, self.look)  # others may need it
+        self.loop.call_later(0.0, self.look)  # it may be an argument of another run
 
     def _start(self, run: _Run) -> None:
         oid = run.target
@@ -296,7 +299,7 @@ class Reconstruction:
             self.loop.call_later(ASK_S, self.look)
 
     def _look_at(self, run: _Run) -> None:
-        """A run that has been sent."""
+        """Moves on a run that was submitted."""
         state = self.client.state(run.oid)
         if not run.posted:
             self._post(run)
@@ -315,29 +318,31 @@ class Reconstruction:
         oid = run.target
         got = self.client.view(run.oid)
         if isinstance(got, int) or not self.copy_census.answered(run.question):
-            return  # at the next look
+            return  # until the next turn
         self._count(run)
         if self._is_kept(run):
             return
         mem = memoryview(got)
         error = serial.payload_kind(mem) == serial.ERROR
-        if not error and serial.read_refs(mem):  # who would hold them is not asked a second time
+        # Who took the first result over has its refs in hold; nobody would take over those of this.
+        if not error and serial.read_refs(mem):
             self._fail(oid, "run again, its task gave refs, which a lost result cannot hold")
             return
         if error or self.client.inspect(run.oid)["flags"] & FLAG_INLINE:
             self._settle(run, bytes(mem))
             return
-        del mem, got  # a pin
+        del mem, got  # they pin the block
         if not self.client.hand_over(run.oid, oid):
-            self.loop.call_later(ASK_S, self.look)  # somebody still reads it
+            self.loop.call_later(ASK_S, self.look)  # the block is still pinned
             return
         del self.runs[oid]
         self.remote_objects.settled(oid)
         self._end(run)
-        self.loop.call_later(0.0, self.look)  # others may need it
+        self.loop.call_later(0.0, self.look)  # it may be an argument of another run
 
     def _is_kept(self, run: _Run) -> bool:
-        """Has somebody had the value all the time, and says so only now? Then it is that one."""
+        """Whether the census has found a host that still has the first value; then that is used,
+        and the second one is discarded."""
         remote, copies = self.remote_objects.by_oid.get(run.target), self.copies_of(run.target)
         if not copies or remote is None or remote.asked >= COPIES_TRIED_MAX:
             return False
@@ -345,18 +350,18 @@ class Reconstruction:
         del self.runs[run.target]
         self._end(run)
         self.remote_objects.found(run.target, copies, copied=True)
-        self.loop.call_later(0.0, self.look)  # others may need it
+        self.loop.call_later(0.0, self.look)  # it may be an argument of another run
         return True
 
     def _count(self, run: _Run) -> None:
-        """Runs that were tried again have spent more than one."""
+        """Updates the retries that are spent: a run that was itself retried has used several."""
         entry = self.lineage.entries.get(run.target)
         if entry is not None:
             left = self.client.inspect(run.oid)["retries_left"]
             entry.spent = self.client.inspect(run.target)["retries_left"] - left
 
     def _again(self, run: _Run) -> None:
-        """Its result was lost before it was here."""
+        """Begins again, because the result of the second run was lost before it was fetched."""
         self._count(run)
         self.by_run.pop(run.oid, None)
         del self.runs[run.target]
@@ -370,7 +375,7 @@ class Reconstruction:
             self.remote_objects.fail(oid, ObjectLostError(f"{remote.why or named(remote)}; {why}"))
         if run is not None:
             self._end(run)
-            self.loop.call_later(0.0, self.look)  # others may need it
+            self.loop.call_later(0.0, self.look)  # it may be an argument of another run
 
 
 def named(remote: RemoteObject) -> str:

@@ -1,9 +1,9 @@
-"""What this node does about values that a host has taken along: the rooms for it, joined.
+"""Recovery of values that were lost with a host: builds its four rooms, and is their interface.
 
-Why it exists: four rooms work on it. `lineage` keeps what results of this host's tasks were made
-from, `reconstruction` makes them again when they are asked for, `copy_census` finds out before
-whether anybody has them, `owners` who has what the home of which is dead. The rest of the node
-knows this file alone.
+Why it exists: `lineage` keeps what results of this host's tasks were made from, `reconstruction`
+computes them again when somebody asks for them, `copy_census` asks all hosts for the first value
+before a second one is used, and `owners` finds new owners for objects whose owner is dead. Other
+rooms of the node mostly use this file alone.
 It must never know: how bytes move, what tasks do.
 """
 
@@ -34,7 +34,7 @@ __all__ = ["Recovering"]
 
 
 class Recovering:
-    """Lost values, as far as this node can do something about them."""
+    """The recovery of one node."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Recovering:
         queue: Callable[[int, bool], int | str],
         above: Above,
     ) -> None:
-        """queue: as of Reconstruction."""
+        """queue: as for Reconstruction."""
         self.client = host.client
         self.tasks = host.tasks
         self.remote_objects = host.remote_objects
@@ -109,28 +109,30 @@ class Recovering:
             return self.client.number
         return self.roster.number_of(home)
 
-    # -- what results were made from -----------------------------------------------------------
+    # -- lineage -------------------------------------------------------------------------------
 
     def keep(self, oid: int) -> None:
-        """Not of tasks that are others' to make again, or that are just being made again."""
+        """Makes a lineage entry for a task, unless the task is another host's, which keeps it
+        itself, or is a second run."""
         if oid not in self.guests and oid not in self.reconstruction.by_run:
             self.lineage.keep(oid)
 
     def leases(self, slot: int) -> None:
-        """That process is about to get a block, for the big result of a task perhaps."""
+        """The process in that slot asks for a block, which may become the result of its task."""
         running = self.tasks.running(slot)
         if running and self.roster.by_home:
             self.keep(running)
 
     def target_of(self, oid: int) -> bytes:
-        """The lost result that this task of the node's own tables makes again; b"": none."""
+        """The lost result that this task reconstructs; b"": none."""
         guest, run = self.guests.by_oid.get(oid), self.reconstruction.by_run.get(oid)
         if guest is not None:
             return guest.target
         return b"" if run is None else ids.pack_id(self.client.home, run.target)
 
     def is_run_here(self, oid: int) -> bool:
-        """Is this task of the node's own tables one that somebody waits for?"""
+        """Whether this task in the node's own tables is another host's, or a second run: somebody
+        waits for it, although no process of this host has submitted it."""
         return oid in self.guests or oid in self.reconstruction.by_run
 
     def look(self) -> None:
@@ -140,27 +142,27 @@ class Recovering:
     # -- deaths --------------------------------------------------------------------------------
 
     def begin(self, member: Member) -> None:
-        """That host is gone, before anything of it is let go."""
+        """A host is gone. It must be called before any room releases what it had from there."""
         self.owners.begin(member.home, member.node)
 
     def report(self, number: int) -> None:
-        """The manager has heard of it, too."""
+        """The manager knows of that death as well, and waits for this node's report."""
         self.owners.report(number)
 
     def receive(self, message: Any) -> bool:
-        """The manager's word about objects whose home is gone; False: it is about others."""
+        """Handles a message of the manager about new owners; False: it is another message."""
         if not isinstance(message, (HomesNamed, HomeTold)):
             return False
         self.owners.receive(message)
         return True
 
     def released(self, peer: int, message: Release) -> None:
-        """Another host lets go of an object of this one, and of its copy."""
+        """Another host releases an object of this one, and its copy of it."""
         self.owners.released(peer, message)
         number = self._number_of(peer)
         if number is not None:
             self.remote_objects.lose_copy(self.imports.own(message.object), number)
 
     def freed(self, one: Import) -> None:
-        """A header of an object of another host has gone."""
+        """A header of an import was freed."""
         self.owners.freed(one)
