@@ -1,1 +1,1 @@
-"""Objects of this host and of others: memory, results, imports, exports, copies."""
+"""Objects of this host and of others: memory, results, imports, exports, replicas."""

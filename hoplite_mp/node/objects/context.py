@@ -1,7 +1,7 @@
-"""What stands below the rooms of one host's node: its ports, its memory, its table of objects.
+"""The context that all rooms of a node are built from: ports, shared memory, table of objects.
 
 Why it exists: rooms are built one after the other, each from this and from the rooms below it. A
-room takes from here, in its constructor, what it needs, and keeps no reference to the whole.
+room takes what it needs from here in its constructor, and keeps no reference to the whole.
 It must never know: any room that is built from it.
 """
 
@@ -32,8 +32,8 @@ __all__ = ["HostContext"]
 
 @dataclass(frozen=True, slots=True)
 class HostContext:
-    """Of one host. `client` is the node's own slot; `client.number` is the node's number in its
-    cluster, 0 until the manager has let it in."""
+    """The context of one host. `client` is the node's own slot; `client.number` is the node's
+    number in its cluster, 0 until the manager has let it in."""
 
     config: Config
     loop: Loop
@@ -47,14 +47,14 @@ class HostContext:
     exports: Exports
     roster: Roster
     questions: Questions
-    # A message to the manager.
+    # Sends a message to the manager.
     send_manager: Callable[[Any], None]
-    # A message to the node of the host with that id; False: there is none.
+    # Sends a message to the node of the host with that id; False: there is none.
     send_peer: Callable[[int, PeerMessage], bool]
-    # Slots of processes that can be told something.
+    # Lines to the processes of this host, by slot.
     clients: Mapping[int, Any]
-    # An answer to the process in that slot.
+    # Answers the process in that slot.
     reply: Callable[[int, Reply], None]
-    # The same for an answer that takes a while: it goes to the process that is there now, or to
-    # nobody.
+    # A function for an answer that is sent later: it reaches the process that is in the slot now,
+    # or nobody if that process has ended meanwhile.
     replier: Callable[[int], Callable[[Reply], None]]

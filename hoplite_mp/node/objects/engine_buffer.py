@@ -1,7 +1,7 @@
-"""Memory that the streaming engine works in, and when it may be used for something else.
+"""Memory that the streaming engine uses, and when it may be freed.
 
-Why it exists: a closed cell is let go by the engine's thread a moment later; until then bytes may
-still be written. Whoever frees a block asks its engine buffer first.
+Why it exists: the engine's thread may still write into a cell for a moment after the cell was
+closed. A block that cells lie in must therefore be freed through its engine buffer.
 It must never know: the engine, what the memory is for.
 """
 
@@ -18,21 +18,21 @@ __all__ = ["EngineBuffer"]
 
 @dataclass(slots=True, eq=False)
 class EngineBuffer:
-    """The memory that some cells lie in; `keep` lives as long as any of them."""
+    """The memory that some cells lie in. `keep`: objects that must live as long as any of them."""
 
     keep: list[Any] = field(default_factory=list)
-    closing: int = 0  # cells that are closed, and not yet let go
+    closing: int = 0  # closed cells that the engine may still write
     then: list[Callable[[], None]] = field(default_factory=list)
 
     def when_free(self, action: Callable[[], None]) -> None:
-        """Calls `action` when no closed cell is being written any more."""
+        """Calls `action` when the engine writes no closed cell any more."""
         if self.closing:
             self.then.append(action)
         else:
             action()
 
     def let_go(self) -> None:
-        """The engine has let go of one closed cell."""
+        """The engine has released one closed cell."""
         self.closing -= 1
         if not self.closing:
             actions, self.then = self.then, []

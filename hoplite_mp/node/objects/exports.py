@@ -1,12 +1,12 @@
-"""Objects of this host that other hosts hold, or whose nodes keep copies of them.
+"""Exports: objects of this host that other hosts hold, or of which other nodes keep replicas.
 
-Why it exists: the home of an object counts which hosts hold it, one entry for each import, and
-keeps it with a hold of its own. A pending object is watched, and every importer told when it is
-done: with the payload if that is small and at hand, else with the nodes that have the bytes.
-Copies that nodes keep of their own accord (node/objects/replicas.py) do not count: when nobody in
-the cluster holds the object any more, they are told to let go. That is found out by looking, as
-long as there are copies, whether this file's is the only hold left: no process can take one from
-then on but through this node.
+Why it exists: the owner of an object counts which hosts hold it, one entry for each import, and
+keeps the object with a hold of its own. When a pending object is done, every importer is notified:
+with the payload if that is small and at hand, else with the nodes that have the bytes.
+Replicas (node/objects/replicas.py) do not count: when nobody in the cluster holds the object any
+more, their nodes are asked to release them. As long as there are replicas, this file polls whether
+its own hold is the only one left. That is stable, because from then on a process can only get a
+hold through this node.
 It must never know: how messages travel, what importers do.
 """
 
@@ -32,33 +32,33 @@ if TYPE_CHECKING:
 
 __all__ = ["KEPT_LOOK_S", "Exports"]
 
-# How often it is looked whether an object that is kept is still wanted. Higher: memory of copies
-# that nobody wants is free later; lower: more looks (a few us for each such object).
+# How often replicas are checked for whether somebody still holds the object. Higher: memory of
+# unwanted replicas is freed later. Lower: more checks (a few us for each such object).
 KEPT_LOOK_S = 0.25
-NO_BUCKET = -1  # of those of which no process says that they are done: looked at in each turn
+NO_BUCKET = -1  # for objects of which no process announces that they are done: polled in each turn
 
 
 @dataclass(slots=True)
 class Export:
-    """One object that other hosts hold, or whose nodes keep a copy of it."""
+    """One object that other hosts hold, or of which other nodes keep replicas."""
 
     oid: int
     object: bytes
     hold: Any
-    importers: set[tuple[int, int]] = field(default_factory=set)  # (home of the host, number)
-    copies: set[int] = field(default_factory=set)  # homes of hosts whose nodes keep one
-    watched: list[int] = field(default_factory=list)  # in these buckets, while it is not done
+    importers: set[tuple[int, int]] = field(default_factory=set)  # (host id, number of the import)
+    copies: set[int] = field(default_factory=set)  # ids of hosts whose nodes keep a replica
+    watched: list[int] = field(default_factory=list)  # parked in these buckets until it is done
 
 
 class Above(Protocol):
-    """What rooms above this one know."""
+    """What this room asks of the rooms above it."""
 
     def extra_holds(self, oid: int) -> int:
-        """How many holds on an object are there for other reasons than that somebody wants it?"""
+        """How many of the node's holds on the object do not mean that somebody wants it."""
 
 
 class Exports:
-    """All objects of this host that are in use elsewhere."""
+    """All objects of this host that other hosts use."""
 
     def __init__(
         self,
@@ -79,22 +79,23 @@ class Exports:
         self.loop = loop
         self.roster = roster
         self.above = above
-        # Where an object lies that this host counts the holders of; 0: it is another's.
+        # The local id of an object that this host owns; 0: another host owns it.
         self.own: Callable[[bytes], int] = results.made_here
         self.exports: dict[int, Export] = {}
-        self._copied: dict[int, Export] = {}  # those with copies, which are looked at
-        # What is not done yet, by the bucket in which a process says what has become done.
+        self._copied: dict[int, Export] = {}  # those with replicas, which are polled
+        # Objects that are not done, by the bucket in which a process announces that one is.
         self._watched: dict[int, set[int]] = {}
-        # Lost -> who wants it all the same: (home of the host, object, number).
+        # Absent object -> who waits for it: (host id, object, number of the import).
         self.again: dict[int, set[tuple[int, bytes, int]]] = {}
 
     def acquire(self, peer: int, message: Acquire) -> None:
-        """A host holds one of our objects from now on."""
+        """Another host holds an object of this one from now on."""
         if not self.count(message.object, peer, message.number):
             self.send(peer, Described(message.object, message.number, "gone"))
 
     def count(self, object_id: bytes, peer: int, number: int) -> bool:
-        """That host holds it by that number, and is told how it stands. False: it is gone."""
+        """Counts the import `number` of the host `peer`, and describes the object to it. False: the
+        object is gone."""
         export = self._export(object_id)
         if export is None:
             return False
@@ -114,8 +115,8 @@ class Exports:
         return export
 
     def release(self, peer: int, message: Release) -> bool:
-        """Nobody holds it there any more; a copy that is kept all the same is told again. False:
-        nobody did."""
+        """No process of that host holds the object any more. If its node keeps a replica all the
+        same, it reports that again. False: the import was not counted here."""
         export = self.exports.get(self.own(message.object))
         if export is None:
             return False
@@ -127,7 +128,7 @@ class Exports:
         return True
 
     def make_again(self, peer: int, message: MakeAgain) -> None:
-        """A host needs an object of ours of which it knows no holder."""
+        """A host asks for an object of this one of which it knows no living holder."""
         oid = self.own(message.object)
         if self.remote_objects.needs_making(oid):
             self.again.setdefault(oid, set()).add((peer, message.object, message.number))
@@ -137,13 +138,13 @@ class Exports:
             self.send(peer, Described(message.object, message.number, "gone"))
 
     def drop(self, object_id: bytes) -> None:
-        """Another host's process has deleted it."""
+        """A process of another host has deleted the object."""
         oid = self.own(object_id)
         if oid:
             self.client.delete(oid)
 
     def lose_peer(self, peer: int) -> None:
-        """That host is gone, and with it what it held."""
+        """A host is gone, and with it its imports and replicas."""
         for export in list(self.exports.values()):
             export.importers = {one for one in export.importers if one[0] != peer}
             export.copies.discard(peer)
@@ -155,15 +156,15 @@ class Exports:
             if export.oid not in self._copied:
                 self.exports.pop(export.oid, None)
 
-    # -- copies --------------------------------------------------------------------------------
+    # -- replicas ------------------------------------------------------------------------------
 
     def kept(self, peer: int, message: Kept) -> None:
-        """Another node keeps a copy of an object of this host."""
+        """Another node keeps a replica of an object of this host."""
         if not self.lend(message.object, message.hosts or (peer,)):
             self.send(peer, LetGo(message.object))
 
     def lend(self, object_id: bytes, hosts: Iterable[int]) -> bool:
-        """Hosts with these homes keep a copy of an object of this one; False: it is gone."""
+        """The hosts with these ids keep replicas of an object of this one; False: it is gone."""
         export = self._export(object_id)
         if export is None:
             return False
@@ -178,7 +179,7 @@ class Exports:
         return True
 
     def copies_of(self, oid: int) -> tuple[int, ...]:
-        """Numbers of the nodes that keep a copy of an object of this host."""
+        """Numbers of the nodes that keep a replica of an object of this host."""
         export = self.exports.get(oid)
         found = map(self.roster.number_of, () if export is None else export.copies)
         return tuple(number for number in found if number is not None)
@@ -197,7 +198,7 @@ class Exports:
             self.loop.call_later(KEPT_LOOK_S, self._look_at_copies)
 
     def only_ours(self, oid: int) -> bool:
-        """Does one hold of the node's keep it, and nothing else?"""
+        """Whether a single hold of the node keeps the object, apart from those of lineage."""
         ours = 1 + self.above.extra_holds(oid)
         counts = self.client.private_counts(oid)
         return counts[0] == ours and self.client.inspect(oid)["refs"] == [NODE_SLOT]
@@ -206,7 +207,7 @@ class Exports:
 
     def _watch(self, export: Export) -> None:
         export.watched = self.tasks.park([export.oid])
-        # Of a table of the node's own nobody says so, nor if it was done before it was parked.
+        # Nobody announces objects in the node's own tables, nor those done before they were parked.
         if not export.watched or self.tasks.done(export.oid):
             export.watched.append(NO_BUCKET)
         for bucket in export.watched:
@@ -219,23 +220,23 @@ class Exports:
         self.tasks.unpark([bucket for bucket in buckets if bucket != NO_BUCKET])
 
     def look(self) -> None:
-        """Something has become done: were others waiting for it?"""
+        """Describes objects that have become done to the hosts that wait for them."""
         found: list[int] = []
         for bucket in (NO_BUCKET, *self.tasks.take_parked_news()):
             found += [oid for oid in self._watched.get(bucket, ()) if self.tasks.done(oid)]
         for oid in found:
             export = self.exports.get(oid)
             if export is None or not export.watched:
-                continue  # what was sent to others has ended it
+                continue  # a message that was sent in this loop has ended it
             self._unwatch(export)
-            for peer, number in list(export.importers):  # one that takes nothing may go meanwhile
+            for peer, number in list(export.importers):  # a failed send may remove an importer
                 self.send(peer, self.describe(oid, export.object, number))
         for oid in [oid for oid in self.again if not self.remote_objects.needs_making(oid)]:
             for peer, object_id, number in self.again.pop(oid):
                 self.send(peer, self.describe(oid, object_id, number))
 
     def describe(self, oid: int, object_id: bytes, number: int) -> Described:
-        """How the object stands now."""
+        """The present state of an object, for the import `number`."""
         if not self.tasks.done(oid):
             return Described(object_id, number, "pending")
         got = self.client.view(oid)

@@ -1,10 +1,10 @@
-"""Objects that this node holds because another engine carries refs to them as bytes.
+"""Holds for refs that another engine (Ray, Dask, ...) carries as pickled bytes.
 
-Why it exists: bytes hold nothing, and nobody tells how often they will be loaded, or whether. So a
-process that pickles a ref for an engine has its node hold the object for Config.foreign_hold_s. The
-hold is the node's own: it outlives the process, ends with its time, and goes with the node. Several
-picklings of one object are one hold, to the latest of their ends.
-It must never know: what engines do with the bytes, who loads them.
+Why it exists: bytes hold nothing, and nobody knows how often they will be unpickled, if ever. So
+when a process pickles a ref for an engine, its node holds the object for Config.foreign_hold_s. The
+hold is the node's own, so it outlives the process. When an object is pickled again its one hold is
+extended.
+It must never know: what engines do with the bytes, who unpickles them.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Deadlines", "ForeignHolds"]
 
-# How much later than its time a hold may end. Higher: fewer turns of the node's loop, when many
-# objects are pickled one after the other. Lower: their memory returns sooner.
+# How long after its deadline a hold may end. Higher: fewer turns of the node's loop when many
+# objects are pickled one after the other. Lower: memory is freed sooner.
 SLACK_S = 0.1
 
 
 class Deadlines:
-    """Keys with a deadline each, which may be put off. Time is an argument."""
+    """Keys with a deadline each, which may be extended. The time is passed in."""
 
     def __init__(self) -> None:
         self._until: dict[int, float] = {}
-        # One entry for each key, with a deadline that it has now or has had before.
+        # Invariant: one entry for each key, with its deadline or an earlier one.
         self._heap: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
         return len(self._until)
 
     def put_off(self, key: int, until: float) -> None:
-        """It ends then, or later if that has been said before."""
+        """Sets the deadline of a key, unless it has a later one."""
         before = self._until.get(key)
         if before is None:
             heapq.heappush(self._heap, (until, key))
@@ -47,16 +47,16 @@ class Deadlines:
             self._until[key] = until
 
     def next(self) -> float | None:
-        """Nothing ends before this; None: nothing will end."""
+        """A time before which no key ends; None: there is no key."""
         return self._heap[0][0] if self._heap else None
 
     def ended(self, now: float) -> list[int]:
-        """Those whose time is over, which are forgotten."""
+        """Removes and returns the keys whose deadline has passed."""
         found = []
         while self._heap and self._heap[0][0] <= now:
             _, key = self._heap[0]
             until = self._until[key]
-            if until > now:  # put off since
+            if until > now:  # it was extended
                 heapq.heapreplace(self._heap, (until, key))
                 continue
             heapq.heappop(self._heap)
@@ -66,7 +66,7 @@ class Deadlines:
 
 
 class ForeignHolds:
-    """All holds of this kind that one node has."""
+    """All holds of this kind on one node."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class ForeignHolds:
         loop: Loop,
         reply: Callable[[int, Reply], None],
     ) -> None:
-        """hold: a hold on that object, None if it is gone. seconds: how long."""
+        """hold: takes a hold on an object; None if it is gone. seconds: how long it lasts."""
         self._hold = hold
         self._seconds = seconds
         self._loop = loop
         self._reply = reply
         self.holds: dict[int, Any] = {}
         self._deadlines = Deadlines()
-        self._looks_at: float | None = None  # when it will be looked what has ended
+        self._looks_at: float | None = None  # when the timer runs
 
     def asked(self, slot: int, request: Request) -> None:
         """A process has pickled a ref to an object."""

@@ -1,7 +1,7 @@
-"""Objects of other hosts that processes of this host ask for, and holds on their way to a process.
+"""Requests of processes for objects of other hosts, and the holds that they are granted.
 
-Why it exists: a process takes a hold of its own once it has read the reply. Until it confirms that,
-the node keeps a hold for it, because the reply may never be read.
+Why it exists: a process takes a hold of its own after it has read the reply. Until the process has
+confirmed that, the node keeps a hold for it.
 It must never know: how objects are described or moved between hosts.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["ImportRequests"]
 
 
 class ImportRequests:
-    """Of the processes of one host."""
+    """The requests of one host's processes."""
 
     def __init__(self, host: HostContext, requests: Requests) -> None:
         self.imports = host.imports
@@ -36,7 +36,7 @@ class ImportRequests:
 
     @property
     def handlers(self) -> dict[type, Handler]:
-        """By kind of request."""
+        """Handlers by type of request."""
         return {
             Import: self.import_,
             Imported: self.imported,
@@ -45,13 +45,13 @@ class ImportRequests:
         }
 
     def import_(self, slot: int, request: Request) -> None:
-        """The holds in `granted` keep what the caller has not taken a hold on yet."""
+        """A process asks for objects; `granted` keeps them until it has holds of its own."""
         line = self.lines.get(slot)
         objects = request.ask.objects  # type: ignore[union-attr]
 
         def done(holds: list[Any]) -> None:
             if line is None or self.lines.get(slot) is not line:
-                return  # it has died
+                return  # the process has died
             self.granted.setdefault(slot, {})[request.number] = holds
             oids = [0 if hold is None else hold.oid for hold in holds]
             self.reply(slot, Reply(request.number, oids))
@@ -59,14 +59,15 @@ class ImportRequests:
         self.imports.ask(objects, done)
 
     def imported(self, slot: int, request: Request) -> None:
-        """The process has taken its own holds of all up to that reply."""
+        """The process has its own holds on all objects of replies up to that number."""
         number = request.ask.number  # type: ignore[union-attr]
         granted = self.granted.get(slot, {})
-        for old in [old for old in granted if old <= number]:  # Ctrl-C: some were never confirmed
+        # After a Ctrl-C some replies are never confirmed by themselves.
+        for old in [old for old in granted if old <= number]:
             del granted[old]
 
     def keep_granted(self, slot: int, number: int, hold: Any) -> None:
-        """Also this one is on its way to the process, in the reply of that number."""
+        """Keeps a hold that another room grants in the reply of that number."""
         self.granted.setdefault(slot, {})[number] = [hold]
 
     def drop_foreign(self, slot: int, request: Request) -> None:

@@ -1,9 +1,10 @@
-"""Objects of other hosts that processes of this host use.
+"""Imports: objects of other hosts that processes of this host use.
 
-Why it exists: a ref of another host's becomes a header of this host's, which the node claims until
-the object's home says how it stands; from then on every process uses it like any other object. The
-home is told once when the first process here holds it, and once when the last one has let go.
-It must never know: who asks for what, how messages travel, where big bytes come from.
+Why it exists: a ref to another host's object becomes a header of this host, which the node claims
+until the object's owner has described the object; from then on every process uses it like any
+other. The owner gets one message (Acquire) when the first process here holds the object, and one
+(Release) when the last process has released it.
+It must never know: who asks for what, how messages travel, where big payloads come from.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ __all__ = ["Import", "Imports"]
 
 @dataclass(slots=True, eq=False)
 class Import:
-    """One header here that stands for an object of another host."""
+    """One header here that stands for an object of another host. home: id of the owner's host.
+    number: identifies the import to the owner; 0: the owner does not count it."""
 
     object: bytes
     home: int
@@ -36,26 +38,26 @@ class Import:
     oid: int
     hold: Any  # the node's own, until somebody else holds it
     described: bool = False
-    kept: bool = False  # by a hold of the node's, whether processes hold it or not
-    moved: int = -1  # number of the node after whose death another home was named
+    kept: bool = False  # as a replica: a hold of the node keeps it even if no process does
+    moved: int = -1  # number of the node after whose death a new owner was named
     waiting: list[Callable[[], None]] = field(default_factory=list)
-    # All headers here that stand for the same object, in a list that they share. The first one is
-    # found by the object's id; the others are those that somebody still holds.
+    # All headers here that stand for the same object, in one shared list. The object's id leads to
+    # the first one; the others stay as long as somebody holds them.
     same: list[Import] = field(default_factory=list, repr=False)
 
 
 class Above(Protocol):
-    """What rooms above this one know, or must hear."""
+    """What this room asks of the rooms above it."""
 
     def nobody_named(self, oid: int) -> None:
-        """A home names nobody who has what all known holders have taken along."""
+        """The owner knows no holder of an object whose known holders have all died."""
 
     def homeless(self, one: Import) -> bool:
-        """An import's home is not there; False: there cannot be another."""
+        """The owner of an import is gone; False: there cannot be a new one."""
 
 
 class Imports:
-    """All objects of other hosts that are in use here."""
+    """All objects of other hosts that are used here."""
 
     def __init__(
         self,
@@ -68,15 +70,15 @@ class Imports:
         self.above = above
         self.client = results.client
         self.remote_objects = remote_objects
-        self.send = send  # to the node whose host has this home id; False: there is none
+        self.send = send  # to the node of the host with this id; False: there is none
         self.by_object: dict[bytes, Import] = {}
         self.by_oid: dict[int, Import] = {}
         self._next = 1
         results.local = self.local
 
     def ask(self, objects: list[bytes], done: Callable[[list[Any]], None]) -> None:
-        """Calls `done` with a hold on each object's header here (None: it is gone), as soon as the
-        homes have said that the objects stay as long as these holds do."""
+        """Calls `done` with a hold on each object's header here (None: it is gone), as soon as all
+        owners have confirmed that they keep the objects as long as these holds live."""
         found = [self._hold(one) for one in objects]
         open_ = {id(one): one for one, _ in found if one is not None and not one.described}
         left = len(open_)
@@ -117,7 +119,7 @@ class Imports:
         return one
 
     def lead(self, one: Import) -> None:
-        """Of all headers here that stand for its object, this is the one that is found by it."""
+        """Makes this header the one to which the object's id leads."""
         one.same = self.by_object.get(one.object, one).same
         self.by_object[one.object] = self.by_oid[one.oid] = one
         if one in one.same:
@@ -130,7 +132,7 @@ class Imports:
         return [] if one is None else [*one.same]
 
     def _acquire(self, one: Import) -> None:
-        """Tells the home that it is held here; its answer is on the way from now on."""
+        """Notifies the owner that the object is held here; its description will follow."""
         one.number, self._next = self._next, self._next + 1
         one.described = False
         if not self.send(one.home, Acquire(one.object, one.number)) and not self.above.homeless(
@@ -139,7 +141,7 @@ class Imports:
             self.fail(one, "its host is not in this cluster, or has left it")
 
     def keep(self, object_id: bytes) -> Any:
-        """A hold on the header here, which the home does not count."""
+        """A hold for a replica on the object's header here, which the owner does not count."""
         one = self.by_object.get(object_id)
         hold = None if one is None else self.client.hold(one.oid)
         if one is None or hold is None:
@@ -149,7 +151,8 @@ class Imports:
         return hold
 
     def release_kept(self, oid: int) -> bool:
-        """No process holds it here any more; the node keeps it all the same. False: none has."""
+        """No process here holds the object any more, but the node keeps a replica: notifies the
+        owner. False: the owner did not count this import."""
         one = self.by_oid.get(oid)
         if one is None or not one.number or not one.described:
             return False
@@ -158,18 +161,19 @@ class Imports:
         return True
 
     def adopt(self, object_id: bytes, oid: int) -> None:
-        """A header of this host's that stands for that object already (a task that runs here). One
-        that processes have waited with so far is told by the home, as others are."""
+        """Makes the header of a task of another host, which runs here, the one for its result.
+        Processes that wait with an earlier header for the same object are served by the owner, as
+        on other hosts."""
         self.lead(Import(object_id, ids.unpack_id(object_id)[0], 0, oid, None, True))
 
     def public(self, oid: int) -> bytes:
-        """The id under which all hosts know an object that has a header here."""
+        """The cluster-wide id of an object that has a header here."""
         one = self.by_oid.get(oid)
         return ids.pack_id(self.client.home, oid) if one is None else one.object
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
-        """The payload of that object, if this host has it under another header than that one: a
-        process has held a ref to a task that was then sent here."""
+        """The payload of that object, if this host has it under another header than `oid`. That
+        happens if a process held a ref to a task's result when the task was sent here."""
         one = self.by_object.get(object_id)
         if one is None or one.oid == oid:
             return None
@@ -179,8 +183,8 @@ class Imports:
         return None if isinstance(got, int) else memoryview(got)
 
     def own(self, object_id: bytes) -> int:
-        """Where an object lies of which this host is the home: it was made here, or this host has
-        taken it over. 0: it is another's."""
+        """The local id of an object that this host owns, because it was made here or taken over.
+        0: another host owns it."""
         home, oid = ids.unpack_id(object_id)
         if home == self.client.home:
             return oid
@@ -188,7 +192,7 @@ class Imports:
         return one.oid if one is not None and one.home == self.client.home else 0
 
     def local(self, object_id: bytes) -> int:
-        """Where an object of any host lies on this one; 0: nowhere."""
+        """The local id of an object of any host; 0: it has no header here."""
         home, oid = ids.unpack_id(object_id)
         if home == self.client.home:
             return oid
@@ -196,18 +200,18 @@ class Imports:
         return 0 if one is None else one.oid
 
     def is_whole(self, one: Import) -> bool:
-        """Is the value on this host?"""
+        """Whether the value is on this host, in memory or in the spill file."""
         return self.client.state(one.oid) in VALUED and one.oid not in self.remote_objects
 
     def home_of(self, object_id: bytes) -> int:
-        """Who counts its holders."""
+        """The host id of the object's owner, as far as this node knows."""
         one = self.by_object.get(object_id)
         return ids.unpack_id(object_id)[0] if one is None else one.home
 
-    # -- what the home says --------------------------------------------------------------------
+    # -- messages of the owner -----------------------------------------------------------------
 
     def described(self, message: Described) -> None:
-        """How an object of ours stands at its home: at once, and when a pending one is done."""
+        """The owner describes an object: at once, and again when a pending one is done."""
         headers = self.all_of(message.object)
         one = next((one for one in headers if one.number == message.number), None)
         if one is None:
@@ -217,7 +221,7 @@ class Imports:
                 self._there_again(one, message)
             else:
                 self.remote_objects.learn(one.oid, message.holders)
-            self.answer(one)  # said before, or placed here by a collective
+            self.answer(one)  # it was described before, or placed here by a collective
             return
         if message.standing == "ready":
             self._ready(one, message)
@@ -229,7 +233,7 @@ class Imports:
         self.answer(one)
 
     def _there_again(self, one: Import, message: Described) -> None:
-        """What the home says of an object whose holders have died."""
+        """The owner describes an object whose known holders have died."""
         if message.payload is not None:
             self.remote_objects.replace(one.oid, message.payload)
         elif message.standing == "gone":
@@ -247,8 +251,8 @@ class Imports:
             )
 
     def store(self, one: Import, payload: bytes, failed: bool) -> bool:
-        """Writes the value of a header that is CLAIMED. False: there is no room for it now (an
-        error is then told in a few words)."""
+        """Writes the value into a CLAIMED header. False: there is no room for it now. An error that
+        has no room is replaced by a short one."""
         encoded = serial.Encoded(payload, [], [], len(payload), [])
         if not failed:
             return self.results.store_if_room(one.oid, encoded, False)
@@ -257,24 +261,25 @@ class Imports:
         return True
 
     def fail(self, one: Import, why: str) -> None:
-        """Its value will never be known here."""
+        """The value will never be known here; readers get an ObjectLostError."""
         if self.client.state(one.oid) == STATE["CLAIMED"]:
             error = ObjectLostError(f"object {one.object.hex()} is lost: {why}")
             self.store(one, serial.encode_error(error, "").tobytes(), True)
         self.answer(one)
 
     def answer(self, one: Import) -> None:
-        """Who has asked for it goes on."""
+        """Calls those who have waited for the description."""
         one.described = True
         waiting, one.waiting = one.waiting, []
         for done in waiting:
             done()
-        one.hold = None  # who asked has a hold by now, or does not want it
+        one.hold = None  # whoever asked for the object, and still wants it, has a hold by now
 
     # -- the end -------------------------------------------------------------------------------
 
     def freed(self, oid: int) -> None:
-        """The node has collected a header of its own; its last holder here may have gone."""
+        """The node has collected a header of its own. If it was an import, nobody here holds it any
+        more, and the owner is notified."""
         one = self.by_oid.get(oid)
         if one is None or self.client.state(oid) not in GONE:
             return
@@ -289,7 +294,7 @@ class Imports:
             self.send(one.home, Release(one.object, one.number))
 
     def drop(self, oid: int) -> None:
-        """Somebody here has deleted it."""
+        """A process here has deleted the object."""
         one = self.by_oid.get(oid)
         if one is not None:
             self.send(one.home, Drop(one.object))

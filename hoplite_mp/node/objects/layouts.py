@@ -1,8 +1,8 @@
-"""What an array is, in the words that nodes tell each other: its shape and its dtype.
+"""Layouts: the shape and dtype of an array as text, for messages between nodes.
 
-Why it exists: a node that folds what others hold must know how much will come, and the manager must
-see that sources differ, before a byte moves. The manager only compares these words; errors show
-them to users.
+Why it exists: a node that folds arrays of other hosts must know their sizes, and the manager must
+see whether sources fit together, before a byte moves. The manager only compares these texts, and
+errors show them to users.
 It must never know: who holds what, how bytes are laid out in a payload (each holder knows its own).
 """
 
@@ -24,11 +24,11 @@ __all__ = ["can_fold", "layout_of", "parse_layout", "payload_layout"]
 
 _BETWEEN = " and dtype "
 _LAYOUT = re.compile(r"shape \((?:(\d{1,20}(?:, \d{1,20})*),?)?\) and dtype (.+)", re.ASCII)
-HEAD_BYTES_MAX = 16 << 10  # of a spilled payload: enough for any head that has a layout
+HEAD_BYTES_MAX = 16 << 10  # enough of a spilled payload for any head that has a layout
 
 
 def payload_layout(payload: memoryview) -> bytes:
-    """That of an array or number; b"" for everything else, and for a dtype of too many fields."""
+    """The layout of an array or number; b"" for all else, and if the dtype has too many fields."""
     info = serial.describe_array(payload)
     if info is None:
         return b""
@@ -45,7 +45,7 @@ def parse_layout(layout: bytes) -> tuple[tuple[int, ...], str]:
 
 
 def layout_of(results: Results, remote_objects: RemoteObjects, oid: int) -> bytes:
-    """That of an object which is ready on this host, or known to be elsewhere."""
+    """The layout of an object that is ready on this host, or known to be on another one."""
     got = results.client.view(oid)
     if not isinstance(got, int):
         return payload_layout(memoryview(got))
@@ -59,5 +59,5 @@ def layout_of(results: Results, remote_objects: RemoteObjects, oid: int) -> byte
 
 
 def can_fold(op: str, layout: bytes) -> bool:
-    """Is there a kernel? What has none is folded by NumPy, on one node."""
+    """Whether there is a kernel; without one NumPy folds the arrays on one node."""
     return bool(layout) and has_kernel(op, parse_layout(layout)[1]) is not None

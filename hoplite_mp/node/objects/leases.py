@@ -1,7 +1,7 @@
-"""Memory that processes of this host ask for: payloads, spans, objects back from the disk.
+"""Requests of processes for memory of the store: blocks, spans, restored objects.
 
-Why it exists: a question that cannot be answered now, because the store is full, is tried again for
-a short while as memory returns, and is then answered "full": the process decides how long it waits.
+Why it exists: a request that cannot be granted because the store is full is retried for a short
+while, and then answered "full"; the process itself decides how long it goes on asking.
 It must never know: what the memory is for.
 """
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Leases"]
 
-PATIENCE_S = 0.2  # a full store answers after this
+PATIENCE_S = 0.2  # after this the answer is "full"
 RETRY_S = 0.01
 
 
 class Above(Protocol):
-    """What rooms above this one must hear."""
+    """What this room asks of the rooms above it."""
 
     def leases(self, slot: int) -> None:
         """The process in that slot is about to write a payload."""
 
 
 class Leases:
-    """Of one host's store."""
+    """Requests to one host's store."""
 
     def __init__(self, host: HostContext, requests: Requests, pages: Pages, above: Above) -> None:
         self.client = host.client
@@ -56,7 +56,7 @@ class Leases:
 
     @property
     def handlers(self) -> dict[type, Handler]:
-        """By kind of request."""
+        """Handlers by type of request."""
         return {
             Lease: self.lease,
             LeaseSpan: self.lease_span,
@@ -68,7 +68,7 @@ class Leases:
     def lease(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         nbytes = ask.nbytes
-        if ask.error:  # answered at once: who waits for the task is to learn that it has failed
+        if ask.error:  # answered at once, so that those who wait for the task learn of its failure
             found = self.store.lease_error(nbytes, slot)
             if found is not None:
                 self._undo_unread(slot, request.number, found)
@@ -121,21 +121,21 @@ class Leases:
         self.reply(slot, Reply(request.number, piece))
 
     def patiently(self, slot: int, request: Request, attempt: Any) -> None:
-        """Answers at once if it can; else tries again for a while as things come back."""
+        """Answers as soon as `attempt` succeeds; retries for PATIENCE_S, then answers "full"."""
         deadline = self.loop.now() + PATIENCE_S
         line = self.lines.get(slot)
 
         def again() -> None:
             if line is None or self.lines.get(slot) is not line:
-                return  # it has died; the slot may be another's by now
+                return  # the process has died, and the slot may belong to another one
             if not self.requests.is_latest(slot, request.number):
-                return  # Ctrl-C: it has asked something else since
+                return  # after a Ctrl-C the process has sent another request
             value = attempt()
             if value is not None:
                 self.client.set_hungry(False)
                 self.pages.watch_idle()
                 self.reply(slot, Reply(request.number, value))
-            elif self.store.returned_to == slot:  # there is room in its own spans now
+            elif self.store.returned_to == slot:  # spilling has made room in the process' own spans
                 self.client.set_hungry(False)
                 message = f"{self.store.room_message()}. Free arrays, or raise memory="
                 self.reply(slot, Reply(request.number, None, message, True))
@@ -155,4 +155,4 @@ class Leases:
 
 
 def _nothing() -> None:
-    """Who waits for an object that arrives is woken by the header itself."""
+    """Readers that wait for an object are woken through its header, not by this callback."""

@@ -1,7 +1,7 @@
-"""Who holds an object: asked by a process here, answered by the object's home.
+"""Which nodes hold an object: requests of processes here, answered by the object's owner.
 
-Why it exists: the home counts who holds the whole value. Processes of other hosts ask through their
-node; a home that goes away meanwhile leaves the answer to what this node knows itself.
+Why it exists: the owner knows who holds the whole value. Processes of other hosts ask it through
+their node; if the owner dies meanwhile, their node answers with what it knows itself.
 It must never know: how copies come to be.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["Locations"]
 
 
 class Locations:
-    """Questions of this host's processes, and of other nodes about its objects."""
+    """Questions of this host's processes, and of other nodes about this host's objects."""
 
     def __init__(self, host: HostContext) -> None:
         self.client = host.client
@@ -34,12 +34,12 @@ class Locations:
         self.questions = host.questions
 
     def ask(self, slot: int, question: int, oid: int) -> None:
-        """A process wants to know who holds an object; it is answered by a Reply."""
+        """A process asks which nodes hold an object."""
         reply = self.replier(slot)
         one = self.imports.by_oid.get(oid)
 
         def told(answer: Answer | None) -> None:
-            if answer is None:  # it is an object of this host, or its home is lost
+            if answer is None:  # this host is the owner, or the owner is lost
                 found = self.holders(oid)
             else:
                 here = () if oid in self.remote_objects.by_oid else self.holders(oid)

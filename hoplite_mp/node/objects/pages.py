@@ -1,7 +1,7 @@
-"""Pages of the store: asked for ahead of the first large objects, given back when long idle.
+"""Pages of the store: touched ahead of the first large objects, given back after a long idle time.
 
-Why it exists: a fresh page costs its first writer a fault, and the zeroing of it; a page that
-nobody needs any more is somebody else's memory.
+Why it exists: the first write to a fresh page costs a page fault and the zeroing of the page; pages
+that are not used any more should be available to other programs.
 It must never know: what lies in the store.
 """
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Pages"]
 
-# After the start of the host: its workers come first. Higher: the first large objects find none.
+# Delay after the start of the host, so that its workers start first. Higher: the first large
+# objects find no pages.
 POPULATE_DELAY_S = 0.3
-# Between two system calls others get the lock of the address space.
+# Bytes in one system call. Other threads get the lock of the address space between two calls.
 POPULATE_STEP_BYTES = 2 << 20
-IDLE_LOOK_S = 0.1  # not more often, however short memory_idle_s is
+IDLE_LOOK_S = 0.1  # least interval between checks, however short memory_idle_s is
 
 
 class Pages:
-    """Of one node's store."""
+    """The pages of one node's store."""
 
     def __init__(self, host: HostContext, workers: int) -> None:
-        """workers: with which the host has been started."""
+        """workers: how many the host was started with."""
         self.config = host.config
         self.loop = host.loop
         self.store = host.store
@@ -35,12 +36,12 @@ class Pages:
         self._watching = False
 
     def begin(self) -> None:
-        """The host has been started."""
+        """Called at the start of the host."""
         if self.config.populate_ahead_bytes and self.workers:
             self.loop.call_later(POPULATE_DELAY_S, self._populate)
 
     def _populate(self) -> None:
-        """In a thread that yields between steps."""
+        """Touches pages in a thread, which yields between steps."""
         wanted = min(self.config.populate_ahead_bytes, self.store.limit // 4) & -4096
         start = self.store.reserve(wanted) if wanted else None
         if start is None:
@@ -58,7 +59,7 @@ class Pages:
         self.loop.run_in_thread(work, done)
 
     def watch_idle(self) -> None:
-        """The store has grown: what it will not need for memory_idle_s goes back."""
+        """The store has grown: pages that are not needed for memory_idle_s will be given back."""
         if not self._watching:
             self._watching = True
             self.loop.call_later(max(IDLE_LOOK_S, self.config.memory_idle_s), self._give_idle_back)

@@ -1,12 +1,12 @@
-"""Values of which this host knows only where they are: which nodes hold the bytes, who waits here.
+"""Remote objects: values whose bytes are on other hosts, which nodes hold them, and who waits here.
 
-Why it exists: an object whose bytes are on another host looks like a spilled one to every process
-of this host: done, to be asked for. Asked for, it is fetched once, whoever else comes meanwhile.
-What no node is known to hold is *absent*: it stays done, and whoever asks for it waits until its
-maker has found it, or made it again; what cannot be had any more becomes an error that readers
-raise.
-It must never know: sockets, plans, user classes; how bytes move is the fetcher's, how a value is
-made again the maker's.
+Why it exists: to every process of this host an object whose bytes are elsewhere looks like a
+spilled one: done, but its bytes must be requested. However many readers request it, it is fetched
+once. An object that no living node is known to hold is *absent*: it stays done, and readers wait
+until the maker has found or reconstructed it. An object that cannot be had any more gets an error,
+which readers raise.
+It must never know: sockets, plans, user classes; how bytes move (the fetcher does), how a value is
+reconstructed (the maker does).
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetcher", "Filler", "Maker", "RemoteObject", "RemoteObjects"]
 
-# How often it is looked whether there is room for a value that was found again. Lower: more looks
-# while the store is full.
+# How often a fetch that finds no room is retried. Lower: more attempts while the store is full.
 ROOM_LOOK_S = 0.02
-INDEX_SHIFT = 32  # of an id: above it stand table and index, below it the generation
+INDEX_SHIFT = 32  # a local id has the table and index above these bits, the generation in them
 
 
 @dataclass(slots=True)
@@ -40,69 +39,69 @@ class RemoteObject:
 
     object: bytes
     nbytes: int
-    holders: tuple[int, ...]  # numbers of nodes that hold the whole value; none: it is absent
+    holders: tuple[int, ...]  # numbers of nodes that hold the whole value
     waiting: list[Callable[[], None]] = field(default_factory=list)
-    payload: int = 0  # the block that is being filled; 0: nothing has begun
+    payload: int = 0  # the block that is being filled; 0: no fetch has begun
     released: Callable[[], Any] | None = None  # called when this host needs no holder any more
     layout: bytes = b""  # see node/objects/layouts.py
-    filler: Filler | None = None  # who fills the block, while there is one
+    filler: Filler | None = None  # what is filling the block
     engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)  # of the block
-    arrived: Ranges = field(default_factory=Ranges)  # in the block, by plans that are over
-    why: str = ""  # nobody holds it
+    arrived: Ranges = field(default_factory=Ranges)  # bytes that earlier plans have put there
+    why: str = ""  # why no living node is known to hold it
     making: bool = False  # the maker has been asked
     asked: int = 0  # how often the maker has tried to find it
-    copied: bool = False  # its holders have copies, which go when nobody there wants them
+    copied: bool = False  # its holders have replicas, which may be released there at any time
 
 
 class Filler(Protocol):
-    """Who is filling a block."""
+    """What is filling a block."""
 
     def forget(self, oid: int, remote: RemoteObject) -> None:
-        """Stops filling it: nobody wants it any more, or it will be had in another way."""
+        """Stops filling it: nobody wants it any more, or its value comes in another way."""
 
 
 class Fetcher(Filler, Protocol):
-    """Who brings bytes here when they are asked for."""
+    """Brings bytes to this host."""
 
     def fetch(self, oid: int, remote: RemoteObject) -> None:
         """Fills `remote.payload`, then calls `arrived` or `lost`."""
 
 
 class Maker(Protocol):
-    """Who finds a value that no node is known to hold, or makes it again."""
+    """Finds a value that no node is known to hold, or reconstructs it."""
 
     def why_not(self, oid: int, remote: RemoteObject) -> str:
-        """Why it cannot; "": it can try."""
+        """Why that is impossible; "": it can be tried."""
 
     def make(self, oid: int, remote: RemoteObject) -> None:
-        """Ends with `found`, `replace` or `fail`; never before it returns."""
+        """Calls `found`, `replace` or `fail` in the end, but never before it returns."""
 
     def forget(self, oid: int) -> None:
-        """Nobody wants it any more."""
+        """Nobody wants the value any more."""
 
 
 class Above(Protocol):
-    """What rooms above this one know, or must hear."""
+    """What this room asks of the rooms above it."""
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
-        """The payload, if it is on this host after all."""
+        """The payload, if this host has it under another header than `oid`."""
 
 
 class RemoteObjects:
-    """All values of this host's headers whose bytes are elsewhere."""
+    """All objects with a header on this host whose bytes are elsewhere."""
 
     def __init__(self, results: Results, loop: Loop, above: Above) -> None:
         self.results = results
         self.client = results.client
         self.store = results.store
-        self.fetcher: Fetcher | None = None  # set when there is a network
+        self.fetcher: Fetcher | None = None  # set if there are other hosts
         self.maker: Maker | None = None  # likewise
         self.loop = loop
         self.above = above
         self.by_oid: dict[int, RemoteObject] = {}
-        # The table and index of their headers, as take_gone() names them -> id.
+        # Table and index of a header, as take_gone() returns them -> its id.
         self._at: dict[int, int] = {}
-        self._gone: list[int] = []  # found gone when they were added
+        self._gone: list[int] = []  # objects that were found gone when they, or others, were added
 
     def __contains__(self, oid: int) -> bool:
         return oid in self.by_oid
@@ -116,7 +115,7 @@ class RemoteObjects:
         layout: bytes = b"",
         refs: bool = False,
     ) -> bool:
-        """A header that is CLAIMED is done: these nodes have its value. False: it was cancelled."""
+        """Makes a CLAIMED header done: these nodes have its value. False: it was cancelled."""
         done = self.client.finish_elsewhere(oid, nbytes, refs)
         if done:
             self.add(oid, object_id, nbytes, holders, layout)
@@ -127,10 +126,10 @@ class RemoteObjects:
     def add(
         self, oid: int, object_id: bytes, nbytes: int, holders: tuple[int, ...], layout: bytes
     ) -> None:
-        """A header that is SPILLED, though not on the disk."""
+        """Adds an object whose header is SPILLED although its bytes are not on the disk."""
         self.by_oid[oid] = RemoteObject(object_id, nbytes, holders, layout=layout)
         before = self._at.get(oid >> INDEX_SHIFT, oid)
-        if before != oid:  # that header is another object's now
+        if before != oid:  # the header has been reused for another object
             self._gone.append(before)
         self._at[oid >> INDEX_SHIFT] = oid
         if not self.client.mark_elsewhere(oid):
@@ -142,8 +141,8 @@ class RemoteObjects:
         return self.by_oid.pop(oid, None)
 
     def want(self, oid: int, done: Callable[[], None]) -> bool:
-        """Calls `done` when the bytes are here, or will never be. False: there is no room for them
-        now, and nothing has been begun."""
+        """Fetches the object and calls `done` when its bytes are here, or will never be. False:
+        there is no room for them now, and no fetch was begun."""
         remote = self.by_oid[oid]
         if self.absent(oid):
             remote.waiting.append(done)
@@ -156,17 +155,18 @@ class RemoteObjects:
             remote.payload = payload
             self._fetch(oid, remote)
         remote.waiting.append(done)
-        if oid not in self.by_oid:  # it was that quick
+        if oid not in self.by_oid:  # the fetch has ended already
             done()
         return True
 
     def absent(self, oid: int) -> bool:
-        """Is it done, and no node known to hold it?"""
+        """Whether it is done, but no node is known to hold it and no fetch is running."""
         remote = self.by_oid.get(oid)
         return remote is not None and not remote.holders and not remote.payload
 
     def needs_making(self, oid: int) -> bool:
-        """Is no node known to hold it? Then it is made from now on, or is on its way already."""
+        """Whether no node is known to hold it. Then this call begins to find or reconstruct it,
+        unless it is on its way already."""
         remote = self.by_oid.get(oid)
         if remote is None or remote.holders:
             return False
@@ -175,7 +175,7 @@ class RemoteObjects:
         return True
 
     def make(self, oid: int) -> None:
-        """Somebody needs an absent value; several who do cause one attempt."""
+        """Asks the maker for an absent value, once for all who need it."""
         remote = self.by_oid[oid]
         if not remote.making and self.maker is not None:
             remote.making = True
@@ -189,8 +189,8 @@ class RemoteObjects:
         layout: bytes = b"",
         copied: bool = False,
     ) -> None:
-        """These nodes hold what was absent. nbytes, layout: of a value that was made again, and may
-        be another one. copied: as in RemoteObject."""
+        """These nodes hold an object that was absent. nbytes, layout: of a reconstructed value,
+        which may differ from the first one. copied: as in RemoteObject."""
         if not self.absent(oid):
             return
         remote = self.by_oid[oid]
@@ -201,13 +201,13 @@ class RemoteObjects:
             self._fetch_when_room(oid, remote)
 
     def learn(self, oid: int, holders: tuple[int, ...]) -> None:
-        """These nodes hold what is on its way from somebody who may have it in part only."""
+        """Sets the holders of an object that is being fetched without a known one."""
         remote = self.by_oid.get(oid)
         if remote is not None and not remote.holders:
             remote.holders = holders
 
     def bring(self, oid: int) -> None:
-        """Fetches it though nobody waits for it, as soon as there is room."""
+        """Fetches an object as soon as there is room, although no reader waits for it."""
         remote = self.by_oid[oid]
         remote.waiting.append(_nothing)
         if self.absent(oid):
@@ -216,7 +216,7 @@ class RemoteObjects:
             self._fetch_when_room(oid, remote)
 
     def _fetch_when_room(self, oid: int, remote: RemoteObject) -> None:
-        """Who reads it asks again, and learns that there is none; who has it still has it."""
+        """Begins the fetch, or retries later. If the object can never have room it fails."""
         if self.by_oid.get(oid) is not remote or remote.payload or not remote.holders:
             return
         payload = self.store.lease(remote.nbytes, NODE_SLOT)
@@ -240,7 +240,7 @@ class RemoteObjects:
         self.fetcher.fetch(oid, remote)
 
     def let_go(self, oid: int) -> None:
-        """Who was filling the block will not. If others wait for it, it is fetched."""
+        """The filler has given up. If somebody waits for the object it is fetched."""
         remote = self.by_oid.get(oid)
         if remote is not None and remote.waiting:
             self._fetch(oid, remote)
@@ -248,7 +248,7 @@ class RemoteObjects:
             self._forget(oid, remote)
 
     def give_up(self, oid: int) -> None:
-        """It is not being brought any more; whoever asks for it from now on has it fetched."""
+        """Stops the present fetch; the next request begins a new one."""
         self._forget(oid, self.by_oid[oid])
 
     def _forget(self, oid: int, remote: RemoteObject) -> None:
@@ -261,7 +261,8 @@ class RemoteObjects:
             remote.engine_buffer, remote.arrived = EngineBuffer(), Ranges()
 
     def restore(self, oid: int) -> bool | None:
-        """As Store.restore: None: it is on its way, or will be when there is room."""
+        """As Store.restore. None: it is being fetched, or there is no room now; False: it is not
+        here."""
         remote = self.by_oid.get(oid)
         if remote is None:
             return False
@@ -274,18 +275,20 @@ class RemoteObjects:
         remote = self._take(oid)
         assert remote is not None
         if not self.client.restore(oid, remote.payload, remote.nbytes):
-            self._forget(oid, remote)  # dropped or deleted; whoever is served from it lets go first
+            # The object was dropped or deleted. The block is freed once no cell uses it any more.
+            self._forget(oid, remote)
         _close(remote)
 
     def brought(self, oid: int, payload: int) -> None:
-        """The whole value is in a block of its own: it has come in another way than was asked."""
+        """The whole value has come in another way, in a block of its own."""
         remote = self.by_oid[oid]
         self._forget(oid, remote)
         remote.payload = payload
         self.arrived(oid)
 
     def lost(self, oid: int, why: str) -> None:
-        """No living node is known to hold it. Who reads it waits for the maker, or learns why."""
+        """No living node is known to hold the object. It becomes absent, or fails if the maker
+        cannot help."""
         remote = self.by_oid[oid]
         why = remote.why or f"object {remote.object.hex()} is lost: {why}"
         not_again = "" if self.maker is None else self.maker.why_not(oid, remote)
@@ -300,18 +303,18 @@ class RemoteObjects:
             self.make(oid)
 
     def fail(self, oid: int, error: BaseException) -> None:
-        """It will never be had: readers raise this."""
+        """The object is lost for good; readers raise this error."""
         self.replace(oid, serial.encode_error(error, "").tobytes())
 
     def replace(self, oid: int, data: bytes | memoryview) -> None:
-        """This payload is what the object is from now on: an error, or the value itself."""
+        """Makes this payload, a value or an error, the object's content."""
         remote = self._take(oid)
         if remote is None:
             return
         self._forget(oid, remote)
         mem = memoryview(data)
         payload = self.results.lease(mem.nbytes)
-        if payload is None:  # not even for that: to be deleted says nearly the same
+        if payload is None:  # no room even for that; a deleted object tells readers nearly the same
             self.client.delete(oid)
         else:
             self.client.memory(payload, mem.nbytes)[:] = mem
@@ -321,14 +324,14 @@ class RemoteObjects:
         _close(remote)
 
     def settled(self, oid: int) -> None:
-        """The header holds the value: it has come by another way."""
+        """The header has got its value in another way."""
         remote = self._take(oid)
         if remote is not None:
             self._forget(oid, remote)
             _close(remote)
 
     def drop(self, oid: int) -> RemoteObject | None:
-        """The header is gone, or holds something else now."""
+        """Removes an object whose header is gone, or has another content now."""
         remote = self._take(oid)
         if remote is None:
             return None
@@ -339,8 +342,8 @@ class RemoteObjects:
         return remote
 
     def purge(self) -> list[RemoteObject]:
-        """Drops those whose header is not waiting for its bytes any more (freed, deleted): only
-        those that the headers' own words name are looked at."""
+        """Drops objects whose headers were freed or deleted. It only visits headers that their
+        table's `gone` bitmap names, instead of all."""
         gone, self._gone = self._gone, []
         for key in self.client.take_gone():
             oid = self._at.get(key)
@@ -356,18 +359,18 @@ class RemoteObjects:
         return found
 
     def lose_node(self, number: int) -> None:
-        """What only that node held is lost. What is just being fetched may have other holders:
-        who plans the fetch goes on with them, or says that it is lost."""
+        """A node is gone, and what only it held is lost. For an object that is being fetched, the
+        manager decides whether other holders remain."""
         for oid in list(self.by_oid):
             self.lose_holder(oid, number)
 
     def lose_copy(self, oid: int, number: int) -> None:
-        """That node holds an object no more; its value stays, if it was kept for its sender."""
+        """A node has released its replica of an object."""
         if oid in self.by_oid and self.by_oid[oid].copied:
             self.lose_holder(oid, number)
 
     def lose_holder(self, oid: int, number: int) -> None:
-        """That node does not have its bytes any more."""
+        """A node does not have the object's bytes any more."""
         remote = self.by_oid.get(oid)
         if remote is None or number not in remote.holders:
             return
@@ -380,7 +383,7 @@ class RemoteObjects:
 
 
 def _nothing() -> None:
-    """Who waits for it is woken by its header."""
+    """Readers that wait for an object are woken through its header, not by this callback."""
 
 
 def _close(remote: RemoteObject) -> None:

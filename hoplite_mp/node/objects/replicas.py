@@ -1,11 +1,10 @@
-"""Replicas: copies that live without a process that holds them, placed here or elsewhere by a
-collective.
+"""Replicas: copies of other hosts' objects that are kept here even if no process here holds them.
 
-Why it exists: `to=` and broadcast put values on hosts where nobody holds a ref yet. Such a copy is
-kept by a hold of its node, and does not count at its home: when nobody in the cluster holds the
-object any more, the home says LetGo (node/objects/exports.py), and the copies go. A process that
-asks for the object of a kept copy makes it an import like any other, as long as it holds it: this
-side, too, looks whether its own is the only hold left.
+Why it exists: `to=` and broadcast place values on hosts where nobody holds a ref yet. Such a copy
+is kept by a hold of its node, and the owner does not count it: when nobody in the cluster holds the
+object any more, the owner sends LetGo (node/objects/exports.py), and the replicas are released.
+When a process here asks for the object, the replica becomes an import like any other for as long as
+the process holds it, so this file polls whether its own hold is the only one left.
 It must never know: how bytes came here, who asked for the copies.
 """
 
@@ -31,7 +30,7 @@ __all__ = ["Replicas"]
 
 
 class Replicas:
-    """What this node keeps of others."""
+    """The replicas that this node keeps."""
 
     def __init__(
         self,
@@ -55,32 +54,32 @@ class Replicas:
     def expect(
         self, object_id: bytes, nbytes: int, holders: tuple[int, ...], layout: bytes = b""
     ) -> int:
-        """The header here of a ready object: its value is at hand, or its bytes are told to be
-        elsewhere and can be asked for. 0: it is of this host, and gone."""
+        """The header of a ready object here. Its value is here, or on the nodes `holders` and can
+        be fetched. 0: this host owns the object, and it is gone."""
         oid = self._header(object_id)
         if oid and self.client.state(oid) == STATE["CLAIMED"] and self._is_foreign(object_id):
             self.remote_objects.complete(oid, object_id, nbytes, holders, layout)
         return oid
 
     def keep(self, object_id: bytes, nbytes: int) -> None:
-        """A value that is here, for another reason so far."""
+        """Keeps a value that is here for another reason as a replica."""
         if self._is_foreign(object_id) and object_id not in self.holds:
             self._header(object_id)
             self.tell(object_id, nbytes)
 
     def seal(self, object_id: bytes, payload: int, nbytes: int) -> None:
-        """A block with the whole value becomes the copy here."""
+        """Makes a block with the whole value the replica here."""
         oid = self._header(object_id)
         if self.client.state(oid) == STATE["CLAIMED"]:
             self.results.store_block(oid, payload, nbytes)
-        elif oid in self.remote_objects:  # its home has said before the manager that it is here
+        elif oid in self.remote_objects:  # the owner's description came before the manager's commit
             self.remote_objects.brought(oid, payload)
         else:
             self.client.give_back(payload)
         self.tell(object_id, nbytes)
 
     def tell(self, object_id: bytes, nbytes: int) -> None:
-        """A copy is whole: its home must know."""
+        """A replica is whole: notifies the object's owner."""
         home = self.imports.home_of(object_id)
         if home != self.client.home and not self.send(home, Kept(object_id, nbytes)):
             one = self.imports.by_object.get(object_id)
@@ -88,7 +87,7 @@ class Replicas:
                 self.imports.above.homeless(one)
 
     def say(self, message: Kept) -> None:
-        """Tells the object's home, which may be this host."""
+        """Notifies the object's owner, which may be this host."""
         home = self.imports.home_of(message.object)
         if home == self.client.home:
             self.exports.kept(home, message)
@@ -108,25 +107,26 @@ class Replicas:
         return int(self.holds[object_id].oid)
 
     def let_go(self, object_id: bytes) -> None:
-        """Its home says that nobody wants it any more."""
+        """The owner announces that nobody wants the object any more."""
         self.holds.pop(object_id, None)
 
     def only_kept(self, object_id: bytes) -> bool:
-        """Is nobody here who wants it?"""
+        """Whether the object is here as a replica that no process here holds."""
         hold = self.holds.get(object_id)
         return hold is not None and self.exports.only_ours(hold.oid)
 
     def lose_peer(self, peer: int) -> None:
-        """That host is gone, with its objects."""
+        """A host is gone: releases the replicas of its objects, on which node/recovery has taken
+        holds of its own before."""
         for object_id in [one for one in self.holds if self.imports.home_of(one) == peer]:
             del self.holds[object_id]
 
     def keep_on(self, object_id: bytes, hold: Any) -> None:
-        """A copy that is here stays, though the home that knew of it is gone: there is another."""
+        """Keeps a replica whose owner is gone, because there is a new one."""
         self.holds[object_id] = hold
         self._look_later()
 
-    # -- who still wants them ------------------------------------------------------------------
+    # -- polling -------------------------------------------------------------------------------
 
     def _look_later(self) -> None:
         if not self._looking:
@@ -136,12 +136,12 @@ class Replicas:
     def _look(self) -> None:
         for object_id, hold in list(self.holds.items()):
             if object_id not in self.holds:
-                continue  # its home has turned out to be gone
+                continue  # the loop has found out that the owner is gone, and dropped the replica
             if not self.exports.only_ours(hold.oid):
                 continue
             was_counted = self.imports.release_kept(hold.oid)
             if self._never_came(hold.oid):
-                del self.holds[object_id]  # and nobody waits for it
+                del self.holds[object_id]
             elif was_counted:
                 self.tell(object_id, self.client.inspect(hold.oid)["size"])
         self._looking = bool(self.holds)
@@ -149,7 +149,7 @@ class Replicas:
             self.loop.call_later(KEPT_LOOK_S, self._look)
 
     def _never_came(self, oid: int) -> bool:
-        """Was a value to come, and does not any more, or is an error in its place?"""
+        """Whether the value will not come any more, or is an error."""
         remote = self.remote_objects.by_oid.get(oid)
         nowhere = remote is not None and not remote.payload
         return nowhere or self.client.state(oid) == STATE["FAILED"]

@@ -1,7 +1,7 @@
-"""What the node writes into headers itself: results of collectives, errors of tasks that died.
+"""Values and errors that the node itself writes: results of collectives, errors of dead tasks.
 
-Why it exists: a header is finished by its claimant; after a death, and for every collective, that
-is the node. It never unpickles: errors of sources are handed on as the bytes that they are.
+Why it exists: a header is finished by its claimant, which is the node after the death of a process
+and for every collective. It never unpickles, so errors of sources are passed on as bytes.
 It must never know: why something failed.
 """
 
@@ -35,17 +35,18 @@ class Results:
         self.tasks = tasks
         self.store = store
         self.config = config
-        self.untaken: dict[int, list[Any]] = {}  # results whose refs the owner must take over
-        # Where an object of any host lies on this one; 0: nowhere.
+        # Results that contain refs, held here until the owner of their table takes them over.
+        self.untaken: dict[int, list[Any]] = {}
+        # The local id of an object of any host; 0: it has no header here.
         self.local: Callable[[bytes], int] = self.made_here
 
     def made_here(self, object_id: bytes) -> int:
-        """Where an object of this host lies; 0: it is of another one."""
+        """The local id of an object of this host; 0: it is another host's."""
         home, oid = ids.unpack_id(object_id)
         return oid if home == self.client.home else 0
 
     def hold(self, object_id: bytes) -> Any:
-        """On an object of any host, as somebody here holds it; None: nobody does."""
+        """A hold on an object of any host; None: it has no header here, or is gone."""
         oid = self.local(object_id)
         return self.client.hold(oid) if oid else None
 
@@ -53,9 +54,9 @@ class Results:
         return ObjectRef(ids.pack_id(self.client.home, oid), self.client.hold(oid))
 
     def pin(self, oid: int) -> memoryview | int | None:
-        """The payload of an object, which is not spilled while that view lives; one on the disk is
-        read back first. None: there is no room for it now, or it is on its way from another host.
-        An int: there is no value; the header's state."""
+        """The payload of an object, restored from the disk if necessary; the object is not spilled
+        while the view lives. None: there is no room for it now, or it is being fetched from another
+        host. An int: the header's state, if that has no value."""
         got = self.client.view(oid)
         if got in AWAY:
             if self.store.restore(oid) is None:
@@ -66,7 +67,7 @@ class Results:
         return got if isinstance(got, int) else memoryview(got)
 
     def lease(self, nbytes: int, failed: bool = False) -> int | None:
-        """`failed`: it is an error, for which some room is kept."""
+        """Leases a block. `failed`: for an error, for which some room is reserved."""
         if failed and nbytes <= self.config.error_bytes_max:
             return self.store.lease_error(nbytes, NODE_SLOT)
         return self.store.lease(nbytes, NODE_SLOT)
@@ -79,9 +80,9 @@ class Results:
         error: BaseException | None = None,
         instead: Callable[[], serial.Encoded] | None = None,
     ) -> None:
-        """A small payload (None, or an error); an error without room is cut rather than lost.
-        `error`: what is inside it, if that is known. `instead`: a value that fits into the header,
-        stored if there is no room for this one."""
+        """Stores a small payload (None, or an error). Without room for it, a short form of the
+        error is stored. `error`: the error itself, if it is known. `instead`: a value that fits
+        into the header, stored if there is no room for this one."""
         if self.store_if_room(oid, encoded, failed):
             return
         if instead is not None:
@@ -91,8 +92,8 @@ class Results:
         self.store_value(oid, brief, True)
 
     def store_if_room(self, oid: int, encoded: serial.Encoded, failed: bool) -> bool:
-        """Writes a payload and finishes the header. False: there is no room, and the header is as
-        it was."""
+        """Writes a payload and finishes the header. False: there is no room, and the header is
+        unchanged."""
         refs = bool(encoded.refs)
         payload = 0
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
@@ -111,12 +112,12 @@ class Results:
         return True
 
     def store_block(self, oid: int, payload: int, nbytes: int) -> None:
-        """A block that is written already."""
+        """Finishes a header with a block that was written before."""
         self.client.bind(oid, payload, nbytes, False)
         self._finish(oid, payload, False)
 
     def _finish(self, oid: int, payload: int, failed: bool) -> bool:
-        """False: nobody wants it any more, and the block is free."""
+        """Finishes the header. False: it was cancelled or deleted, and the block is freed."""
         if self.tasks.finish(oid, failed):
             return True
         if payload:
@@ -125,11 +126,11 @@ class Results:
         return False
 
     def store_error(self, oid: int, error: BaseException, text: str = "") -> None:
-        """`text`: the traceback of what it comes from, if that was raised in a worker."""
+        """Fails the header. `text`: the traceback of the cause, if that was raised in a worker."""
         self.store_value(oid, serial.encode_error(error, text), True, error)
 
     def raw_error(self, oid: int) -> serial.Encoded | None:
-        """What a failed source failed with, as an error payload; None if that is not known."""
+        """The error payload of a failed source; None: it is not here, or too large."""
         state = self.client.state(oid)
         if state in CANCELLED:
             return serial.encode_error(CancelledError(), "")
@@ -146,7 +147,7 @@ class Results:
         return serial.Encoded(data, [], [], len(data), refs)
 
     def look(self) -> None:
-        """Drops refs that have been taken over."""
+        """Releases refs that have been taken over."""
         for oid in list(self.untaken):
             if self.tasks.taken(oid):
                 del self.untaken[oid]

@@ -1,9 +1,10 @@
-"""The store's budget: leases of blocks and spans, limits, giving back, spilling.
+"""The store's budget: leases of blocks and spans, limits, freeing, spilling.
 
-Why it exists: shared memory has no owner that the kernel would end with a process, so one process
-must know what is handed out. Before the store grows, memory=, MemAvailable and every enclosing
-control group are asked; when there is no room, first what was returned, then what nobody holds,
-then warm pages, then the least recently used unpinned objects are taken.
+Why it exists: the kernel does not free shared memory when one of its users dies, so one process
+must know what is handed out. Before the store grows, memory=, MemAvailable and the limits of every
+enclosing control group are checked. When there is no room, it is made from what was returned or is
+held by nobody, then from empty spans, then from warm pages, and then by spilling the least recently
+used unpinned objects.
 It must never know: tasks, plans, Python values.
 """
 
@@ -33,33 +34,33 @@ __all__ = ["Store"]
 ADOPTED = -1
 LEASED = (1 << 64) - 1
 HEAD = _shm.BLOCK_HEAD_BYTES
-BLOCKS_UNIT = 512  # of st_blocks
-# Of the limit, as one of so many parts: what is spilled in one go. More parts: fewer objects leave
-# memory before they must. Fewer: the look at all headers is shared by more of them.
+BLOCKS_UNIT = 512  # bytes that st_blocks counts in
+# Spill in batches of 1/32 of the store's limit. Smaller batches: fewer objects leave memory before
+# they must. Larger: more objects share the cost of one scan of all headers.
 SPILL_BATCHES = 32
 # A process that has asked for a spilled object needs a moment to see that it is there. The object
 # is not spilled again for so long, because readers of more objects than there is room for would
 # take the room from each other for ever. Longer: others wait longer for room behind a reader that
 # has died.
 HANDED_S = 0.02
-ERROR_SHARE = 16  # of the limit, as one of so many parts: what the reserve for errors is at most
-PURGE_SHARE = 16  # writes for which the file's objects are looked through, as a part of these
-SPILL_AGAIN_S = 1.0  # a disk that took nothing is asked again after this
+ERROR_SHARE = 16  # the reserve for errors is at most 1/16 of the limit
+PURGE_SHARE = 16  # the spill file is purged after as many writes as 1/16 of its objects
+SPILL_AGAIN_S = 1.0  # after a write to the disk has failed, it is tried again after this
 
 
 class Above(Protocol):
-    """What rooms above this one know, or must hear."""
+    """What this room asks of the rooms above it."""
 
     def restore_elsewhere(self, oid: int) -> bool | None:
-        """Of an object whose bytes may be on another host: None: on their way; False: it has
-        gone."""
+        """Fetches an object whose bytes may be on another host. None: it is on its way, or there is
+        no room; False: it has gone."""
 
     def make_room(self) -> None:
-        """Bytes go that are kept although nobody wants them."""
+        """Drops bytes that are kept although nobody wants them (lineage)."""
 
 
 class Store:
-    """What is leased to whom, and what that costs."""
+    """What is leased to whom, and the memory that this uses."""
 
     def __init__(
         self,
@@ -79,28 +80,29 @@ class Store:
         self.limit = limit
         self.store_fd = store_fd
         self.arena = Arena(os.fstat(store_fd).st_size)
-        # A small host, or control group, has less to leave.
+        # Small hosts and control groups leave less memory to other programs.
         self.reserve_bytes = min(config.memory_reserve_bytes, total_bytes() // 8)
-        self.leases: dict[int, int] = {}  # payload offset of a big block -> slot it was leased to
-        self.errors: set[int] = set()  # of these blocks, those in the reserve
+        self.leases: dict[int, int] = {}  # payload offset of a big block -> lessee's slot
+        self.errors: set[int] = set()  # those of these blocks that are in the reserve for errors
         self.spans: dict[int, int] = {}  # span offset -> lessee's slot, or ADOPTED
         self.notes = notes
         self.spill = disk
         self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
-        self._handed: dict[int, float] = {}  # oid -> until when it waits for its reader
-        self.spill_error = ""  # why the disk took nothing
+        self._handed: dict[int, float] = {}  # restored oid -> until when it is not spilled again
+        self.spill_error = ""  # why the last write to the disk failed
         self._spill_again = 0.0
-        self._writes = 0  # into the spill file, since it was purged
-        self.returned_to = NODE_SLOT  # in whose own spans small objects made room, last time
+        self._writes = 0  # into the spill file since it was purged
+        # The client in whose own spans the last call has made room by spilling small objects.
+        self.returned_to = NODE_SLOT
         self.ahead = 0  # bytes of reserve()
-        self.clients: Iterable[int] = ()  # slots of those who may ask for spans
-        self.promised = 0  # bytes that others than the one who asks are to have
+        self.clients: Iterable[int] = ()  # slots of processes that may ask for spans
+        self.promised = 0  # bytes reserved for other clients than the one that is being served
         self.last_growth = 0.0
 
     # -- leasing -------------------------------------------------------------------------------
 
     def lease(self, nbytes: int, slot: int) -> int | None:
-        """Payload offset of a big block; None: no room now."""
+        """Leases a big block; returns its payload offset. None: no room now."""
         need = nbytes + HEAD
         self.take_returns()
         start = self._allocate(need, 4096, slot)
@@ -111,7 +113,7 @@ class Store:
         return payload
 
     def lease_error(self, nbytes: int, slot: int) -> int | None:
-        """A block for an error: as any other, or beyond the limit, from the reserve."""
+        """Leases a block for an error: within the limit, or else from the reserve beyond it."""
         payload = self.lease(nbytes, slot)
         if payload is not None:
             return payload
@@ -125,16 +127,16 @@ class Store:
         return payload
 
     def size_of(self, payload: int) -> int:
-        """Bytes of a big block that is leased."""
+        """Size of a leased big block, in bytes."""
         return self.arena.size_of(payload - HEAD) - HEAD
 
     def lease_span(self, slot: int) -> int | None:
-        """A span for small objects, aligned to its size; None: no room now."""
+        """Leases a span for small objects, aligned to its size; None: no room now."""
         size = self.config.span_bytes
         self.take_returns()
         lessees = set(self.spans.values())
-        # Who has a span leaves room for those who have none: it can spill what it put into its
-        # own, but nobody can put anything without one.
+        # A client that has a span leaves room for clients that have none: its own small objects can
+        # be spilled, whereas a client without a span cannot put anything.
         self.promised = 0
         if slot in lessees:
             self.promised = size * sum(client not in lessees for client in self.clients)
@@ -146,7 +148,7 @@ class Store:
         return start
 
     def lease_first_span(self, slot: int) -> None:
-        """What the driver has been using since before there was a node: the very first span."""
+        """Records the first span, which the driver uses from before the node's start."""
         size = self.config.span_bytes
         start = self.arena.allocate(size, size)
         assert start == size, start
@@ -167,15 +169,15 @@ class Store:
         over = self.arena.resident + growth - self.limit
         if over > 0:
             self._cool(over)
-            growth = self.arena.growth(nbytes, align)  # it may have been the warm range
+            growth = self.arena.growth(nbytes, align)  # it grows if the range it needs was cooled
             if self.arena.resident + growth > self.limit:
                 return False
-        # Spans may take of the reserve: without one a task could not even say that it failed.
+        # Spans may use most of the reserve, because a task without one could not report its error.
         reserve = self.reserve_bytes if align < self.config.span_bytes else self.reserve_bytes // 4
         return not growth or growth + self._untouched() + reserve <= available_bytes()
 
     def _untouched(self) -> int:
-        """Bytes that are handed out, but whose pages the system has not given yet."""
+        """Bytes that count as resident, but whose pages were not touched yet."""
         return max(0, self.arena.resident - os.fstat(self.store_fd).st_blocks * BLOCKS_UNIT)
 
     def _make_room(self, nbytes: int, align: int, slot: int) -> bool:
@@ -201,10 +203,10 @@ class Store:
     def impossible(self, nbytes: int) -> bool:
         return nbytes + HEAD > self.limit
 
-    # -- what comes back -----------------------------------------------------------------------
+    # -- freeing -------------------------------------------------------------------------------
 
     def take_returns(self) -> None:
-        """Frees big blocks whose owner word has been cleared."""
+        """Frees big blocks whose owner word was cleared."""
         returned = self.client.returns()
         for payload in list(self.leases) if returned is None else returned:
             if payload in self.leases and self.client.block_owner(payload) == 0:
@@ -216,7 +218,7 @@ class Store:
         self.arena.free(payload - HEAD)
 
     def free_unused(self, payload: int, slot: int) -> None:
-        """A block that was leased to that slot, if nothing has been put into it."""
+        """Frees a block that was leased to that slot, if no object is bound to it."""
         if self.leases.get(payload) == slot and self.client.block_owner(payload) == LEASED:
             self.free(payload)
 
@@ -226,7 +228,7 @@ class Store:
             self.arena.free(offset)
 
     def orphan(self, slot: int) -> None:
-        """After a client's death: its blocks without a live object are free, its spans adopted."""
+        """After a client's death: frees its blocks without a live object, and adopts its spans."""
         live = self.client.live_blocks()
         for payload, lessee in list(self.leases.items()):
             if lessee == slot:
@@ -241,7 +243,7 @@ class Store:
         self.sweep_spans(live)
 
     def sweep_spans(self, live: dict[int, int] | None = None) -> None:
-        """Adopted spans without a live object are free."""
+        """Frees adopted spans without a live object."""
         adopted = [offset for offset, lessee in self.spans.items() if lessee == ADOPTED]
         if not adopted:
             return
@@ -253,8 +255,8 @@ class Store:
                 self.arena.free(offset)
 
     def revoke_spans(self, enough: Callable[[], bool]) -> None:
-        """Spans of living clients go that have nothing in them, whatever their lessees do: an idle
-        process gives nothing back by itself."""
+        """Takes empty spans away from living clients, until there is enough: an idle process gives
+        nothing back by itself."""
         for offset, lessee in list(self.spans.items()):
             if lessee != ADOPTED and self.client.revoke_span(offset):
                 del self.spans[offset]
@@ -263,31 +265,31 @@ class Store:
                     return
 
     def reserve(self, nbytes: int) -> int | None:
-        """A range for pages ahead of demand; None if the store has no room for luxury."""
+        """Reserves a range whose pages are touched ahead of demand; None: no room."""
         if not self._room(nbytes, 4096):
             return None
         self.ahead += nbytes
         return self.arena.allocate(nbytes, 4096)
 
     def release(self, start: int) -> None:
-        """That range is warm now."""
+        """Frees such a range, whose pages are warm now."""
         self.ahead -= self.arena.size_of(start)
         self.arena.free(start)
         self.last_growth = self.loop.now()
 
     def used_bytes(self) -> int:
-        """Bytes of big objects and of spans with small ones."""
+        """Bytes of big objects and of spans."""
         return self.arena.used - self.ahead
 
     # -- spilling ------------------------------------------------------------------------------
 
     def _spill_until(self, nbytes: int, align: int, slot: int) -> None:
-        """Until there is room, and then on to the end of a batch: finding out what was not used
-        for longest looks at every header, and the next one who asks need not do that again."""
+        """Spills until there is room, and then on to the end of a batch, because finding the least
+        recently used objects scans all headers, which the next requests then need not repeat."""
         size = self.config.span_bytes
-        # A small object's bytes help only the client whose span it is in, and only if that asks
-        # for a span; everybody else is helped by whole spans. Big objects go before these: they
-        # are fewer for as many bytes.
+        # Spilling a small object only helps the client that leases its span, and only if that
+        # client asks for a span; all others need whole spans. Big objects are spilled before whole
+        # spans, because they are fewer for the same number of bytes.
         own = {offset for offset, lessee in self.spans.items() if lessee == slot and align >= size}
         others: dict[int, list[Candidate]] = {}
         small = spilled = 0
@@ -322,13 +324,14 @@ class Store:
     def _empty_spans(
         self, found: dict[int, list[Candidate]], enough: Callable[[], bool], count: int
     ) -> None:
-        """Spills all that is in a span, those first that were not used for longest, and takes it
-        away from its lessee; until there is enough, and then on to so many objects."""
+        """Spills everything in a span and takes the span away from its lessee, beginning with the
+        spans that were not used for longest; until there is enough and `count` objects are
+        spilled."""
         used = Counter(payload & -self.config.span_bytes for payload in self.client.live_blocks())
         done = 0
         for offset, inside in sorted(found.items(), key=lambda item: item[1][-1][0]):
             if used[offset] != len(inside):
-                continue  # something in it is pinned, or is an error
+                continue  # an object in it is pinned, or is an error
             if self.loop.now() < self._spill_again or (done >= count and enough()):
                 return
             done += len(inside)
@@ -339,7 +342,7 @@ class Store:
                     self.arena.free(offset)
 
     def spill_one(self, oid: int, payload: int, nbytes: int) -> bool:
-        """Moves one unpinned object into the spill file."""
+        """Moves one object into the spill file. False: it is pinned, or the file takes nothing."""
         if not self.client.spill_begin(oid):
             return False
         begun = self.loop.now_ns() if self.notes.on else 0
@@ -353,7 +356,8 @@ class Store:
         return True
 
     def _write(self, data: memoryview) -> int | None:
-        """Its place in the file; None: the file takes nothing, and spill_error says why."""
+        """Writes into the spill file; returns the position. None: the file takes nothing, and
+        spill_error is the reason."""
         self._writes += 1
         if self._writes > len(self.spilled) // PURGE_SHARE:
             self.purge_spilled()
@@ -373,7 +377,7 @@ class Store:
         return None
 
     def restore(self, oid: int, slot: int = NODE_SLOT) -> bool | None:
-        """Brings a spilled object back, for `slot`: True; None: no room now; False: it has gone."""
+        """Restores a spilled object, for `slot`: True; None: no room now; False: it has gone."""
         if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
             return self.above.restore_elsewhere(oid)
         position, nbytes = self.spilled[oid]
@@ -394,11 +398,11 @@ class Store:
         return False
 
     def spilled_bytes(self, oid: int) -> bytes | None:
-        """The payload of a spilled object, read from the file; None if it is not there."""
+        """The payload of a spilled object, read from the file; None: it is not there."""
         return self.read_spilled(oid, 0, self.spilled[oid][1]) if oid in self.spilled else None
 
     def read_spilled(self, oid: int, offset: int, nbytes: int) -> bytes | None:
-        """A part of it."""
+        """A part of a spilled object's payload."""
         if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
             return None
         position, whole = self.spilled[oid]
@@ -407,24 +411,25 @@ class Store:
         return bytes(data)
 
     def forget_spilled(self, oid: int) -> bool:
-        """Nobody will read it from the file any more. False: it is not there."""
+        """Frees an object's bytes in the file, which nobody will read. False: it is not there."""
         if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
             return False
         self.spill.free(self.spilled.pop(oid)[0])
         return True
 
     def purge_spilled(self) -> None:
-        """Room in the file of objects that nobody wants any more."""
+        """Frees the bytes in the file of objects that are not spilled any more."""
         self._writes = 0
         for oid, (position, _) in list(self.spilled.items()):
             if self.client.state(oid) != STATE["SPILLED"]:
                 self.spill.free(position)
                 del self.spilled[oid]
 
-    # -- keeping ahead and giving back ---------------------------------------------------------
+    # -- giving memory back --------------------------------------------------------------------
 
     def give_idle_back(self, now: float) -> float | None:
-        """Warm pages that were not needed for memory_idle_s go; returns when to look again."""
+        """Gives warm pages back to the system that were not needed for memory_idle_s. Returns when
+        to call it again; None: the store is empty."""
         self.client.reclaim_freed()
         self.take_returns()
         self.purge_spilled()
@@ -435,22 +440,22 @@ class Store:
             due = now + self.config.memory_idle_s
         return due if self.arena.resident else None
 
-    # -- words ---------------------------------------------------------------------------------
+    # -- messages for users --------------------------------------------------------------------
 
     def room_message(self) -> str:
-        """How full it is, without a look at every object."""
+        """How full the store is, without a scan of all objects."""
         room = f"store of h{self.client.number} holds {format_bytes(self.arena.used)}"
         return f"{room} of {format_bytes(self.limit)}"
 
     def never_message(self) -> str:
-        """Why there is no room for what could never have any."""
+        """Why an object can never have room."""
         limit = format_bytes(self.limit)
         return (
             f"that is larger than the whole store of h{self.client.number} ({limit}): raise memory="
         )
 
     def full_message(self) -> str:
-        """Why there is no room: who pins how much, in the words of StoreFullError."""
+        """Why there is no room: who pins how much. The text of StoreFullError."""
         pinned: dict[int, int] = {}
         queued = 0
         for header in self.client.scan():

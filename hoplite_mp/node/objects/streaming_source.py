@@ -1,9 +1,9 @@
-"""Blocks that members of Groups are still writing, and what may already be sent of them.
+"""Streaming sources: blocks that are sent while members of Groups are still writing them.
 
-Why it exists: to copy an array into the store takes a part of the time that it takes to send it, so
-sending begins with the first bytes: the member says how far it has come, and the cells over the
-block advance. The block is the node's from the beginning; it is free when no call needs it, no cell
-lies in it, and its writer has written all, or is dead.
+Why it exists: copying an array into the store takes a good part of the time that sending it takes,
+so sending begins with the first bytes. The member reports which bytes it has written, and the
+engine's cells over the block advance. The node leases the block from the beginning. It is freed
+when no call needs it, no plan has cells in it, and its writer has written everything or is dead.
 It must never know: plans, calls, who receives the bytes.
 """
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCK", "StreamingSource", "StreamingSources"]
 
-BLOCK = 1 << 63  # of a local id: no table has so high a number
+BLOCK = 1 << 63  # marks such a block in a local id; no table has so high a number
 
 
 @dataclass(slots=True, eq=False)
 class StreamingSource:
-    """One block. Ranges and offsets are bytes of its payload."""
+    """One block. Ranges and offsets are bytes in its payload."""
 
     payload: int
     nbytes: int
-    slot: int  # of the process that writes it
+    slot: int  # of the process that writes it; NODE_SLOT: that is dead
     written: Ranges = field(default_factory=Ranges)
     cells: dict[int, tuple[int, int]] = field(default_factory=dict)  # cell -> (begin, bytes)
-    needed: bool = True  # by a call that is not over
-    users: int = 0  # executions of plans with cells in it
-    then: list[Callable[[], None]] = field(default_factory=list)  # when it is whole
+    needed: bool = True  # a call that is not over needs it
+    users: int = 0  # number of plan executions with cells in it
+    then: list[Callable[[], None]] = field(default_factory=list)  # to be called when it is whole
 
     @property
     def whole(self) -> bool:
@@ -48,7 +48,7 @@ class StreamingSource:
 
 
 class StreamingSources:
-    """All of this node."""
+    """All streaming sources of one node."""
 
     def __init__(self, store: Store, client: _shm.NodeClient, engine: Engine) -> None:
         self.store = store
@@ -57,17 +57,17 @@ class StreamingSources:
         self.blocks: dict[int, StreamingSource] = {}  # by payload
 
     def name(self, payload: int) -> bytes:
-        """What plans call such a block; no object has that id."""
+        """The id of such a block in plans; no object has that id."""
         return ids.pack_id(self.client.home, payload | BLOCK)
 
     def get(self, object_id: bytes) -> StreamingSource | None:
-        """The block that plans call so."""
+        """The block with that id in plans."""
         home, payload = ids.unpack_id(object_id)
         return self.blocks.get(payload ^ BLOCK) if home == self.client.home else None
 
     def take(self, slot: int, payload: int, nbytes: int, written: int) -> StreamingSource:
-        """A member hands over a block that it goes on writing; the first bytes are there.
-        ValueError: it is not leased to it."""
+        """A member hands over a block while it goes on writing it; the first `written` bytes are
+        there. ValueError: the block is not leased to the member, or too small."""
         if self.store.leases.get(payload) != slot:
             raise ValueError("that block is not the member's to give")
         if not 0 < written <= nbytes <= self.store.size_of(payload):
@@ -78,7 +78,7 @@ class StreamingSources:
         return source
 
     def write(self, slot: int, payload: int, ranges: list[tuple[int, int]]) -> None:
-        """Its member has written these."""
+        """The member has written these ranges."""
         source = self.blocks.get(payload)
         if source is None or source.slot != slot:
             return
@@ -95,7 +95,7 @@ class StreamingSources:
         self.look(source)
 
     def when_whole(self, source: list[StreamingSource], action: Callable[[], None]) -> None:
-        """Calls `action` when all of them are written."""
+        """Calls `action` when all of these blocks are whole."""
         missing = [one for one in source if not one.whole]
         if missing:
             missing[0].then.append(lambda: self.when_whole(missing, action))
@@ -103,29 +103,29 @@ class StreamingSources:
             action()
 
     def lose(self, slot: int) -> None:
-        """That process is gone: what it has not written will not come."""
+        """A process is gone: what it has not written will never be."""
         for source in [one for one in self.blocks.values() if one.slot == slot]:
             source.slot = NODE_SLOT
             self.look(source)
 
     def let_go(self, source: StreamingSource) -> None:
-        """No call needs it any more."""
+        """No call needs the block any more."""
         source.needed = False
         source.then = []
         self.look(source)
 
     def leave(self, source: StreamingSource) -> None:
-        """One execution of a plan has no cells in it any more."""
+        """One plan execution has no cells in the block any more."""
         source.users -= 1
         self.look(source)
 
     def keep(self, source: StreamingSource) -> tuple[int, int]:
-        """It becomes an object; (payload, bytes). It must be whole."""
+        """Removes a whole block that becomes an object; returns (payload, bytes)."""
         self.blocks.pop(source.payload, None)
         return source.payload, source.nbytes
 
     def look(self, source: StreamingSource) -> None:
-        """Gives it back if that is possible now."""
+        """Frees the block if nothing needs it any more."""
         written = source.whole or source.slot == NODE_SLOT
         over = written and not source.needed and not source.users
         if over and self.blocks.get(source.payload) is source:
